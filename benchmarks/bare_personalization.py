@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchmarks.bare_model import BareImages, bare_images, embed, mobilenet_v2
 from benchmarks.workload import Workload
 from knnper.simulation.partition.split import ClientPart
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 
 EMBEDDED_AT_ONCE = 256
 

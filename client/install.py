@@ -76,7 +76,8 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
     save_model,
 )
-from knnper.strategies.core.memory import (
+from knnper.strategies.core.predictors import Evaluation, score
+from knnper.strategies.knn_per import (
     KnnSettings,
     Tuned,
     choose_on,
@@ -84,7 +85,6 @@ from knnper.strategies.core.memory import (
     remember,
     store_settings_of,
 )
-from knnper.strategies.core.predictors import Evaluation, score
 
 R = TypeVar("R")
 

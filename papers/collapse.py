@@ -31,11 +31,16 @@ from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.tables import Table, percent
 from knnper.simulation.run import SerialFederation
 from knnper.simulation.workbench import Workbench, open_workbench
-from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate
 from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import NoState
-from knnper.strategies.fedbasis import FedBasisSettings, local_round
+from knnper.strategies.fedbasis import (
+    Bases,
+    BasesState,
+    BasesUpdate,
+    FedBasisSettings,
+    local_round,
+)
 from papers.figures import Drawing, FigureFolder, PartRecord
 
 

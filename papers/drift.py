@@ -35,7 +35,7 @@ from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.tables import Table, percent
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
 from papers.memory import Embedded, embed

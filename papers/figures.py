@@ -30,7 +30,7 @@ from knnper.simulation.batches.folder import (
 from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.tables import Chart, Shown, Table
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 
 PartRecord = Mapping[str, Any]
 

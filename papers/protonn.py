@@ -20,7 +20,7 @@ from knnper.seeding import RandomKey
 from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, styled
 from knnper.simulation.reports.tables import Table, percent
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
 from papers.memory import Embedded, embed
 

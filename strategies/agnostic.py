@@ -224,14 +224,8 @@ def _ascended(
 ) -> AgnosticState:
     """Return the state after the step on λ, with p as in its ``examples``.
 
-    Parameters
-    ----------
-    state
-        λ before the step, the rest after it.
-    loss_sums, counts
-        Of the round's examples of each domain, float64 (num_groups, num_kinds).
-    rate
-        γ_λ.
+    ``state``: λ before the step, the rest after it. ``loss_sums``, ``counts``: Of the
+    round's examples of each domain, float64 (num_groups, num_kinds). ``rate``: γ_λ.
     """
     groups = torch.tensor(list(state.group_of.values()))
     totals = torch.zeros_like(counts).index_add_(0, groups, state.examples.double())

@@ -76,17 +76,7 @@ class ApflClientState(Record):
 
 
 class PersonalModel:
-    """v and α while they are trained on mini-batches of the loop that trains w.
-
-    Parameters
-    ----------
-    start
-        v and α at first.
-    learning_rate
-        η.
-    adaptive
-        Whether α is learned.
-    """
+    """v and α while they are trained on mini-batches of the loop that trains w."""
 
     def __init__(
         self, task: Task, start: ApflClientState, learning_rate: float, adaptive: bool
@@ -208,11 +198,6 @@ class Apfl(Method):
 def mixed(shared: Tensor, own: Tensor, mixing_weight: float) -> Tensor:
     """Return v̄ = α v + (1 - α) w: exactly w for α = 0, v for α = 1, w if they agree.
 
-    Parameters
-    ----------
-    shared, own
-        w and v, of the same shape.
-    mixing_weight
-        α.
+    ``shared``, ``own``: w and v, of the same shape. ``mixing_weight``: α.
     """
     return torch.lerp(shared, own, mixing_weight)

@@ -67,10 +67,7 @@ class Bulyan(Krum):
 def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
     """Return the θ = n - 2 f positions that Krum chooses, one after the other.
 
-    Parameters
-    ----------
-    distances
-        Squared, shape (n, n).
+    ``distances``: Squared, shape (n, n).
     """
     left = list(range(len(distances)))
     selected = []

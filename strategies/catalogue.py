@@ -134,13 +134,7 @@ def build_task(
     evaluation_batch_size: int,
     device: torch.device = torch.device("cpu"),
 ) -> Task:
-    """Return the task of training ``model`` on inputs as ``spec`` says.
-
-    Raises
-    ------
-    ConfigError
-        If the model does not take such inputs, or these cannot be augmented so.
-    """
+    """Return the task of training ``model`` on inputs as ``spec`` says."""
     require_augmentable(training.augmentation, spec)
 
     def fresh_weights(rng: RandomKey) -> Tensor:
@@ -243,10 +237,7 @@ def _input_problems(experiment: Experiment) -> Iterable[Problem]:
 
 
 def without_start(experiment: Experiment) -> Experiment:
-    """Return the experiment less the file of initial weights.
-
-    Only the server, and only when training begins, needs that file.
-    """
+    """Return the experiment less the file of initial weights."""
     settings = experiment.model.settings
     if not isinstance(settings, ModelSettings):
         raise TypeError(f"expected ModelSettings, found {type(settings).__name__}")

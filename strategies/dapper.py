@@ -192,13 +192,7 @@ def _best(
 def _mixing_step(
     task: Task, proxy: Examples, share: float, rng: RandomKey
 ) -> LocalStep:
-    """Return a step of SGD that takes each example from the client with probability λ.
-
-    Parameters
-    ----------
-    share
-        λ.
-    """
+    """Return a step that takes each example from the client with probability λ."""
     generator = rng.numpy()
     device = task.model.device
     augment = AUGMENTATIONS[task.training.augmentation]
@@ -225,13 +219,7 @@ def _mixing_step(
 
 
 def extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Record]:
-    """Return a type of records with the fields of ``base`` and one after them.
-
-    Raises
-    ------
-    ValueError
-        If ``base`` has a field of that name.
-    """
+    """Return a type of records with the fields of ``base`` and one after them."""
     # mypy takes the hash of a class for that of its instances.
     return _extended(base, name, new, of_type)  # type: ignore[arg-type]
 
@@ -250,9 +238,6 @@ def _extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Rec
 
 
 def with_field(record_type: type[Record], base: Record, **new: Any) -> Record:
-    """Return ``base``, with the ``new`` field, as a record of an `extended` type.
-
-    ``base`` may be extended too: a method's payload may be its state.
-    """
+    """Return ``base``, with the ``new`` field, as a record of an `extended` type."""
     names = [one.name for one in fields(record_type) if one.name not in new]
     return record_type(**{name: getattr(base, name) for name in names}, **new)

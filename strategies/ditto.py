@@ -142,11 +142,7 @@ class Ditto(Method):
     def _newcomer(
         self, weights: Tensor, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
-        """Return the model of a client that trains now, pulled to the global model.
-
-        It chooses λ with models of the training split, and without validation data
-        takes the largest.
-        """
+        """Return the model of a client that trains now, pulled to the global model."""
         rate = newcomer_rate(self.task)
 
         def trained(prox_weight: float, examples: Examples) -> ModelPredictor:

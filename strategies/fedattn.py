@@ -22,32 +22,142 @@ mean of the personal ones. Departure: W_V is diagonal; a square one would have a
 numbers as there are biases, squared, to be learnt from one such vector a client.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import faiss
+import numpy as np
 import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
+from knnper.datastore.index import use_one_thread
 from knnper.experiment import NonNegativeFloat, PositiveInt, Settings, UnitInterval
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
-from knnper.strategies.core.networks import (
-    Attention,
-    KnownClients,
-    Memory,
-    attend,
-    gradients,
-    nearest,
-    new_attention,
-    nobody,
-    step,
-)
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd, pull
+
+
+@dataclass(frozen=True)
+class Attention(Record):
+    """W_Q, W_K and W_V."""
+
+    # query, key: W_Q and W_K, shape (d_k, p).
+    query: Tensor
+    key: Tensor
+    value: Tensor  # The diagonal of W_V, shape (d_v,): a factor for each value
+
+
+@dataclass(frozen=True)
+class Memory(Record):
+    """What is known of n clients, a row each."""
+
+    representations: Tensor  # Z, shape (n, p)
+    values: Tensor  # M, shape (n, d_v)
+
+    def __len__(self) -> int:
+        return int(self.representations.shape[0])
+
+    def take(self, rows: Tensor) -> "Memory":
+        """Return the clients in ``rows``, int64 of shape (m,)."""
+        return Memory(self.representations[rows], self.values[rows])
+
+
+@dataclass(frozen=True)
+class KnownClients(Record):
+    """A memory, and whose it is."""
+
+    names: tuple[str, ...]  # Of the clients, sorted
+    memory: Memory  # What is known of them, in that order
+
+    def of(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return a client's z (p,) and m (d_v,)."""
+        row = self.names.index(name)
+        return self.memory.representations[row], self.memory.values[row]
+
+    def updated(self, news: Mapping[str, tuple[Tensor, Tensor]]) -> "KnownClients":
+        """Return these clients, with what is new of some of them or of others."""
+        if not news:
+            return self
+        known = {name: self.of(name) for name in self.names} | dict(news)
+        names = tuple(sorted(known))
+        columns = zip(*(known[name] for name in names), strict=True)
+        return KnownClients(names, Memory(*map(torch.stack, map(list, columns))))
+
+
+def nobody(representation_dim: int, num_values: int) -> KnownClients:
+    """Return the memory of no client."""
+    empty = torch.empty(0, representation_dim), torch.empty(0, num_values)
+    return KnownClients((), Memory(*empty))
+
+
+def new_attention(
+    attention_dim: int, representation_dim: int, num_values: int, rng: RandomKey
+) -> Attention:
+    """Return an attention that begins as the plain mean of the values.
+
+    W_Q is zero, so all scores are; W_K is random, N(0, 1/p), so that W_Q has a gradient
+    and W_K gets one with the second step. W_V is the identity.
+    """
+    shape = (attention_dim, representation_dim)
+    with rng.torch():
+        key = torch.randn(shape) / math.sqrt(representation_dim)
+    return Attention(torch.zeros(shape), key, torch.ones(num_values))
+
+
+def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
+    """Return the clients nearest to a representation, the nearest first.
+
+    All distances are asked of FAISS, and sorted again: among equally distant clients
+    those of the first rows come first, which FAISS does not promise.
+
+    ``representation``: z, shape (p,); compared by the Euclidean distance.
+    """
+    use_one_thread()
+    index = faiss.IndexFlatL2(len(representation))
+    index.add(memory.representations.contiguous().numpy())
+    query = representation[None].contiguous().numpy()
+    distances, rows = index.search(query, len(memory))
+    order = np.lexsort((rows[0], distances[0]))[:count]
+    return memory.take(torch.from_numpy(rows[0][order]))
+
+
+def attend(attention: Attention, representation: Tensor, neighbors: Memory) -> Tensor:
+    """Return W_V M softmax((W_K Z)ᵀ W_Q z / √d_k), shape (d_v,).
+
+    ``representation``: z, shape (p,), of the client that asks.
+    """
+    query = attention.query @ representation
+    keys = neighbors.representations @ attention.key.T
+    shares = torch.softmax(keys @ query / math.sqrt(len(query)), dim=0)
+    return attention.value * (shares @ neighbors.values)
+
+
+def gradients(
+    attention: Attention, representation: Tensor, neighbors: Memory, trained: Tensor
+) -> tuple[Tensor, ...]:
+    """Return (∂M̃/∂W)ᵀ ΔM̃ of W_Q, W_K and W_V, with ΔM̃ = M̃ - ``trained``.
+
+    ``trained``: What local training made of M̃, shape (d_v,).
+    """
+    matrices = (attention.query, attention.key, attention.value)
+    leaves = [matrix.detach().requires_grad_() for matrix in matrices]
+    made = attend(Attention(*leaves), representation, neighbors)
+    return torch.autograd.grad(made, leaves, made.detach() - trained)
+
+
+def step(
+    attention: Attention, directions: Sequence[Tensor], learning_rate: float
+) -> Attention:
+    """Return the attention after one step of SGD against ``directions``."""
+    matrices = (attention.query, attention.key, attention.value)
+    pairs = zip(matrices, directions, strict=True)
+    return Attention(*(matrix - learning_rate * along for matrix, along in pairs))
 
 
 @dataclass(frozen=True)

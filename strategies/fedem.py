@@ -192,17 +192,8 @@ def responsibilities(
 ) -> Tensor:
     """Return q_i(m) ∝ π_m exp(-loss(h_m(x_i), y_i)): the E-step.
 
-    Parameters
-    ----------
-    components
-        M tensors of shape (num_weights,).
-    mixture_weights
-        π, shape (M,).
-
-    Returns
-    -------
-    Tensor
-        float32, shape (n, M); rows sum to 1.
+    ``components``: M tensors of shape (num_weights,). ``mixture_weights``: π, shape
+    (M,). Returns float32, shape (n, M); rows sum to 1.
     """
     return shares_of(example_losses(task, components, examples), mixture_weights)
 

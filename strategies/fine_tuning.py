@@ -87,13 +87,7 @@ class FineTuning(Personalizer):
 
 
 def one_model(predictor: Predictor) -> ModelPredictor:
-    """Return ``predictor`` as what it must be to be trained further.
-
-    Raises
-    ------
-    RunError
-        If it does not rest on one set of weights.
-    """
+    """Return ``predictor`` as what it must be to be trained further."""
     if not isinstance(predictor, ModelPredictor):
         raise RunError(
             "expected a method that serves one model to each client, found one that "

@@ -9,11 +9,10 @@ new.
 from dataclasses import dataclass, field
 
 from knnper.experiment import Settings
-from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.task import Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from knnper.strategies.knn_per import LocalMemory
+from knnper.strategies.knn_per import KnnSettings, LocalMemory
 
 
 @dataclass(frozen=True)

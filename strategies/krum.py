@@ -76,10 +76,7 @@ class Krum(FedAvg):
 def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
     """Return the positions of n clients by their score, of equals the first first.
 
-    Parameters
-    ----------
-    distances
-        Squared, shape (n, n).
+    ``distances``: Squared, shape (n, n).
     """
     num_closest = max(1, len(distances) - num_malicious - 2)
     # The closest is the client itself.

@@ -121,12 +121,7 @@ def coins(seed: int, server_round: int, probability: float) -> Iterator[bool]:
 def coin_step(mean: Tensor, heads: Iterator[bool], settings: L2GDSettings) -> LocalStep:
     """Return one iteration of Algorithm 1 as a local step.
 
-    Parameters
-    ----------
-    mean
-        x̄, shape (num_parameters,), on the model's device.
-    settings
-        λ and p.
+    ``mean``: x̄, shape (num_parameters,), on the model's device. ``settings``: λ and p.
     """
     probability = settings.aggregation_probability
 

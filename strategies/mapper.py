@@ -207,10 +207,7 @@ def best_pair(
     without training data the central model alone, whatever the pairs are.
     Mansour et al. 2020, Eq. 11.
 
-    Parameters
-    ----------
-    central
-        h_c, shape (num_weights,).
+    ``central``: h_c, shape (num_weights,).
     """
     if len(data.train) == 0:
         return Pair(0.0, central)
@@ -235,10 +232,7 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
 
     Where the model makes several predictions for an example, their mean.
 
-    Parameters
-    ----------
-    fixed
-        Weights of h', shape (num_weights,); it is in evaluation mode.
+    ``fixed``: Weights of h', shape (num_weights,); it is in evaluation mode.
     """
     if share == 1.0:
         return cross_entropy

@@ -167,12 +167,7 @@ def hessian_product(
 ) -> Tensor:
     """Return ∇²f(w; D'') v by central differences, shape (num_parameters,).
 
-    Parameters
-    ----------
-    vector
-        v, shape (num_parameters,).
-    finite_difference
-        δ.
+    ``vector``: v, shape (num_parameters,). ``finite_difference``: δ.
     """
     moved = finite_difference * vector
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -22,30 +22,432 @@ examples, the authors' code weights clients equally. Only full Gaussian processe
 inducing points.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from knnper.data.examples import ClientData
 from knnper.errors import Problem
 from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
+from knnper.models.flat import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
-from knnper.strategies.core.gaussian_process import (
-    Kernel,
-    KernelName,
-    TreeClassifier,
-    class_tree,
-    fit_classifier,
-    levels_of,
-    predictive_objective,
-)
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
 from knnper.strategies.core.task import Task
-from knnper.strategies.core.training import local_sgd
+from knnper.strategies.core.training import Objective, local_sgd
+
+_MAX_PASSES = 100
+
+
+@dataclass(frozen=True)
+class Split:
+    """An inner node: which of two groups of classes it is."""
+
+    depth: int  # 0 at the root
+    # left, right: Disjoint, each of at least one class.
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+
+    def signs(self, num_classes: int) -> Tensor:
+        """Return 1 for classes on the left, -1 on the right, else 0: (num_classes,)."""
+        signs = torch.zeros(num_classes, dtype=torch.float64)
+        signs[list(self.left)], signs[list(self.right)] = 1.0, -1.0
+        return signs
+
+
+@dataclass(frozen=True)
+class ClassTree:
+    """A binary tree with a class at each leaf."""
+
+    classes: tuple[int, ...]  # At the leaves, ascending
+    # The inner nodes, one less than classes; parents come before their children.
+    splits: tuple[Split, ...]
+
+    @property
+    def depth(self) -> int:
+        """The number of levels of inner nodes."""
+        return max((split.depth + 1 for split in self.splits), default=0)
+
+
+def class_tree(embeddings: Tensor, labels: Tensor) -> ClassTree:
+    """Return the tree that splits the class means in two, again and again.
+
+    Achituve, Navon, Yemini, Chechik, Fetaya, "GP-Tree: A Gaussian Process Classifier
+    for Few-Shot Incremental Learning", ICML 2021, section 4.1: 2-means of the class
+    means, top down. Departure: it starts from the two means that are farthest apart,
+    where the paper draws two at random: the same data give the same tree.
+
+    ``embeddings``, ``labels``: Shapes (n, p) and (n,).
+    """
+    means = {
+        label: embeddings[labels == label].double().mean(dim=0)
+        for label in sorted(set(labels.tolist()))
+    }
+    return ClassTree(tuple(means), tuple(_splits(tuple(means), means, 0)))
+
+
+def _splits(
+    classes: Sequence[int], means: Mapping[int, Tensor], depth: int
+) -> Iterator[Split]:
+    if len(classes) < 2:
+        return
+    is_left = _two_means(torch.stack([means[label] for label in classes])).tolist()
+    pairs = list(zip(classes, is_left, strict=True))
+    left = tuple(label for label, on_left in pairs if on_left)
+    right = tuple(label for label, on_left in pairs if not on_left)
+    yield Split(depth, left, right)
+    yield from _splits(left, means, depth + 1)
+    yield from _splits(right, means, depth + 1)
+
+
+def _two_means(points: Tensor) -> Tensor:
+    """Return which of k ≥ 2 points, shape (k, p), are in the first of two clusters.
+
+    Both have members. Points that are all the same are halved in their order.
+    """
+    distances = torch.cdist(points, points)
+    centers = points[list(divmod(int(distances.argmax()), len(points)))]
+    for _ in range(_MAX_PASSES):
+        to_first, to_second = torch.cdist(points, centers).T
+        is_left: Tensor = to_first <= to_second
+        if bool(is_left.all()) or not bool(is_left.any()):
+            return torch.arange(len(points)) < (len(points) + 1) // 2
+        before = centers
+        centers = torch.stack([points[is_left].mean(0), points[~is_left].mean(0)])
+        if torch.equal(centers, before):
+            break
+    return is_left
+
+
+KernelName: TypeAlias = Literal["rbf", "linear"]
+
+
+def _rbf(first: Tensor, second: Tensor) -> Tensor:
+    """Return exp(-|z - z'|² / 2), shape (n, m)."""
+    squares = first.square().sum(dim=1)[:, None] + second.square().sum(dim=1)
+    # Written out: the gradient of a distance is not defined where it is zero.
+    distances = (squares - 2 * first @ second.T).clamp_min(0)
+    return torch.exp(-distances / 2)
+
+
+def _linear(first: Tensor, second: Tensor) -> Tensor:
+    """Return zᵀ z', shape (n, m)."""
+    return first @ second.T
+
+
+def _rbf_diagonal(points: Tensor) -> Tensor:
+    return points.new_ones(len(points))
+
+
+def _linear_diagonal(points: Tensor) -> Tensor:
+    return points.square().sum(dim=1)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    between: Callable[[Tensor, Tensor], Tensor]
+    diagonal: Callable[[Tensor], Tensor]
+
+
+_SHAPES: Mapping[KernelName, _Shape] = MappingProxyType(
+    {
+        "rbf": _Shape(_rbf, _rbf_diagonal),
+        "linear": _Shape(_linear, _linear_diagonal),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """s κ(z / l, z' / l), with κ(z, z') = exp(-|z - z'|² / 2) or zᵀ z'."""
+
+    name: KernelName  # ``rbf`` or ``linear``
+    # s, the prior variance of the latent function (of z with |z| = l if linear).
+    output_scale: float
+    length_scale: float  # l
+
+    def matrix(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the covariances, float64 of shape (n, m), of (n, p) and (m, p)."""
+        between = _SHAPES[self.name].between
+        return self.output_scale * between(self._scaled(first), self._scaled(second))
+
+    def diagonal(self, points: Tensor) -> Tensor:
+        """Return the variances, float64 of shape (n,), of points (n, p)."""
+        return self.output_scale * _SHAPES[self.name].diagonal(self._scaled(points))
+
+    def _scaled(self, points: Tensor) -> Tensor:
+        return points.double() / self.length_scale
+
+
+_SMALL_TILT = 1e-3
+
+
+def expected_polya_gamma(tilt: Tensor) -> Tensor:
+    """Return E ω = tanh(c/2) / (2c) of ω ~ PG(1, c), of the shape of c ≥ 0.
+
+    Polson et al. 2013, section 2.3; 1/4 in the limit c = 0.
+    """
+    near_zero = 0.25 - tilt.square() / 48
+    elsewhere = torch.tanh(tilt / 2) / (2 * tilt.clamp_min(_SMALL_TILT))
+    return torch.where(tilt < _SMALL_TILT, near_zero, elsewhere)
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """q(f) at n examples; a batch of problems where there are more axes."""
+
+    signs: Tensor  # y, ±1 or 0, shape (..., n)
+    precision: Tensor  # E ω, shape (..., n); 0 where the sign is
+    factor: Tensor  # Lower triangular L with L Lᵀ = I + Ω^½ K Ω^½, shape (..., n, n)
+    # mean, variance: Of f: Σκ and the diagonal of Σ, shape (..., n).
+    mean: Tensor
+    variance: Tensor
+
+    def elsewhere(self, covariance: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of f, shape (m,) each, at m other points.
+
+        Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
+        Eq. 3.21 and 3.24, with the observations Ω⁻¹κ of precision Ω.
+
+        ``covariance``: Between the examples and the points, shape (n, m). ``prior``:
+        Variance of f at the points, shape (m,).
+        """
+        coefficients = self.signs / 2 - self.precision * self.mean  # K⁻¹ Σκ
+        explained = _whitened(self.factor, self.precision, covariance)
+        return coefficients @ covariance, prior - explained.square().sum(dim=0)
+
+    def left_out(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of f at each example given the others, (..., n).
+
+        The example's own observation is divided out of its marginal: Rasmussen,
+        Williams 2006, Eq. 5.12, with ω as all examples determine it.
+        """
+        kept = 1 - self.precision * self.variance
+        return (self.mean - self.signs / 2 * self.variance) / kept, self.variance / kept
+
+
+def posterior(covariance: Tensor, signs: Tensor, num_iterations: int) -> Posterior:
+    """Return the mean-field posterior.
+
+    Gradients flow through the covariance, with ω as constants.
+
+    ``covariance``: K, float64 of shape (..., n, n). ``signs``: y, ±1 or 0, float64 of
+    shape (..., n).
+    """
+    with torch.no_grad():
+        precision = signs.abs() / 4
+        for _ in range(num_iterations):
+            found = posterior_given(covariance, signs, precision)
+            tilt = (found.mean.square() + found.variance.clamp_min(0)).sqrt()
+            precision = signs.abs() * expected_polya_gamma(tilt)
+    return posterior_given(covariance, signs, precision)
+
+
+def posterior_given(covariance: Tensor, signs: Tensor, precision: Tensor) -> Posterior:
+    """Return p(f | y, ω), with all of its arguments as in `posterior`."""
+    root = precision.sqrt()
+    identity = torch.eye(signs.shape[-1], dtype=signs.dtype, device=signs.device)
+    factor = _cholesky(identity + root[..., None] * covariance * root[..., None, :])
+    explained = _whitened(factor, precision, covariance)
+    target = signs[..., None] / 2
+    mean = covariance @ target - explained.mT @ (explained @ target)
+    variance = covariance.diagonal(dim1=-2, dim2=-1) - explained.square().sum(dim=-2)
+    return Posterior(signs, precision, factor, mean.squeeze(-1), variance)
+
+
+def _whitened(factor: Tensor, precision: Tensor, covariance: Tensor) -> Tensor:
+    """Return L⁻¹ Ω^½ K, of the shape of K: its square is what was learnt of f."""
+    scaled = precision.sqrt()[..., None] * covariance
+    whitened: Tensor = torch.linalg.solve_triangular(factor, scaled, upper=False)
+    return whitened
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    """Return the factor; NaN where the matrix is not finite.
+
+    Its eigenvalues are 1 at least, so nothing else can go wrong.
+    """
+    found: tuple[Tensor, Tensor] = torch.linalg.cholesky_ex(matrix)
+    factor, failed = found
+    return factor.where(failed[..., None, None] == 0, torch.nan)
+
+
+_NUM_NODES = 20
+
+_SMALLEST_VARIANCE = 1e-12
+
+
+def _gauss_hermite() -> tuple[Tensor, Tensor]:
+    """Return nodes and logarithms of weights for a standard Gaussian variable."""
+    nodes, weights = np.polynomial.hermite.hermgauss(_NUM_NODES)
+    scaled = torch.from_numpy(math.sqrt(2) * nodes)
+    return scaled, torch.from_numpy(np.log(weights / math.sqrt(math.pi)))
+
+
+_NODES, _LOG_WEIGHTS = _gauss_hermite()
+
+
+def log_expected_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
+    """Return log E σ(f) of f ~ N(mean, variance), of the shape of both.
+
+    Gauss-Hermite quadrature with 20 nodes, as logarithms, so that what is far on the
+    wrong side keeps a finite loss.
+    """
+    # At variance 0 the square root would have no gradient.
+    deviation = variance.clamp_min(_SMALLEST_VARIANCE).sqrt()
+    nodes, log_weights = _NODES.to(mean.device), _LOG_WEIGHTS.to(mean.device)
+    values = mean[..., None] + deviation[..., None] * nodes
+    return torch.logsumexp(functional.logsigmoid(values) + log_weights, dim=-1)
+
+
+_SMALLEST = 1e-12
+
+_QUERIES_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class Node:
+    """The Gaussian process of an inner node."""
+
+    split: Split  # What it tells apart
+    embeddings: Tensor  # Of the n examples below it, shape (n, p)
+    kernel: Kernel  # Between representations
+    posterior: Posterior  # q(f) at the examples
+
+    def log_branches(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log p(left) and log p(right), shape (m,), of queries (m, p)."""
+        mean, variance = self.posterior.elsewhere(
+            self.kernel.matrix(self.embeddings, queries), self.kernel.diagonal(queries)
+        )
+        left = log_expected_sigmoid(mean, variance)
+        return left, log_expected_sigmoid(-mean, variance)
+
+
+@dataclass(frozen=True)
+class TreeClassifier:
+    """p(y|x) from representations."""
+
+    num_examples: int  # n, that it learnt from
+    num_classes: int  # c, of the task
+    tree: ClassTree  # Over the classes among the examples
+    nodes: tuple[Node, ...]  # One a split of the tree, in its order
+
+    def __call__(self, queries: Tensor) -> Tensor:
+        """Return probabilities, float32 of shape (m, c), of representations (m, p).
+
+        A class is as likely as all branches on the way to it. Those that are not among
+        the examples share 1 / (n + 1), the probability that the next draw of a Chinese
+        restaurant process with concentration 1 is new: without examples, all of it.
+        """
+        parts = torch.split(queries, _QUERIES_AT_ONCE)  # n covariances each
+        known = torch.cat([self._among_known(part) for part in parts])
+        return (known * self._shares()).clamp_min(_SMALLEST).float()
+
+    def _among_known(self, queries: Tensor) -> Tensor:
+        """Return p(class | it is of the tree), (m, c); 1 for those outside of it."""
+        log_paths = torch.zeros(len(queries), self.num_classes, dtype=torch.float64)
+        for node in self.nodes:
+            left, right = node.log_branches(queries)
+            log_paths[:, list(node.split.left)] += left[:, None]
+            log_paths[:, list(node.split.right)] += right[:, None]
+        return log_paths.exp()
+
+    def _shares(self) -> Tensor:
+        """Return p(known) for known classes, a share of p(new) for others: (c,)."""
+        num_new = self.num_classes - len(self.tree.classes)
+        if num_new == 0:
+            return torch.ones(self.num_classes, dtype=torch.float64)
+        of_new = 1 / (self.num_examples + 1)
+        shares = torch.full((self.num_classes,), of_new / num_new, dtype=torch.float64)
+        shares[list(self.tree.classes)] = 1 - of_new
+        return shares
+
+
+def fit_classifier(
+    embeddings: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    kernel: Kernel,
+    num_iterations: int,
+) -> TreeClassifier:
+    """Return the classifier that has learnt from n examples.
+
+    O(n³) at the root, and less in every node below it, where fewer examples are.
+
+    ``embeddings``, ``labels``: Shapes (n, p) and (n,); there may be none.
+    """
+
+    def fitted(split: Split) -> Node:
+        signs = split.signs(num_classes)[labels]
+        below = signs != 0
+        points = embeddings[below]
+        covariance = kernel.matrix(points, points)
+        found = posterior(covariance, signs[below], num_iterations)
+        return Node(split, points, kernel, found)
+
+    tree = class_tree(embeddings, labels)
+    nodes = tuple(fitted(split) for split in tree.splits)
+    return TreeClassifier(len(labels), num_classes, tree, nodes)
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A tree as one table: what a class decides on each level, and with whom."""
+
+    # 1 left, -1 right, 0 below its leaf: float64 of shape (depth, num_classes).
+    signs: Tensor
+    nodes: Tensor  # Number of the inner node, int64 of shape (depth, num_classes)
+
+
+def levels_of(tree: ClassTree, num_classes: int, device: torch.device) -> Levels:
+    """Return the table of ``tree``, on ``device``."""
+    signs = torch.zeros(tree.depth, num_classes, dtype=torch.float64)
+    nodes = torch.full((tree.depth, num_classes), -1)
+    for number, split in enumerate(tree.splits):
+        signs[split.depth] += split.signs(num_classes)
+        nodes[split.depth, [*split.left, *split.right]] = number
+    return Levels(signs.to(device), nodes.to(device))
+
+
+def predictive_objective(
+    levels: Levels, kernel: Kernel, num_iterations: int
+) -> Objective:
+    """Return -log p(y | x, the rest of the mini-batch) of each example."""
+
+    def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
+        embeddings = module.embed(inputs)
+        covariance = kernel.matrix(embeddings, embeddings)
+        return predictive_losses(levels, covariance, labels, num_iterations)
+
+    return losses
+
+
+def predictive_losses(
+    levels: Levels, covariance: Tensor, labels: Tensor, num_iterations: int
+) -> Tensor:
+    """Return -Σ log p(branch) over the nodes on the way to each label, shape (n,).
+
+    Each branch is predicted from the other examples below the same node. The nodes of
+    a level have no example in common, so they are one Gaussian process whose
+    covariance is zero between them, and all levels are solved at once.
+
+    ``covariance``: Between the examples, float64 of shape (n, n). ``labels``: int64,
+    shape (n,).
+    """
+    signs, nodes = levels.signs[:, labels], levels.nodes[:, labels]
+    same_node = nodes[:, :, None] == nodes[:, None, :]
+    found = posterior(covariance * same_node, signs, num_iterations)
+    mean, variance = found.left_out()
+    log_likelihood = signs.abs() * log_expected_sigmoid(signs * mean, variance)
+    return -log_likelihood.sum(dim=0).float()
 
 
 @dataclass(frozen=True)

@@ -128,10 +128,7 @@ def fair_terms(
 ) -> tuple[Tensor, float]:
     """Return Δ_k, float64 of shape (d,), and h_k of one client.
 
-    Parameters
-    ----------
-    parameters, trained
-        w and w̄_k, each of shape (d,).
+    ``parameters``, ``trained``: w and w̄_k, each of shape (d,).
     """
     gradient = lipschitz * (parameters.double() - trained.double())
     positive = torch.tensor(loss, dtype=torch.float64) + 1e-10
@@ -169,13 +166,7 @@ class _FairSums:
         self._largest_loss = max(self._largest_loss, (loss, client))
 
     def next_weights(self) -> Tensor:
-        """Return w - Σ Δ_k / Σ h_k, and the mean of the buffers.
-
-        Raises
-        ------
-        RunError
-            If losses to the power of q are beyond what can be computed with.
-        """
+        """Return w - Σ Δ_k / Σ h_k, and the mean of the buffers."""
         mean_h = sum(self._h) / len(self._h)
         step = self._mean_delta.result_float64() / mean_h
         if not (math.isfinite(mean_h) and bool(torch.isfinite(step).all())):

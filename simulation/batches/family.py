@@ -173,11 +173,7 @@ def training_in(run: Path) -> Training:
 
 
 def make_runs(family: Family, tell: Tell) -> None:
-    """Make the runs that are missing, each step told; what they share is made once.
-
-    One whose clients fail, as they do where a rate is too large, is a finding: the
-    reason stays in its folder, and the others go on.
-    """
+    """Make the runs that are missing, each step told; what they share is made once."""
     maker = _Maker(family, tell)
     for place, (folder, text) in enumerate(family.runs.items()):
         is_new = not is_done(folder)
@@ -195,10 +191,7 @@ def make_runs(family: Family, tell: Tell) -> None:
 
 
 class _Maker:
-    """Makes runs of one training; knows of it by the type of its state.
-
-    What is put on top of a method may add to its state; it trains the same then.
-    """
+    """Makes runs of one training; knows of it by the type of its state."""
 
     def __init__(self, family: Family, tell: Tell) -> None:
         self._command: Sequence[str] = family.command
@@ -223,6 +216,7 @@ class _Maker:
         keep_inputs(folder.path, inputs)
         try:
             self._run(bench, folder)
+        # A rate too large, say: that is a finding, and the others go on.
         except (TooManyFailuresError, ExplodedError, DistributionError) as error:
             write_atomically(folder.path / FAILED, f"{error}\n")
         self._recall(bench, folder)

@@ -30,14 +30,13 @@ from knnper.simulation.batches.tables import (
     Row,
     column_of,
     csv_of,
-    csv_text,
     label_of,
     run_rows,
     table_of,
 )
 from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.runs import GROUPS
-from knnper.simulation.reports.tables import Chart, Shown
+from knnper.simulation.reports.tables import Chart, Shown, csv_text
 
 LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")
 
@@ -117,23 +116,7 @@ CHOSEN = "chosen.yaml"
 def write_batch(
     plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row], folder: Path
 ) -> Shown:
-    """Write what a batch leaves beside its runs, and return what there is to show.
-
-    That is the table as Markdown and as CSV; of a sweep also a line for each run, the
-    plot, and on validation data the sweep that tests the best.
-
-    Parameters
-    ----------
-    plan, outcomes, rows
-        What was run, how it ended, and `rows_of` it.
-    folder
-        Holds the runs.
-
-    Raises
-    ------
-    RunError
-        If a choice is asked for and a variant has no point to choose.
-    """
+    """Write what a batch leaves beside its runs, and return what there is to show."""
     for name in (CHOSEN, *(f"{PLOT}.{ending}" for ending in ("svg", "pdf", "png"))):
         # What an earlier state of a sweep left and this one may not write.
         (folder / name).unlink(missing_ok=True)

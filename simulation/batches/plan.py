@@ -44,25 +44,13 @@ PointsValues = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of everything, for each seed.
-
-    Attributes
-    ----------
-    variant, title
-        The name of its variant or row, and what tables call it.
-    values
-        What is varied or in a grid, by dotted key.
-    runs
-        The experiment by seed.
-    tuning
-        In a comparison, the experiment that is evaluated on validation data.
-    """
+    """One setting of everything, for each seed."""
 
     variant: str
     title: str
-    values: PointsValues
-    runs: Mapping[int, Experiment]
-    tuning: Experiment | None = None
+    values: PointsValues  # what is varied or in a grid
+    runs: Mapping[int, Experiment]  # by seed
+    tuning: Experiment | None = None  # of a comparison, evaluated on validation data
 
 
 @dataclass(frozen=True)
@@ -392,20 +380,7 @@ class Comparison(Plan):
 
 
 def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
-    """Return the comparison that the YAML file at ``path`` describes.
-
-    Parameters
-    ----------
-    path
-        The file.
-    overrides
-        ``KEY=VALUE`` with a dotted key of an experiment, for every run of it.
-
-    Raises
-    ------
-    ConfigError
-        With all that is wrong with it, or with any experiment of it.
-    """
+    """Return the comparison that the YAML file at ``path`` describes."""
     source, problems = with_overrides(str(path), overrides), list[Problem]()
     settings = _parsed(ComparisonSettings, read_yaml(path), source)
     settings = _with_both(settings, problems)
@@ -765,21 +740,7 @@ class Sweep(Plan):
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
-    """Return the sweep that the YAML file at ``path`` describes.
-
-    Parameters
-    ----------
-    path
-        The file.
-    overrides
-        ``KEY=VALUE`` with a dotted key of an experiment, for every run of it, or with
-        a key of `OF_THE_FILE`.
-
-    Raises
-    ------
-    ConfigError
-        With all that is wrong with it, or with any experiment of it.
-    """
+    """Return the sweep that the YAML file at ``path`` describes."""
     source, problems = with_overrides(str(path), overrides), list[Problem]()
     own = [one for one in overrides if one.partition("=")[0].strip() in OF_THE_FILE]
     of_runs = tuple(one for one in overrides if one not in own)

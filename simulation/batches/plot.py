@@ -1,6 +1,5 @@
 """The plot of a sweep: curves of a figure over what is varied."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from knnper.simulation.batches.plan import VARIANT, SweepSettings, term_of
 from knnper.simulation.batches.tables import Row, column_of, is_percent, label_of
 from knnper.simulation.reports.figure import SERIES, accuracy_axis, colors_of, styled
+from knnper.simulation.reports.runs import as_text
 from knnper.simulation.reports.tables import chart_text
 
 _SIZE_INCHES = (7.2, 4.2)
@@ -52,7 +52,7 @@ def _plot(rows: Sequence[Row], settings: SweepSettings, key: str) -> Figure:
     curves = _curves(rows, settings.curve_keys())
     dots = {} if _is_joined(settings, rows) else {"linestyle": "none"}
     for curve, style in zip(curves.values(), _styles(list(curves)), strict=True):
-        placed = [(places[_text(_at(row, key))], row) for row in curve]
+        placed = [(places[as_text(_at(row, key))], row) for row in curve]
         _draw(axes, placed, column, {**style, **dots})
     axes.set_xlabel(chart_text(term_of(key)))
     if settings.series:
@@ -63,10 +63,6 @@ def _plot(rows: Sequence[Row], settings: SweepSettings, key: str) -> Figure:
 
 def _at(row: Row, key: str) -> Any:
     return row.title if key == VARIANT else row.values[key]
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_number(value: object) -> bool:
@@ -84,8 +80,8 @@ def _places(values: Sequence[Any], axes: Axes) -> dict[str, float]:
         if min(values) > 0 and max(values) >= _ORDERS_FOR_LOG * min(values):
             axes.set_xscale("log")
         _name_values(values, axes)
-        return {_text(value): float(value) for value in values}
-    names = list(dict.fromkeys(map(_text, values)))
+        return {as_text(value): float(value) for value in values}
+    names = list(dict.fromkeys(map(as_text, values)))
     shown = list(map(chart_text, names))
     axes.set_xticks(range(len(names)), shown, rotation=30, ha="right")
     return {name: float(place) for place, name in enumerate(names)}
@@ -104,7 +100,7 @@ def _curves(rows: Sequence[Row], keys: Sequence[str]) -> Mapping[CurveKey, list[
     """Return the rows of each curve by what ``keys`` are on it."""
     curves: dict[CurveKey, list[Row]] = {}
     for row in rows:
-        curves.setdefault(tuple(_text(_at(row, key)) for key in keys), []).append(row)
+        curves.setdefault(tuple(as_text(_at(row, key)) for key in keys), []).append(row)
     return curves
 
 

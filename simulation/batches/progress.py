@@ -137,11 +137,7 @@ class Tracker:
     def expect(
         self, families: Sequence[Family], later: Sequence[Family] = ()
     ) -> list[Family]:
-        """Begin a stage; return the families of which a run is missing.
-
-        ``later`` is made when these are done, as far as is known now. What is there
-        already tells how long it took.
-        """
+        """Begin a stage; return the families of which a run is missing."""
         self._before += self.num_steps
         self._states = [self._state(family) for family in families]
         self._later = [self._state(family) for family in later]

@@ -56,24 +56,12 @@ class Tried:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A point that was run with every seed.
-
-    Attributes
-    ----------
-    point
-        What it is.
-    runs
-        The folders of its runs by seed.
-    failures
-        Why, by seed, of those that failed, as where training diverges.
-    tried
-        What it was chosen from, in the order of the grid; nothing where nothing was.
-    """
+    """A point that was run with every seed."""
 
     point: Point
-    runs: Mapping[int, Path]
-    failures: Mapping[int, str] = field(default_factory=dict)
-    tried: Sequence[Tried] = ()
+    runs: Mapping[int, Path]  # folders by seed
+    failures: Mapping[int, str] = field(default_factory=dict)  # why, by seed
+    tried: Sequence[Tried] = ()  # what it was chosen from, in the order of the grid
 
 
 def run_batch(
@@ -84,37 +72,11 @@ def run_batch(
     command: Sequence[str] = ("knnper",),
     earlier: Sequence[Path] = (),
 ) -> list[Outcome]:
-    """Make all runs of a plan that are missing in ``folder``; return what was tested.
+    """Make the runs of a plan that are missing in ``folder``; return what was tested.
 
-    Where validation data choose between the points of a row, those are tried first,
-    and the best of each is tested: of equal ones the first.
-
-    Parameters
-    ----------
-    plan
-        A sweep or a comparison.
-    folder
-        Holds a folder for each run.
-    num_workers
-        Processes side by side; what they compute does not depend on it.
-    advance
-        Told how far the batch is, in steps: see `num_steps`.
-    command
-        What was typed, for the runs' manifests.
-    earlier
-        Folders of finished runs, whose training the tested runs take over that train
-        the same.
-
-    Raises
-    ------
-    FolderTakenError
-        If the folder is a file, or holds another batch or something else.
-    RunError
-        If another process is at work in it, runs in it or the earlier ones were made
-        from other data, an earlier one trains as none of the batch does, all points of
-        a row fail on validation data, or the reference row fails when it is tested.
-    KnnPerError
-        If a run cannot be made for another reason than that its clients fail.
+    ``command`` stands in the runs' manifests; ``earlier`` are finished runs whose
+    training is taken over. Raises FolderTakenError and RunError before anything is
+    written where that can be known, and RunError where nothing can be compared.
     """
     tracker, tuned = Tracker(num_workers), plan.tuned
 
@@ -155,11 +117,7 @@ def run_batch(
 
 
 def num_steps(plan: Plan) -> int:
-    """Return how many steps a batch takes.
-
-    A step is a round of a training, which several runs may share, or the
-    personalisation of a run.
-    """
+    """Return how many rounds and personalisations a batch takes."""
     expected = [*_tuning(plan.tuned), *_tested(_first_points(plan))]
     families = families_of(expected, Path(), ())
     return sum(family.num_rounds + len(family.runs) for family in families)

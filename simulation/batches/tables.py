@@ -3,8 +3,6 @@
 A row is a point of a sweep, or a method of a comparison with what was chosen for it.
 """
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,12 +27,13 @@ from knnper.simulation.reports.runs import (
     GROUPS,
     ClientRow,
     Estimate,
+    as_text,
     clients_of,
     estimate,
     fraction_degraded_against,
     load_run,
 )
-from knnper.simulation.reports.tables import VS_GLOBAL, Table, degraded_vs
+from knnper.simulation.reports.tables import VS_GLOBAL, Table, csv_text, degraded_vs
 
 COLUMNS = tuple(
     f"{group}.{prefix}{figure}"
@@ -65,13 +64,7 @@ class Row:
 
 
 def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
-    """Return a row for each outcome, in their order.
-
-    Raises
-    ------
-    RunError
-        If a run's results or the file of its clients are missing or damaged.
-    """
+    """Return a row for each outcome, in their order."""
     if not isinstance(plan, Comparison):
         return [_row(one, COLUMNS, lambda _, run: figures_of(run)) for one in outcomes]
     base = _reference_accuracies(plan, outcomes)
@@ -233,28 +226,11 @@ def _three(
     names: Mapping[str, str], row: Row, deviation: str, half: str
 ) -> dict[str, float | None]:
     """Return mean, standard deviation and half of the interval of each column."""
-    line: dict[str, float | None] = {}
-    for name, column in names.items():
-        found = row.estimates[column]
-        line[name] = found.mean
-        line[f"{name}{deviation}"] = found.std
-        line[f"{name}{half}"] = found.half_width
-    return line
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with the columns of the one that has most of them."""
-    text = io.StringIO()
-    header = max(rows, key=len)
-    writer = csv.DictWriter(text, list(header), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    return text.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """Return a value as one cell holds it: lists and mappings as JSON."""
-    return json.dumps(value) if isinstance(value, list | dict | bool) else value
+    found = [
+        row.estimates[column].flat(name, deviation, half)
+        for name, column in names.items()
+    ]
+    return {key: value for one in found for key, value in one.items()}
 
 
 def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -351,7 +327,7 @@ def _swept_row(row: Row, settings: SweepSettings, beside: Sequence[str]) -> list
     values = [row.values[key] for key in settings.varied()]
     return [
         *([row.title] if settings.variants else []),
-        *(one if isinstance(one, str) else json.dumps(one) for one in values),
+        *map(as_text, values),
         _number(main.mean, settings.y),
         _number(main.std, settings.y),
         _interval(main, settings.y),

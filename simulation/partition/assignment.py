@@ -49,15 +49,16 @@ def assignment_of(
         M.
     """
     return Assignment(
-        _samples_by_owner(train_owner, num_clients),
-        _samples_by_owner(test_owner, num_clients),
+        _samples_by(train_owner, num_clients),
+        _samples_by(test_owner, num_clients),
     )
 
 
-def _samples_by_owner(owner: Integers, num_clients: int) -> tuple[Integers, ...]:
-    by_owner = np.argsort(owner, kind="stable")
-    ends = np.cumsum(np.bincount(owner, minlength=num_clients))
-    return tuple(np.split(by_owner, ends[:-1]))
+def _samples_by(values: Integers, num_values: int) -> tuple[Integers, ...]:
+    """Return the positions of each value 0, 1, ..., ascending."""
+    ordered = np.argsort(values, kind="stable")
+    ends = np.cumsum(np.bincount(values, minlength=num_values))
+    return tuple(np.split(ordered, ends[:-1]))
 
 
 # Remainders closer than this differ by rounding errors only, and count as equal.
@@ -112,7 +113,7 @@ def allocate(labels: Integers, counts: Integers, key: RandomKey) -> Integers:
     """
     num_labels, num_clients = counts.shape
     owner = np.empty(len(labels), dtype=np.int64)
-    samples_of = _samples_by_label(labels, num_labels)
+    samples_of = _samples_by(labels, num_labels)
     for label, samples in enumerate(samples_of):
         shuffled = key.child(label).numpy().permutation(samples)
         owner[shuffled] = np.repeat(np.arange(num_clients), counts[label])
@@ -160,12 +161,6 @@ def count_labels(labels: Integers, owner: Integers, shape: tuple[int, int]) -> I
 def num_labels_of(train_labels: Integers, test_labels: Integers) -> int:
     """Return the smallest number of labels, one at least, that covers both splits."""
     return int(max(train_labels.max(initial=0), test_labels.max(initial=0))) + 1
-
-
-def _samples_by_label(labels: Integers, num_labels: int) -> list[Integers]:
-    by_label = np.argsort(labels, kind="stable")
-    ends = np.cumsum(np.bincount(labels, minlength=num_labels))
-    return np.split(by_label, ends[:-1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""The partitions that an experiment can name."""
+"""The partitions that an experiment can name.
+
+Labels of the training and the test split have shapes (n_train,) and (n_test,).
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +17,6 @@ from knnper.experiment import NonNegativeInt, PositiveFloat, PositiveInt, Proper
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.assignment import (
     Assignment,
-    ClassWeights,
     CountedSettings,
     Integers,
     PartitionSettings,
@@ -41,11 +43,6 @@ def iid(
     """Split the training samples at random; sizes differ by at most one.
 
     Each label's test samples follow its training samples.
-
-    Parameters
-    ----------
-    train_labels, test_labels
-        Shapes (n_train,) and (n_test,).
     """
     num_clients = settings.num_clients
     places = np.arange(len(train_labels)) % num_clients
@@ -65,13 +62,7 @@ class NaturalSettings(PartitionSettings):
 def natural(
     train_client_ids: Integers | None, test_client_ids: Integers | None
 ) -> Assignment:
-    """Give each client its own samples; clients are ordered by their ids.
-
-    Parameters
-    ----------
-    train_client_ids, test_client_ids
-        Whom each sample belongs to, shapes (n_train,) and (n_test,).
-    """
+    """Give each client its own samples; clients are ordered by their ids."""
     if train_client_ids is None or test_client_ids is None:
         raise DataError(
             "the partition natural needs a data set that says whom each sample belongs "
@@ -147,11 +138,6 @@ def dirichlet(
     For each label y, p_y ~ Dir_M(α); the same p_y serves training and test samples
     (Marfoq et al. 2022, section 5). Where rounding leaves a client without training
     samples of a label, its test samples of that label go to the clients that have some.
-
-    Parameters
-    ----------
-    train_labels, test_labels
-        Shapes (n_train,) and (n_test,).
     """
     num_labels = num_labels_of(train_labels, test_labels)
     shape = (num_labels, settings.num_clients)
@@ -189,11 +175,6 @@ def pathological(
 
     The data sets "v2" of Marfoq et al. 2022, section 5, after Achituve et al. (2021).
     The clients of a label share its samples evenly.
-
-    Parameters
-    ----------
-    train_labels, test_labels
-        Shapes (n_train,) and (n_test,).
     """
     totals = np.bincount(
         train_labels, minlength=num_labels_of(train_labels, test_labels)
@@ -291,14 +272,7 @@ def pachinko(
     the client's Dir(β), then a sample of it, without replacement. What is exhausted
     drops out and the rest is renormalised (Li and McCallum, 2006; Reddi et al., 2021,
     appendix F; Marfoq et al. 2022, section 5). Each label's test samples follow its
-    training samples.
-
-    Parameters
-    ----------
-    train_labels, test_labels
-        Shapes (n_train,) and (n_test,).
-    coarse_of
-        The coarse label of each label.
+    training samples. ``coarse_of`` is the coarse label of each label.
     """
     num_labels = num_labels_of(train_labels, test_labels)
     coarse = _coarse_labels(coarse_of, num_labels)
@@ -346,22 +320,12 @@ def _draw_counts(
 
 
 def _label_weights(
-    coarse_logs: NDArray[np.float64],
-    fine_logs: NDArray[np.float64],
-    coarse: Integers,
-    available: NDArray[np.bool_],
+    coarse_logs: NDArray[np.float64],  # log-weights, shape (num_coarse,)
+    fine_logs: NDArray[np.float64],  # shape (num_labels,)
+    coarse: Integers,  # of each label
+    available: NDArray[np.bool_],  # which labels still have samples; one at least
 ) -> NDArray[np.float64]:
-    """Return the chance of each label at the next draw, shape (num_labels,).
-
-    Parameters
-    ----------
-    coarse_logs, fine_logs
-        Log-weights, shapes (num_coarse,) and (num_labels,).
-    coarse
-        The coarse label of each label, shape (num_labels,).
-    available
-        Which labels still have samples; one at least. Shape (num_labels,).
-    """
+    """Return the chance of each label at the next draw, shape (num_labels,)."""
     of_coarse = coarse == np.arange(len(coarse_logs))[:, None]
     usable = of_coarse & available
     open_coarse = usable.any(axis=1)
@@ -373,26 +337,15 @@ def _label_weights(
 
 
 def _draw_until_exhausted(
-    weights: NDArray[np.float64],
-    left: Integers,
+    weights: NDArray[np.float64],  # shape (num_labels,); 0 where nothing is left
+    left: Integers,  # samples of each label
     size: int,
     generator: np.random.Generator,
 ) -> Integers:
-    """Draw up to ``size`` labels; stop when one of them has no sample left.
+    """Draw up to ``size`` labels, stop when one has no sample left; return counts.
 
     Stopping there keeps the draws exact, and since it empties a label for all
     clients it happens at most once a label.
-
-    Parameters
-    ----------
-    weights
-        Shape (num_labels,), sums to 1; 0 where nothing is left.
-    left
-        Samples left of each label, shape (num_labels,).
-
-    Returns
-    -------
-    How often each label was drawn, shape (num_labels,).
     """
     labels = generator.choice(len(weights), size=size, p=weights)
     order = np.argsort(labels, kind="stable")
@@ -443,50 +396,44 @@ def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignmen
         )
     shares = [
         _share(
-            _of_domain(data.train.labels, train_domains, domain),
-            _of_domain(data.test.labels, test_domains, domain),
-            data.spec.num_classes,
+            data,
+            np.flatnonzero(train_domains == domain),
+            np.flatnonzero(test_domains == domain),
             settings,
             key.child(name),
         )
         for domain, name in enumerate(data.domain_names)
     ]
-    return _together(shares)
-
-
-@dataclass(frozen=True, eq=False)
-class _Samples:
-    """Samples of one domain: positions in the whole split, and labels."""
-
-    positions: Integers
-    labels: Integers
-
-
-def _of_domain(labels: Integers, domains: Integers, domain: int) -> _Samples:
-    positions = np.flatnonzero(domains == domain)
-    return _Samples(positions, labels[positions])
+    return Assignment(
+        train=tuple(part for share in shares for part in share.train),
+        test=tuple(part for share in shares for part in share.test),
+        seen=tuple(one for share in shares for one in share.seen or ()),
+        class_weights=tuple(
+            one for share in shares for one in share.class_weights or ()
+        ),
+    )
 
 
 def _share(
-    train: _Samples,
-    test: _Samples,
-    num_classes: int,
+    data: Dataset,
+    train: Integers,
+    test: Integers,
     settings: PflbedSettings,
     key: RandomKey,
 ) -> Assignment:
-    """Split the samples of one domain."""
-    totals = np.bincount(train.labels, minlength=num_classes)
+    """Split the samples of one domain, which are at these positions."""
+    train_labels, test_labels = data.train.labels[train], data.test.labels[test]
+    totals = np.bincount(train_labels, minlength=data.spec.num_classes)
     counts = _counts(totals, settings, key)
     num_clients = counts.shape[1]
-    owner = allocate(train.labels, counts, key.child("train"))
+    owner = allocate(train_labels, counts, key.child("train"))
     nobody = np.empty(0, dtype=np.int64)
     assigned = assignment_of(owner, nobody, num_clients)
-    weights = tuple(_distribution(column) for column in counts.T)
+    # P_m(y), shape (c,); zeros for a client without samples.
+    weights = tuple(column / max(int(column.sum()), 1) for column in counts.T)
     return Assignment(
-        train=tuple(train.positions[samples] for samples in assigned.train),
-        test=tuple(
-            test.positions if one[test.labels].any() else nobody for one in weights
-        ),
+        train=tuple(train[samples] for samples in assigned.train),
+        test=tuple(test if one[test_labels].any() else nobody for one in weights),
         seen=tuple(
             number < settings.seen_clients_per_domain for number in range(num_clients)
         ),
@@ -495,17 +442,7 @@ def _share(
 
 
 def _counts(totals: Integers, settings: PflbedSettings, key: RandomKey) -> Integers:
-    """Return how many samples of each label each client gets.
-
-    Parameters
-    ----------
-    totals
-        Samples of each label, shape (c,).
-
-    Returns
-    -------
-    Shape (c, M'), the seen clients first; row y sums to ``totals[y]``.
-    """
+    """Return counts by label and client, shape (c, M'), the seen clients first."""
     num_unseen = settings.unseen_clients_per_domain
     unseen_part = settings.unseen_fraction if num_unseen else 0.0
     parts = np.tile([1.0 - unseen_part, unseen_part], (len(totals), 1))
@@ -529,23 +466,6 @@ def _spread(
     shape = (len(totals), num_clients)
     draws = draw_log_dirichlet(alpha, shape, key.child("weights").numpy())
     return apportion(normalise(draws), totals, key.child("round").numpy())
-
-
-def _distribution(counts: Integers) -> ClassWeights:
-    """Return P_m(y), shape (c,); zeros for a client without samples."""
-    distribution: ClassWeights = counts / max(int(counts.sum()), 1)
-    return distribution
-
-
-def _together(shares: list[Assignment]) -> Assignment:
-    return Assignment(
-        train=tuple(part for share in shares for part in share.train),
-        test=tuple(part for share in shares for part in share.test),
-        seen=tuple(one for share in shares for one in share.seen or ()),
-        class_weights=tuple(
-            one for share in shares for one in share.class_weights or ()
-        ),
-    )
 
 
 @dataclass(frozen=True)

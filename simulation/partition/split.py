@@ -52,11 +52,7 @@ def hold_out_last(
     fraction: float,
     key: RandomKey,  # noqa: ARG001 - nothing is random here
 ) -> tuple[Integers, Integers]:
-    """Hold out the last samples: of text, in whose order a client's windows are.
-
-    A window holds what comes before its target, so that no character whose prediction
-    is held out lies in a window that is left to train on.
-    """
+    """Hold out the last samples: of text, in whose order a client's windows are."""
     end = len(samples) - _num_held_out(len(samples), fraction)
     return samples[:end], samples[end:]
 
@@ -389,8 +385,10 @@ def describe_partition(
         c.
     """
     clients = partition.clients
-    counts = [_class_counts(client, train_labels, num_classes) for client in clients]
-    class_counts = np.stack(counts)
+    local = [np.concatenate([one.train, one.validation]) for one in clients]
+    class_counts = np.stack(
+        [np.bincount(train_labels[own], minlength=num_classes) for own in local]
+    )
     sizes = class_counts.sum(axis=1)
     return PartitionSummary(
         train_sizes=np.array([len(client.train) for client in clients]),
@@ -402,10 +400,3 @@ def describe_partition(
         median_size=float(np.median(sizes)),
         max_size=int(sizes.max()),
     )
-
-
-def _class_counts(
-    client: ClientPart, train_labels: Integers, num_classes: int
-) -> Integers:
-    local = np.concatenate([client.train, client.validation])
-    return np.bincount(train_labels[local], minlength=num_classes)

@@ -29,7 +29,7 @@ from knnper.simulation.reports.figure import (
     SOFT,
     Color,
     boxes_told,
-    font_families,
+    ink,
 )
 from knnper.simulation.reports.runs import (
     GROUPS,
@@ -88,26 +88,18 @@ def report_style() -> Iterator[None]:
     """Draw as a report does, inside the block."""
     with rc_context(
         {
-            "font.family": font_families(),
+            **ink(),
             "font.size": 9,
             "axes.titlesize": 9,
             "axes.titlelocation": "left",
             "axes.titleweight": "bold",
             "axes.labelsize": 9,
-            "axes.labelcolor": INK.light,
-            "axes.titlecolor": INK.light,
-            "axes.edgecolor": SOFT.light,
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
             "axes.axisbelow": True,
             "grid.color": FAINT.light,
             "grid.linewidth": 0.7,
-            "text.color": INK.light,
-            "xtick.color": SOFT.light,
-            "ytick.color": SOFT.light,
-            "xtick.labelcolor": INK.light,
-            "ytick.labelcolor": INK.light,
             "lines.linewidth": 1.6,
             "figure.facecolor": "none",
             "axes.facecolor": "none",

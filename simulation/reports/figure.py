@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from cycler import cycler
 from matplotlib import rc_context, rcParams
@@ -142,24 +142,15 @@ def colors_of(titles: Iterable[str]) -> list[Color]:
 P = ParamSpec("P")
 
 
-@contextlib.contextmanager
-def _figure_style() -> Iterator[None]:
-    with rc_context(
-        {
-            "font.family": font_families(),
-            "axes.prop_cycle": cycler(color=[color.light for color in SERIES]),
-            "text.color": INK.light,
-            "axes.labelcolor": INK.light,
-            "axes.titlecolor": INK.light,
-            "axes.edgecolor": SOFT.light,
-            "xtick.color": SOFT.light,
-            "ytick.color": SOFT.light,
-            "xtick.labelcolor": INK.light,
-            "ytick.labelcolor": INK.light,
-            "legend.edgecolor": FAINT.light,
-        }
-    ):
-        yield
+def ink() -> Any:
+    """Return matplotlib's settings of the fonts and of the colours of text and axes."""
+    texts = ("text.", "axes.label", "axes.title", "xtick.label", "ytick.label")
+    lines = ("axes.edgecolor", "xtick.color", "ytick.color")
+    return {
+        "font.family": font_families(),
+        **dict.fromkeys((f"{text}color" for text in texts), INK.light),
+        **dict.fromkeys(lines, SOFT.light),
+    }
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -167,7 +158,12 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with _figure_style(), boxes_told():
+        style: Any = {
+            **ink(),
+            "axes.prop_cycle": cycler(color=[color.light for color in SERIES]),
+            "legend.edgecolor": FAINT.light,
+        }
+        with rc_context(style), boxes_told():
             figure = draw(*args, **kwargs)
             # Ticks are made when they are needed, and take their colours then.
             figure.draw_without_rendering()

@@ -1,10 +1,9 @@
-"""What a few runs say about a mean: Student's t-interval."""
+"""Finished runs: which there are, what sets them apart, and the table of them."""
 
 import csv
 import dataclasses
 import functools
 import inspect
-import io
 import json
 import math
 import shlex
@@ -26,7 +25,7 @@ from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs
 from knnper.simulation.batches.plan import TERMS
 from knnper.simulation.partition.schemes import PARTITIONS
-from knnper.simulation.reports.tables import VS_GLOBAL, degraded_vs
+from knnper.simulation.reports.tables import VS_GLOBAL, csv_text, degraded_vs
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
 from knnper.strategies.core.method import AS_IT_IS
@@ -43,13 +42,21 @@ class Estimate:
     half_width: float | None
     count: int
 
+    def flat(
+        self, name: str, deviation: str = "_std", half: str = "_half_width"
+    ) -> dict[str, float | None]:
+        """Return mean, deviation and half width by their names in a file."""
+        return {
+            name: self.mean,
+            f"{name}{deviation}": self.std,
+            f"{name}{half}": self.half_width,
+        }
+
 
 def estimate(values: Iterable[float | None]) -> Estimate:
-    """Return mean and interval of the values that are there.
-
-    The half width is t · s / √n, where t is the 97.5 % quantile of Student's
-    distribution with n - 1 degrees of freedom and s the sample's standard deviation.
-    """
+    """Return mean and interval of the values that are there."""
+    # Half of it is t · s / √n: t the 97.5 % quantile of Student's distribution with
+    # n - 1 degrees of freedom, s the sample's standard deviation.
     found = [value for value in values if value is not None]
     mean = statistics.fmean(found) if found else None
     if len(found) < 2:
@@ -142,19 +149,11 @@ class Run:
         return str(self.settings.get("partition.evaluate_on", "test"))
 
     def figures(self, group: str) -> Mapping[str, Any]:
-        """Return the figures of a group of clients as every table has them.
-
-        The fraction degraded against an unpersonalised model that means nothing, such
-        as an untrained one, would be a number without a meaning: it has no value.
-
-        Parameters
-        ----------
-        group
-            One of `GROUPS`, or `EVERYBODY`.
-        """
+        """Return the figures of a group of clients as every table has them."""
         figures: Mapping[str, Any] = (
             self._of_everybody if group == EVERYBODY else self.results[group]
         )
+        # Against a model that means nothing, as an untrained one, it is no figure.
         if self.reference_title is None:
             return {**figures, "fraction_degraded": None}
         return figures
@@ -184,17 +183,7 @@ def load_run(path: Path) -> Run:
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Return the runs in ``paths``: each a run's folder, or one that holds runs.
-
-    Of a folder that holds runs, such as that of a comparison, those that are not done
-    are left out, and those that were evaluated on validation data, unless all were. A
-    run that is named again, by itself or with its folder, counts once.
-
-    Raises
-    ------
-    RunError
-        As `load_run`; and if a folder holds no run that is done.
-    """
+    """Return the runs in ``paths``: each a run's folder, or one that holds runs."""
     runs, remarks = list[Run](), list[str]()
     for path in paths:
         inside = [] if (path / EXPERIMENT).is_file() else list(_runs_in(path))
@@ -280,10 +269,8 @@ class Departures:
 
 
 def setups_of(runs: Iterable[Run]) -> list[Setup]:
-    """Return the setups of ``runs``, in the order of each one's first run.
-
-    A second run with the same seed is no further evidence: it makes another setup.
-    """
+    """Return the setups of ``runs``, in the order of each one's first run."""
+    # A second run with the same seed is no further evidence: it makes another setup.
     kinds: dict[tuple[str, int], list[Run]] = {}
     times: Counter[tuple[str, int | None]] = Counter()
     for run in runs:
@@ -438,7 +425,13 @@ def _parse(row: Mapping[str, str]) -> ClientRow:
 def comparability(setups: Sequence[Setup]) -> Iterator[str]:
     """Yield sentences on what makes the setups hard to compare."""
     runs = [run for setup in setups for run in setup.runs]
-    yield from _tuning(runs)
+    # A split makes a table of its own: here all are, or none.
+    if any(run.evaluated_on == VALIDATION for run in runs):
+        yield (
+            "These runs were evaluated on validation data (partition.evaluate_on: "
+            "validation). Such figures choose settings; they are no results on test "
+            "data."
+        )
     if len({tuple(run.seed for run in setup.runs) for setup in setups}) > 1:
         yield (
             "Not all setups have the same seeds; their means are over different splits "
@@ -452,49 +445,29 @@ def comparability(setups: Sequence[Setup]) -> Iterator[str]:
             "Runs with the same seed have different splits of the data: compare their "
             "averages with care, and their clients not at all."
         )
-    yield from _code(runs)
-    for setup in setups:
-        yield from _missing_clients(setup)
-
-
-def missing_files(setups: Sequence[Setup]) -> Iterator[str]:
-    """Yield sentences on files that only some runs lack: charts go without those.
-
-    What no run has is told in the place of the chart.
-    """
-    for name, expected in _FILES.items():
-        if not any((run.path / name).is_file() for one in setups for run in one.runs):
-            continue
-        for setup in setups:
-            if lacking := _lacking(setup, name, expected):
-                yield _lack(setup, lacking, name)
-
-
-def _tuning(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield that figures are of validation data; a split makes a table of its own."""
-    if any(run.evaluated_on == VALIDATION for run in runs):
-        yield (
-            "These runs were evaluated on validation data (partition.evaluate_on: "
-            "validation). Such figures choose settings; they are no results on test "
-            "data."
-        )
-
-
-def _code(runs: Sequence[Run]) -> Iterator[str]:
-    """Yield that more than one version of the code made the runs that tell theirs."""
-    versions = [version for version in map(_version, runs) if version]
+    files = (run.path / CODE for run in runs)
+    told = [
+        path.read_text(encoding="utf-8").strip() for path in files if path.is_file()
+    ]
+    versions = list(filter(None, told))
     if len(set(versions)) > 1:
         yield (
             f"The runs were not made by the same code: {CODE} has "
             f"{len(set(versions))} versions in {len(versions)} runs. What changed "
             "between them may be what makes the figures differ."
         )
+    for setup in setups:
+        yield from _missing_clients(setup)
 
 
-def _version(run: Run) -> str:
-    """Return the fingerprint of the code that made a run; empty is not known."""
-    path = run.path / CODE
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+def missing_files(setups: Sequence[Setup]) -> Iterator[str]:
+    """Yield sentences on files that only some runs lack: charts go without those."""
+    for name, expected in _FILES.items():
+        if not any((run.path / name).is_file() for one in setups for run in one.runs):
+            continue
+        for setup in setups:
+            if lacking := _lacking(setup, name, expected):
+                yield _lack(setup, lacking, name)
 
 
 def _missing_clients(setup: Setup) -> Iterator[str]:
@@ -585,11 +558,9 @@ def facts_of(over: FederatedData, setups: Sequence[Setup]) -> dict[str, str]:
 
 
 def by_data(runs: Sequence[Run]) -> list[tuple[FederatedData, list[Run]]]:
-    """Return the runs over each data set and partition, in the order of the first.
-
-    The data of two runs are the same if their content is. Where a run does not tell
-    the content's fingerprint, as those of ``flwr run``, its settings decide.
-    """
+    """Return the runs over each data set and partition, in the order of the first."""
+    # The data are the same if their content is; where that is not known, as of
+    # ``flwr run``, the settings decide.
     groups: list[list[Run]] = []
     for run in runs:
         found = next((group for group in groups if _is_over(run, group)), None)
@@ -783,48 +754,21 @@ VS_FEDAVG = "fraction_degraded_vs_fedavg"
 
 @dataclass(frozen=True)
 class Row:
-    """How one model did on one group of clients.
+    """How one model did on one group of clients."""
 
-    Attributes
-    ----------
-    label
-        The setup's; of an unpersonalised model, that model's. No two rows of a group
-        share one.
-    method
-        The method's title.
-    setup
-        The setup's label.
-    group
-        ``seen`` or ``unseen``.
-    runs
-        The names of the runs' folders, one a seed.
-    model
-        What is trained, with its settings.
-    figures
-        By the names of `FIGURES`, over the seeds; and ``gain``, by how much the average
-        is above that of the unpersonalised model of the same run. It and the fraction
-        degraded have no value where that model means nothing. `VS_FEDAVG` is the
-        fraction degraded against FedAvg's model with the same seed; it has no value
-        where the table has not just one such model over the same split.
-    num_clients, num_rounds
-        Of the first run; None is not known.
-    seconds
-        What training took, with the hand-over for a personalised model: mean.
-    is_reference
-        Whether it is the unpersonalised model of a method that goes on from it.
-    """
-
-    label: str
+    label: str  # no two rows of a group share one
     method: str
     setup: str
     group: str
-    runs: tuple[str, ...]
+    runs: tuple[str, ...]  # the names of the folders, one a seed
     model: str
+    # By the names of `FIGURES`; ``gain`` is over the unpersonalised model of the same
+    # run, `VS_FEDAVG` against the one FedAvg of the table over the same split.
     figures: Mapping[str, Estimate]
-    num_clients: int
+    num_clients: int  # of the first run, as the rounds
     num_rounds: int | None
-    seconds: float | None
-    is_reference: bool
+    seconds: float | None  # training, and personalisation where there is one: mean
+    is_reference: bool  # an unpersonalised model
 
 
 _TELLING = ("accuracy_weighted", "accuracy_bottom_decile", "num_clients")
@@ -832,35 +776,16 @@ _TELLING = ("accuracy_weighted", "accuracy_bottom_decile", "num_clients")
 
 @dataclass(frozen=True)
 class _Model:
-    """By what a model is known: setups may share one, whatever they add to it.
-
-    Attributes
-    ----------
-    title
-        What tables call it.
-    states
-        Fingerprints of the server's last states, one a seed; None is not known.
-    figures
-        What it did on each group of clients, by seed. They tell models apart whose
-        states are not known, and the same one that was tested on other data.
-    """
+    """By what a model is known: setups may share one, whatever they add to it."""
 
     title: str
-    states: tuple[str | None, ...]
+    states: tuple[str | None, ...]  # of the server at the end, one a seed
+    # These tell models apart whose states are not known, or that were tested on others.
     figures: tuple[tuple[object, ...], ...]
 
 
 def table_of(setups: Sequence[Setup]) -> list[Row]:
-    """Return the rows of a table that compares setups: seen clients, then unseen.
-
-    A setup gives one row a group, and one more for its unpersonalised model where that
-    differs. Setups that trained the same global model share its row.
-
-    Raises
-    ------
-    RunError
-        If the file of a run's clients is damaged.
-    """
+    """Return the rows of a table that compares setups: seen clients, then unseen."""
     fedavg = _fedavg_of(setups)
     found = [
         one
@@ -898,7 +823,11 @@ def as_documents(rows: Iterable[Row], over: FederatedData) -> list[dict[str, Any
             "setup": row.setup,
             "group": row.group,
             "runs": list(row.runs),
-            **dict(_flat_figures(row.figures)),
+            **{
+                key: value
+                for name, one in row.figures.items()
+                for key, value in one.flat(name).items()
+            },
             "num_clients": row.num_clients,
             "num_rounds": row.num_rounds,
             "seconds": row.seconds,
@@ -910,13 +839,13 @@ def as_documents(rows: Iterable[Row], over: FederatedData) -> list[dict[str, Any
 
 def as_csv(documents: Iterable[Mapping[str, Any]]) -> str:
     """Return what `as_documents` does, a column each; empty where there is none."""
-    text = io.StringIO()
-    documents = [{**one, "runs": " ".join(one["runs"])} for one in documents]
-    fields = list(documents[0]) if documents else []
-    writer = csv.DictWriter(text, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(documents)
-    return text.getvalue()
+    return csv_text(
+        [
+            {**one, "runs": " ".join(one["runs"])}
+            | {"is_reference": str(one["is_reference"])}
+            for one in documents
+        ]
+    )
 
 
 def as_cells(rows: Sequence[Row]) -> list[list[str]]:
@@ -929,11 +858,8 @@ def as_cells(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the columns of fractions degraded: the figure by what the table calls it.
-
-    That against FedAvg is one where it says more than that against each run's own
-    global model.
-    """
+    """Return the columns of fractions degraded."""
+    # That against FedAvg is one where it says more than that against the own global.
     columns = {degraded_vs(VS_GLOBAL): "fraction_degraded"}
     if any(
         row.figures[VS_FEDAVG].mean not in (None, row.figures["fraction_degraded"].mean)
@@ -997,7 +923,7 @@ def _fedavg_of(setups: Sequence[Setup]) -> _Fedavg:
     if whole:
         return _accuracies(whole[0], lambda one: one.accuracy)
     found = {
-        _reference_model(setup, FEDAVG): setup
+        _model(setup, FEDAVG, is_reference=True): setup
         for setup in setups
         if setup.runs[0].reference_title == FEDAVG
     }
@@ -1037,9 +963,9 @@ def _rows(setup: Setup, group: str, fedavg: _Fedavg) -> Iterator[tuple[_Model, R
     title = setup.runs[0].reference_title
     if title is not None and _differ(personal, reference):
         row = _row(setup, title, group, reference, fedavg, is_reference=True)
-        yield _reference_model(setup, title), row
+        yield _model(setup, title, is_reference=True), row
     row = _row(setup, setup.title, group, personal, fedavg, is_reference=False)
-    yield _own_model(setup), row
+    yield _model(setup, setup.title, is_reference=False), row
 
 
 def _differ(
@@ -1082,42 +1008,21 @@ def _row(
     )
 
 
-def _own_model(setup: Setup) -> _Model:
-    """Return what the clients of a setup have at its end."""
-    by_group = {group: [run.results[group] for run in setup.runs] for group in GROUPS}
-    return _model(setup, setup.title, by_group)
-
-
-def _reference_model(setup: Setup, title: str) -> _Model:
-    """Return the unpersonalised model of a setup, called ``title``."""
-    by_group = {
-        group: [run.results[group]["global"] for run in setup.runs] for group in GROUPS
-    }
-    return _model(setup, title, by_group)
-
-
-def _model(
-    setup: Setup, title: str, by_group: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> _Model:
+def _model(setup: Setup, title: str, *, is_reference: bool) -> _Model:
+    """Return what clients have at a setup's end, or the unpersonalised model of it."""
+    results = [run.results[group] for group in GROUPS for run in setup.runs]
+    found = [one["global"] for one in results] if is_reference else results
     return _Model(
         title,
         states=tuple(run.results["training"].get("state_sha256") for run in setup.runs),
-        figures=tuple(
-            tuple(one.get(name) for name in _TELLING)
-            for by_seed in by_group.values()
-            for one in by_seed
-        ),
+        figures=tuple(tuple(one.get(name) for name in _TELLING) for one in found),
     )
 
 
 def _figures(
     by_seed: Sequence[Mapping[str, Any]], *, is_compared: bool
 ) -> dict[str, Estimate]:
-    """Return the figures of a row; without gain where there is no reference.
-
-    Beside an unpersonalised model that means nothing, such as an untrained one, it
-    would be a number without a meaning.
-    """
+    """Return the figures of a row; without gain where there is no reference."""
     figures = {
         name: estimate(one.get(key) for one in by_seed) for name, key in FIGURES.items()
     }
@@ -1152,15 +1057,6 @@ def _cells(row: Row, degraded: Iterable[str], several: bool) -> list[str]:
         "-" if row.num_rounds is None else str(row.num_rounds),
         seconds_of(row),
     ]
-
-
-def _flat_figures(
-    figures: Mapping[str, Estimate],
-) -> Iterator[tuple[str, float | None]]:
-    for name, one in figures.items():
-        yield name, one.mean
-        yield f"{name}_std", one.std
-        yield f"{name}_half_width", one.half_width
 
 
 RESULT_FILES = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")

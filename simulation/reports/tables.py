@@ -1,9 +1,12 @@
 """What there is to show of finished work: tables, charts, remarks, outside names."""
 
+import csv
+import io
+import json
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,6 +66,21 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
     (name, *numbers), (first, *others) = cells, widths
     filled = [cell.rjust(width) for cell, width in zip(numbers, others, strict=True)]
     return f"| {' | '.join([name.ljust(first), *filled])} |\n"
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with the columns of the one that has most of them."""
+    text = io.StringIO()
+    header = max(rows, key=len, default={})
+    writer = csv.DictWriter(text, list(header), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as one cell holds it: lists and mappings as JSON."""
+    return json.dumps(value) if isinstance(value, list | dict | bool) else value
 
 
 def degraded_vs(model: str) -> str:

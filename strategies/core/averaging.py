@@ -32,10 +32,8 @@ class RunningMean:
     def add(self, tensor: Tensor, weight: float) -> None:
         """Add ``tensor`` with ``weight``, which must be positive.
 
-        Raises
-        ------
-        ValueError
-            If the weight is not positive or the shape is not that of the others.
+        Raises ValueError if the weight is not positive or the shape is not that of the
+        others.
         """
         if not weight > 0:
             raise ValueError(f"expected a positive weight, found {weight}")
@@ -71,10 +69,7 @@ def average_weights(updates: Updates[ModelUpdate]) -> ModelState:
 
 
 def denominator(values: Tensor) -> Tensor:
-    """Return non-negative ``values`` to divide by: 1e-30 in place of what is 0.
-
-    A quotient whose numerator is 0 too is then 0.
-    """
+    """Return non-negative ``values`` to divide by: 1e-30 in place of what is 0."""
     return values.clamp_min(1e-30)
 
 
@@ -84,13 +79,7 @@ def hold(updates: Updates[ModelUpdate]) -> list[ModelUpdate]:
 
 
 def require(expected: int, found: int, reason: str) -> None:
-    """Raise an error where a rule has too few updates to compare.
-
-    Raises
-    ------
-    RunError
-        If fewer were found than expected.
-    """
+    """Raise an error where a rule has too few updates to compare."""
     if found < expected:
         raise RunError(
             f"expected at least {expected} clients in a round ({reason}), found "
@@ -105,15 +94,8 @@ def project_to_simplex(point: Tensor) -> Tensor:
     Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient Projections onto the l1-Ball for
     Learning in High Dimensions", ICML 2008, Figure 1.
 
-    Parameters
-    ----------
-    point
-        float64 of shape (n,), n of at least 1.
-
-    Returns
-    -------
-    Tensor
-        float64 of shape (n,), not negative, summing to 1.
+    ``point``: float64 of shape (n,), n of at least 1. Returns float64 of shape (n,),
+    not negative, summing to 1.
     """
     # The same for any shift of all coordinates: large ones would swallow the 1.
     shifted = point - point.max()
@@ -136,10 +118,7 @@ def mean_in_parts(
     An optimizer goes beyond the mean, or to where no client was. A buffer such as a
     running variance must not: it takes the mean itself.
 
-    Returns
-    -------
-    tuple of Tensor
-        float64 of shape (num_parameters,); float32 of the other weights.
+    Returns float64 of shape (num_parameters,); float32 of the other weights.
     """
     mean = RunningMean()
     for _, update in updates:

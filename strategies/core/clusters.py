@@ -23,15 +23,8 @@ def clusters(points: Tensor, count: int, rng: RandomKey) -> Tensor:
     Lloyd's iterations. The first centre is drawn, each further one is the point that
     is farthest from those before it.
 
-    Parameters
-    ----------
-    points
-        Shape (n, d).
-
-    Raises
-    ------
-    ValueError
-        If there are fewer points than clusters.
+    ``points``: Shape (n, d). Raises ValueError if there are fewer points than
+    clusters.
     """
     if len(points) < count:
         raise ValueError(f"expected at least {count} points, found {len(points)}")
@@ -97,10 +90,7 @@ def cosines(vectors: Tensor) -> Tensor:
     Those of parallel vectors are 1 but for the rounding of float64. With a vector of 0
     they are 0.
 
-    Parameters
-    ----------
-    vectors
-        float32, shape (n, d).
+    ``vectors``: float32, shape (n, d).
     """
     products = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for part in torch.split(vectors, _SLICE, dim=1):
@@ -119,15 +109,8 @@ def bipartition(similarities: Tensor) -> Bipartition:
     made, growing crosses from one to the other in some step, by their largest cross
     similarity at most; the cut has the smallest of all steps, so none is better.
 
-    Parameters
-    ----------
-    similarities
-        α, symmetric, shape (n, n) with n of at least 2.
-
-    Raises
-    ------
-    ValueError
-        If there are fewer than two members.
+    ``similarities``: α, symmetric, shape (n, n) with n of at least 2. Raises
+    ValueError: if there are fewer than two members.
     """
     num_members = len(similarities)
     if num_members < 2:

@@ -25,10 +25,10 @@ from knnper.process import num_threads
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, build_task
-from knnper.strategies.core.memory import KnnSettings, default_memory
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
+from knnper.strategies.knn_per import KnnSettings, default_memory
 
 
 class ModelError(KnnPerError):
@@ -65,13 +65,7 @@ class ModelCard:
         return SiteTask(self.spec, self.class_names, self.feature_names)
 
     def architecture(self) -> Choice[Settings]:
-        """Return the section ``model``.
-
-        Raises
-        ------
-        ModelError
-            If this version knows no such model, or not its settings.
-        """
+        """Return the section ``model``."""
         settings = {key: self.model[key] for key in self.model if key != "name"}
         name, problems = str(self.model.get("name")), list[Problem]()
         if name not in MODELS:
@@ -154,11 +148,7 @@ class _FeatureIdentity(Record):
 
 
 def fingerprint_of(card: ModelCard, weights: Tensor) -> str:
-    """Return the SHA-256, in hexadecimal, of all that φ and the head depend on.
-
-    The weights, the model's name and settings, how its input is normalised, and the
-    precision.
-    """
+    """Return the SHA-256, in hexadecimal, of all that φ and the head depend on."""
     spec = card.spec
     identity = _Identity(
         weights=weights,
@@ -223,24 +213,15 @@ def global_model(
 ) -> GlobalModel:
     """Return the model that a run of ``experiment`` ended with.
 
-    Parameters
-    ----------
-    weights
-        w, shape (num_weights,): of the server's last state, or of the payload that a
-        client is handed.
+    ``weights``: w, shape (num_weights,): of the server's last state, or of the payload
+    that a client is handed.
     """
     card = card_of(experiment, learned)
     return GlobalModel(card, task, weights, fingerprint_of(card, weights))
 
 
 def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
-    """Return the model that ``card`` describes.
-
-    Raises
-    ------
-    ModelError
-        If this version cannot build it, or the weights are another model's.
-    """
+    """Return the model that ``card`` describes."""
     task = build_task(
         card.architecture(),
         TrainingSettings(precision=card.precision),
@@ -258,22 +239,12 @@ def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
 
 
 def ends_with_global_model(experiment: Experiment) -> bool:
-    """Return whether a run ends with one trained model for all clients.
-
-    What the server announces and a site keeps; see `Method.ends_with_global_model`.
-    """
+    """Return whether a run ends with one trained model for all clients."""
     return METHODS[experiment.method.name].ends_with_global_model
 
 
 def require_global_model(experiment: Experiment, source: str) -> None:
-    """Refuse a method that does not end with one trained model for all clients.
-
-    Raises
-    ------
-    RunError
-        Of Local (it trains one a client), FedEM (several that are mixed), FedPer (a
-        part of one), L2GD (clients' own, of which the server has the mean) and others.
-    """
+    """Refuse a method that does not end with one trained model for all clients."""
     if not ends_with_global_model(experiment):
         title = METHODS[experiment.method.name].title
         raise RunError(
@@ -284,13 +255,7 @@ def require_global_model(experiment: Experiment, source: str) -> None:
 
 
 def require_fingerprint(model: GlobalModel, expected: str, source: str) -> None:
-    """Refuse a model that is not the one that was announced.
-
-    Raises
-    ------
-    ModelError
-        If they differ.
-    """
+    """Refuse a model that is not the one that was announced."""
     if model.fingerprint != expected:
         raise ModelError(
             f"{source}: expected the model {expected[:12]}, found "
@@ -317,10 +282,7 @@ def save_model(folder: Path, model: GlobalModel) -> None:
 
     Where the very same model is there already, nothing is done.
 
-    Raises
-    ------
-    ModelError
-        If the folder holds something else.
+    Raises ModelError if the folder holds something else.
     """
     if folder.exists():
         _require_same(folder, model)
@@ -339,13 +301,7 @@ def save_model(folder: Path, model: GlobalModel) -> None:
 
 
 def load_model(folder: Path) -> GlobalModel:
-    """Return the model in ``folder``, verified by its fingerprint.
-
-    Raises
-    ------
-    ModelError
-        If there is none, it is damaged, or another version made it.
-    """
+    """Return the model in ``folder``, verified by its fingerprint."""
     card, expected = _card(folder)
     path = folder / WEIGHTS
     try:

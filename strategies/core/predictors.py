@@ -20,10 +20,7 @@ class Predictor(Protocol):
     def __call__(self, images: Tensor) -> Tensor:
         """Return probabilities, float32 of shape (n, num_classes); rows sum to 1.
 
-        Parameters
-        ----------
-        images
-            uint8, shape (n, height, width, channels).
+        ``images``: uint8, shape (n, height, width, channels).
         """
 
     def describe(self) -> Mapping[str, float]:
@@ -41,10 +38,7 @@ class EmbeddingPredictor(Predictor, Protocol):
         """Return the probabilities (n, c) of representations (n, p)."""
 
     def without_validation(self) -> "EmbeddingPredictor":
-        """Return what this would be without training on the validation split.
-
-        The predictor itself where it was not: choices alone may depend on that split.
-        """
+        """Return what this would be without training on the validation split."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +108,8 @@ def evaluate(
 ) -> Evaluation:
     """Return how ``predictor`` does on ``examples``.
 
-    Parameters
-    ----------
-    class_weights
-        P(y), what an example of each label counts, float64 of shape (c,); None where
-        all count the same.
+    ``class_weights``: P(y), what an example of each label counts, float64 of shape
+    (c,); None where all count the same.
     """
     # Without examples nothing is asked: not every predictor knows what to say to that.
     probabilities = predictor(examples.images) if len(examples) else torch.empty((0, 0))

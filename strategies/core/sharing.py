@@ -55,10 +55,7 @@ class Sharing:
     shared
         bool, shape (num_weights,); the others are personal.
 
-    Raises
-    ------
-    ConfigError
-        If none is.
+    Raises ConfigError if none is.
     """
 
     shared: Tensor
@@ -79,10 +76,7 @@ class Sharing:
     def join(self, weights: Tensor, part: PersonalPart | None) -> Tensor:
         """Return what a client with this part makes of the server's model.
 
-        Parameters
-        ----------
-        weights
-            Shape (num_weights,).
+        ``weights``: Shape (num_weights,).
         """
         if part is None:
             return weights
@@ -114,13 +108,9 @@ class PartlyShared(Method):
     With all of them shared it is FedAvg. A client with a personal part is served that
     of its last round, which never trained on its validation split.
 
-    Parameters
-    ----------
-    shared
-        Which weights are shared, bool of shape (num_weights,).
-    unseen_epochs
-        Passes over both splits in which a client without a personal part trains one at
-        the hand-over.
+    ``shared``: Which weights are shared, bool of shape (num_weights,).
+    ``unseen_epochs``: Passes over both splits in which a client without a personal part
+    trains one at the hand-over.
     """
 
     update_type = SharedUpdate
@@ -182,10 +172,7 @@ class PartlyShared(Method):
 
 
 def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | None:
-    """Return the part that a client is served with; None for the server's.
-
-    One without any data is served what everyone could be, whatever it remembers.
-    """
+    """Return the part that a client is served with; None for the server's."""
     return part if len(data.train) + len(data.validation) > 0 else None
 
 

@@ -47,14 +47,9 @@ class KeptEmbeddings:
     ) -> Tensor:
         """Return ``compute()``, or what it returned for equal weights and images.
 
-        Parameters
-        ----------
-        weights
-            Shape (num_weights,), on the CPU.
-        images
-            Shape (n, height, width, channels), on the CPU.
-        compute
-            Returns their embeddings (n, p), which nobody changes afterwards.
+        ``weights``: Shape (num_weights,), on the CPU. ``images``: Shape (n, height,
+        width, channels), on the CPU. ``compute``: Returns their embeddings (n, p),
+        which nobody changes afterwards.
         """
         key = self._model(weights), _digest(images)
         if key not in self._kept:
@@ -298,10 +293,7 @@ def groups_of(
 ) -> dict[str, int]:
     """Return the number of the group of each client: a named one or its own.
 
-    Raises
-    ------
-    ConfigError
-        If a named group has none of the clients.
+    Raises ConfigError if a named group has none of the clients.
     """
     empty = [name for name, members in groups.items() if not {*members} & {*clients}]
     if empty:
@@ -321,12 +313,8 @@ def shares_and_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the share of each kind of example, and its mean loss; 0 without any.
 
-    Parameters
-    ----------
-    weights
-        Shape (num_weights,).
-    kinds
-        Of each example, int64 of shape (n,), below ``num_kinds``.
+    ``weights``: Shape (num_weights,). ``kinds``: Of each example, int64 of shape (n,),
+    below ``num_kinds``.
     """
     losses = task.losses(weights, examples)
     counts = torch.bincount(kinds, minlength=num_kinds)
@@ -358,10 +346,7 @@ def first_layers(model: FlatModel, num_layers: int) -> Tensor:
 def layers_left(model: FlatModel, num_taken: int, setting: str) -> int:
     """Return how many layers a model has beside so many of them.
 
-    Raises
-    ------
-    ConfigError
-        If none is left to be shared.
+    Raises ConfigError if none is left to be shared.
     """
     num_layers = max(_layer_numbers(model).values())
     if num_taken >= num_layers:
@@ -401,10 +386,7 @@ class Sample(Record):
 def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:
     """Return ``most`` of the server's examples at random, all if there are fewer.
 
-    Raises
-    ------
-    RunError
-        If it has none.
+    Raises RunError if it has none.
     """
     proxy = no_examples(task.spec) if task.proxy is None else task.proxy()
     if len(proxy) == 0:

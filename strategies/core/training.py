@@ -1,8 +1,9 @@
-"""What a client trains once the rounds are over and nothing is left to choose.
+"""Local training: the one loop of SGD, and what a client trains after the rounds.
 
-It then learns from both of its splits. Whatever comes on top and chooses on the
-validation split, as a memory chooses λ, must not ask a model that has seen it: it gets
-the one that was trained in the same way on the training split alone.
+When nothing is left to choose, a client learns from both of its splits. Whatever comes
+on top and chooses on the validation split, as a memory chooses λ, must not ask a model
+that has seen it: it gets the one that was trained in the same way on the training split
+alone.
 """
 
 import contextlib
@@ -197,12 +198,7 @@ class LocalModel:
 def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> torch.optim.SGD:
     """Return the optimizer of local training, as the training section says.
 
-    Parameters
-    ----------
-    parameters
-        What is trained, shape (num_parameters,).
-    learning_rate
-        η.
+    ``parameters``: What is trained, shape (num_parameters,). ``learning_rate``: η.
     """
     return torch.optim.SGD(
         [parameters],
@@ -426,10 +422,7 @@ def trained_on_both_splits(  # noqa: PLR0913 (as `local_sgd`)
 ) -> ModelPredictor:
     """Return what is served of a client that trains one model by SGD now.
 
-    Parameters
-    ----------
-    weights
-        Where to start, shape (num_weights,).
+    ``weights``: Where to start, shape (num_weights,).
     """
 
     def train(examples: Examples) -> ModelPredictor:
@@ -461,17 +454,11 @@ def pull(
     (1 + η λ), with which a step of SGD of rate η and weight decay d is the proximal
     one. Momentum comes on top of it, as on top of any gradient.
 
-    Parameters
-    ----------
-    center
-        c, shape (num_parameters,), or (num_weights,), whose buffers are left out.
-    weight
-        λ, 0 or more. With 0 the gradient stays exactly as it is.
-    learning_rate, weight_decay
-        η and d of the steps that are made.
-    where
-        Which parameters are pulled, bool of the shape of ``center``; None is all. The
-        others' gradient stays as it is.
+    ``center``: c, shape (num_parameters,), or (num_weights,), whose buffers are left
+    out. ``weight``: λ, 0 or more. With 0 the gradient stays exactly as it is.
+    ``learning_rate``, ``weight_decay``: η and d of the steps that are made. ``where``:
+    Which parameters are pulled, bool of the shape of ``center``; None is all. The
+    others' gradient stays as it is.
     """
     shrunk = 1 / (1 + learning_rate * weight)
     strength = weight * shrunk

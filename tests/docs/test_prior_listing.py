@@ -9,7 +9,7 @@ import pytest
 
 from knnper.loading import load_experiment
 from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 
 PAGE = "docs/methods/knn_per.md"
 CLIENTS = """client,num_train,num_validation,knn_weight

@@ -17,7 +17,7 @@ from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.simulation.reports.tables import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 from papers.catalogue import make_figure
 from papers.figures import OnPart, PartRecord
 from papers.memory import (

@@ -7,7 +7,7 @@ import torch
 
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 from papers.figures import PartRecord
 from papers.memory import Embedded
 from papers.protonn import (

@@ -71,7 +71,6 @@ def test_a_real_client_reads_what_a_virtual_one_has(
     folder = tmp_path / "shares"
     files = export_shares(dataset, partition, folder)
     clients = VirtualClients.of(dataset, partition)
-
     assert files == [f"{client}.npz" for client in sorted(clients.parts)]
     assert {path.name for path in folder.iterdir()} == {*files, LABELS_FILE}
     for client in sorted(clients.parts):

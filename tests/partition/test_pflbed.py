@@ -69,7 +69,6 @@ def test_what_the_partition_promises(
         seen_clients_per_domain=seen, unseen_clients_per_domain=unseen, alpha=alpha
     )
     found = pflbed(dataset(train, test), chosen, RandomKey(seed))
-
     assert found.seen == ((True,) * seen + (False,) * unseen) * 2
     dealt = np.sort(np.concatenate(found.train))
     assert np.array_equal(dealt, np.arange(len(train)))

@@ -82,7 +82,6 @@ def test_clients_are_measured_by_their_own_labels(
     bench = open_workbench(chosen)
     folder = RunFolder.create(tmp_path / "run", chosen)
     simulate(bench, folder, Observer(), ["test"])
-
     state = load_file(folder.checkpoints / "round-000003" / "state.safetensors")
     predictor = ModelPredictor(bench.task, state["weights"])
     rows = rows_of(folder.path)

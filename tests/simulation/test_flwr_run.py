@@ -75,7 +75,6 @@ def test_flwr_run_ends_with_the_same_figures(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     wait_for(folder / "results.json", timeout_s=60)
-
     expected = tmp_path / "knnper"
     demo = REPOSITORY / "simulation" / "experiments" / "demo.yaml"
     changes = [part for one in SETTINGS.split(";") for part in ("--set", one)]

@@ -47,7 +47,6 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
     assert f"knnper simulate --resume {folder}" in errors
     assert "Traceback" not in errors
     assert not (folder / "results.json").exists()
-
     simulate("--resume", folder, "--engine", "serial")
     results = json.loads((folder / "results.json").read_text())
     assert results["training"]["num_rounds"] == 120

@@ -40,7 +40,6 @@ def test_every_client_serves_what_the_simulation_found(
     exported = load_model(tmp_path / "model")
     lines = (run / "personalization.jsonl").read_text().splitlines()
     results = {one["client"]: one for one in (json.loads(x)["result"] for x in lines)}
-
     assert len(results) == 6
     for client, result in results.items():
         site_state = SiteState(tmp_path / client, client)

@@ -1,4 +1,4 @@
-"""The server of a simulation has the examples that no client was dealt."""
+"""The label counts, the server's examples, and the experiments that are valid."""
 
 import json
 from collections.abc import Mapping
@@ -23,21 +23,26 @@ from knnper.simulation.workbench import (
 from knnper.strategies.catalogue import METHODS
 
 
-@pytest.fixture(scope="module")
-def bench() -> Workbench:
-    document = {
-        "name": "counts",
+def document(**partition: Any) -> Mapping[str, Any]:
+    usual = {"name": "dirichlet", "num_clients": 10, "alpha": 0.3}
+    return {
+        "name": "demo",
         "data": {"name": "digits"},
-        "partition": {
-            "name": "dirichlet",
-            "num_clients": 5,
-            "alpha": 0.3,
-            "unseen_fraction": 0.2,
-        },
+        "partition": {**usual, **partition},
         "model": {"name": "tiny_cnn"},
         "method": {"name": "fedavg"},
     }
-    return open_workbench(load_experiment(document, experiment_catalogue()))
+
+
+def bench_of(**partition: Any) -> Workbench:
+    return open_workbench(
+        load_experiment(document(**partition), experiment_catalogue())
+    )
+
+
+@pytest.fixture(scope="module")
+def bench() -> Workbench:
+    return bench_of(num_clients=5, unseen_fraction=0.2)
 
 
 def test_counts_are_those_of_the_examples(bench: Workbench) -> None:
@@ -82,17 +87,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         read_label_counts(tmp_path)
 
 
-def bench_of(**partition: Any) -> Workbench:
-    document = {
-        "name": "kept",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 3, **partition},
-        "model": {"name": "tiny_cnn"},
-        "method": {"name": "fedavg"},
-    }
-    return open_workbench(load_experiment(document, experiment_catalogue()))
-
-
 def test_the_server_has_what_it_keeps() -> None:
     bench = bench_of(proxy_fraction=0.1)
     assert bench.task.proxy is not None
@@ -117,21 +111,6 @@ EXPERIMENTS = Path(simulation.__file__).parent / "experiments"
 def read(path: Path) -> Mapping[str, Any]:
     parsed: Mapping[str, Any] = parse_yaml(path.read_text(), str(path))
     return parsed
-
-
-def document(**partition: Any) -> Mapping[str, Any]:
-    return {
-        "name": "demo",
-        "data": {"name": "digits"},
-        "partition": {
-            "name": "dirichlet",
-            "num_clients": 10,
-            "alpha": 0.3,
-            **partition,
-        },
-        "model": {"name": "tiny_cnn"},
-        "method": {"name": "fedavg"},
-    }
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

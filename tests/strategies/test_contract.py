@@ -1,28 +1,91 @@
 """What every method of the catalogue must keep to."""
 
+import itertools
+import json
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from knnper import strategies
-from knnper.records import fingerprint, put_together, take_apart
+from knnper.data.examples import ClientData, Examples
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.records import fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-from knnper.strategies.core.method import AS_IT_IS, NEWCOMER
-from knnper.strategies.core.records import Record, Update
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS, trained_as
+from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method
+from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
+from knnper.strategies.core.records import NoState, Record, Update
 from knnper.strategies.core.task import Task
-from tests.strategies.trained_methods import (
-    CLIENTS,
-    TRAINING,
-    WITH_ROUNDS,
-    MakeClient,
-    Train,
-    client_update,
-)
+from tests.strategies.tiny import noisy, normed_task
+
+TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
+CLIENTS = ("a", "b", "c")
+WITH_ROUNDS = sorted(set(METHODS) - {"local"})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A method, its clients' data, and what is known after one round."""
+
+    task: Task
+    method: Method
+    data: dict[str, ClientData]
+    before: Any
+    updates: Sequence[tuple[str, Any]]
+    memory: dict[str, Any]
+    state: Any
+
+
+def build(spec: type[Method], task: Task, on_top: str | None = None) -> Method:
+    """Return a method with what it has on top, or with ``on_top``."""
+    top = PERSONALIZERS[on_top or spec.personalization]
+    method = spec(task, spec.settings_type())
+    return top(task, method, top.settings_type())
+
+
+def client_update(
+    method: Method,
+    state: Any,
+    client: str,
+    data: ClientData,
+    memory: Any = None,
+    server_round: int = 1,
+) -> tuple[Any, Any]:
+    """Return what ``client`` keeps of a round and what it sends."""
+    rng = RandomKey(server_round).child(client)
+    payload = method.broadcast(state, client, rng)
+    return method.client_update(payload, memory, data, server_round, rng)
+
+
+def train(name: str, on_top: str | None = None, **of_task: Any) -> Trained:
+    """Return a round of a method with its defaults; the server has data of its own."""
+    proxy = noisy(7, 0, seed=2).train
+    task = replace(normed_task(TRAINING), proxy=lambda: proxy, **of_task)
+    method = build(METHODS[name], task, on_top)
+    data = {client: noisy(6 + i, 4, seed=i) for i, client in enumerate(CLIENTS)}
+    before = method.init(CLIENTS, RandomKey(1))
+    if method.num_rounds == 0:
+        return Trained(task, method, data, before, (), {}, before)
+    results = {c: client_update(method, before, c, data[c]) for c in CLIENTS}
+    updates = [(client, results[client][1]) for client in CLIENTS]
+    memory = {client: results[client][0] for client in CLIENTS}
+    state = method.aggregate(before, iter(updates))
+    return Trained(task, method, data, before, updates, memory, state)
+
+
+def personal(run: Trained, client: str, data: ClientData, seed: int = 3) -> Predictor:
+    """Return what a client is served after the round."""
+    payload = run.method.broadcast(run.state, client, RandomKey(2))
+    return run.method.personalize(
+        payload, run.memory.get(client), data, RandomKey(seed)
+    )
 
 
 def test_every_file_is_a_method_by_its_name() -> None:
@@ -45,7 +108,7 @@ def test_the_entry_is_described(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_round_moves_the_model(name: str, train: Train) -> None:
+def test_a_round_moves_the_model(name: str) -> None:
     run = train(name)
     assert run.method.num_rounds == TRAINING.num_rounds
     assert fingerprint(run.state) != fingerprint(run.before)
@@ -57,7 +120,7 @@ def test_a_round_moves_the_model(name: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_round_is_deterministic(name: str, train: Train) -> None:
+def test_a_round_is_deterministic(name: str) -> None:
     first, second = train(name), train(name)
     assert fingerprint(first.state) == fingerprint(second.state)
     for client in CLIENTS:
@@ -65,8 +128,9 @@ def test_a_round_is_deterministic(name: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_records_survive_the_codec(name: str, train: Train) -> None:
-    run, method = train(name), train(name).method
+def test_records_survive_the_codec(name: str) -> None:
+    run = train(name)
+    method = run.method
     pairs: list[tuple[type[Record], Any]] = [
         (method.state_type, run.before),
         (method.state_type, run.state),
@@ -83,7 +147,7 @@ def test_records_survive_the_codec(name: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_no_argument_of_a_round_is_changed(name: str, train: Train) -> None:
+def test_no_argument_of_a_round_is_changed(name: str) -> None:
     run = train(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     arguments = [run.state, payload, run.memory["a"]]
@@ -107,9 +171,7 @@ def test_no_argument_of_a_round_is_changed(name: str, train: Train) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_a_result_is_independent_of_what_was_trained_before(
-    name: str, train: Train
-) -> None:
+def test_a_result_is_independent_of_what_was_trained_before(name: str) -> None:
     run = train(name)
     again = client_update(run.method, run.before, "a", run.data["a"])
     assert fingerprint(again[1]) == fingerprint(run.updates[0][1])
@@ -117,7 +179,7 @@ def test_a_result_is_independent_of_what_was_trained_before(
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
-def test_the_order_of_the_clients_does_not_matter(name: str, train: Train) -> None:
+def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
     run = train(name)
     reverse = run.method.aggregate(run.before, iter(run.updates[::-1]))
     expected, found = take_apart(run.state).tensors, take_apart(reverse).tensors
@@ -133,23 +195,11 @@ def test_the_order_of_the_clients_does_not_matter(name: str, train: Train) -> No
 )
 @pytest.mark.parametrize("name", METHODS)
 def test_every_client_is_served_probabilities(
-    name: str,
-    num_train: int,
-    num_validation: int,
-    labels: int,
-    known_as: str,
-    train: Train,
-    noisy: MakeClient,
+    name: str, num_train: int, num_validation: int, labels: int, known_as: str
 ) -> None:
-    run = train(name)
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
     data = noisy(num_train, num_validation, seed=9, labels=labels)
-    payload = run.method.broadcast(run.state, known_as, RandomKey(2))
-    memory = run.memory.get(known_as)
-    queries = noisy(5, 0, seed=10).train.images
-
-    served = run.method.personalize(payload, memory, data, RandomKey(3))(queries)
-    again = run.method.personalize(payload, memory, data, RandomKey(3))(queries)
-
+    served, again = (personal(run, known_as, data)(queries) for _ in range(2))
     assert served.shape == (5, 3)
     assert served.dtype == torch.float32
     assert bool((served >= 0).all())
@@ -158,20 +208,15 @@ def test_every_client_is_served_probabilities(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_no_queries_give_no_rows(name: str, train: Train) -> None:
+def test_no_queries_give_no_rows(name: str) -> None:
     run = train(name)
-    payload = run.method.broadcast(run.state, "a", RandomKey(2))
-    predictor = run.method.personalize(
-        payload, run.memory.get("a"), run.data["a"], RandomKey(3)
-    )
+    predictor = personal(run, "a", run.data["a"])
     assert predictor(run.data["a"].train.images[:0]).shape == (0, 3)
     assert all(isinstance(value, float) for value in predictor.describe().values())
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_without_data_everyone_is_served_the_unpersonalised_model(
-    name: str, train: Train, noisy: MakeClient
-) -> None:
+def test_without_data_everyone_is_served_the_unpersonalised_model(name: str) -> None:
     run, queries = train(name), noisy(5, 0, seed=10).train.images
     nothing = noisy(0, 0, seed=9)
     payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
@@ -183,6 +228,61 @@ def test_without_data_everyone_is_served_the_unpersonalised_model(
     if hasattr(run.state, "weights"):
         expected = run.task.probabilities(run.state.weights, queries)
         assert torch.equal(served[0], expected)
+
+
+NAMED = [name for name in METHODS if METHODS[name].personalization != AS_IT_IS]
+"""What are another method's rounds with something on top."""
+
+
+@pytest.mark.parametrize(
+    ("name", "on_top"),
+    [
+        *((name, METHODS[name].personalization) for name in NAMED),
+        *itertools.product(("fedavg", "scaffold"), {*PERSONALIZERS} - {AS_IT_IS}),
+    ],
+)
+def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
+    found = train(name, on_top)
+    own = train(trained_as(name), AS_IT_IS)
+    assert found.method.num_rounds == own.method.num_rounds
+    # What is on top may send more along; of the method's own nothing differs.
+    expected, tensors = (take_apart(run.state).tensors for run in (own, found))
+    assert all(torch.equal(tensors[path], expected[path]) for path in expected)
+    assert len(found.updates) == len(own.updates) > 0
+    for (_, update), (_, its) in zip(found.updates, own.updates, strict=True):
+        assert fingerprint(update) == fingerprint(its)
+    for client in CLIENTS:
+        assert fingerprint(found.memory[client]) == fingerprint(own.memory[client])
+
+
+TRAINED_FURTHER = {"apfl", "ditto", "mapper", "per_fedavg", "pfedme"}
+"""Their clients train further, from one model that is of use by itself."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_flags_are_what_the_method_does(name: str) -> None:
+    trainings: list[int] = []
+    run = train(name, AS_IT_IS, on_trained=lambda steps, _: trainings.append(steps))
+    queries = noisy(5, 0, seed=10).train.images
+    trainings.clear()
+    served = {
+        client: personal(run, client, run.data["a"])(queries)
+        for client in ("a", NEWCOMER)
+    }
+    payloads = {
+        fingerprint(run.method.broadcast(run.state, client, RandomKey(2).child(client)))
+        for client in (*CLIENTS, NEWCOMER)
+    }
+    # Once a cluster of clustered_fl has split, its clients are sent different models.
+    is_global = False
+    if hasattr(run.state, "weights"):
+        of_all = run.task.probabilities(run.state.weights, queries)
+        is_global = torch.equal(served[NEWCOMER], of_all)
+    expected = is_global or name in TRAINED_FURTHER
+    assert METHODS[name].ends_with_global_model == expected
+    infers = not trainings and len(payloads) == 1 and name != "clustered_fl"
+    assert run.method.personalizes_by_inference == infers
+    assert run.method.serves_global_model == (infers and is_global)
 
 
 def count_embeddings(task: Task) -> list[int]:
@@ -208,21 +308,7 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_clients_that_are_personalised_together_are_sent_the_same(
-    name: str, train: Train
-) -> None:
-    run = train(name)
-    payloads = {
-        fingerprint(run.method.broadcast(run.state, client, RandomKey(2).child(client)))
-        for client in (*CLIENTS, NEWCOMER)
-    }
-    assert len(payloads) == 1
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-def test_together_clients_are_served_what_they_would_be_alone(
-    name: str, train: Train, noisy: MakeClient
-) -> None:
+def test_together_clients_are_served_what_they_would_be_alone(name: str) -> None:
     run = train(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     tests = {client: noisy(5, 0, seed=20).train.images for client in CLIENTS}
@@ -278,3 +364,242 @@ def test_settings_have_ranges(name: str, field: str, wrong: float) -> None:
             f'{{"{field}": {wrong}}}'
         )
     assert [error["loc"] for error in caught.value.errors()] == [(field,)]
+
+
+PARTICIPANTS = (("a", "b", "c"), ("c", "d", "e"), ("a", "b", "d"))
+"""Of three rounds: some clients miss the first, some the second."""
+
+KEEPING = [name for name in WITH_ROUNDS if METHODS[name].client_state != "0"]
+
+
+def assert_finite(*records: Any) -> None:
+    for record in records:
+        parts = take_apart(record)
+        for name, tensor in parts.tensors.items():
+            assert is_finite(tensor), name
+        json.loads(parts.structure, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(("num_train", "labels"), [(1, 3), (2, 3), (6, 1)])
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_a_client_with_little_to_learn_from_takes_part(
+    name: str, num_train: int, labels: int
+) -> None:
+    run = train(name)
+    data, memory, state = noisy(num_train, 0, 9, labels=labels), None, run.before
+    for server_round in (1, 2):
+        memory, update = client_update(
+            run.method, state, "a", data, memory, server_round
+        )
+        assert update.num_examples == num_train
+        assert math.isfinite(update.train_loss)
+        assert_finite(memory, update)
+        if server_round == 1:
+            state = run.method.aggregate(state, iter([("a", update), *run.updates[1:]]))
+            assert_finite(state)
+
+
+def rounds(
+    method: Method, data: dict[str, ClientData], memory: dict[str, Any]
+) -> Iterator[Any]:
+    """Yield the server's state before each round; keep its participants' memory."""
+    state = method.init(sorted(data), RandomKey(1))
+    for server_round, names in enumerate(PARTICIPANTS, start=1):
+        yield state
+        updates = []
+        for name in names:
+            memory[name], update = client_update(
+                method, state, name, data[name], memory.get(name), server_round
+            )
+            assert_finite(memory[name], update)
+            updates.append((name, update))
+        state = method.aggregate(state, iter(updates))
+    yield state
+
+
+def three_rounds(name: str) -> Method:
+    """Return a method of as many rounds as `PARTICIPANTS` are named for."""
+    return build(
+        METHODS[name], normed_task(replace(TRAINING, num_rounds=len(PARTICIPANTS)))
+    )
+
+
+def five_clients() -> dict[str, ClientData]:
+    return {client: noisy(6 + i, 4, seed=i) for i, client in enumerate("abcde")}
+
+
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_a_part_of_the_clients_replies(name: str) -> None:
+    first, second = dict[str, Any](), dict[str, Any]()
+    once, twice = (
+        rounds(three_rounds(name), five_clients(), first),
+        rounds(three_rounds(name), five_clients(), second),
+    )
+    for state, again in zip(once, twice, strict=True):
+        assert_finite(state)
+        assert fingerprint(state) == fingerprint(again)
+    assert sorted(first) == sorted(second) == list("abcde")
+    for client, memory in first.items():
+        assert fingerprint(memory) == fingerprint(second[client])
+
+
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_who_keeps_something(
+    name: str,
+) -> None:
+    keeps_nothing = three_rounds(name).client_state_type is NoState
+    assert keeps_nothing == (METHODS[name].client_state == "0")
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_client_that_missed_a_round_goes_on_with_what_it_kept(name: str) -> None:
+    method, data, memory = three_rounds(name), five_clients(), dict[str, Any]()
+    *_, last = itertools.islice(rounds(method, data, memory), len(PARTICIPANTS))
+    found, anew = (
+        [
+            fingerprint(one)
+            for one in client_update(method, last, "a", data["a"], its, 3)
+        ]
+        for its in (memory["a"], None)
+    )
+    assert found != anew
+
+
+LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
+"""From round 2 on, which is the last one, an eighth of the rate."""
+
+LATER_RATE = 0.125 * TRAINING.learning_rate
+
+BEGINNING = (
+    "apfl",
+    "ditto",
+    "fed_mtl",
+    "fedbasis",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    "l2gd",
+    "lg_fedavg",
+    "pfedhn",
+)
+"""What train a newcomer from the start, at the training section's rate."""
+
+
+def at_three_rates(name: str) -> list[Method]:
+    """Return it at the constant rate, scheduled, and at the later rate throughout."""
+    proxy = noisy(7, 0, seed=2).train
+    changes: tuple[dict[str, Any], ...] = (
+        {},
+        {"schedule": LATER},
+        {"learning_rate": LATER_RATE},
+    )
+    tasks = [normed_task(replace(TRAINING, **change)) for change in changes]
+    return [build(METHODS[name], replace(task, proxy=lambda: proxy)) for task in tasks]
+
+
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
+    run = train(name)
+    payload = run.method.broadcast(run.state, "a", RandomKey(2))
+
+    def second_round(method: Method) -> list[str]:
+        arguments = (payload, run.memory["a"], run.data["a"], 2, RandomKey(3))
+        return [fingerprint(one) for one in method.client_update(*arguments)]
+
+    constant, scheduled, later = map(second_round, at_three_rates(name))
+    assert scheduled == later
+    assert scheduled != constant
+
+
+@pytest.mark.parametrize("name", BEGINNING)
+def test_a_newcomer_is_trained_at_the_rate_of_the_first_round(name: str) -> None:
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
+    payload = run.method.broadcast(run.state, NEWCOMER, RandomKey(2))
+
+    def served(method: Method) -> Tensor:
+        return method.personalize(payload, None, run.data["a"], RandomKey(3))(queries)
+
+    constant, scheduled, later = map(served, at_three_rates(name))
+    assert torch.equal(scheduled, constant)
+    assert not torch.equal(scheduled, later)
+
+
+WITH_MEMORY = ("knn_per", "knn_per_protonn")
+"""Nothing is put on top of these, so that they are never asked."""
+
+ON_TOP = ("fine_tuning", "linear_probe", "dapper", "mapper_two_stage")
+
+CHOOSING = (
+    "clustered_fl",
+    "dapper",
+    "ditto",
+    "hypcluster",
+    "mapper",
+    "mapper_two_stage",
+)
+"""What choose a cluster, a weight or a model on the validation split."""
+
+BARE = [(name, None) for name in METHODS if name not in WITH_MEMORY]
+
+
+def validation_splits() -> list[Examples]:
+    """Return one, another of another length, that in another order, and none.
+
+    On the same examples in another order the choice is the same, but training is not.
+    """
+    other = noisy(0, 7, seed=99).validation
+    turned = other.take(torch.arange(7).roll(1))
+    return [noisy(0, 4, 0).validation, other, turned, noisy(0, 0, 1).validation]
+
+
+@pytest.mark.parametrize("known_as", ["a", NEWCOMER])
+@pytest.mark.parametrize(
+    ("name", "on_top"), BARE + [("fedavg", on_top) for on_top in ON_TOP]
+)
+def test_what_is_served_without_validation_has_not_seen_it(
+    name: str, on_top: str | None, known_as: str
+) -> None:
+    run, queries = train(name, on_top), noisy(5, 0, seed=10).train.images
+    payload = run.method.broadcast(run.state, known_as, RandomKey(2))
+    memory, own = run.memory.get(known_as), run.data["a"].train
+    chosen, alone = [], []
+    for validation in validation_splits():
+        data = ClientData(own, validation)
+        served = run.method.personalize(payload, memory, data, RandomKey(3))
+        assert isinstance(served, EmbeddingPredictor)
+        chosen.append(served.describe())
+        alone.append(served.without_validation())
+    chooses = (on_top or name) in CHOOSING
+    assert not chooses or chosen[1] == chosen[2]
+    for one, other in itertools.combinations(range(len(alone)), 2):
+        if chooses and chosen[one] != chosen[other]:
+            continue
+        assert alone[one].describe() == alone[other].describe()
+        assert torch.equal(alone[one](queries), alone[other](queries))
+
+
+ALWAYS_TRAIN = (
+    "fedavg_plus",
+    "fedbasis",
+    "fedem",
+    "fedrep",
+    "local",
+    "per_fedavg",
+    "pfedgp",
+    "pfedme",
+)
+"""What train for everyone in the end; these do for newcomers."""
+
+TRAIN_NEWCOMERS = ("apfl", "ditto", "fed_mtl", "fedbn", "fedper", "l2gd", "lg_fedavg")
+
+
+@pytest.mark.parametrize(
+    ("name", "known_as"),
+    [(name, "a") for name in ALWAYS_TRAIN]
+    + [(name, NEWCOMER) for name in ALWAYS_TRAIN + TRAIN_NEWCOMERS],
+)
+def test_what_is_served_has_learnt_from_validation(name: str, known_as: str) -> None:
+    run, queries = train(name), noisy(5, 0, seed=10).train.images
+    served = personal(run, known_as, noisy(9, 5, seed=4))
+    assert isinstance(served, EmbeddingPredictor)
+    assert not torch.equal(served(queries), served.without_validation()(queries))

@@ -12,15 +12,17 @@ from knnper.models.networks import StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.method import NEWCOMER, Method
-from knnper.strategies.core.networks import Attention, KnownClients, Memory
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedattn import (
+    Attention,
     FedAttn,
     FedAttnPayload,
     FedAttnSettings,
     FedAttnState,
     FedAttnUpdate,
+    KnownClients,
+    Memory,
     bias_mask,
 )
 from tests.strategies.tiny import (

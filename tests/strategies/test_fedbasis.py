@@ -15,12 +15,15 @@ from knnper.models.networks import MlpSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.bases import Bases, BasesState, BasesUpdate, layers
 from knnper.strategies.core.method import NEWCOMER
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedbasis import (
+    Bases,
+    BasesState,
+    BasesUpdate,
     FedBasis,
     FedBasisSettings,
+    layers,
     local_round,
     num_warm_rounds,
 )

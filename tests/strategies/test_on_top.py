@@ -11,16 +11,14 @@ from torch import Tensor
 from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings
 from knnper.loading import load_experiment
-from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
-from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import AS_IT_IS, NEWCOMER, Method
 from knnper.strategies.core.predictors import EmbeddingPredictor, ModelPredictor
 from knnper.strategies.core.task import Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from knnper.strategies.knn_per import LocalMemory, memorize
+from knnper.strategies.knn_per import KnnSettings, LocalMemory, memorize
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import noisy, normed_task, of_name
@@ -130,19 +128,6 @@ def _vote(
     votes = torch.zeros(len(asked), 3, dtype=torch.float64)
     votes.scatter_add_(1, labels[order], kernel)
     return (votes / votes.sum(dim=1, keepdim=True)).float()
-
-
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-@pytest.mark.parametrize("on_top", ON_TOP)
-def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
-    task, entry = normed_task(TRAINING), PERSONALIZERS[on_top]
-    method = METHODS[name](task, METHODS[name].settings_type())
-    topped = entry(task, method, entry.settings_type())
-    state, memory = after_a_round(method)
-    its_state, its_memory = after_a_round(topped)
-    assert torch.equal(its_state.weights, state.weights)
-    assert fingerprint(its_memory) == fingerprint(memory)
-    assert topped.num_rounds == method.num_rounds
 
 
 @pytest.mark.parametrize("on_top", MODEL_ONLY)

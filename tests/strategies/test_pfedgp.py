@@ -12,10 +12,9 @@ from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import TrainingSettings
 from knnper.models.flat import EmbeddingModel
 from knnper.seeding import RandomKey
-from knnper.strategies.core.memory import KnnSettings
 from knnper.strategies.core.method import NEWCOMER
 from knnper.strategies.core.task import Task
-from knnper.strategies.knn_per import memorize
+from knnper.strategies.knn_per import KnnSettings, memorize
 from knnper.strategies.pfedgp import (
     GaussianProcessPredictor,
     PFedGP,

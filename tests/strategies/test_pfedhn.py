@@ -7,10 +7,16 @@ from knnper.data.examples import ClientData
 from knnper.experiment import MultiStepSchedule
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import NEWCOMER, Method
-from knnper.strategies.core.networks import Hypernetwork, Layer, generate
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import Task
-from knnper.strategies.pfedhn import PFedHN, PFedHNSettings, PFedHNState
+from knnper.strategies.pfedhn import (
+    Hypernetwork,
+    Layer,
+    PFedHN,
+    PFedHNSettings,
+    PFedHNState,
+    generate,
+)
 from tests.strategies.tiny import (
     KEY,
     linear_task,

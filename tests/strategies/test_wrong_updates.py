@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,8 +16,7 @@ from knnper.server.rounds import Tally, usable_updates
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.clusters import ClusterUpdate
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.task import Task
-from tests.strategies.trained_methods import MakeClient
+from tests.strategies.tiny import noisy, normed_task
 
 CLIENTS = ("a", "b", "c", "d")
 EXAMPLES = dict.fromkeys(CLIENTS, 6)
@@ -27,9 +26,7 @@ TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 
 
 @pytest.fixture
-def method(
-    request: pytest.FixtureRequest, normed_task: Callable[[TrainingSettings], Task]
-) -> Method:
+def method(request: pytest.FixtureRequest) -> Method:
     spec = METHODS[request.param]
     return spec(normed_task(TRAINING), spec.settings_type())
 
@@ -57,9 +54,7 @@ def of_other_clusters(update: Any) -> Iterator[Any]:
         yield dataclasses.replace(update, cluster=99)
 
 
-def of_a_round(
-    method: Method, state: Any, noisy: MakeClient
-) -> tuple[Tally, dict[str, Any]]:
+def of_a_round(method: Method, state: Any) -> tuple[Tally, dict[str, Any]]:
     """Return what is known of what was sent, and every client's honest update."""
     checks = (method.update_problem, method.started_from)
     tally, updates = Tally(EXAMPLES, math.inf, *checks), {}
@@ -80,11 +75,9 @@ def used_of(
 
 
 @pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
-def test_a_wrong_first_update_is_that_client_s_failure(
-    method: Method, noisy: MakeClient
-) -> None:
+def test_a_wrong_first_update_is_that_client_s_failure(method: Method) -> None:
     state = method.init(CLIENTS, RandomKey(1))
-    _, honest = of_a_round(method, state, noisy)
+    _, honest = of_a_round(method, state)
     first = honest["a"]
     wrong_ones = [
         *longer(first),
@@ -92,7 +85,7 @@ def test_a_wrong_first_update_is_that_client_s_failure(
         *of_other_clusters(first),
     ]
     for wrong in wrong_ones:
-        tally, _ = of_a_round(method, state, noisy)
+        tally, _ = of_a_round(method, state)
         replies = [Reply((c,), update) for c, update in (honest | {"a": wrong}).items()]
         used = used_of(replies, method, tally)
         assert [client for client, _ in used] == ["b", "c", "d"], wrong
@@ -102,10 +95,10 @@ def test_a_wrong_first_update_is_that_client_s_failure(
 
 @pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
 def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
-    method: Method, noisy: MakeClient
+    method: Method,
 ) -> None:
     state = method.init(CLIENTS, RandomKey(1))
-    tally, honest = of_a_round(method, state, noisy)
+    tally, honest = of_a_round(method, state)
     replies = [Reply((client,), update) for client, update in honest.items()]
     for one in usable_updates(replies, method.update_type, tally):
         assert one is not None
@@ -118,10 +111,10 @@ def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
 
 @pytest.mark.parametrize("method", ["fedattn"], indirect=True)
 def test_an_update_without_what_may_be_missing_does_not_decide_for_others(
-    method: Method, noisy: MakeClient
+    method: Method,
 ) -> None:
     state = method.init(CLIENTS, RandomKey(1))
-    tally, honest = of_a_round(method, state, noisy)
+    tally, honest = of_a_round(method, state)
     honest["a"] = dataclasses.replace(honest["a"], representation=None)
     replies = [Reply((client,), update) for client, update in honest.items()]
     used = used_of(replies, method, tally)

@@ -19,7 +19,7 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
     save_model,
 )
-from knnper.strategies.core.memory import default_memory
+from knnper.strategies.knn_per import default_memory
 from tests.client.state.small_site import TASK, feature_model, queries, small_model
 
 

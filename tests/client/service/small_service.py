@@ -29,7 +29,7 @@ from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.exported_model import GlobalModel, ModelCard, model_of_card
-from knnper.strategies.core.memory import KnnSettings
+from knnper.strategies.knn_per import KnnSettings
 from knnper.transport.sockets import SocketLimits
 
 TOKEN = "a token of the tests"

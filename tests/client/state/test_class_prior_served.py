@@ -15,7 +15,7 @@ from knnper.datastore.examples import NewExamples, Selection, StoreSpec
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings, adapted
 from knnper.datastore.store import UNNAMED, empty_memory_store
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.strategies.core.memory import Tuned, remember
+from knnper.strategies.knn_per import Tuned, remember
 from tests.client.state.small_site import (
     TASK,
     drawn,

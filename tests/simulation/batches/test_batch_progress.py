@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from knnper.simulation.batches.family import Event, Family, Step, TellingObserver
-from knnper.simulation.batches.progress import Told, Tracker
+from knnper.simulation.batches.progress import TimeLeft, Told, Tracker
 
 ROUNDS = 10
 
@@ -61,6 +61,12 @@ def steps_of(number: int, one: Work, start: float) -> Iterator[tuple[float, Told
         yield now, (number, Event(Step.ENDED, now))
 
 
+def left_of(tracker: Tracker) -> TimeLeft:
+    left = tracker.left()
+    assert left is not None
+    return left
+
+
 def timeline(works: Sequence[Work], num_workers: int) -> tuple[list[Any], float]:
     """Return all that is told with its moments, and when all is done."""
     free, told = [0.0] * num_workers, list[tuple[float, Told]]()
@@ -86,13 +92,11 @@ def errors(
         now[0] = part * end
         tracker.note(one for moment, one in told if moment <= now[0])
         told = [one for one in told if one[0] > now[0]]
-        left = tracker.left()
-        assert left is not None
+        left = left_of(tracker)
         found.append((left.seconds - (end - now[0])) / (end - now[0]))
     tracker.note(one for _, one in told)
     now[0] = end
-    last = tracker.left()
-    assert last is not None
+    last = left_of(tracker)
     assert (last.seconds, last.is_least) == (0.0, False)
     assert tracker.num_made == tracker.num_steps
     return found
@@ -101,21 +105,26 @@ def errors(
 PARTS = (0.25, 0.5, 0.75, 0.95)
 
 
-def test_alike_runs_are_foretold(tmp_path: Path) -> None:
-    works = [work(tmp_path, str(seed), 2.0, 5.0, num_runs=3) for seed in range(6)]
-    assert errors(works, 2, PARTS) == pytest.approx([0, 0, 0, 0], abs=0.02)
-
-
-def test_the_last_family_is_waited_for(tmp_path: Path) -> None:
-    """Five families for two workers: in the end one of them works alone."""
-    works = [work(tmp_path, str(seed), 2.0, 5.0, num_runs=3) for seed in range(5)]
-    assert errors(works, 2, PARTS) == pytest.approx([0, 0, 0, 0], abs=0.02)
-
-
-def test_personalizations_are_waited_for(tmp_path: Path) -> None:
-    """One training, then nine that each take ten times as long as a round."""
-    works = [work(tmp_path, "one", 1.0, 10.0, num_runs=9)]
-    assert errors(works, 2, PARTS) == pytest.approx([0, 0, 0, 0], abs=0.05)
+@pytest.mark.parametrize(
+    ("num_families", "seconds", "num_runs", "within"),
+    [
+        (6, (2.0, 5.0), 3, 0.02),
+        (5, (2.0, 5.0), 3, 0.02),  # in the end one of two workers works alone
+        (1, (1.0, 10.0), 9, 0.05),  # one training, then nine long personalisations
+    ],
+)
+def test_the_rest_is_foretold(
+    tmp_path: Path,
+    num_families: int,
+    seconds: tuple[float, float],
+    num_runs: int,
+    within: float,
+) -> None:
+    works = [
+        work(tmp_path, str(seed), *seconds, num_runs=num_runs)
+        for seed in range(num_families)
+    ]
+    assert errors(works, 2, PARTS) == pytest.approx([0, 0, 0, 0], abs=within)
 
 
 def test_slow_runs_behind_fast_ones_are_waited_for(tmp_path: Path) -> None:
@@ -139,8 +148,7 @@ def test_what_nobody_timed_is_not_foretold(tmp_path: Path) -> None:
     assert tracker.left() is None
     now[0] = 10.0
     tracker.note(one for moment, one in told if moment <= now[0])
-    left = tracker.left()
-    assert left is not None
+    left = left_of(tracker)
     # Five rounds of two seconds; how long the personalisation takes is not known yet.
     assert (left.seconds, left.is_least) == (10.0, True)
 
@@ -155,8 +163,7 @@ def test_between_two_rounds_time_goes_on(tmp_path: Path) -> None:
     found = []
     for moment in (30.0, 34.0, 39.0, 70.0):
         now[0] = moment
-        left = tracker.left()
-        assert left is not None
+        left = left_of(tracker)
         found.append(left.seconds)
     # A round that takes too long is no reason to believe that the others are shorter.
     assert found == [70.0, 66.0, 61.0, 60.0]
@@ -171,12 +178,10 @@ def test_a_later_stage_is_waited_for(tmp_path: Path) -> None:
     told, end = timeline([first], 1)
     tracker.note(one for _, one in told)
     now[0] = end
-    left = tracker.left()
-    assert left is not None
+    left = left_of(tracker)
     assert left.seconds == pytest.approx(3 * first.seconds)
     tracker.expect(later)
-    again = tracker.left()
-    assert again is not None
+    again = left_of(tracker)
     assert again.seconds == pytest.approx(left.seconds)
 
 
@@ -200,8 +205,7 @@ def test_what_trains_anew_and_what_diverges_changes_the_steps(tmp_path: Path) ->
     assert tracker.num_steps == ROUNDS + 4 + 3
     run(2, ROUNDS + 1, 0)
     assert tracker.num_made == tracker.num_steps
-    left = tracker.left()
-    assert left is not None
+    left = left_of(tracker)
     assert left.seconds == 0.0
 
 
@@ -223,7 +227,6 @@ def test_what_was_made_before_tells_how_long_it_takes(tmp_path: Path) -> None:
     (made / "results.json").write_text(json.dumps({"training": training}))
     tracker = Tracker(1, lambda: 0.0)
     assert tracker.expect([one.family for one in works]) == [works[1].family]
-    left = tracker.left()
-    assert left is not None
+    left = left_of(tracker)
     assert (left.seconds, left.is_least) == (27.0, False)
     assert tracker.num_made == ROUNDS + 1

@@ -27,7 +27,6 @@ from knnper.simulation.batches.family import (
     Family,
     Step,
     make_runs,
-    training_identity,
 )
 from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.plan import Comparison, Sweep
@@ -42,11 +41,11 @@ from knnper.simulation.batches.runner import (
 )
 from knnper.simulation.batches.tables import (
     csv_of,
-    csv_text,
     rows_of,
     run_rows,
     table_of,
 )
+from knnper.simulation.reports.tables import csv_text
 from knnper.simulation.run import simulate
 from knnper.strategies.core.task import EmbeddingPool, Task
 from tests.simulation.batches.doomed import Doomed, chat, die
@@ -139,7 +138,6 @@ def test_what_is_done_is_not_done_again(
     (only,) = told
     assert only.done == only.found == only.total == num_steps(sweep)
     assert points(again) == points(first)
-
     lost = first[1].runs[2]
     shutil.rmtree(lost)
     run_batch(sweep, folder, 1, ignore)
@@ -350,7 +348,6 @@ def test_a_tested_run_that_diverges_is_left_out(tmp_path: Path) -> None:
     assert outcomes[1].runs == {}
     cells = table_of(comparison, rows_of(comparison, outcomes)).rows[1]
     assert cells == ("Hot (2 failed)", *(7 * ["-"]))
-
     only = plan(tmp_path, grid=grid, rows={"mean": hot})
     with pytest.raises(RunError, match="the reference row mean failed with seed 1"):
         run_batch(only, tmp_path / "runs", 1, ignore)
@@ -416,17 +413,6 @@ def test_in_processes_it_is_the_same(
         run_batch(comparison, tmp_path / "two", 2, leave)
     assert multiprocessing.active_children() == []
     assert table(tmp_path / "two", 2) == expected
-
-
-def test_training_is_the_same_whatever_is_on_top(tmp_path: Path) -> None:
-    mean, memory, drift = plan(tmp_path).variants.values()
-    identities = [
-        training_identity(points[-1].runs[1]) for points in (mean, memory, drift)
-    ]
-    assert identities[0] != identities[2]
-    # FedAvg and kNN-Per are two names; the method is in what they have in common.
-    fedavg, knn_per = (points[0].runs[1] for points in (mean, memory))
-    assert training_identity(fedavg) == training_identity(knn_per)
 
 
 def test_what_failed_is_told_with_what_to_delete(tmp_path: Path) -> None:

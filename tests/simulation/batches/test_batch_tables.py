@@ -23,12 +23,12 @@ from knnper.simulation.batches.tables import (
     COLUMNS,
     Row,
     csv_of,
-    csv_text,
     documents_of,
     rows_of,
     table_of,
 )
 from knnper.simulation.reports.runs import estimate
+from knnper.simulation.reports.tables import csv_text
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, read
 

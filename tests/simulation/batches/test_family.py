@@ -48,6 +48,10 @@ def family(folder: Path, neighbors: list[int], rate: float = 0.1) -> Family:
     return found
 
 
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def make(one: Family) -> None:
     family_runs.make_runs(one, list[Event]().append)
 
@@ -60,9 +64,6 @@ def test_a_run_that_goes_on_keeps_the_code_that_began_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = family(tmp_path, [1])
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(family_runs, "simulate", interrupted)
@@ -129,7 +130,6 @@ def test_a_hand_over_that_fails_leaves_its_training_to_others(
     first, second = both.runs
     assert "could not be served" in (why_failed(first) or "")
     assert RunFolder(second).is_finished()
-
     # Nor is it taken for a training that diverges when it is found.
     shutil.rmtree(second)
     make(both)
@@ -178,9 +178,6 @@ def test_what_two_versions_failed_at_is_made_again_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[tuple[Path, int]]
 ) -> None:
     both = family(tmp_path, [1, 5], rate=1e30)
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(family_runs, "simulate", interrupted)

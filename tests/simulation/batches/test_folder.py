@@ -169,7 +169,6 @@ def test_runs_of_other_weights_are_refused(tmp_path: Path) -> None:
     base = {**BASE, "model": {**BASE["model"], "weights": str(file)}}
     sweep = read(tmp_path, base=base, vary={}, seeds=[1])
     run_batch(sweep, tmp_path / "out", 1, ignore)
-
     changed = {name: tensor + 1 for name, tensor in load_file(file).items()}
     save_file(changed, file)
     with pytest.raises(RunError, match="the file of weights is not what it was"):

@@ -195,7 +195,10 @@ RATED = {"training": {"learning_rate": 1}}
     [
         ({"base": None}, "base: expected the sections of an experiment, or experiment"),
         ({"experiment": "one.yaml"}, "base: expected .* one of the two"),
-        ({"base": None, "experiment": "lost.yaml"}, r"lost\.yaml.*readable text file"),
+        (
+            {"base": None, "experiment": "lost.yaml"},
+            r"lost\.yaml: there is no such file",
+        ),
         ({"name": "no/name"}, "name: found 'no/name'"),
         ({"variants": {"a b": {}}}, "variants.a b: found"),
         ({"seeds": []}, "seeds"),

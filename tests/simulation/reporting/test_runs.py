@@ -121,17 +121,8 @@ def test_seeds_are_one_row_with_their_interval() -> None:
     assert rows[1].figures["gain"].mean == pytest.approx(0.15)
     assert rows[0].figures["gain"].mean is None
     header, *cells = as_cells(rows)
-    assert cells[1] == [
-        "kNN-Per",
-        "seen",
-        "75.0 ± 63.5 %",
-        "37.5 ± 31.8 %",
-        "25.0 ± 0.0 %",
-        "4",
-        "2",
-        "30",
-        "15.0",
-    ]
+    percents = ["75.0 ± 63.5 %", "37.5 ± 31.8 %", "25.0 ± 0.0 %"]
+    assert cells[1] == ["kNN-Per", "seen", *percents, "4", "2", "30", "15.0"]
     assert header[6] == "seeds"
 
 
@@ -189,14 +180,7 @@ def test_nothing_is_gained_over_a_model_that_means_nothing(method: str) -> None:
 
 def test_cells() -> None:
     header, *rows = as_cells(table_of_run(run("knn_per", 0.8, 0.6)))
-    assert header[:5] == [
-        "method",
-        "group",
-        "average",
-        "bottom decile",
-        "degraded vs global",
-    ]
-    assert header[5:] == ["clients", "rounds", "seconds"]
+    assert header[4:] == ["degraded vs global", "clients", "rounds", "seconds"]
     assert rows == [
         ["FedAvg", "seen", "60.0 %", "30.0 %", "0.0 %", "4", "30", "12.0"],
         ["kNN-Per", "seen", "80.0 %", "40.0 %", "25.0 %", "4", "30", "15.0"],

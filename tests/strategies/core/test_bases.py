@@ -1,7 +1,5 @@
 """Blocks of a model, and bases that are found again from their combination."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,22 +18,23 @@ from knnper.models.networks import (
     ResNet18Settings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.bases import (
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import mini_batches
+from knnper.strategies.fedbasis import (
+    BasesUpdate,
     Blocks,
     Combination,
+    clustered,
     kept_by_decay,
     layers,
     learn_combination,
+    mean_models,
     stages,
     train_bases,
     train_jointly,
     whole_model,
 )
-from knnper.strategies.core.task import Task
-from knnper.strategies.core.training import mini_batches
-from tests.strategies.trained_methods import MakeClient
-
-MakeTask = Callable[[TrainingSettings], Task]
+from tests.strategies.tiny import noisy, normed_task
 
 ROW = InputSpec((1, 1, 3), num_classes=2, mean=(0.0,) * 3, std=(1.0,) * 3)
 COLOR = InputSpec((32, 32, 3), num_classes=2, mean=(0.5,) * 3, std=(0.25,) * 3)
@@ -179,11 +178,7 @@ def by_brute_force(
 @pytest.mark.parametrize("training", [TRAINING, WITH_EVERYTHING])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 def test_the_bases_are_those_of_training_each(
-    normed_task: MakeTask,
-    noisy: MakeClient,
-    training: TrainingSettings,
-    has_major: bool,
-    temperature: float,
+    training: TrainingSettings, has_major: bool, temperature: float
 ) -> None:
     task, data = normed_task(training), noisy(9, 0, seed=4)
     combination = unequal(task, has_major=has_major)
@@ -198,9 +193,7 @@ def test_the_bases_are_those_of_training_each(
         assert torch.equal(model[number:], result.weights[number:])
 
 
-def test_jointly_the_bases_move_alike_where_the_combination_stays(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_jointly_the_bases_move_alike_where_the_combination_stays() -> None:
     task, data = normed_task(WITH_EVERYTHING), noisy(9, 0, seed=4)
     fresh = unequal(task, has_major=True).models
     uniform = Combination(fresh, layers(task.model), True, learning_rate=0.0)
@@ -210,9 +203,7 @@ def test_jointly_the_bases_move_alike_where_the_combination_stays(
     torch.testing.assert_close(jointly, frozen, rtol=1e-4, atol=1e-5)
 
 
-def test_a_basis_without_a_share_stays(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_a_basis_without_a_share_stays() -> None:
     task, data = normed_task(TRAINING), noisy(9, 0, seed=4)
     combination = unequal(task, has_major=False)
     shares = combination.shares(1e-4)
@@ -223,9 +214,7 @@ def test_a_basis_without_a_share_stays(
     assert torch.equal(found[stays], combination.models[stays])
 
 
-def test_learning_a_combination_lowers_the_loss_and_leaves_the_bases(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
+def test_learning_a_combination_lowers_the_loss_and_leaves_the_bases() -> None:
     task, data = normed_task(TRAINING), noisy(12, 0, seed=4)
     combination = Combination(
         unequal(task, has_major=True).models, layers(task.model), True, 20.0
@@ -245,3 +234,25 @@ def test_learning_a_combination_lowers_the_loss_and_leaves_the_bases(
     assert loss(learned) < loss(start) - 0.01
     torch.testing.assert_close(combination.shares().sum(dim=0), torch.ones(2))
     assert torch.equal(combination.shares()[0], torch.full((2,), 0.5))
+
+
+def update(*values: float, num_examples: int = 1) -> BasesUpdate:
+    return BasesUpdate((torch.tensor(values),), num_examples, 0.5)
+
+
+def test_models_are_averaged_by_their_examples() -> None:
+    two = BasesUpdate((torch.tensor([4.0]), torch.tensor([8.0])), 3, 0.5)
+    one = BasesUpdate((torch.tensor([0.0]), torch.tensor([-8.0])), 1, 0.5)
+    assert [mean.tolist() for mean in mean_models([two, one])] == [[3.0], [4.0]]
+
+
+def test_buffers_are_averaged_and_not_compared() -> None:
+    # Two parameters and a buffer, which alone would pair the first with the third.
+    updates = [
+        update(0.0, 0.0, 900.0),
+        update(0.0, 1.0, -900.0, num_examples=3),
+        update(9.0, 9.0, 900.0),
+    ]
+    center = torch.tensor([3.0, 3.0])
+    found = clustered(updates, center, 2, RandomKey(0))
+    assert sorted(mean.tolist() for mean in found) == [[0, 0.75, -450], [9, 9, 900]]

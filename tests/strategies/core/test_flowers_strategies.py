@@ -22,7 +22,6 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy.fedopt import FedOpt
 from torch import Tensor
 
-from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core import averaging
 from knnper.strategies.core.averaging import (
@@ -43,8 +42,7 @@ from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
 from knnper.strategies.krum import Krum, KrumSettings
 from knnper.strategies.multikrum import MultiKrum, MultiKrumSettings
 from knnper.strategies.qfedavg import fair_terms
-from tests.strategies.tiny import on_a_line, random_updates
-from tests.strategies.trained_methods import MakeTask
+from tests.strategies.tiny import KEY, linear_task, on_a_line, random_updates
 
 HELD = random_updates(9, 50, seed=1)
 WEIGHTS = torch.linspace(-1, 1, 50)
@@ -100,10 +98,9 @@ def plain(updates: list[ModelUpdate]) -> list[Message]:
 def test_robust_rules_are_flowers(
     build: Callable[[Task], Method],
     flowers: flower.FedMedian | flower.FedTrimmedAvg | flower.MultiKrum,
-    linear_task: MakeTask,
 ) -> None:
     arrays, _ = flowers.aggregate_train(1, plain([update for _, update in HELD]))
-    method = build(linear_task(TrainingSettings()))
+    method = build(linear_task())
     assert_close(method.aggregate(ModelState(WEIGHTS), iter(HELD)).weights, arrays)
 
 
@@ -128,14 +125,12 @@ def states(
         yield update, state
 
 
-def test_three_rounds_of_momentum_are_flowers(
-    linear_task: MakeTask, key: RandomKey
-) -> None:
+def test_three_rounds_of_momentum_are_flowers() -> None:
     settings = FedAvgMSettings(server_learning_rate=0.7, server_momentum=0.9)
-    method = FedAvgM(linear_task(TrainingSettings()), settings)
+    method = FedAvgM(linear_task(), settings)
     strategy = flower.FedAvgM(server_learning_rate=0.7, server_momentum=0.9)
-    strategy.current_arrays = arrays_of(method.init(("a",), key).weights)
-    for update, state in states(method, key, 3):
+    strategy.current_arrays = arrays_of(method.init(("a",), KEY).weights)
+    for update, state in states(method, KEY, 3):
         arrays, _ = strategy.aggregate_train(1, plain([update]))
         assert_close(state.weights, arrays)
 
@@ -168,15 +163,12 @@ MOMENTS = {
     ],
 )
 def test_three_rounds_of_an_adaptive_optimizer_are_flowers(
-    build: Callable[[Task], Method],
-    strategy: FedOpt,
-    linear_task: MakeTask,
-    key: RandomKey,
+    build: Callable[[Task], Method], strategy: FedOpt
 ) -> None:
-    method = build(linear_task(TrainingSettings()))
-    weights = method.init(("a",), key).weights
+    method = build(linear_task())
+    weights = method.init(("a",), KEY).weights
     # From v = 0, as Flower starts; in a late round, where FedAdam corrects nothing.
-    for update, state in states(method, key, 3, second_moment=torch.zeros(2)):
+    for update, state in states(method, KEY, 3, second_moment=torch.zeros(2)):
         strategy.current_arrays = {"0": weights.numpy()}
         arrays, _ = strategy.aggregate_train(10**6, plain([update]))
         weights = state.weights

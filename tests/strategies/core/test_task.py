@@ -1,18 +1,24 @@
+"""What methods ask of a task: predictions, layers, a sample of the server's data."""
+
 import dataclasses
+from dataclasses import replace
 
+import pytest
 import torch
+from torch import Tensor, nn
 
-from knnper.experiment import TrainingSettings
+from knnper.data.examples import Examples
+from knnper.errors import ConfigError
+from knnper.models.flat import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
+from knnper.strategies.core.task import draw_sample, first_layers, layers_left, taken
 from knnper.strategies.core.training import local_sgd
-from tests.strategies.trained_methods import MakeClient, MakeTask
+from tests.strategies.tiny import KEY, noisy, normed_task
 
 
-def test_predictions_are_made_in_evaluation_mode(
-    normed_task: MakeTask, noisy: MakeClient, key: RandomKey
-) -> None:
-    task, train = normed_task(TrainingSettings()), noisy(8, 0, seed=1).train
-    weights = local_sgd(task, task.initial_weights, train, 0.1, key).weights
+def test_predictions_are_made_in_evaluation_mode() -> None:
+    task, train = normed_task(), noisy(8, 0, seed=1).train
+    weights = local_sgd(task, task.initial_weights, train, 0.1, KEY).weights
     # BatchNorm in training mode would normalise with the other images' statistics.
     together = task.probabilities(weights, train.images)
     alone = [task.probabilities(weights, image[None]) for image in train.images]
@@ -20,10 +26,8 @@ def test_predictions_are_made_in_evaluation_mode(
     assert torch.equal(task.model.read(), weights)
 
 
-def test_head_of_the_embeddings_is_the_model(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    task = dataclasses.replace(normed_task(TrainingSettings()), evaluation_batch_size=3)
+def test_head_of_the_embeddings_is_the_model() -> None:
+    task = dataclasses.replace(normed_task(), evaluation_batch_size=3)
     images, weights = noisy(8, 0, seed=1).train.images, task.initial_weights
     embeddings = task.embed(weights, images)
     assert embeddings.shape == (8, 4)
@@ -33,17 +37,9 @@ def test_head_of_the_embeddings_is_the_model(
     torch.testing.assert_close(logits.softmax(dim=1), expected)
 
 
-def test_no_images(normed_task: MakeTask, noisy: MakeClient) -> None:
-    task, images = normed_task(TrainingSettings()), noisy(0, 0, seed=1).train.images
-    assert task.embed(task.initial_weights, images).shape == (0, 4)
-    assert task.probabilities(task.initial_weights, images).shape == (0, 3)
-
-
-def test_what_leaves_in_bfloat16_is_float32_and_close(
-    normed_task: MakeTask, noisy: MakeClient
-) -> None:
-    exact = normed_task(TrainingSettings())
-    mixed = normed_task(TrainingSettings(precision="bfloat16"))
+def test_what_leaves_in_bfloat16_is_float32_and_close() -> None:
+    exact = normed_task()
+    mixed = normed_task(precision="bfloat16")
     images, weights = noisy(8, 0, seed=1).train.images, exact.initial_weights
     for name in ("embed", "logits", "probabilities"):
         expected = getattr(exact, name)(weights, images)
@@ -57,3 +53,72 @@ def test_what_leaves_in_bfloat16_is_float32_and_close(
     )
     sums = mixed.probabilities(weights, images).sum(dim=1)
     torch.testing.assert_close(sums, torch.ones(8))
+
+
+class Layered(EmbeddingModel):
+    """A head that is defined first, and a body that begins with normalisation."""
+
+    embedding_dim, num_classes = 4, 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2))
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(1),
+            nn.Conv2d(1, 3, 2),
+            nn.BatchNorm2d(3, affine=False),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(3, 4),
+            nn.LayerNorm(4),
+        )
+
+    def embed(self, x: Tensor) -> Tensor:
+        features: Tensor = self.body(x)
+        return features
+
+
+MODEL = FlatModel(Layered())
+LAYERS = [{"body.0", "body.1", "body.2"}, {"body.5", "body.6"}, {"classifier.1"}]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_normalisation_belongs_to_the_layer_before(count: int) -> None:
+    mask = MODEL.named(first_layers(MODEL, count).float())
+    found = {name.rpartition(".")[0] for name, part in mask.items() if part.all()}
+    left_out = {name.rpartition(".")[0] for name, part in mask.items() if part.any()}
+    # Statistics, which have no gradient, go with their module.
+    assert found == left_out == set().union(*LAYERS[:count])
+
+
+def test_one_layer_at_least_is_left() -> None:
+    assert [layers_left(MODEL, taken, "num_x") for taken in (0, 1, 2)] == [3, 2, 1]
+    with pytest.raises(ConfigError, match=r"method\.num_x: found 3, .* most 2"):
+        layers_left(MODEL, 3, "num_x")
+
+
+def pairs(examples: Examples) -> list[tuple[tuple[int, ...], int]]:
+    both = zip(examples.images, examples.labels, strict=True)
+    return [(tuple(image.flatten().tolist()), int(label)) for image, label in both]
+
+
+def test_clients_get_other_examples() -> None:
+    proxy = noisy(40, 0, seed=2).train
+    task = replace(normed_task(), proxy=lambda: proxy)
+    drawn = [draw_sample(task, 10, RandomKey(1).child(c)) for c in "ab"]
+    assert not torch.equal(drawn[0].images, drawn[1].images)
+    every = draw_sample(task, 1000, RandomKey(1))
+    assert torch.equal(every.images.to(torch.uint8), proxy.images)
+    assert torch.equal(every.labels.long(), proxy.labels)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 1), (4, 4), (99, 9)])
+def test_so_many_are_taken(count: int, expected: int) -> None:
+    proxy = noisy(9, 0, seed=2).train
+    task = replace(normed_task(), proxy=lambda: proxy)
+    sample = draw_sample(task, 1000, RandomKey(1))
+    found = taken(sample, task.spec, count, RandomKey(3))
+    assert len(found) == expected
+    assert found.images.dtype == torch.uint8
+    assert set(pairs(found)) <= set(pairs(proxy))
+    assert len(set(pairs(found))) == expected

@@ -1,40 +1,56 @@
-"""On what a client of kNN-Per chooses λ, k and σ, and what it tells of it."""
+"""On what a client of kNN-Per chooses λ, k, σ and class prior, and what it tells."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from knnper.data.examples import ClientData, Examples
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.prediction import ClassPrior, ClassPriorSettings, adapted
+from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
 from knnper.datastore.tuning import EvidenceName, PriorPoint, TuningSettings
-from knnper.strategies.core.memory import KnnSettings
-from knnper.strategies.core.task import Task
-from tests.strategies.knn_per.small_task import NUM_CLASSES, Draw, oracle, served
+from knnper.errors import ConfigError
+from knnper.strategies.core.method import NoSettings
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.knn_per import (
+    KnnSettings,
+    LocalMemory,
+    left_out_evidence,
+    remember,
+    validation_evidence,
+)
+from tests.strategies.knn_per.small_task import (
+    NUM_CLASSES,
+    TASK,
+    client,
+    draw,
+    oracle,
+    served,
+)
 
 
-def test_the_weight_is_tuned_with_the_training_split_only(
-    tiny_task: Task, draw: Draw
-) -> None:
+def test_the_weight_is_tuned_with_the_training_split_only() -> None:
     # Each validation image would find itself, with its own label, in the full store.
     train, validation = draw("train", 30), draw("validation", 10)
     mislabelled = Examples(validation.images, (validation.labels + 1) % NUM_CLASSES)
     grid = KnnSettings(num_neighbors=1, knn_weights=(0.0, 1.0))
     data = ClientData(train, mislabelled)
-    weights = tiny_task.initial_weights
+    weights = TASK.initial_weights
     knn = oracle(
-        tiny_task.embed(weights, train.images),
+        TASK.embed(weights, train.images),
         train.labels,
-        tiny_task.embed(weights, mislabelled.images),
+        TASK.embed(weights, mislabelled.images),
         grid,
     )
-    model = tiny_task.probabilities(weights, mislabelled.images).numpy()
+    model = TASK.probabilities(weights, mislabelled.images).numpy()
     num_right = [
         (scores.argmax(axis=1) == mislabelled.labels.numpy()).sum()
         for scores in (model, knn)
     ]
 
     assert num_right[1] <= num_right[0]  # so that 0 is right, and self-matches wrong
-    assert served(tiny_task, data, grid).describe() == {
+    assert served(data, grid).describe() == {
         "knn_weight": 0.0,
         "num_stored": 40.0,
         "num_held_out": 10.0,
@@ -54,13 +70,11 @@ def test_the_weight_is_tuned_with_the_training_split_only(
     ],
 )
 def test_without_evidence_the_client_does_as_expected_of_its_size(
-    tiny_task: Task,
-    draw: Draw,
     num_train: int,
     num_validation: int,
     evidence: EvidenceName,
 ) -> None:
-    data = ClientData(draw("train", num_train), draw("validation", num_validation))
+    data = client(num_train, num_validation)
     expecting = TuningSettings(
         evidence=evidence,
         num_neighbors_grid=(3, 20),
@@ -70,7 +84,7 @@ def test_without_evidence_the_client_does_as_expected_of_its_size(
 
     def chosen(tuning: TuningSettings) -> dict[str, float]:
         settings = KnnSettings(knn_weights=(0.3, 0.7, 1.0), tuning=tuning)
-        predictor = served(tiny_task, data, settings)
+        predictor = served(data, settings)
         return {"knn_weight": predictor.knn_weight, **predictor.tuning}
 
     nothing = {"num_held_out": 0, "num_left_out": 0, "num_neighbors": 10}
@@ -83,8 +97,6 @@ def test_without_evidence_the_client_does_as_expected_of_its_size(
     [("validation", 9, 0), ("leave_one_out", 0, 29), ("auto", 0, 29)],
 )
 def test_what_was_chosen_and_on_what_is_reported(
-    tiny_task: Task,
-    draw: Draw,
     evidence: EvidenceName,
     num_held_out: int,
     num_left_out: int,
@@ -95,8 +107,8 @@ def test_what_was_chosen_and_on_what_is_reported(
         num_neighbors_grid=(4,),
         kernel_scale_grid=(0.5,),
     )
-    data = ClientData(draw("train", 20), draw("validation", 9))
-    described = {**served(tiny_task, data, KnnSettings(tuning=tuning)).describe()}
+    data = client(20, 9)
+    described = {**served(data, KnnSettings(tuning=tuning)).describe()}
 
     assert described.pop("knn_weight") in KnnSettings().knn_weights
     assert described == {
@@ -108,12 +120,12 @@ def test_what_was_chosen_and_on_what_is_reported(
     }
 
 
-def test_where_all_is_fixed_nothing_is_scored(tiny_task: Task, draw: Draw) -> None:
+def test_where_all_is_fixed_nothing_is_scored() -> None:
     tuning = TuningSettings(num_neighbors_grid=(4,), kernel_scale_grid=(0.5,))
     settings = KnnSettings(knn_weights=(0.7,), tuning=tuning)
-    data = ClientData(draw("train", 20), draw("validation", 9))
+    data = client(20, 9)
 
-    assert served(tiny_task, data, settings).describe() == {
+    assert served(data, settings).describe() == {
         "knn_weight": 0.7,
         "num_stored": 29,
         "num_held_out": 0,
@@ -128,24 +140,20 @@ def test_where_all_is_fixed_nothing_is_scored(tiny_task: Task, draw: Draw) -> No
     [(20, 10, 10, 0), (20, 9, 0, 29), (0, 10, 0, 10)],
 )
 def test_enough_validation_examples_are_preferred(
-    tiny_task: Task,
-    draw: Draw,
     num_train: int,
     num_validation: int,
     num_held_out: int,
     num_left_out: int,
 ) -> None:
     tuning = TuningSettings(evidence="auto", min_validation=10)
-    data = ClientData(draw("train", num_train), draw("validation", num_validation))
-    described = served(tiny_task, data, KnnSettings(tuning=tuning)).describe()
+    data = client(num_train, num_validation)
+    described = served(data, KnnSettings(tuning=tuning)).describe()
 
     scored = (described["num_held_out"], described["num_left_out"])
     assert scored == (num_held_out, num_left_out)
 
 
-def test_a_stored_example_is_no_evidence_for_itself(
-    tiny_task: Task, draw: Draw
-) -> None:
+def test_a_stored_example_is_no_evidence_for_itself() -> None:
     # All images are equal and their labels differ: each is wrong about every other.
     image = draw("train", 1).images
     examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
@@ -153,18 +161,18 @@ def test_a_stored_example_is_no_evidence_for_itself(
     settings = KnnSettings(num_neighbors=1, knn_weights=(0.0, 1.0), tuning=tuning)
     data = ClientData(examples, draw("validation", 0))
 
-    assert served(tiny_task, data, settings).describe()["knn_weight"] == 0.0
+    assert served(data, settings).describe()["knn_weight"] == 0.0
 
 
-def test_the_chosen_combination_is_served(tiny_task: Task, draw: Draw) -> None:
-    data = ClientData(draw("train", 40), draw("validation", 20))
+def test_the_chosen_combination_is_served() -> None:
+    data = client(40, 20)
     tuning = TuningSettings(
         criterion="log_loss",
         evidence="leave_one_out",
         num_neighbors_grid=(1, 5, 15),
         kernel_scale_grid=(0.1, 10.0),
     )
-    tuned = served(tiny_task, data, KnnSettings(tuning=tuning))
+    tuned = served(data, KnnSettings(tuning=tuning))
     chosen = tuned.describe()
     fixed = KnnSettings(
         num_neighbors=int(chosen["num_neighbors"]),
@@ -174,4 +182,212 @@ def test_the_chosen_combination_is_served(tiny_task: Task, draw: Draw) -> None:
     images = draw("test", 30).images
 
     assert chosen["num_neighbors"] in tuning.num_neighbors_grid
-    assert torch.equal(served(tiny_task, data, fixed)(images), tuned(images))
+    assert torch.equal(served(data, fixed)(images), tuned(images))
+
+
+PRIOR = ClassPriorSettings((1.0, 10.0, 100.0))
+BY_LOSS = TuningSettings("log_loss", "leave_one_out")
+THREE = torch.tensor([[0.5, 0.3, 0.2]])
+
+
+def of_classes(examples: Examples, *labels: int) -> Examples:
+    """Return those of some classes."""
+    wanted = torch.isin(examples.labels, torch.tensor(labels))
+    return examples.take(wanted.nonzero()[:, 0])
+
+
+def three_shares(embeddings: torch.Tensor) -> torch.Tensor:
+    return THREE.expand(len(embeddings), 3)
+
+
+@pytest.mark.parametrize("tuning", [TuningSettings(), BY_LOSS])
+def test_without_strengths_it_is_the_papers(tuning: TuningSettings) -> None:
+    data = client(30, 10)
+    images = draw("test", 20).images
+    # Shares of the classes alone change nothing.
+    neutral = ClassPriorSettings((), (0.1, 0.2, 0.3, 0.4))
+    paper, same = (
+        served(data, KnnSettings(tuning=tuning, class_prior=one))
+        for one in (ClassPriorSettings(), neutral)
+    )
+
+    assert torch.equal(paper(images), same(images))
+    assert paper.describe() == same.describe()
+    assert "class_prior" not in same.describe()
+
+
+def test_what_is_served_mixes_the_adapted_model() -> None:
+    data = ClientData(
+        of_classes(draw("train", 60), 0, 1), of_classes(draw("validation", 20), 0, 1)
+    )
+    images, weights = draw("test", 20).images, TASK.initial_weights
+    settings = KnnSettings(knn_weights=(0.3,), class_prior=PRIOR)
+    predictor = served(data, settings)
+
+    both = data.train_and_validation()
+    counts = torch.bincount(both.labels, minlength=NUM_CLASSES)[None]
+    alone = adapted(TASK.probabilities(weights, images), counts, ClassPrior(PRIOR))
+    knn = predictor.explain(images).vote.probabilities
+    assert knn is not None
+    torch.testing.assert_close(predictor(images), 0.3 * knn + 0.7 * alone)
+    assert predictor.describe()["class_prior"] == 1
+
+
+def test_it_is_used_where_it_predicts_the_clients_examples() -> None:
+    # An untrained model says little, so that a client of two classes gains much.
+    settings = KnnSettings(tuning=BY_LOSS, class_prior=PRIOR)
+    test = of_classes(draw("test", 100), 0, 1)
+    data = ClientData(of_classes(draw("train", 60), 0, 1), draw("validation", 0))
+    predictor = served(data, settings)
+
+    before = TASK.probabilities(TASK.initial_weights, test.images)
+    after = predictor.explain(test.images).adapted_probabilities
+    assert after is not None
+    right = [int((one.argmax(dim=1) == test.labels).sum()) for one in (before, after)]
+    assert predictor.describe()["class_prior"] == 1
+    assert right[1] > right[0]
+
+
+def test_it_is_not_used_where_it_loses() -> None:
+    # The model knows the classes of the validation split, of which training has none.
+    train = NewExamples(torch.zeros((8, 1)), torch.zeros(8, dtype=torch.int64))
+    validation = NewExamples(torch.ones((4, 1)), torch.ones(4, dtype=torch.int64))
+    sure = torch.tensor([[0.1, 0.8, 0.1]])
+    settings = KnnSettings(
+        tuning=TuningSettings("log_loss"), class_prior=ClassPriorSettings((1.0,))
+    )
+
+    def predictor_with(settings: KnnSettings) -> torch.Tensor:
+        store = empty_memory_store(StoreSpec(3), 1, UNNAMED)
+        tuned = remember(
+            store, train, validation, lambda x: sure.expand(len(x), 3), settings
+        )
+        assert tuned.choice.class_prior is None
+        predictor = tuned.predictor(
+            lambda x: x, lambda x: sure.expand(len(x), 3), store, settings
+        )
+        return predictor(torch.linspace(0, 1, 5)[:, None])
+
+    paper = KnnSettings(tuning=settings.tuning)
+    assert torch.equal(predictor_with(settings), predictor_with(paper))
+    # Nor where λ is fixed, and the class prior is all that there is to choose.
+    for weight in (0.0, 0.3):
+        alone = replace(settings, knn_weights=(weight,))
+        fixed = replace(paper, knn_weights=(weight,))
+        assert torch.equal(predictor_with(alone), predictor_with(fixed))
+
+
+def test_with_a_fixed_weight_the_sharpness_is_chosen() -> None:
+    # Both splits are right at 0.6 and 0.2 for each other class: surer is better.
+    train, validation = (
+        NewExamples(torch.zeros((count, 1)), torch.zeros(count, dtype=torch.int64))
+        for count in (8, 40)
+    )
+    mostly = torch.tensor([[0.6, 0.2, 0.2]])
+    prior = ClassPriorSettings((1000.0,), sharpness=(1.0, 2.0))
+    settings = KnnSettings(knn_weights=(0.0,), class_prior=prior)
+    store = empty_memory_store(StoreSpec(3), 1, UNNAMED)
+    tuned = remember(
+        store, train, validation, lambda x: mostly.expand(len(x), 3), settings
+    )
+    assert (tuned.kind, len(tuned.evidence)) == ("validation", 40)
+    assert tuned.choice.class_prior == ClassPrior(prior, 2.0)
+    fixed = KnnSettings(knn_weights=(0.0,))
+    assert fixed.evidence_of(8, 40) == "none"
+
+
+@pytest.mark.parametrize("evidence", ["validation", "leave_one_out", "auto"])
+@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (9, 2)])
+def test_clients_of_few_examples_and_of_one_class_are_served(
+    sizes: tuple[int, int], evidence: str
+) -> None:
+    train, validation = draw("train", sizes[0]), draw("validation", sizes[1])
+    one_class = Examples(train.images, torch.full_like(train.labels, 2))
+    settings = KnnSettings(
+        tuning=TuningSettings("log_loss", evidence),  # type: ignore[arg-type]
+        class_prior=PRIOR,
+    )
+    images = draw("test", 7).images
+    predictor = served(ClientData(one_class, validation), settings)
+
+    found = predictor(images)
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(7))
+    if sum(sizes) == 0:
+        model = TASK.probabilities(TASK.initial_weights, images)
+        assert torch.equal(found, model)
+
+
+def test_an_example_that_is_left_out_does_not_count_for_itself() -> None:
+    labels = torch.tensor([0, 0, 1])
+    store = memory_store(torch.tensor([[0.0], [1.0], [2.0]]), labels, 3)
+    one = ClassPriorSettings((3.0,))
+    evidence = left_out_evidence(store, torch.tensor([2, 0]), three_shares, 2, one)
+
+    # The third sees (2, 0, 0), the first (1, 1, 0): q = (3, 1, 1) / 5, (2, 2, 1) / 5.
+    expected = torch.tensor([[1.5, 0.3, 0.2], [1.0, 0.6, 0.2]])
+    expected /= expected.sum(dim=1, keepdim=True)
+    found = evidence.adapted(1.0).queries.probabilities
+    torch.testing.assert_close(found, expected)
+    assert evidence.queries.labels.tolist() == [1, 0]
+
+
+def test_validation_examples_do_not_count_before_they_are_stored() -> None:
+    store = memory_store(torch.zeros((2, 1)), torch.tensor([0, 0]), 3)
+    validation = NewExamples(torch.ones((1, 1)), torch.tensor([2]))
+    one = ClassPriorSettings((3.0,))
+    evidence = validation_evidence(store, validation, three_shares, 2, one)
+
+    expected = torch.tensor([[1.5, 0.3, 0.2]]) / 2
+    found = evidence.adapted(1.0).queries.probabilities
+    torch.testing.assert_close(found, expected)
+
+
+def shy(embeddings: torch.Tensor) -> torch.Tensor:
+    """The label is the sign of the embedding, of which the model is hardly sure."""
+    right = torch.tensor([[0.52, 0.48], [0.48, 0.52]])
+    return right[(embeddings[:, 0] > 0).long()]
+
+
+@pytest.mark.parametrize(("values", "expected"), [((1.0, 4.0), 4.0), ((1.0,), 1.0)])
+def test_a_model_that_is_too_shy_is_sharpened(
+    values: tuple[float, ...], expected: float
+) -> None:
+    labels = torch.tensor([0] * 18 + [1] * 6)
+    embeddings = (2.0 * labels - 1)[:, None] + torch.linspace(0, 0.5, 24)[:, None]
+    settings = KnnSettings(
+        knn_weights=(0.0, 0.1),
+        tuning=BY_LOSS,
+        class_prior=ClassPriorSettings((1.0,), sharpness=values),
+    )
+    store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
+    data = NewExamples(embeddings, labels)
+    nothing = NewExamples(embeddings[:0], labels[:0])
+    tuned = remember(store, data, nothing, shy, settings)
+
+    chosen = ClassPrior(settings.class_prior, expected)
+    assert tuned.choice.class_prior == chosen
+    predictor = tuned.predictor(lambda x: x, shy, store, settings)
+    assert predictor.describe().get("sharpness", 1.0) == expected
+    counts = torch.tensor([[18, 6]])
+    found = predictor.explain(embeddings).adapted_probabilities
+    assert found is not None
+    assert torch.equal(found, adapted(shy(embeddings), counts, chosen))
+
+
+def test_without_evidence_the_sharpness_is_the_one_closest_to_1() -> None:
+    store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
+    nothing = NewExamples(torch.zeros((0, 1)), torch.zeros(0, dtype=torch.int64))
+    prior = ClassPriorSettings((1.0,), sharpness=(4.0, 1.5, 0.5))
+    tuned = remember(store, nothing, nothing, shy, KnnSettings(class_prior=prior))
+    assert tuned.choice.class_prior == ClassPrior(prior, 1.5)
+
+
+def test_a_client_learns_from_training_and_validation_alone() -> None:
+    assert [one.name for one in fields(ClientData)] == ["train", "validation"]
+
+
+def test_shares_of_other_classes_are_refused_before_anything_is_trained() -> None:
+    wrong = KnnSettings(class_prior=ClassPriorSettings((1.0,), (0.5, 0.5)))
+    method = FedAvg(TASK, NoSettings())
+    with pytest.raises(ConfigError, match="expected 4 numbers, one for each class"):
+        LocalMemory(TASK, method, wrong)

@@ -1,0 +1,584 @@
+"""The one loop of local training: steps, parts, proximal terms, the hand-over."""
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.seeding import RandomKey
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core import training as module_of_local_sgd
+from knnper.strategies.core.method import NEWCOMER
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import Task
+from knnper.strategies.core.training import (
+    LocalModel,
+    LocalResult,
+    cross_entropy,
+    local_sgd,
+    newcomer_rate,
+    on_both_splits,
+    pull,
+    sgd_step,
+    trained_on_both_splits,
+)
+from knnper.strategies.ditto import DittoSettings
+from tests.strategies.tiny import KEY, linear_task, noisy, normed_task, white
+
+
+def trained(
+    task: Task,
+    examples: Examples,
+    rate: float = 0.1,
+    rng: RandomKey = KEY,
+    **given: Any,
+) -> LocalResult:
+    """Return what local training makes of the task's initial weights."""
+    return local_sgd(task, task.initial_weights, examples, rate, rng, **given)
+
+
+def same(first: LocalResult, second: LocalResult) -> bool:
+    return torch.equal(first.weights, second.weights) and (
+        first.num_steps == second.num_steps and first.train_loss == second.train_loss
+    )
+
+
+def test_equals_a_plain_loop() -> None:
+    training = TrainingSettings(
+        local_epochs=3, batch_size=4, momentum=0.9, weight_decay=0.1
+    )
+    task, train = normed_task(training), noisy(10, 0, seed=1).train
+    task.model.load(task.initial_weights)
+    module = copy.deepcopy(task.model.module)
+    shuffler = KEY.child("batches").numpy()
+    for parameter in module.parameters():
+        parameter.grad = None
+    optimizer = torch.optim.SGD(
+        module.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1
+    )
+    losses = []
+    for _ in range(3):
+        order = torch.from_numpy(shuffler.permutation(10))
+        for positions in (order[:4], order[4:8]):
+            batch = train.take(positions)
+            optimizer.zero_grad()
+            logits = module(task.normalize(batch.images))
+            loss = functional.cross_entropy(logits, batch.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+
+    result = trained(task, train, 0.05)
+
+    torch.testing.assert_close(result.weights, FlatModel(module).read())
+    assert result.num_steps == 6
+    assert result.train_loss == pytest.approx(sum(losses) / 6)
+
+
+def test_one_step_by_hand() -> None:
+    result = trained(linear_task(), white([0]).train, 0.5)
+    # x = 1, p = (½, ½), label 0: gradient (½ - 1, ½); step 0.5 times that; loss ln 2.
+    assert torch.equal(result.weights, torch.tensor([0.25, -0.25]))
+    assert result.num_steps == 1
+    assert result.train_loss == pytest.approx(math.log(2))
+
+
+def batches_of(task: Task, num_examples: int, num_epochs: int) -> list[list[int]]:
+    """Return the examples that each step trains on.
+
+    Example i lights pixel i only, so it alone moves column i of the gradient.
+    """
+    images = (255 * torch.eye(num_examples)).to(torch.uint8)
+    examples = Examples(
+        images.reshape(num_examples, 1, num_examples, 1),
+        torch.zeros(num_examples, dtype=torch.int64),
+    )
+    batches: list[list[int]] = []
+
+    def record(gradient: Tensor, parameters: Tensor) -> None:
+        moved = gradient.reshape(2, num_examples)[0].nonzero().flatten()
+        batches.append(moved.tolist())
+        gradient.zero_()
+
+    trained(task, examples, num_epochs=num_epochs, gradient_hook=record)
+    return batches
+
+
+@settings(max_examples=30, deadline=None)
+@given(num=st.integers(1, 12), size=st.integers(1, 6), epochs=st.integers(0, 3))
+def test_an_epoch_takes_every_example_at_most_once(
+    num: int, size: int, epochs: int
+) -> None:
+    task = linear_task(batch_size=size, num_pixels=num)
+    per_epoch = max(1, num // size)
+    batches = batches_of(task, num, epochs)
+    assert len(batches) == epochs * per_epoch
+    assert {len(batch) for batch in batches} <= {min(size, num)}
+    for start in range(0, len(batches), per_epoch):
+        taken = list(itertools.chain(*batches[start : start + per_epoch]))
+        assert len(set(taken)) == min(size, num) * per_epoch
+
+
+def test_epochs_are_shuffled_anew() -> None:
+    task = linear_task(batch_size=1, num_pixels=10)
+    batches = batches_of(task, 10, num_epochs=2)
+    assert batches[:10] != batches[10:]
+
+
+@pytest.mark.parametrize(
+    ("training", "num_epochs", "steps"),
+    [
+        (TrainingSettings(batch_size=2), None, 3),
+        (TrainingSettings(batch_size=2, local_epochs=2), None, 6),
+        (TrainingSettings(batch_size=2, local_steps=4), None, 4),
+        (TrainingSettings(batch_size=2, local_steps=1), None, 1),
+        (TrainingSettings(batch_size=2, local_steps=4), 1, 3),
+        (TrainingSettings(batch_size=2, local_epochs=2), 0, 0),
+    ],
+)
+def test_length_of_the_training(
+    training: TrainingSettings, num_epochs: int | None, steps: int
+) -> None:
+    task, train = linear_task(training), white([0, 1, 0, 1, 0, 1]).train
+    result = trained(task, train, num_epochs=num_epochs)
+    assert result.num_steps == steps
+
+
+def test_the_hook_changes_the_gradient_and_sees_the_parameters() -> None:
+    task = linear_task(local_steps=2)
+    seen: list[Tensor] = []
+
+    def pull_to_zero(gradient: Tensor, parameters: Tensor) -> None:
+        seen.append(parameters.clone())
+        gradient.copy_(parameters)
+
+    start = torch.tensor([4.0, 8.0])
+    result = local_sgd(
+        task, start, white([0]).train, 0.5, KEY, gradient_hook=pull_to_zero
+    )
+    # Each step halves the weights: w - 0.5 w.
+    assert [found.tolist() for found in seen] == [[4.0, 8.0], [2.0, 4.0]]
+    assert result.weights.tolist() == [1.0, 2.0]
+
+
+def test_weights_of_one_change_no_bit() -> None:
+    task = normed_task(local_epochs=2, batch_size=3)
+    train = noisy(8, 0, seed=2).train
+    assert same(
+        trained(task, train), trained(task, train, example_weights=torch.ones(8))
+    )
+
+
+def test_example_weights_scale_each_examples_loss() -> None:
+    factors, examples = torch.tensor([0.5, 0.0]), white([0, 1]).train
+    result = trained(linear_task(), examples, 1.0, example_weights=factors)
+    # Gradient (0.5 · (-½, ½) + 0 · (½, -½)) / 2 = (-⅛, ⅛); loss 0.5 ln 2 / 2.
+    assert result.weights.tolist() == [0.125, -0.125]
+    assert result.train_loss == pytest.approx(math.log(2) / 4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (None, (4, 8.0)),  # two of ten are left out of two epochs of the same order
+        ([1.0] * 10, (4, 8.0)),
+        ([1.0] + [0.0] * 9, (4, 1.0)),
+        ([0.0] * 10, (4, 0.0)),
+        ([1.0, 1.0, 2.0] + [0.0] * 5 + [9.0] * 2, (4, 16 / 6)),
+    ],
+)
+def test_what_was_trained_on_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+    weights: list[float] | None,
+    expected: tuple[int, float],
+) -> None:
+    def same_order(*_: object) -> Iterator[Tensor]:
+        return itertools.cycle([torch.arange(0, 4), torch.arange(4, 8)])
+
+    monkeypatch.setattr(module_of_local_sgd, "mini_batches", same_order)
+    told: list[tuple[int, float]] = []
+    task = dataclasses.replace(
+        normed_task(local_epochs=2, batch_size=4),
+        on_trained=lambda *found: told.append(found),
+    )
+    factors = None if weights is None else torch.tensor(weights)
+    examples = noisy(10, 0, seed=1).train
+    trained(task, examples, 0.05, example_weights=factors)
+    assert told == [expected]
+
+
+def test_without_examples_nothing_is_done() -> None:
+    task = linear_task(local_steps=5)
+    start = torch.tensor([1.0, 2.0])
+    result = local_sgd(task, start, no_examples(task.spec), 0.1, KEY)
+    assert torch.equal(result.weights, start)
+    assert result.num_steps == 0
+    assert math.isnan(result.train_loss)
+
+
+def test_the_key_alone_decides_and_the_global_generator_is_left_alone() -> None:
+    task = normed_task(batch_size=2)
+    task.model.module.features.append(nn.Dropout(0.5))  # type: ignore[operator]
+    train = noisy(8, 0, seed=4).train
+    before = torch.get_rng_state()
+    first = trained(task, train)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    assert same(first, trained(task, train))
+    assert not same(first, trained(task, train, 0.1, KEY.child("other")))
+
+
+def test_batches_are_augmented_with_the_keys_numbers() -> None:
+    """One image, its left pixel white: the gradient shows which pixel was seen."""
+    training = TrainingSettings(local_steps=40, augmentation="flip")
+    task = linear_task(training, num_pixels=2)
+    images = torch.tensor([255, 0], dtype=torch.uint8).reshape(1, 1, 2, 1)
+    seen: list[bool] = []
+
+    def record(gradient: Tensor, parameters: Tensor) -> None:
+        left, right = gradient.reshape(2, 2)[0].tolist()
+        assert (left == 0) != (right == 0)
+        seen.append(right != 0)
+        gradient.zero_()
+
+    examples = Examples(images, torch.zeros(1, dtype=torch.int64))
+    trained(task, examples, gradient_hook=record)
+    draws = KEY.child("augmentation").numpy()
+    assert seen == [bool(draws.integers(0, 2, 1)) for _ in range(40)]
+    assert 0 < sum(seen) < 40
+
+
+def test_training_in_bfloat16_is_close_to_float32() -> None:
+    training = TrainingSettings(local_epochs=3, batch_size=4, momentum=0.9)
+    task, train = normed_task(training), noisy(16, 0, seed=6).train
+    halved = dataclasses.replace(training, precision="bfloat16")
+    mixed_task = dataclasses.replace(task, training=halved)
+    start = task.initial_weights
+    exact = trained(task, train, 0.05)
+    mixed = local_sgd(mixed_task, start, train, 0.05, KEY)
+    assert mixed.weights.dtype == torch.float32
+    assert not torch.equal(mixed.weights, exact.weights)
+    # bfloat16 has 8 bits of mantissa: relative errors of 2^-8 in each product.
+    moved = torch.linalg.vector_norm(exact.weights - start)
+    gap = torch.linalg.vector_norm(mixed.weights - exact.weights)
+    assert float(gap / moved) < 0.05
+    assert mixed.train_loss == pytest.approx(exact.train_loss, rel=0.02)
+    assert same(mixed, local_sgd(mixed_task, start, train, 0.05, KEY))
+
+
+class TestTrainable:
+    """A part of the weights is trained, the rest stays."""
+
+    EXAMPLES = noisy(13, 0, seed=1).train
+
+    def test_nothing_else_moves_and_the_model_is_as_before(self) -> None:
+        task = normed_task(batch_size=4, momentum=0.9, weight_decay=0.1)
+        everything = trained(task, self.EXAMPLES)
+        head = trained(task, self.EXAMPLES, trainable=task.head_mask).weights
+        assert torch.equal(head != task.initial_weights, task.head_mask)
+        assert bool((everything.weights != task.initial_weights).all())
+        assert same(trained(task, self.EXAMPLES), everything)
+
+    def test_of_the_head_alone_the_body_is_passed_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        task = normed_task(batch_size=4, local_epochs=5, momentum=0.9)
+        module, passed = task.model.module, list[int]()
+        embed = module.embed
+
+        def counting(x: Tensor) -> Tensor:
+            passed.append(len(x))
+            return embed(x)
+
+        monkeypatch.setattr(module, "embed", counting)
+        head = task.head_mask
+        found = trained(task, self.EXAMPLES, trainable=head).weights
+        assert passed == [13]
+        # Another name for the same objective: the way that passes each mini-batch.
+        slowly = trained(
+            task,
+            self.EXAMPLES,
+            trainable=head,
+            objective=lambda *given: cross_entropy(*given),
+        ).weights
+        assert passed == [13, *(15 * [4])]
+        torch.testing.assert_close(found, slowly)
+
+    def test_nothing_and_everything(self) -> None:
+        task = normed_task(batch_size=4)
+        mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
+        nothing = trained(task, self.EXAMPLES, trainable=mask)
+        assert torch.equal(nothing.weights, task.initial_weights)
+        assert nothing.num_steps == 0
+        everything = trained(task, self.EXAMPLES, trainable=~mask)
+        assert torch.equal(everything.weights, trained(task, self.EXAMPLES).weights)
+
+
+class TestSteps:
+    """What a step of one's own can do."""
+
+    def test_other_batches_leave_the_first_alone(self) -> None:
+        def step(model: LocalModel) -> Tensor:
+            model.independent_batch()
+            return sgd_step(model)
+
+        task, examples = normed_task(batch_size=4), noisy(13, 0, seed=1).train
+        found = trained(task, examples, local_step=step).weights
+        assert torch.equal(found, trained(task, examples).weights)
+
+    def test_a_gradient_elsewhere_leaves_the_parameters(self) -> None:
+        def step(model: LocalModel) -> Tensor:
+            elsewhere = torch.tensor([0.5, -0.5])
+            loss = model.backward(model.next_batch(), at=elsewhere)
+            assert model.parameters.tolist() == [0.0, 0.0]
+            model.step()
+            return loss
+
+        # At (½, -½), x = 1, label 0: p_1 = 1 / (1 + e) and the gradient (-p_1, p_1).
+        found = trained(linear_task(), white([0]).train, 1.0, local_step=step).weights
+        torch.testing.assert_close(found, torch.tensor([-1, 1]) * -0.2689414)
+
+    def test_another_objective(self) -> None:
+        def squared(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
+            squares: Tensor = (module(inputs)[:, 0] - 1) ** 2
+            return squares
+
+        # d/dw (w - 1)² = -2 at 0, and nothing on the other logit.
+        result = trained(linear_task(), white([0]).train, 0.25, objective=squared)
+        assert result.weights.tolist() == [0.5, 0.0]
+        assert result.train_loss == 1.0
+
+
+NUMBERS = st.floats(-5, 5, width=32)
+
+
+def pulled(
+    gradient: Tensor,
+    parameters: Tensor,
+    center: Tensor,
+    weight: float,
+    rate: float,
+    *,
+    decay: float = 0.0,
+    where: Tensor | None = None,
+) -> Tensor:
+    changed = gradient.clone()
+    pull(center, weight, rate, decay, where)(changed, parameters)
+    return changed
+
+
+def test_a_step_by_hand() -> None:
+    # (g + λ (p - c)) / (1 + η λ) = (2 + ½ · (3 - 1)) / (1 + 2 · ½) = 1.5, and the step
+    # ends at 3 - 2 · 1.5 = 0 = (p - η g + η λ c) / (1 + η λ) = (3 - 4 + 1) / 2.
+    found = pulled(
+        torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([1.0]), 0.5, 2
+    )
+    assert found.tolist() == [1.5]
+
+
+def test_a_step_with_weight_decay_by_hand() -> None:
+    # With d = ¼ the loss has the slope 2 + ¼ · 3 = 2.75, and the step is along
+    # (2.75 + ½ · (3 - 1)) / 2 = 1.875, of which SGD adds ¼ · 3 itself.
+    g, p, c = (torch.tensor([value]) for value in (2.0, 3.0, 1.0))
+    assert pulled(g, p, c, 0.5, 2, decay=0.25).tolist() == [1.875 - 0.75]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    gradient=NUMBERS,
+    parameter=NUMBERS,
+    center=NUMBERS,
+    weight=st.floats(0, 30),
+    rate=st.floats(0.01, 3),
+    decay=st.floats(0, 1),
+)
+def test_a_step_ends_at_the_minimum(
+    gradient: float,
+    parameter: float,
+    center: float,
+    weight: float,
+    rate: float,
+    decay: float,
+) -> None:
+    g, p, c = (torch.tensor([value]) for value in (gradient, parameter, center))
+    end = p - rate * (pulled(g, p, c, weight, rate, decay=decay) + decay * p)
+    # The slope of ⟨g + d p, q⟩ + (q - p)² / (2 η) + λ/2 (q - c)² at q = end.
+    slope = g + decay * p + (end - p) / rate + weight * (end - c)
+    scale = abs(gradient) + (abs(parameter) + abs(center)) * (1 / rate + weight) + 1
+    assert abs(float(slope)) < 1e-5 * scale
+
+
+def test_no_weight_leaves_the_gradient_as_it_is() -> None:
+    gradient, parameters, center = torch.randn(
+        3, 50, generator=torch.Generator().manual_seed(1)
+    )
+    for decay in (0.0, 0.7):
+        found = pulled(gradient, parameters, center, 0.0, 0.3, decay=decay)
+        assert torch.equal(found, gradient)
+
+
+@pytest.mark.parametrize("weight", [1e8, 1e300])
+@pytest.mark.parametrize("decay", [0.0, 0.7])
+def test_an_infinite_weight_ends_at_the_center(weight: float, decay: float) -> None:
+    gradient, parameters, center = torch.randn(
+        3, 50, generator=torch.Generator().manual_seed(1)
+    )
+    step = pulled(gradient, parameters, center, weight, 0.3, decay=decay)
+    end = parameters - 0.3 * (step + decay * parameters)
+    torch.testing.assert_close(end, center, rtol=0, atol=1e-6)
+
+
+def test_only_what_is_chosen_is_pulled() -> None:
+    gradient, parameters = torch.tensor([2.0, 2.0]), torch.tensor([3.0, 3.0])
+    where = torch.tensor([False, True])
+    found = pulled(gradient, parameters, torch.ones(2), 0.5, 2, where=where)
+    assert found.tolist() == [2.0, 1.5]
+
+
+def test_buffers_of_the_center_are_left_out() -> None:
+    training = TrainingSettings(batch_size=3, local_epochs=4, weight_decay=0.2)
+    task = normed_task(training)
+    assert len(task.initial_weights) > task.model.num_parameters
+    examples, start, rate = noisy(6, 0, seed=1).train, task.initial_weights, 0.1
+    everything = torch.ones(len(start), dtype=torch.bool)
+    hook = pull(start, 1e30, rate, 0.2, everything)
+    result = local_sgd(task, start, examples, rate, RandomKey(1), gradient_hook=hook)
+    kept = slice(0, task.model.num_parameters)
+    torch.testing.assert_close(result.weights[kept], start[kept])
+    assert not torch.equal(result.weights[kept.stop :], start[kept.stop :])
+
+
+def test_a_strong_pull_does_not_diverge() -> None:
+    task = normed_task(batch_size=3, local_epochs=30)
+    # η λ = 3: the explicit step p - η λ p multiplies p by -2 each time.
+    hook = pull(torch.zeros_like(task.initial_weights), 10.0, 0.3, weight_decay=0.0)
+    result = trained(task, noisy(6, 0, seed=1).train, 0.3, gradient_hook=hook)
+    assert float(result.weights[: task.model.num_parameters].abs().max()) < 1
+
+
+def test_no_weight_is_plain_sgd_in_every_bit() -> None:
+    task = normed_task(batch_size=3, local_epochs=3, momentum=0.9, weight_decay=0.1)
+    examples, hook = (
+        noisy(6, 0, seed=1).train,
+        pull(task.initial_weights + 1, 0, 0.1, 0.1),
+    )
+    found = trained(task, examples, gradient_hook=hook)
+    assert torch.equal(found.weights, trained(task, examples).weights)
+
+
+def test_what_is_not_pulled_decays_as_ever() -> None:
+    task, examples = normed_task(weight_decay=0.5), noisy(6, 0, seed=1).train
+    head, center = task.head_mask, torch.zeros_like(task.initial_weights)
+    hook = pull(center, 1e30, 0.1, 0.5, head)
+    plain = trained(task, examples).weights
+    found = trained(task, examples, gradient_hook=hook).weights
+    assert torch.equal(found[~head], plain[~head])
+    torch.testing.assert_close(found[head], torch.zeros(int(head.sum())))
+
+
+TRAINING = TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1)
+
+
+def test_the_rate_of_newcomers_is_that_of_the_first_round() -> None:
+    schedule = MultiStepSchedule(milestones=(2,))
+    task = linear_task(replace(TRAINING, schedule=schedule))
+    assert task.training.learning_rate_at(2) == pytest.approx(0.01)
+    assert newcomer_rate(task) == 0.1
+
+
+def test_without_validation_data_it_trains_once() -> None:
+    task, trained_on = linear_task(TRAINING), []
+
+    def train(examples: Examples) -> ModelPredictor:
+        trained_on.append(len(examples))
+        return ModelPredictor(task, torch.full((2,), float(len(examples))))
+
+    found = on_both_splits(white([0, 1, 1], [0]), train)
+    assert trained_on == [4]
+    assert found.without_validation().weights.tolist() == [3.0, 3.0]
+    assert found.without_validation().without_validation().weights[0] == 3.0
+
+    trained_on.clear()
+    found = on_both_splits(white([0, 1, 1]), train)
+    assert found.without_validation() is found
+    assert trained_on == [3]
+
+
+def test_it_is_the_one_training_loop() -> None:
+    task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
+    start = task.initial_weights
+    given: dict[str, Any] = {
+        "num_epochs": 3,
+        "gradient_hook": pull(start, 0.5, 0.2, 0.0),
+        "trainable": task.head_mask,
+    }
+    found = trained_on_both_splits(task, start, data, KEY, learning_rate=0.2, **given)
+    both, alone = (
+        trained(task, examples, 0.2, **given).weights
+        for examples in (data.train_and_validation(), data.train)
+    )
+    assert torch.equal(found.weights, both)
+    assert torch.equal(found.without_validation().weights, alone)
+
+
+BEGINNING = (
+    "apfl",
+    "ditto",
+    "fed_mtl",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    "l2gd",
+    "lg_fedavg",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "apfl",
+        "ditto",
+        "fed_mtl",
+        "fedbn",
+        "fedper",
+        "fedrep",
+        "l2gd",
+        "lg_fedavg",
+        "pfedme",
+    ],
+)
+def test_newcomers_of_all_methods_learn_from_the_same_data(name: str) -> None:
+    task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
+    settings = (
+        DittoSettings((0.1,)) if name == "ditto" else METHODS[name].settings_type()
+    )
+    method = METHODS[name](task, settings)
+    state = method.init(("a",), RandomKey(1))
+    payload = method.broadcast(state, NEWCOMER, RandomKey(2))
+    nothing = no_examples(task.spec)
+
+    def served(data: ClientData) -> ModelPredictor:
+        predictor = method.personalize(payload, None, data, RandomKey(3))
+        assert isinstance(predictor, ModelPredictor)
+        return predictor
+
+    found = served(data)
+    both = served(ClientData(data.train_and_validation(), nothing))
+    assert torch.equal(found.weights, both.weights)
+    alone = served(ClientData(data.train, nothing))
+    assert torch.equal(found.without_validation().weights, alone.weights)
+    assert not torch.equal(found.weights, alone.weights)
+    assert found.without_validation().describe() == alone.describe()
