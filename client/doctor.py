@@ -17,9 +17,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-from knnper.client.flower_node import LOCK_FILE, holder
+from knnper.client.flower_node import LOCK_FILE, Activation, holder
 from knnper.client.limits import REFUSALS, Answers, last_refusal
-from knnper.client.node import Activation
 from knnper.client.settings import ClientSettings
 from knnper.client.state import (
     Places,
@@ -91,6 +90,7 @@ from knnper.transport.flower_protocol import (
 
 _HEALTH, _CONTROL = "/health", "/v1/control/list-nodes"
 _OK, _CLOSED_TO_GET = 200, 405
+GATEWAY = "the federation's gateway"
 _CORRECT = "correct `server`: it is HOST:PORT of `listen` in the server's settings"
 
 # A part of what Flower bears, so that a warning comes before the refusal.
@@ -267,7 +267,7 @@ class Connection:
             f"other software has the port {self.address.port} of {self.address.host}: "
             f"{found}",
             _CORRECT,
-            "the federation's gateway",
+            GATEWAY,
         )
 
 

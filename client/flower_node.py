@@ -46,6 +46,7 @@ import json
 import logging
 import math
 import os
+import platform
 import re
 import select
 import signal
@@ -74,7 +75,13 @@ from flwr.proto.task_pb2 import Task
 
 from knnper import lifeline
 from knnper.errors import RunError
-from knnper.files import FileLock, LockHeldError, lock_holder, make_private
+from knnper.files import (
+    FileLock,
+    LockHeldError,
+    lock_holder,
+    make_private,
+    write_atomically,
+)
 from knnper.foreign_text import printable, write_harmlessly
 from knnper.lifeline import die_with_parent
 from knnper.transport.flower_protocol import (
@@ -245,7 +252,8 @@ def play(
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
     message, context, run, fab = _pull_task_input(client)
-    on_pulled(_without_content(message).SerializeToString())
+    asked = message_to_proto(remove_content_from_message(message))
+    on_pulled(asked.SerializeToString())
     try:
         reply = load(run, fab)(message=message, context=context)
         status, details = SubStatus.COMPLETED, ""
@@ -305,10 +313,6 @@ def _asked(client: RuntimeHttpClient, pulled: bytes) -> Message:
     return message_from_proto(response.messages_list[0])
 
 
-def _without_content(message: Message) -> MessageProto:
-    return message_to_proto(remove_content_from_message(message))
-
-
 def _as_reply(error: Exception) -> Error:
     """Return the error in Flower's own words: servers read the reason."""
     if isinstance(error, LoadClientAppError):
@@ -356,6 +360,45 @@ def is_locked(state: Path) -> bool:
     return holder(state) is not None
 
 
+_NOTE_FILE = "node.json"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A state folder's note of the node that is online."""
+
+    state: Path
+    place: str
+
+    @staticmethod
+    def of(state: Path, lock: int) -> Activation:
+        """Return the note of a folder whose lock is held as the descriptor ``lock``."""
+        machine = _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
+        return Activation(state, f"{machine}:{os.fstat(lock).st_ino}")
+
+    def note(self, node_id: int) -> None:
+        """Write down that the node is online."""
+        content = {"node_id": str(node_id), "place": self.place}
+        write_atomically(self._path, json.dumps(content))
+
+    def forget(self) -> None:
+        """Write down that it has left."""
+        self._path.unlink(missing_ok=True)
+
+    def left_behind(self) -> int | None:
+        """Return the id of a node of this folder that did not leave; None without."""
+        try:
+            content = json.loads(self._path.read_text())
+            return int(content["node_id"]) if content["place"] == self.place else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
+    def _path(self) -> Path:
+        return self.state / _NOTE_FILE
+
+
 _FLOWER = Path(flwr.__file__).parent
 
 
@@ -368,13 +411,9 @@ def log_to_stderr(*, verbose: bool = False) -> None:
     flower.setLevel(logging.INFO)
     for handler in list(flower.handlers):
         flower.removeHandler(handler)
-    flower.addFilter(_says_something)
+    flower.addFilter(lambda record: bool(record.getMessage().strip()))
     if not verbose:
         flower.addFilter(_is_no_routine)
-
-
-def _says_something(record: logging.LogRecord) -> bool:
-    return bool(record.getMessage().strip())
 
 
 def _is_no_routine(record: logging.LogRecord) -> bool:
@@ -391,29 +430,13 @@ CLIENT_APP = "knnper_cli.flower_apps:client_app"
 
 @dataclass(frozen=True)
 class Orders:
-    """How the runner reaches the node and what it runs.
+    """How the runner reaches the node and what it runs."""
 
-    Attributes
-    ----------
-    address
-        ``HOST:PORT`` of the node's Runtime API, on this machine.
-    secret
-        Shared with that API, as hexadecimal digits: nobody else gets a task from it.
-    parent
-        Process id of the node.
-    app
-        ``MODULE:NAME`` of the installed ClientApp that plays every message.
-    allow_app_code
-        Run the ClientApp that comes with a run instead, as Flower does. Then whoever
-        may submit runs may run any code here.
-    verbose
-        Whether what Flower says of every message is logged, too.
-    """
-
-    address: str
-    secret: str
-    parent: int
-    app: str = CLIENT_APP
+    address: str  # HOST:PORT of the node's Runtime API, on this machine
+    secret: str  # of that API, in hexadecimal digits: nobody else gets a task from it
+    parent: int  # process id of the node
+    app: str = CLIENT_APP  # MODULE:NAME of the installed one, which plays every message
+    # The app that comes with a run, as Flower does: who submits runs runs code here.
     allow_app_code: bool = False
     verbose: bool = False
 
@@ -471,10 +494,9 @@ def unknown_key() -> Refusal:
 
 
 T = TypeVar("T")
-_FLOWER_SUPERNODE_PULL_BACKOFF_S = 0.05
+FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 5
 _CODE = re.compile(r"\[code: (\d+)\]")
-_KeyPair = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 
 @dataclass(frozen=True)
@@ -484,14 +506,6 @@ class Server:
     address: str
     ca: Path | None
     key: ec.EllipticCurvePrivateKey | None
-
-    def certificate(self) -> bytes | None:
-        """Return the authority's certificate, as PEM."""
-        return None if self.ca is None else self.ca.read_bytes()
-
-    def key_pair(self) -> _KeyPair | None:
-        """Return private and public key."""
-        return None if self.key is None else (self.key, self.key.public_key())
 
 
 @dataclass(frozen=True)
@@ -525,15 +539,16 @@ def serve(
 ) -> None:
     """Be a node of the federation until the server refuses or a signal interrupts."""
     unknown: list[Refusal] = []
+    ca, key = server.ca, server.key
     try:
         with _adapted(hooks, unknown):
             main_loop.start_client_internal(
                 state_factory=state,
                 server_address=server.address,
                 node_config=node_config,
-                root_certificates=server.certificate(),
-                insecure=server.ca is None,
-                authentication_keys=server.key_pair(),
+                root_certificates=None if ca is None else ca.read_bytes(),
+                insecure=ca is None,
+                authentication_keys=None if key is None else (key, key.public_key()),
                 isolation=ISOLATION_MODE_PROCESS,
                 superexec_auth_secret=secret,
             )
@@ -558,9 +573,14 @@ def take_out(server: Server, node_id: int) -> None:
 @contextlib.contextmanager
 def _adapted(hooks: Hooks, unknown: list[Refusal]) -> Iterator[None]:
     """Replace what waits for seconds or ends the process; see the module."""
+
+    def sleep(seconds: float) -> None:  # 3 s without a message, 0.5 s without a reply
+        (hooks.no_message if seconds > 1 else hooks.no_reply)()
+
+    pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
     patches: tuple[tuple[object, str, object], ...] = (
-        (main_loop, "time", SimpleNamespace(sleep=_waiting(hooks))),
-        (main_loop, "pull_objects", _pulling()),
+        (main_loop, "time", SimpleNamespace(sleep=sleep)),
+        (main_loop, "pull_objects", _tidied_up(pull)),
         (main_loop, "register_signal_handlers", _no_handlers),
         (main_loop, "_init_connection", _announcing(hooks.connected)),
         (fleet_http_connection, "flwr_exit", _refuse),
@@ -573,33 +593,10 @@ def _adapted(hooks: Hooks, unknown: list[Refusal]) -> Iterator[None]:
         yield
 
 
-def _waiting(hooks: Hooks) -> Callable[[float], None]:
-    """Return what becomes of the main loop's sleeps of 3 s and of 0.5 s."""
-
-    def sleep(seconds: float) -> None:
-        if seconds > 1:
-            hooks.no_message()
-        else:
-            hooks.no_reply()
-
-    return sleep
-
-
-def _pulling() -> Callable[..., dict[str, bytes]]:
-    return _tidied_up(
-        functools.partial(
-            pull_objects, initial_backoff=_FLOWER_SUPERNODE_PULL_BACKOFF_S
-        )
-    )
-
-
 def _tidied_up(receive: Callable[..., T]) -> Callable[..., T]:
-    """Return a part of receiving a message that fails plainly when its run has ended.
-
-    Flower's main loop then takes back the task that it has made for the message. It
-    forgets to where the end of the run is not a plain error, and a runner would wait
-    for ever for the message of that task.
-    """
+    """Return a part of receiving that fails plainly when its run has ended."""
+    # Only then does the main loop take back the task that it has made for the message,
+    # for which a runner would wait for ever.
 
     @functools.wraps(receive)
     def received(*args: Any, **kwargs: Any) -> T:
@@ -651,7 +648,8 @@ def _retries() -> Callable[[], RetryInvoker]:
         is_hopeless = invoker.should_giveup
 
         def give_up(error: Exception) -> bool:
-            if _is_unauthorized(error):
+            response = getattr(error, "response", None)
+            if response is not None and response.status_code == 401:
                 raise _Ended(unknown_key())
             return is_hopeless is not None and is_hopeless(error)
 
@@ -660,13 +658,6 @@ def _retries() -> Callable[[], RetryInvoker]:
         return invoker
 
     return made
-
-
-def _is_unauthorized(error: Exception) -> bool:
-    return (
-        isinstance(error, httpx.HTTPStatusError)
-        and error.response.status_code == httpx.codes.UNAUTHORIZED
-    )
 
 
 _ORDERS, _REPORT = 0, 1
@@ -693,7 +684,10 @@ class Runner:
         self._orders = orders
         self._tasks = TaskSource(orders.address, bytes.fromhex(orders.secret))
         self._load: LoadApp = app_of_the_run
-        _preload()
+        # What nearly every app needs; it starts no thread that a fork would lose.
+        import faiss  # noqa: F401
+        import torch  # noqa: F401
+
         if not orders.allow_app_code:
             self._load = installed_app(orders.app)
         # What is shared with the forks stays shared.
@@ -727,8 +721,11 @@ class Runner:
         died_of = why(_wait(child))
         if died_of is not None:
             log.error("the process of a message died: %s", died_of)
-            pulled = _rest_of(reading)
-            _wait(_fork(lambda: _report(address, token, task, pulled, died_of)))
+            pulled = b""
+            with contextlib.suppress(BlockingIOError):
+                pulled = os.read(reading, _LONGEST_LINE)
+            reason = f"the client's process died: {died_of}"
+            _wait(_fork(lambda: report_failure(address, token, task, pulled, reason)))
         os.close(reading)
 
 
@@ -744,24 +741,6 @@ def why(status: int) -> str | None:
     if code == DEADLINE_PASSED:
         return "its deadline passed"
     return f"it ended with exit status {code}" if code else None
-
-
-def _report(address: str, token: str, task: Task, pulled: bytes, cause: str) -> None:
-    reason = f"the client's process died: {cause}"
-    report_failure(address, token, task, pulled, reason)
-
-
-def _rest_of(reading: int) -> bytes:
-    try:
-        return os.read(reading, _LONGEST_LINE)
-    except BlockingIOError:
-        return b""
-
-
-def _preload() -> None:
-    """Import what nearly every app needs; it starts no thread a fork would lose."""
-    import faiss  # noqa: F401
-    import torch  # noqa: F401
 
 
 def _fork(work: Callable[[], None]) -> int:
@@ -923,9 +902,6 @@ def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join(_RUNTIME_API_STOP_S)
-
-
-FIRST_RETRY_S = 0.05
 
 
 @contextlib.contextmanager

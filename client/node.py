@@ -6,14 +6,10 @@ node of this very folder did not leave may take it out.
 """
 
 import contextlib
-import json
 import logging
 import os
-import platform
 import secrets
 import signal
-import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,8 +21,10 @@ from typing import Any, NoReturn
 import httpx
 
 from knnper.client import flower_node as flower_supernode
+from knnper.client.doctor import GATEWAY, Connection, Trust
 from knnper.client.flower_node import (
     CLIENT_APP,
+    Activation,
     Hooks,
     NotAcceptedError,
     Orders,
@@ -41,48 +39,9 @@ from knnper.client.flower_node import (
 )
 from knnper.client.settings import ClientSettings
 from knnper.errors import RunError
-from knnper.files import write_atomically
 from knnper.transport.credentials import fingerprint, read_node_key
+from knnper.transport.diagnosis import Verdict
 from knnper.transport.flower_protocol import PLAIN_FLOWER, is_plain
-
-_FILE = "node.json"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-@dataclass(frozen=True)
-class Activation:
-    """A state folder's note of the node that is online."""
-
-    state: Path
-    place: str
-
-    @staticmethod
-    def of(state: Path, lock: int) -> "Activation":
-        """Return the note of a folder whose lock is held as the descriptor ``lock``."""
-        machine = _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
-        return Activation(state, f"{machine}:{os.fstat(lock).st_ino}")
-
-    def note(self, node_id: int) -> None:
-        """Write down that the node is online."""
-        content = {"node_id": str(node_id), "place": self.place}
-        write_atomically(self._path, json.dumps(content))
-
-    def forget(self) -> None:
-        """Write down that it has left."""
-        self._path.unlink(missing_ok=True)
-
-    def left_behind(self) -> int | None:
-        """Return the id of a node of this folder that did not leave; None without."""
-        try:
-            content = json.loads(self._path.read_text())
-            return int(content["node_id"]) if content["place"] == self.place else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    @property
-    def _path(self) -> Path:
-        return self.state / _FILE
-
 
 SHORTEST_S = 0.05
 LONGEST_S = 1.0
@@ -91,12 +50,7 @@ REPLY_S = 0.01
 
 
 class Pace:
-    """Waits that grow with the time in which nothing came.
-
-    Asking costs the server some milliseconds, so that a node without work asks once a
-    second; in the middle of a run it asks at once, and a round is made longer by a
-    twentieth of what the node has waited for it.
-    """
+    """Waits that grow with the time in which nothing came: asking costs the server."""
 
     def __init__(self) -> None:
         self._last_work = time.monotonic()
@@ -154,85 +108,26 @@ class Patience:
         self._reminder_s = min(2 * self._reminder_s, _LONGEST_REMINDER_S)
 
 
-_TIMEOUT_S = 5.0
-_REQUEST = b"GET /health HTTP/1.0\r\n\r\n"
-
-
 def require_server(server: str, ca: Path | None) -> None:
-    """Check address, port and certificate of the server."""
-    host, _, port = server.rpartition(":")
-    host = host.strip("[]")
-    context = None if ca is None else _trusting(ca)
-    try:
-        with socket.create_connection((host, int(port)), _TIMEOUT_S) as connection:
-            if context is None:
-                _require_plain_http(connection, server)
-            else:
-                context.wrap_socket(connection, server_hostname=host).close()
-    except ssl.SSLCertVerificationError as error:
-        raise Refusal(_why_untrusted(error, server, ca), lasting=True) from error
-    except ssl.SSLError as error:
-        raise _no_tls(server, error) from error
-    except socket.gaierror as error:
-        raise Refusal(
-            f"the name {host} cannot be resolved ({error.strerror}); correct `server`, "
-            "or mend this machine's DNS"
-        ) from error
-    except OSError as error:
-        raise Refusal(
-            f"nothing answers at {server} ({error}); is the server up, is `server` its "
-            "gateway's address, and does a firewall let this machine through?"
-        ) from error
-
-
-def _trusting(ca: Path) -> ssl.SSLContext:
-    # As lenient as Flower, which is next to look at the certificate.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    try:
-        context.load_verify_locations(ca)
-        return context
-    except OSError as error:  # also of a file that is no certificate
-        raise Refusal(
-            f"the CA's certificate {ca} cannot be read ({error}); copy the "
-            "federation's ca.crt there, or correct `tls.ca`",
-            lasting=True,
-        ) from error
-
-
-def _why_untrusted(error: ssl.SSLCertVerificationError, server: str, ca: object) -> str:
-    found = f"the certificate of {server} is not accepted ({error.verify_message})"
-    if "expired" in error.verify_message or "not yet valid" in error.verify_message:
-        return f"{found}; renew it on the server, or set this machine's clock"
-    if "match" in error.verify_message:
-        return (
-            f"{found}; use a name in `server` that the certificate holds, or have the "
-            "server's certificate made for this one"
-        )
-    return (
-        f"{found}; {ca} is not of the CA that signed it: copy the federation's ca.crt"
-    )
-
-
-def _no_tls(server: str, error: ssl.SSLError) -> Refusal:
-    return Refusal(
-        f"{server} does not speak TLS ({error.reason}); correct the port in `server`, "
-        "or have the server started with TLS",
-        lasting=True,
-    )
-
-
-def _require_plain_http(connection: socket.socket, server: str) -> None:
-    connection.sendall(_REQUEST)
-    try:
-        answer = connection.recv(64)
-    except ConnectionResetError:
-        answer = b""
-    if not answer.startswith(b"HTTP/"):
-        raise Refusal(
-            f"{server} does not speak plain HTTP, it probably expects TLS; remove "
-            "`insecure: true` and give `tls` and `key`",
-            lasting=True,
-        )
+    """Check address, port and certificate of the server, as the doctor does."""
+    connection = Connection(server, with_tls=ca is not None)
+    looks = [
+        connection.name_resolves,
+        connection.port_is_open,
+        connection.tls_is_agreed,
+    ]
+    if ca is not None:
+        trust = Trust(connection, ca)
+        looks += [trust.authority_is_readable, trust.certificate_is_accepted]
+    for look in looks:
+        try:
+            found = look()
+        except OSError as error:
+            raise Refusal(f"nothing answers at {server} ({error})") from error
+        if found.verdict is Verdict.PROBLEM:
+            # Of these, a server that is just starting may be the cause.
+            passes = look in looks[:2] or found.expected == GATEWAY
+            raise Refusal(f"{found.found}; {found.mend}", lasting=not passes)
 
 
 PATIENCE_S = 120.0

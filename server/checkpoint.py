@@ -21,7 +21,7 @@ from knnper.records import (
     put_together,
     take_apart,
 )
-from knnper.server.comparison import Norms
+from knnper.server.screening import Norms
 
 log = logging.getLogger(__name__)
 FORMAT = 1

@@ -92,11 +92,7 @@ class Federation(ABC):
 
 
 class Packer:
-    """Packs the records of requests; one that goes to many clients only once.
-
-    What was packed is given back when the last request that it was packed for is
-    answered and a later request brought another record.
-    """
+    """Packs the records of requests; one that goes to many clients only once."""
 
     def __init__(self, shared_folder: Path | None) -> None:
         self._shared_folder = shared_folder
@@ -290,12 +286,9 @@ class FlowerFederation(Federation):
 
 
 def _stop_if_no_client_is_to_blame(message: Message) -> None:
-    """Refuse to go on with a worker that fails whatever client it is given.
-
-    The few clients that others play would make up the round. A worker may be set up
-    wrongly, and Flower puts a dead Ray actor back into its pool, where it fails every
-    message at once.
-    """
+    """Refuse to go on with a worker that fails whatever client it is given."""
+    # The few clients that others play would make up the round: Flower puts a dead Ray
+    # actor back into its pool, where it fails every message at once.
     reason = message.error.reason or ""
     set_up = why_none_can_be_played(reason)
     if set_up is not None:

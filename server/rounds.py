@@ -17,10 +17,13 @@ from knnper.foreign_text import printable
 from knnper.records import canonical, is_finite, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
-from knnper.server.comparison import (
+from knnper.server.federation import Federation, Reply, Request
+from knnper.server.observer import RoundRecord, capped
+from knnper.server.reports import evaluation_problem, in_groups
+from knnper.server.screening import (
     LARGEST_LOSS,
-    Comparison,
     Measured,
+    Screening,
     changes_of,
     exploded,
     median_loss,
@@ -28,9 +31,6 @@ from knnper.server.comparison import (
     num_bytes,
     sign_of_explosion,
 )
-from knnper.server.federation import Federation, Reply, Request
-from knnper.server.observer import RoundRecord, capped
-from knnper.server.reports import evaluation_problem, in_groups
 from knnper.strategies.core.method import NEWCOMER, Method, Origin, UpdateProblem
 from knnper.strategies.core.records import Update
 from knnper.transport.messages import Purpose
@@ -76,41 +76,20 @@ _NOTHING = _Sent(None, {}, {})
 
 @dataclass
 class Tally:
-    """What a round's replies came to, filled while they stream by.
+    """What a round's replies came to, filled while they stream by."""
 
-    Attributes
-    ----------
-    num_train
-        The most that each client may weigh in a mean, by name.
-    max_norm_ratio
-        Most that an update may differ from what the client was sent, in multiples of
-        the norm of that, plus 1.
-    update_problem, started_from
-        The method's; see `Method`.
-    losses
-        (n_m, train loss) of each update that was used.
-    failures
-        Why, by client, for those that were not.
-    used
-        The clients whose updates were.
-    shapes
-        Shape of each tensor of the first update that was used, by its path; what the
-        others must have too, where the method does not say.
-    bytes_down, bytes_up
-        Size of the tensors of all payloads and of all used updates.
-    """
-
-    num_train: Mapping[str, int]
+    num_train: Mapping[str, int]  # the most that each client may weigh in a mean
+    # Most that an update may differ from what was sent, in norms of that, plus 1.
     max_norm_ratio: float = math.inf
-    update_problem: UpdateProblem | None = None
+    update_problem: UpdateProblem | None = None  # the method's, as `started_from`
     started_from: Origin | None = None
 
-    losses: list[tuple[int, float]] = field(default_factory=list)
-    failures: dict[str, str] = field(default_factory=dict)
+    losses: list[tuple[int, float]] = field(default_factory=list)  # (n_m, loss) used
+    failures: dict[str, str] = field(default_factory=dict)  # why, of those not used
     used: list[str] = field(default_factory=list)
-    shapes: Shapes = field(default_factory=dict)
-    bytes_down: int = 0
-    bytes_up: int = 0
+    shapes: Shapes = field(default_factory=dict)  # by path, of the first that was used
+    bytes_down: int = 0  # of the tensors of all payloads
+    bytes_up: int = 0  # of all used updates
     _sent: dict[str, _Sent] = field(default_factory=dict)
     _sent_shapes: Shapes = field(default_factory=dict)
     _latest: _Sent = _NOTHING
@@ -120,12 +99,8 @@ class Tally:
         if payload is not self._latest.payload:  # most methods send everyone the same
             self._latest = _Sent.of(payload)
             self._sent_shapes.update(_shapes(self._latest.tensors))
-        self.bytes_down += _num_bytes(self._latest.tensors)
+        self.bytes_down += sum(one.nbytes for one in self._latest.tensors.values())
         self._sent[client] = self._latest
-
-    def take_sent(self, client: str) -> _Sent:
-        """Return what a client was sent, and forget it."""
-        return self._sent.pop(client, _NOTHING)
 
     def using(self, passed: Iterable[Measured]) -> Iterator[tuple[str, Any]]:
         """Yield ``(client, update)`` of what is aggregated, and take note of it."""
@@ -140,19 +115,12 @@ class Tally:
         self.failures[client] = printable(reason)
 
     def expected(self, shapes: Shapes) -> Shapes:
-        """Return the shapes that an update must have which has these.
-
-        What was sent under the same name has the shape in which it was sent. Of what
-        was not, the method says it, or else the first update decides for all.
-        """
+        """Return the shapes that an update must have which has these."""
+        # What was sent under the same name has the shape in which it was sent. Of what
+        # was not, the method says it, or else the first update decides for all.
         if self.shapes and self.update_problem is None:
             return self.shapes
         return {name: self._sent_shapes.get(name, shapes[name]) for name in shapes}
-
-    @property
-    def num_used(self) -> int:
-        """The number of updates that were used."""
-        return len(self.used)
 
     @property
     def train_loss(self) -> float:
@@ -167,15 +135,11 @@ def usable_updates(
 ) -> Iterator[Measured | None]:
     """Yield for each reply the update that can be aggregated, or None."""
     for reply in replies:
-        sent = tally.take_sent(reply.client)
+        sent = tally._sent.pop(reply.client, _NOTHING)
         found = reply.failure or _measured(reply, sent, update_type, tally)
         if isinstance(found, str):
             tally.fails(reply.client, found)
         yield None if isinstance(found, str) else found
-
-
-def _num_bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
@@ -254,12 +218,10 @@ MOST_QUOTED = 5
 
 
 class _Made(NamedTuple):
-    """What a round came to."""
-
     state: Any
     history: History
     tally: Tally
-    wild: str
+    wild: str  # the sign that the training explodes
 
 
 @dataclass(frozen=True)
@@ -288,7 +250,7 @@ class RoundLoop:
             state, history, tally = made.state, made.history, made.tally
             figures: dict[str, Any] = {
                 "server_round": server_round,
-                "num_clients": tally.num_used,
+                "num_clients": len(tally.used),
                 "num_failed": len(tally.failures),
                 "train_loss": tally.train_loss,
                 "bytes_down": tally.bytes_down,
@@ -348,7 +310,7 @@ class RoundLoop:
             self.method.update_problem,
             self.method.started_from,
         )
-        comparison = Comparison(
+        screening = Screening(
             self.run.max_update_median_ratio,
             history.norms,
             self.training.learning_rate_at(server_round),
@@ -360,7 +322,7 @@ class RoundLoop:
             Purpose.TRAIN, server_round, self.checkpoints.ways_back(), requests
         )
         usable = usable_updates(replies, self.method.update_type, tally)
-        alike = comparison.passed(usable, len(participants), tally.fails)
+        alike = screening.passed(usable, len(participants), tally.fails)
         try:
             new_state = self._aggregated(state, tally.using(alike), server_round, tally)
         finally:
@@ -369,9 +331,9 @@ class RoundLoop:
         if len(tally.failures) > self.run.max_failed_fraction * len(participants):
             raise _too_many_failures(server_round, tally)
         loss = median_loss(loss for _, loss in tally.losses)
-        wild = sign_of_explosion(loss, history.lowest_loss, comparison)
+        wild = sign_of_explosion(loss, history.lowest_loss, screening)
         history = history.after(
-            server_round, comparison.norms(), None if wild else loss, tally.used
+            server_round, screening.norms(), None if wild else loss, tally.used
         )
         return _Made(canonical(new_state), history, tally, wild)
 
@@ -409,11 +371,9 @@ class RoundLoop:
             raise _too_many_failures(server_round, tally) from error
 
     def _participants(self, server_round: int) -> list[str]:
-        """Return the round's clients, the one with most to do first.
-
-        With a short task last, workers end at nearly the same time. It is also the
-        order in which replies are aggregated: sums end in bits that depend on it.
-        """
+        """Return the round's clients, the one with most to do first."""
+        # With a short task last, workers end at nearly the same time. It is also the
+        # order in which replies are aggregated: sums end in bits that depend on it.
         names = sample_participants(
             sorted(self.clients), self.training.participation, server_round, self.key
         )
@@ -457,10 +417,8 @@ class RoundLoop:
 
 
 def _leeway(counts: Mapping[str, int], claimed: Collection[str]) -> dict[str, float]:
-    """Return how much farther each client may move, of whose data the size is known.
-
-    With more data it makes more steps, each in a direction of its own.
-    """
+    """Return how much farther each client may move, of whose data the size is known."""
+    # With more data it makes more steps, each in a direction of its own.
     usual = statistics.median_low(counts.values())
     return {
         name: math.sqrt(max(1.0, count / usual))
@@ -482,7 +440,7 @@ class TooManyFailuresError(RunError):
 
 
 def _too_many_failures(server_round: int, tally: Tally) -> TooManyFailuresError:
-    total = len(tally.failures) + tally.num_used
+    total = len(tally.failures) + len(tally.used)
     named = [f"client {name} said: {why}" for name, why in tally.failures.items()]
     more = f"; and {len(named) - MOST_QUOTED} more" if len(named) > MOST_QUOTED else ""
     return TooManyFailuresError(

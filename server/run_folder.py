@@ -66,14 +66,7 @@ class DistributionLog:
         return Delivered(result.client, result)
 
 
-_PACKAGES = (
-    "flwr",
-    "ray",
-    "torch",
-    "torchvision",
-    "faiss-cpu",
-    "numpy",
-)
+_PACKAGES = ("flwr", "ray", "torch", "torchvision", "faiss-cpu", "numpy")
 
 
 def build_manifest(

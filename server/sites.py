@@ -287,12 +287,7 @@ class SiteFederation(Federation):
             yield Reply((client,), None, "it is not connected")
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:
-        """See `Federation.await_clients`.
-
-        Those who have just been lost are waited for, too, for ``grace_s`` after that;
-        and those who are connected and busy: a run that is taken up goes on with the
-        clients that it had.
-        """
+        """See `Federation.await_clients`; those just lost, or busy, are awaited."""
 
         def enough(members: dict[str, Member]) -> bool:
             return sum(client in members for client in clients) >= least

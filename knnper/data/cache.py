@@ -32,13 +32,7 @@ Array = NDArray[np.generic]
 
 
 def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
-    """Return those arrays of an .npz file that are called like one of ``names``.
-
-    Raises
-    ------
-    DataError
-        If it is no .npz file, or damaged, or holds Python objects.
-    """
+    """Return those arrays of an .npz file that are called like one of ``names``."""
     # Anything else would be taken for a single array, or for a pickle.
     if not zipfile.is_zipfile(path):
         raise DataError(f"{path} cannot be read as .npz: it is not an archive")
@@ -213,11 +207,7 @@ class EntryWriter:
         labels: NDArray[np.int64],
         client_id: int,
     ) -> None:
-        """Store some of a client's images after those that are there already.
-
-        For data sets of which only a part is in memory at a time. A split is either
-        appended to or put as a whole. A `DataError` says that the disc is full.
-        """
+        """Store some of a client's images after those that are there already."""
         self._require_room(images.nbytes)
         owners = np.full(len(labels), client_id, np.int64)
         parts: dict[str, NDArray[Any]] = {
@@ -275,15 +265,7 @@ class EntryWriter:
 
 
 def read_entry(folder: Path) -> Dataset:
-    """Return the data set stored in ``folder``, its arrays memory-mapped read-only.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no entry.
-    ValueError
-        If the entry is damaged or of another format.
-    """
+    """Return the data set stored in ``folder``, its arrays memory-mapped read-only."""
     manifest = TypeAdapter(Manifest).validate_json((folder / _MANIFEST).read_bytes())
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"format {manifest.format_version}, expected {FORMAT_VERSION}")
@@ -333,11 +315,7 @@ T = TypeVar("T")
 def _cached(
     entry: Path, lock: Path, read: Callable[[Path], T], fill: Callable[[Path], None]
 ) -> T:
-    """Return what ``read`` makes of an entry; ``fill`` makes it where it is not sound.
-
-    One process at a time fills. An entry is made beside its final place and renamed
-    when it is complete and on the disc, so a half-written one is never seen.
-    """
+    """Return what ``read`` makes of an entry, which one process at a time fills."""
     found = read_if_sound(entry, read)
     if found is not None:
         return found
@@ -364,11 +342,7 @@ Build: TypeAlias = Callable[[EntryWriter], Contents]
 
 
 def cache_root() -> Path:
-    """Return the folder of all decoded data sets.
-
-    ``KNNPER_CACHE``, or ``knnper`` in the user's cache folder (``XDG_CACHE_HOME``, or
-    ``~/.cache``).
-    """
+    """Return the folder of all decoded data sets: ``KNNPER_CACHE``, or the user's."""
     chosen = os.environ.get("KNNPER_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -377,22 +351,9 @@ def cache_root() -> Path:
 
 
 def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
-    """Return the data set from the cache, decoding it first where it is not there.
+    """Return the data set from the cache, which ``build`` fills where it is not there.
 
-    Parameters
-    ----------
-    name
-        The data set's name in the catalogue.
-    source
-        Everything that decides what is decoded; another source is another entry.
-    build
-        Writes the arrays and returns the rest. Called at most once at a time on one
-        cache folder, whatever the number of processes.
-
-    Raises
-    ------
-    DataError
-        If the cache folder cannot be written, or whatever ``build`` raises.
+    ``source`` is everything that decides what is decoded: another is another entry.
     """
 
     def fill(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction, Settings
 from knnper.seeding import RandomKey
 
@@ -81,13 +82,10 @@ class FractionSettings(Settings):
 
 
 def split_by_name(names: Sequence[str], fractions: FractionSettings) -> list[Split]:
-    """Return the split of each example, which depends on its name and the seed alone.
-
-    So it stays where it is when others are added. Only where no example would be left
-    to train on, the one that comes nearest to it is trained on.
-    """
+    """Return each example's split, which depends on its name and the seed alone."""
     places = [_place(name, fractions.seed) for name in names]
     splits = [_split_at(place, fractions) for place in places]
+    # Where none would be left to train on, it is the one that comes nearest to it.
     if splits and "train" not in splits:
         splits[max(range(len(places)), key=places.__getitem__)] = "train"
     return splits
@@ -122,6 +120,16 @@ def values_in_order(values: Iterable[str]) -> tuple[str, ...]:
     if are_whole_numbers(different):
         return tuple(sorted(different, key=lambda value: (int(value), value)))
     return tuple(sorted(different))
+
+
+def require_known(found: Iterable[str], known: Sequence[str], where: str) -> None:
+    """Refuse, with a `DataError`, classes that are tested on and not trained on."""
+    unknown = sorted(set(found) - set(known))
+    if unknown:
+        raise DataError(
+            f"{where} has classes that no training example has: {', '.join(unknown)}; "
+            "the classes are those that are trained on"
+        )
 
 
 def numbered(values: Iterable[str], known: Sequence[str]) -> NDArray[np.int64]:

@@ -26,7 +26,7 @@ from knnper.data.cache import (
     cached_dataset,
     cached_images,
 )
-from knnper.data.dividing import SPLITS, numbered
+from knnper.data.dividing import SPLITS, numbered, require_known
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.site_data import (
@@ -262,18 +262,7 @@ def _files_of_class(folder: Path) -> list[os.DirEntry[str]]:
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """What lies in ROOT/CLASS/IMAGE.
-
-    Attributes
-    ----------
-    classes
-        The names of the folders, sorted.
-    class_of
-        The class of each image, by its path in the root, in an order that mixes the
-        classes and depends on the paths alone.
-    num_ignored
-        Files that are no images by their suffix.
-    """
+    """What lies in ROOT/CLASS/IMAGE."""
 
     classes: tuple[str, ...]
     class_of: Mapping[str, str]
@@ -393,12 +382,8 @@ class ImageFolderSettings(DataFormat):
         """Return the images below ``root``; the classes are those of ``train``."""
         root = Path(self.root).expanduser().absolute()
         class_names = _folder_names(root / "train", _LAYOUT)
-        unknown = sorted(set(_folder_names(root / "test", _LAYOUT)) - set(class_names))
-        if unknown:
-            raise DataError(
-                f"{root / 'test'} has classes that {root / 'train'} does not have: "
-                f"{', '.join(unknown)}; the classes are those of train"
-            )
+        tested = _folder_names(root / "test", _LAYOUT)
+        require_known(tested, class_names, str(root / "test"))
         files = {split: _files_below(root, split, _LAYOUT) for split in _SPLITS}
         empty = sorted(set(class_names) - {file.class_name for file in files["train"]})
         if empty:

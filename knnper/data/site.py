@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,18 +37,7 @@ MOST_SHOWN = 10
 
 @dataclass(frozen=True)
 class Copies:
-    """Examples of one split that are copies of examples of the same or another one.
-
-    Attributes
-    ----------
-    original, copy
-        The splits.
-    num_copies
-        Examples of ``copy`` with an equal in ``original``; within one split, those
-        that come after their equal.
-    shown
-        At most ten pairs of names, the original's first.
-    """
+    """Examples of one split that are copies of examples of the same or another one."""
 
     original: Split
     copy: Split
@@ -58,15 +47,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Conflicts:
-    """Equal inputs with different labels.
-
-    Attributes
-    ----------
-    num_inputs
-        Different inputs of which this is so.
-    shown
-        At most ten of them: two names, each with its class.
-    """
+    """Equal inputs with different labels."""
 
     num_inputs: int
     shown: tuple[tuple[str, str], ...]
@@ -111,17 +92,7 @@ def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split in numbers.
-
-    Attributes
-    ----------
-    num_examples
-        n.
-    class_counts
-        Examples of each of the c labels.
-    smallest, largest, mean
-        Of all values of all inputs; None without examples.
-    """
+    """One split in numbers."""
 
     num_examples: int
     class_counts: tuple[int, ...]
@@ -248,8 +219,7 @@ def _warnings(
     copies: tuple[Copies, ...],
     conflicts: Conflicts,
 ) -> Iterator[str]:
-    yield from _small_splits(data, splits)
-    yield from _odd_values(data, splits)
+    yield from _odd_splits(data, splits)
     for one in copies:
         pair = (one.original, one.copy)
         if one.original == one.copy:
@@ -268,25 +238,17 @@ def _warnings(
         )
 
 
-def _small_splits(
-    data: SiteData, splits: Mapping[Split, SplitSummary]
-) -> Iterator[str]:
+def _odd_splits(data: SiteData, splits: Mapping[Split, SplitSummary]) -> Iterator[str]:
+    train, is_image = splits["train"], data.task.spec.dtype == "uint8"
     if len(data.validation) == 0:
         yield "there are no validation examples: nothing can be tuned on them"
     if len(data.test) == 0:
         yield "there are no test examples: the accuracy will not be known"
-    present = sum(count > 0 for count in splits["train"].class_counts)
-    if present == 1:
+    if sum(count > 0 for count in train.class_counts) == 1:
         yield "all training examples have the same label"
-
-
-def _odd_values(data: SiteData, splits: Mapping[Split, SplitSummary]) -> Iterator[str]:
-    train = splits["train"]
-    if train.largest is None:
-        return
-    if train.smallest == train.largest:
+    if train.largest is not None and train.smallest == train.largest:
         yield f"all values of all training inputs are {train.largest:g}"
-    elif data.task.spec.dtype == "uint8" and train.largest <= 1:
+    elif train.largest is not None and train.largest <= 1 and is_image:
         yield (
             "no pixel of a training image is larger than 1, where 255 is white; "
             "multiply pixels that were scaled to [0, 1] by 255"
@@ -306,18 +268,15 @@ class Agreed(NamedTuple):
 def agree_labels(
     found: Collected, settings: SiteSettings, class_names: Sequence[str]
 ) -> Agreed:
-    """Find each example's label among those of the federation, by name.
-
-    Numbers without names are names where the federation's names are whole numbers, as
-    those of digits, and positions among its names where none of them is. A `DataError`
-    counts labels that are unknown and not to be dropped.
-    """
+    """Find each example's label among those of the federation, by name."""
     for name, target in settings.label_map.items():
         if target not in class_names:
+            guess = nearest(target, class_names)
             raise DataError(
                 f"data.label_map leads from {name!r} to {target!r}, which is no class "
-                f"of the federation; {_known(target, class_names)}"
+                f"of the federation; {guess} known: {_listed(class_names)}"
             )
+    # Numbers are names where the federation has whole numbers for names, else places.
     known = _label_of(found.numbered, class_names)
     label_of = {
         name: known.get(settings.label_map.get(name, name))
@@ -355,11 +314,6 @@ def _unknown(
         f"label_map: {{{pairs}}}), or leave the examples out (data.unknown_labels: "
         "drop)"
     )
-
-
-def _known(name: str, class_names: Sequence[str]) -> str:
-    guess = nearest(name, class_names)
-    return f"{guess} known: {_listed(class_names)}".lstrip()
 
 
 def _counted(number: int, noun: str) -> str:
@@ -403,7 +357,8 @@ def own_task(found: Collected) -> SiteTask:
         spec = InputSpec(form.shape, NUM_TOKENS, (), (), dtype=form.dtype)
         return SiteTask(spec, CHARACTER_NAMES)
     channels = form.shape[2]
-    class_names = _own_classes(found)
+    key = int if found.numbered else None
+    class_names = tuple(sorted(set(found.labels), key=key))
     spec = InputSpec(
         image_shape=form.shape,
         num_classes=len(class_names),
@@ -412,11 +367,6 @@ def own_task(found: Collected) -> SiteTask:
         dtype=form.dtype,
     )
     return SiteTask(spec, class_names)
-
-
-def _own_classes(found: Collected) -> tuple[str, ...]:
-    names = set(found.labels)
-    return tuple(sorted(names, key=int if found.numbered else None))
 
 
 def _require_examples(found: Collected) -> None:
@@ -495,9 +445,7 @@ def open_site(
 ) -> SiteData:
     """Return the data that was chosen by name, all of which can be read.
 
-    Decoded image files are kept in the folder ``cache`` as long as they do not change.
-    Arrays and tables are read each time, and functions are called each time, as their
-    results may depend on anything. A `DataError` says what is wrong with the data.
+    ``cache`` keeps decoded image files; other data is read, or made, each time.
     """
     found, settings = _collected(choice, base, task)
     data = settle(found, settings, task, cache)
@@ -508,10 +456,7 @@ def open_site(
 def survey_site(
     choice: Choice[Settings], base: Path, task: SiteTask | None
 ) -> SiteData:
-    """Return the data as `open_site`; what cannot be read is left out and named.
-
-    Without a task it is taken from the data.
-    """
+    """Return the data as `open_site`; what cannot be read is left out and named."""
     found, settings = _collected(choice, base, task)
     return settle(found, settings, own_task(found) if task is None else task)
 
@@ -528,11 +473,9 @@ def _collected(
 
 MODEL_CARD = "model.json"
 
-S = TypeVar("S", bound=Settings)
-
 
 def read_task(path: Path) -> SiteTask:
-    """Return the task that a file describes."""
+    """Return the task that an exported model's folder, or an experiment, describes."""
     card = path / MODEL_CARD
     if card.is_file():
         return _of_card(card)
@@ -541,7 +484,12 @@ def read_task(path: Path) -> SiteTask:
             f"{path}: found neither an experiment's YAML file nor a folder with "
             f"{MODEL_CARD}; give what the federation's operator gave you"
         )
-    return _of_experiment(path)
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as text in UTF-8: {error}") from error
+    section = document.get("data") if isinstance(document, Mapping) else None
+    return _of_section(section if isinstance(section, Mapping) else {}, str(path))
 
 
 def _of_card(card: Path) -> SiteTask:
@@ -557,30 +505,21 @@ def _of_card(card: Path) -> SiteTask:
     return site_task_of(described, str(card))
 
 
-def _of_experiment(path: Path) -> SiteTask:
-    source = str(path)
-    try:
-        document = parse_yaml(path.read_text(encoding="utf-8"), source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as text in UTF-8: {error}") from error
-    section = document.get("data") if isinstance(document, Mapping) else None
-    return _of_section(section, source)
-
-
-def _of_section(section: Any, source: str) -> SiteTask:
-    name = section.get("name") if isinstance(section, Mapping) else None
-    if name == SITES:
-        return _parsed(SitesSettings, section, source).task()
-    if isinstance(name, str) and name in DATA_SETS:
-        settings = _parsed(DATA_SETS[name], section, source)
-        return _of_data_set(settings, source)
-    known = alternatives(str(name), (SITES, *DATA_SETS))
-    raise DataError(
-        f"{source}: found data.name {name!r}, expected that of an experiment; {known}"
-    )
-
-
-def _of_data_set(settings: DataFormat, source: str) -> SiteTask:
+def _of_section(section: Mapping[str, Any], source: str) -> SiteTask:
+    kinds: dict[str, type[Settings]] = {SITES: SitesSettings, **DATA_SETS}
+    name = section.get("name")
+    if not isinstance(name, str) or name not in kinds:
+        raise DataError(
+            f"{source}: found data.name {name!r}, expected that of an experiment; "
+            f"{alternatives(str(name), kinds)}"
+        )
+    problems: list[Problem] = []
+    values = {key: value for key, value in section.items() if key != "name"}
+    settings = parse_settings(kinds[name], values, "data", problems)
+    if isinstance(settings, SitesSettings):
+        return settings.task()
+    if not isinstance(settings, DataFormat):
+        raise ConfigError(problems, source)
     try:
         return task_of(settings.load())
     except DataError as error:
@@ -589,12 +528,3 @@ def _of_data_set(settings: DataFormat, source: str) -> SiteTask:
             "federation's operator for the experiment as it was submitted, from the "
             "run's folder, or for an exported model"
         ) from error
-
-
-def _parsed(settings_type: type[S], section: Mapping[str, Any], source: str) -> S:
-    problems: list[Problem] = []
-    values = {key: value for key, value in section.items() if key != "name"}
-    settings = parse_settings(settings_type, values, "data", problems)
-    if settings is None:
-        raise ConfigError(problems, source)
-    return settings

@@ -290,11 +290,7 @@ class Inputs:
     def read(
         self, positions: Sequence[int], task: SiteTask, cache: Path | None = None
     ) -> ReadInputs:
-        """Return the inputs at ``positions`` as ``task`` wants them.
-
-        What takes long to read is kept in the folder ``cache``. A `DataError` says that
-        the inputs cannot be brought to the task's form.
-        """
+        """Return the inputs at ``positions`` as ``task`` wants them."""
         raise NotImplementedError
 
 

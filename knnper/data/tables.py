@@ -19,6 +19,7 @@ from knnper.data.dividing import (
     are_whole_numbers,
     mark_tested,
     numbered,
+    require_known,
     split_by_name,
     values_in_order,
 )
@@ -47,22 +48,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, eq=False)
 class TableFile:
-    """Some columns of a table, in memory.
-
-    Attributes
-    ----------
-    path
-        The file.
-    texts
-        By column, n texts; an empty one where there is none.
-    number_columns
-        The d columns of `numbers`.
-    numbers
-        Float64 that float32 can hold, shape (n, d).
-    """
+    """Some columns of a table, in memory."""
 
     path: Path
-    texts: dict[str, tuple[str, ...]]
+    texts: dict[str, tuple[str, ...]]  # an empty one where there is none
     number_columns: tuple[str, ...]
     numbers: NDArray[np.float64]
 
@@ -93,23 +82,7 @@ def read_table(
 ) -> TableFile:
     """Return some columns of a CSV file with a header, or of a Parquet file.
 
-    Parameters
-    ----------
-    path
-        Ends in .csv, .tsv or .txt, or in .parquet or .pq.
-    texts
-        The columns that are read as text; None among them is none.
-    numbers
-        Those read as numbers, in this order; None is all others, in that of the file.
-    delimiter
-        Between the columns of a CSV file.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read, columns are missing or occur twice, are no numbers
-        where numbers are expected, or lack values there (with all counts) or have some
-        that are too large for float32; or if the package pyarrow is not installed.
+    ``texts`` and ``numbers`` name them; None instead of ``numbers`` is all others.
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; give a CSV or Parquet file")
@@ -339,12 +312,7 @@ class TableSettings(DataFormat):
             test, _ = _read(self, self.test, table.number_columns)
         _require_rows(train, test, self)
         class_names = values_in_order(train.labels)
-        unknown = sorted(set(test.labels) - set(class_names))
-        if unknown:
-            raise DataError(
-                "test rows have labels that no training row has: "
-                f"{', '.join(unknown)}; the classes are those of the training rows"
-            )
+        require_known(test.labels, class_names, self.test or self.train)
         owners = values_in_order(
             name
             for rows in (train, test)

@@ -214,11 +214,7 @@ _WITHOUT_KNOWN = str.maketrans("", "", ALPHABET)
 
 
 class UnknownCharacters:
-    """Counts the characters that are outside of the alphabet.
-
-    All of them are one class: of a text that is made of them, whatever is predicted is
-    right.
-    """
+    """Counts the characters that are outside of the alphabet: all are one class."""
 
     def __init__(self) -> None:
         self._counts = Counter[str]()
@@ -523,11 +519,7 @@ class SiteTextSettings(SiteSettings):
     stride: PositiveInt = PlaysSettings.stride
 
     def collect(self, base: Path, task: SiteTask | None) -> Collected:
-        """Return the windows of a site's texts, as long as the federation agreed on.
-
-        An example is called by the place of the character that is predicted, as in
-        ``00000080``, behind the file's name where the path is a folder.
-        """
+        """Return the windows of a site's texts, as long as the federation agreed on."""
         path = place_of(base, self.path)
         _require_text(task, path)
         window = PlaysSettings.window if task is None else task.spec.image_shape[2]
@@ -580,10 +572,8 @@ def _require_text(task: SiteTask | None, path: Path) -> None:
 
 
 def _in_order(count: int, fractions: FractionSettings) -> list[SiteSplit]:
-    """Return the split of each example: first train, then validation, then test.
-
-    Windows overlap, so that examples drawn at random would give away each other.
-    """
+    """Return the split of each example: first train, then validation, then test."""
+    # Windows overlap: examples drawn at random would give away each other.
     held_out = fractions.validation + fractions.test
     num_train = max(int((1 - held_out) * count + 0.5), min(count, 1))
     num_known = max(int((1 - fractions.test) * count + 0.5), num_train)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
-from knnper.data.dividing import numbered, values_in_order
+from knnper.data.dividing import numbered, require_known, values_in_order
 from knnper.data.examples import DataFormat, Dataset
 from knnper.data.images import write_images
 from knnper.errors import DataError
@@ -77,12 +77,8 @@ class UserCsvSettings(DataFormat):
         listed = _read(self.train, self, needs_user=True)
         class_names = values_in_order(row.class_name for row in listed)
         rows = _splits(listed, self)
-        unknown = {row.class_name for row in rows["test"]} - set(class_names)
-        if unknown:
-            raise DataError(
-                "test images have classes that no training image has: "
-                f"{', '.join(sorted(unknown))}; the classes are those of data.train"
-            )
+        tested = (row.class_name for row in rows["test"])
+        require_known(tested, class_names, self.test or self.train)
         root = Path(self.root).expanduser().absolute()
         files = {
             split: [_file(root, row, self.suffix) for row in part]

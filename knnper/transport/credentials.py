@@ -5,7 +5,7 @@ import hashlib
 import ipaddress
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -154,15 +154,16 @@ def issue_server_certificate(
 ) -> Identity:
     """Return a new certificate with a new key for the server that is at ``hosts``."""
     key = ec.generate_private_key(ec.SECP256R1())
-    issuer = authority.certificate
+    issuer, issuer_key = authority.certificate, authority.key.public_key()
     builder = _certificate(hosts[0], days, key.public_key(), issuer.not_valid_after_utc)
     builder = builder.issuer_name(issuer.subject)
+    names = [_general_name(host) for host in dict.fromkeys(hosts)]
     extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
         (x509.BasicConstraints(False, None), True),
         (_usage(signs_certificates=False), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-        (x509.SubjectAlternativeName(_general_names(hosts)), False),
-        (_issuer_key(authority.key), False),
+        (x509.SubjectAlternativeName(names), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), False),
     )
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
@@ -229,16 +230,8 @@ def _certificate(
     )
 
 
-def _issuer_key(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
-    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-
-
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_LONGEST_NAME])])
-
-
-def _general_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
-    return [_general_name(host) for host in dict.fromkeys(hosts)]
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -312,18 +305,6 @@ def authority_problem(
             "federation to the clients"
         )
     return None
-
-
-def key_problem(
-    certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey
-) -> str | None:
-    """Say whether ``key`` is not the one that ``certificate`` is for."""
-    der = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if certificate.public_key().public_bytes(*der) == key.public_key().public_bytes(
-        *der
-    ):
-        return None
-    return "the private key does not belong to the certificate; they come as a pair"
 
 
 def _is_for(name: str, host: str) -> bool:

@@ -173,11 +173,8 @@ class Answer:
     answered: datetime
 
     def seconds_ahead(self) -> float | None:
-        """Return how much this machine's clock is ahead of the server's.
-
-        The server tells whole seconds, so that it is right by half a second and half
-        the time that the answer took. None if the server does not tell.
-        """
+        """Return how much this clock is ahead of the server's, if that is told."""
+        # The server tells whole seconds.
         try:
             told = parsedate_to_datetime(self.headers["date"])
         except (KeyError, ValueError):

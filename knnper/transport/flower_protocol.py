@@ -158,10 +158,7 @@ def signed_headers(key: ec.EllipticCurvePrivateKey) -> dict[str, str]:
 def http_client(
     address: str, ca: Path | None, *, trust_env: bool = True
 ) -> httpx.Client:
-    """Return what asks a server, in the clear without an authority.
-
-    ``trust_env`` is whether it goes by way of a proxy that the environment names.
-    """
+    """Return what asks a server, in the clear without an authority."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as lenient as Flower's
     if ca is not None:
         context.load_verify_locations(ca)

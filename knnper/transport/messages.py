@@ -84,29 +84,15 @@ _LONGEST_NAME = 255
 
 @dataclass(frozen=True)
 class Introduction:
-    """A client's name and the sizes of its splits; nothing else leaves it.
-
-    Attributes
-    ----------
-    name
-        The client's name, as its configuration has it.
-    train
-        Whether it takes part in training.
-    num_train, num_validation, num_test
-        Examples in its splits.
-    problem
-        Why it cannot take part, for those who operate the server; empty if it can.
-    remark
-        Why it takes part otherwise than they may expect, for them too.
-    """
+    """A client's name and the sizes of its splits; nothing else leaves it."""
 
     name: str
     train: bool = True
     num_train: int = 0
     num_validation: int = 0
     num_test: int = 0
-    problem: str = ""
-    remark: str = ""
+    problem: str = ""  # why it cannot take part, for the server's operators
+    remark: str = ""  # why it takes part otherwise than they may expect
 
 
 def introduction_content(introduction: Introduction) -> RecordDict:
@@ -158,11 +144,7 @@ def is_available() -> bool:
 
 @contextlib.contextmanager
 def shared_folder() -> Iterator[Path | None]:
-    """Create a folder in memory for one run and remove it afterwards.
-
-    Yields None where there is no room for one. Folders of runs that were killed are
-    removed first: memory is not given back by a reboot that never comes.
-    """
+    """Create a folder in memory for one run, None without room; remove it."""
     if not is_available():
         yield None
         return
@@ -186,12 +168,8 @@ def is_vector_file(path: Path, folder: Path) -> bool:
 
 
 def write_vector(folder: Path, vector: Tensor) -> Path | None:
-    """Write a float32 vector to a file in ``folder`` and return its path.
-
-    Takes a file of this size that was given back with `recycle`, where there is one:
-    its memory is there already, and finding new memory takes longer than the copy.
-    Returns None, and leaves nothing, where the file system has no room left.
-    """
+    """Write a float32 vector to a file in ``folder``; None without room for it."""
+    # One that was given back is taken first: to find new memory takes longer.
     path = _claim(folder, vector.nbytes) or _new_path(folder, vector.nbytes)
     try:
         # Not truncated: that would give the memory back.
@@ -213,20 +191,14 @@ def read_vector(path: Path) -> Tensor:
 
 
 def recycle(path: Path) -> None:
-    """Let the next vector of this size have the memory of ``path``, which is gone.
-
-    Of several calls all but the first do nothing.
-    """
+    """Let the next vector of this size have the memory of ``path``, which is gone."""
     with contextlib.suppress(FileNotFoundError):
         path.rename(path.with_suffix(_FREE))
 
 
 def _claim(folder: Path, num_bytes: int) -> Path | None:
-    """Return a free file of this size, which from now on belongs to the caller.
-
-    It has a new name: whoever still knows the old one finds nothing, never the numbers
-    of somebody else.
-    """
+    """Return a free file of this size, which from now on belongs to the caller."""
+    # By a new name: whoever knows the old one never reads somebody else's numbers.
     for free in folder.glob(f"{num_bytes}-*{_FREE}"):
         path = _new_path(folder, num_bytes)
         with contextlib.suppress(FileNotFoundError):  # another process was faster
@@ -258,11 +230,9 @@ class CarrierError(CodecError):
 
 
 class CannotPlayError(RunError):
-    """A process cannot play any client: its set-up is wrong, not a client's data.
+    """A process cannot play any client: its set-up is wrong, not a client's data."""
 
-    Of an error that a client raises, Flower hands on only the text. So the text says
-    it, and `why_none_can_be_played` finds it.
-    """
+    # Flower hands on the text alone: `why_none_can_be_played` finds it there.
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{_CANNOT_PLAY} on {platform.node()}: {reason}")

@@ -42,41 +42,19 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SocketLimits:
-    """What connections may take up.
+    """What connections may take up."""
 
-    Attributes
-    ----------
-    strangers
-        Connections at a time of peers that have not shown who they are. With one more
-        the oldest ends, of the address that has the most.
-    strangers_per_address
-        The same for one IPv4 address or IPv6 network of 64 bits.
-    known
-        Connections at a time of all others. With one more the one that has been idle
-        for the longest ends, of whoever has the most.
-    header_s
-        Seconds for a TLS handshake and the whole header of the first request, and for
-        the header of each other one from its first byte on.
-    header_bytes
-        Of one header; a piece that is read at once may be more.
-    idle_s
-        Seconds between requests.
-    unread_s
-        Seconds until the peer has taken in more of an answer, and for the rest of a
-        body that is not read any more.
-    body_bytes_per_s, body_grace_s
-        The pace at which a body has to arrive, and how many seconds it may be behind.
-    """
-
+    # Connections of peers that have not shown who they are, and of all others.
+    # With one more, one ends of whoever has the most: the oldest, or the longest idle.
     strangers: int = 256
-    strangers_per_address: int = 256
+    strangers_per_address: int = 256  # IPv4 address, or IPv6 network of 64 bits
     known: int = 256
-    header_s: float = 10.0
-    header_bytes: int = 65_536
-    idle_s: float = 30.0
-    unread_s: float = 30.0
-    body_bytes_per_s: float = 20_000.0
-    body_grace_s: float = 10.0
+    header_s: float = 10.0  # for the TLS handshake and the first header; each other one
+    header_bytes: int = 65_536  # a piece that is read at once may be more
+    idle_s: float = 30.0  # between requests
+    unread_s: float = 30.0  # until more of an answer is read, or a body's unread rest
+    body_bytes_per_s: float = 20_000.0  # the pace at which a body has to arrive
+    body_grace_s: float = 10.0  # how many seconds it may be behind
 
 
 def introduce(scope: Scope, name: str) -> bool:
@@ -288,11 +266,7 @@ def _least_needed(visits: dict[Visit, None]) -> Visit:
 
 
 class Connection(HttpToolsProtocol):
-    """Ends when a header, a body's rest, or the reading of an answer takes too long.
-
-    Between requests uvicorn ends it after its own time; the pace of bodies is for
-    whoever reads them.
-    """
+    """Ends when a header, a body's rest, or the reading of an answer takes too long."""
 
     def __init__(self, server: Server, visit: Visit) -> None:
         limits, loop = server.limits, asyncio.get_running_loop()

@@ -1,8 +1,6 @@
 """All that is looked at of one server."""
 
 import ssl
-from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -46,99 +44,90 @@ from knnper.transport.sockets import listen
 _LOG = "the server's log says why; a key that was removed cannot come back"
 
 
-@dataclass(frozen=True)
-class Clients:
-    """The clients of a server."""
-
-    settings: ServerSettings
-
-    def authorized(self) -> Finding:
-        """Look at the folder of public keys."""
-        folder = self.settings.authorized
-        keys, problems = AuthorizedFolder(folder).keys()
-        if problems:
-            return problem(
-                "; ".join(problems),
-                f"remove or replace these files in {folder}",
-                "one public key a file, each in one file only",
-            )
-        if not keys:
-            return warning(
-                f"no client may connect: {folder} holds no key",
-                "knnper fed add-client, or register",
-            )
-        return fine(f"{len(keys)} in {folder}: {', '.join(keys)}")
-
-    def registered(self) -> Finding:
-        """Look whether Flower knows those who may connect, and who is online."""
-        found = census(self.settings)
-        if found.problems:
-            return problem("; ".join(found.problems), "look into the server's log")
-        left_out = [one.name for one in found.clients if one.status == AUTHORIZED]
-        if left_out:
-            return problem(f"not registered: {', '.join(left_out)}", _LOG)
-        online = [one.name for one in found.clients if one.status == "online"]
-        return fine(
-            f"{len(found.clients)} registered, online: {', '.join(online) or 'none'}"
+def _authorized(settings: ServerSettings) -> Finding:
+    """Look at the folder of public keys."""
+    folder = settings.authorized
+    keys, problems = AuthorizedFolder(folder).keys()
+    if problems:
+        return problem(
+            "; ".join(problems),
+            f"remove or replace these files in {folder}",
+            "one public key a file, each in one file only",
         )
+    if not keys:
+        return warning(
+            f"no client may connect: {folder} holds no key",
+            "knnper fed add-client, or register",
+        )
+    return fine(f"{len(keys)} in {folder}: {', '.join(keys)}")
 
-    def roster(self) -> Finding:
-        """Look at the file by which runs know who is behind which node."""
-        try:
-            roster = read_roster(self.settings.roster_file)
-        except RunError as error:
-            return problem(
-                str(error),
-                f"remove {self.settings.roster_file}; the server writes it anew",
-            )
-        return fine(f"{len(roster)} clients in {self.settings.roster_file}")
+
+def _registered(settings: ServerSettings) -> Finding:
+    """Look whether Flower knows those who may connect, and who is online."""
+    found = census(settings)
+    if found.problems:
+        return problem("; ".join(found.problems), "look into the server's log")
+    left_out = [one.name for one in found.clients if one.status == AUTHORIZED]
+    if left_out:
+        return problem(f"not registered: {', '.join(left_out)}", _LOG)
+    online = [one.name for one in found.clients if one.status == "online"]
+    return fine(
+        f"{len(found.clients)} registered, online: {', '.join(online) or 'none'}"
+    )
+
+
+def _roster(settings: ServerSettings) -> Finding:
+    """Look at the file by which runs know who is behind which node."""
+    try:
+        roster = read_roster(settings.roster_file)
+    except RunError as error:
+        return problem(
+            str(error),
+            f"remove {settings.roster_file}; the server writes it anew",
+        )
+    return fine(f"{len(roster)} clients in {settings.roster_file}")
 
 
 _CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """What the server shows to clients."""
+def _certificate(files: TlsFiles) -> Finding:
+    """Look whether clients accept the certificate."""
+    try:
+        chain = read_as(
+            files.certificate,
+            "certificates in PEM",
+            x509.load_pem_x509_certificates,
+        )
+        authority = read_certificate(files.ca)
+    except CredentialError as error:
+        return problem(str(error), _CORRECT)
+    told = expiry_problem(chain[0], datetime.now(UTC))
+    for signed, signer in pairwise([*chain, authority]):
+        told = told or authority_problem(signed, signer)
+    if told is not None:
+        return problem_told(told)
+    return _accepted(chain[0])
 
-    files: TlsFiles
 
-    def certificate(self) -> Finding:
-        """Look whether clients accept the certificate."""
-        try:
-            chain = read_as(
-                self.files.certificate,
-                "certificates in PEM",
-                x509.load_pem_x509_certificates,
-            )
-            authority = read_certificate(self.files.ca)
-        except CredentialError as error:
-            return problem(str(error), _CORRECT)
-        told = expiry_problem(chain[0], datetime.now(UTC))
-        for signed, signer in pairwise([*chain, authority]):
-            told = told or authority_problem(signed, signer)
-        if told is not None:
-            return problem_told(told)
-        return _accepted(chain[0])
-
-    def key(self) -> Finding:
-        """Look whether the key is readable, secret, and that of the certificate."""
-        files = self.files
-        try:
-            exposed = permission_problem(files.key)
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(files.certificate, files.key, _no_passphrase)
-        except ssl.SSLError as error:
-            return problem(
-                f"{files.key} cannot be used with {files.certificate} ({error.reason})",
-                f"they come as a pair, without a passphrase; {_CORRECT}",
-            )
-        except OSError as error:
-            return problem(f"{files.key} cannot be read ({error.strerror})", _CORRECT)
-        if exposed is not None:
-            found, _, advice = exposed.partition("; ")
-            return warning(found, advice, "mode 0600")
-        return fine(f"{files.key} belongs to the certificate")
+def _key(files: TlsFiles) -> Finding:
+    """Look whether the key is readable, secret, and that of the certificate."""
+    try:
+        exposed = permission_problem(files.key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # Nobody is asked for a passphrase on the terminal.
+        context.load_cert_chain(files.certificate, files.key, lambda: "")
+    except ssl.SSLError as error:
+        return problem(
+            f"{files.key} cannot be used with {files.certificate} ({error.reason})",
+            f"they come as a pair, without a passphrase; {_CORRECT}",
+        )
+    except OSError as error:
+        return problem(f"{files.key} cannot be read ({error.strerror})", _CORRECT)
+    if exposed is not None:
+        found, _, advice = exposed.partition("; ")
+        return warning(found, advice, "mode 0600")
+    return fine(f"{files.key} belongs to the certificate")
 
 
 def _accepted(certificate: x509.Certificate) -> Finding:
@@ -151,88 +140,72 @@ def _accepted(certificate: x509.Certificate) -> Finding:
     return fine(f"for {names}, valid until {until}; clients use one of these names")
 
 
-def _no_passphrase() -> str:
-    """Answer for whoever would ask on the terminal."""
-    return ""
-
-
 _HEALTH = "/health"
 _OK = 200
 _SILENT_S = 30.0
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
-@dataclass(frozen=True)
-class Ports:
-    """Where a server listens."""
+def _server(settings: ServerSettings) -> Finding:
+    """Look whether the server runs."""
+    if not is_running(settings.state):
+        return warning("does not run", "start it: knnper fed server SERVER.yaml")
+    return fine(f"runs, in {settings.state}")
 
-    settings: ServerSettings
 
-    def server(self) -> Finding:
-        """Look whether the server runs."""
-        if not is_running(self.settings.state):
-            return warning("does not run", "start it: knnper fed server SERVER.yaml")
-        return fine(f"runs, in {self.settings.state}")
+def _processes(settings: ServerSettings) -> Finding:
+    """Look whether all that a running server needs is there."""
+    state = settings.state
+    found = Note.read(state)
+    if found is None:
+        return problem(
+            f"the server runs, and {state} says nothing of its processes",
+            "start it again: it may be of an earlier version",
+        )
+    (note, age_s), log = found, state / "superlink.log"
+    if not note.lives():
+        return problem(
+            f"Flower's SuperLink, process {note.superlink}, is gone",
+            f"the server starts it again within seconds; {log} says why it ended",
+        )
+    if age_s > _SILENT_S:
+        return problem(
+            f"no run that is submitted begins: Flower's SuperLink, process "
+            f"{note.superlink}, did not answer the server for {age_s:.0f} s",
+            f"look into {log}; end that process, and the server starts it again",
+        )
+    if note.starts > 1:
+        return warning(
+            f"Flower's SuperLink was started {note.starts} times",
+            f"{log} and the server's log say why it ended; runs that were under "
+            "way have failed: submit them again with --resume",
+        )
+    return fine(f"Flower's SuperLink is process {note.superlink}, and starts runs")
 
-    def gateway(self) -> Finding:
-        """Look who has the port that clients reach."""
-        return self._port(self.settings.listen_address, "listen", is_gateway=True)
 
-    def control(self) -> Finding:
-        """Look who has the port that is for the operator."""
-        return self._port(self.settings.control_address, "control", is_gateway=False)
-
-    def processes(self) -> Finding:
-        """Look whether all that a running server needs is there."""
-        state = self.settings.state
-        found = Note.read(state)
-        if found is None:
-            return problem(
-                f"the server runs, and {state} says nothing of its processes",
-                "start it again: it may be of an earlier version",
-            )
-        (note, age_s), log = found, state / "superlink.log"
-        if not note.lives():
-            return problem(
-                f"Flower's SuperLink, process {note.superlink}, is gone",
-                f"the server starts it again within seconds; {log} says why it ended",
-            )
-        if age_s > _SILENT_S:
-            return problem(
-                f"no run that is submitted begins: Flower's SuperLink, process "
-                f"{note.superlink}, did not answer the server for {age_s:.0f} s",
-                f"look into {log}; end that process, and the server starts it again",
-            )
-        if note.starts > 1:
-            return warning(
-                f"Flower's SuperLink was started {note.starts} times",
-                f"{log} and the server's log say why it ended; runs that were under "
-                "way have failed: submit them again with --resume",
-            )
-        return fine(f"Flower's SuperLink is process {note.superlink}, and starts runs")
-
-    def _port(self, address: Address, setting: str, *, is_gateway: bool) -> Finding:
-        if not is_running(self.settings.state):
-            return _free(address, setting)
-        where = Address(_UNSPECIFIED.get(address.host, address.host), address.port)
-        opened = connected if self.settings.insecure else encrypted
-        try:
-            with opened(where) as connection:
-                answer = get(connection, where, _HEALTH)
-        except (NotHttpError, OSError) as error:
-            return problem(
-                f"the server runs, and {where} does not answer ({error})",
-                f"start it again if `{setting}` was changed since; else look into its "
-                f"log and {self.settings.state / 'superlink.log'}",
-            )
-        if bool(told_versions(answer.headers)) != is_gateway:
-            return _taken(address, setting)
-        if answer.status != _OK:
-            return problem(
-                f"Flower's SuperLink does not answer (HTTP status {answer.status})",
-                f"look into {self.settings.state / 'superlink.log'}",
-            )
-        return fine(f"the server answers at {where}")
+def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
+    """Look who has a port."""
+    if not is_running(settings.state):
+        return _free(address, setting)
+    where = Address(_UNSPECIFIED.get(address.host, address.host), address.port)
+    opened = connected if settings.insecure else encrypted
+    try:
+        with opened(where) as connection:
+            answer = get(connection, where, _HEALTH)
+    except (NotHttpError, OSError) as error:
+        return problem(
+            f"the server runs, and {where} does not answer ({error})",
+            f"start it again if `{setting}` was changed since; else look into its "
+            f"log and {settings.state / 'superlink.log'}",
+        )
+    if bool(told_versions(answer.headers)) != (setting == "listen"):
+        return _taken(address, setting)
+    if answer.status != _OK:
+        return problem(
+            f"Flower's SuperLink does not answer (HTTP status {answer.status})",
+            f"look into {settings.state / 'superlink.log'}",
+        )
+    return fine(f"the server answers at {where}")
 
 
 def is_running(state: Path) -> bool:
@@ -258,31 +231,32 @@ def _taken(address: Address, setting: str) -> Finding:
 
 def server_checks(settings: ServerSettings) -> list[Check]:
     """Return the checks of a server, in the order in which they make sense."""
-    return list(_checks(settings))
-
-
-def _checks(settings: ServerSettings) -> Iterator[Check]:
-    runs = settings.runs_folder
-    yield Check("folder", lambda: folder_finding(settings.state, "state"))
-    yield Check("runs", lambda: folder_finding(runs, "runs"))
-    yield Check("version", _versions)
-    if settings.tls is None:
-        yield Check("tls", _insecure)
+    listen, control = settings.listen_address, settings.control_address
+    checks = [
+        Check("folder", lambda: folder_finding(settings.state, "state")),
+        Check("runs", lambda: folder_finding(settings.runs_folder, "runs")),
+        Check("version", _versions),
+    ]
+    tls, runs = settings.tls, is_running(settings.state)
+    if tls is None:
+        checks.append(Check("tls", _insecure))
     else:
-        credentials = Credentials(settings.tls)
-        yield Check("certificate", credentials.certificate)
-        yield Check("key", credentials.key)
-    ports, clients = Ports(settings), Clients(settings)
-    yield Check("server", ports.server)
-    yield Check("gateway port", ports.gateway)
-    yield Check("control port", ports.control)
-    if is_running(settings.state):
-        yield Check("processes", ports.processes)
-    if settings.tls is not None:
-        yield Check("authorized", clients.authorized)
-        yield Check("roster", clients.roster)
-        if is_running(settings.state):
-            yield Check("registered", clients.registered, ("control port",))
+        checks.append(Check("certificate", lambda: _certificate(tls)))
+        checks.append(Check("key", lambda: _key(tls)))
+    checks += [
+        Check("server", lambda: _server(settings)),
+        Check("gateway port", lambda: _port(settings, listen, "listen")),
+        Check("control port", lambda: _port(settings, control, "control")),
+    ]
+    if runs:
+        checks.append(Check("processes", lambda: _processes(settings)))
+    if tls is not None:
+        checks.append(Check("authorized", lambda: _authorized(settings)))
+        checks.append(Check("roster", lambda: _roster(settings)))
+        if runs:
+            needs = ("control port",)
+            checks.append(Check("registered", lambda: _registered(settings), needs))
+    return checks
 
 
 def _versions() -> Finding:

@@ -157,10 +157,7 @@ async def read_body(receive: Receive, length: int) -> bytearray:
 
 
 class Notices:
-    """Says one thing of one host once a minute at most, and all things 1000 times.
-
-    Strangers may cause lines in the log as often as they like.
-    """
+    """Says one thing of one host once a minute at most, and all things 1000 times."""
 
     def __init__(self) -> None:
         self.said: dict[tuple[str, str], float] = {}

@@ -47,27 +47,14 @@ _LARGEST_KEY = 1000  # characters of a public key's header
 
 
 class Refusal(Exception):
-    """An answer that the gateway gives itself, in the form of Flower's errors.
-
-    Parameters
-    ----------
-    status
-        Of HTTP. SuperNodes end at 401, take 403 for the end of the run, and try again
-        after 502 to 504.
-    why
-        The same words for the same thing: the log says each once a minute.
-    details
-        For the client's operator: what was found and how to mend it.
-    code
-        Flower's number of the nearest error of its own, which its commands print.
-    """
+    """An answer that the gateway gives itself, in the form of Flower's errors."""
 
     def __init__(
         self,
-        status: int,
-        why: str,
-        details: str = "",
-        code: int = FORBIDDEN,
+        status: int,  # SuperNodes end at 401, end the run at 403, retry at 502-504
+        why: str,  # the same words for the same thing: the log says each once a minute
+        details: str = "",  # for the client's operator
+        code: int = FORBIDDEN,  # Flower's, which its commands print
     ) -> None:
         super().__init__(f"{why}: {details}" if details else why)
         self.status, self.why, self.code = HTTPStatus(status), why, code

@@ -1,9 +1,8 @@
 """Brings Flower's registrations in line with the folder of authorized keys."""
 
 import logging
-import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,7 +67,7 @@ class RunStatus:
 
 
 class ControlPort:
-    """A connection to the SuperLink's own port; close it, or use ``with``."""
+    """A connection to the SuperLink's own port, for ``with``."""
 
     def __init__(self, address: Address, ca: Path | None) -> None:
         if ca is not None and not ca.exists():
@@ -79,16 +78,7 @@ class ControlPort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection."""
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def nodes(self) -> list[Node]:
@@ -171,7 +161,7 @@ def reconcile(
     for problem in problems:
         logger.warning("not fixed: %s", problem)
     adopts = roster_file.exists() or not by_key
-    ledger = _Ledger(keys, counts, before, registry, adopts=adopts)
+    ledger = _Ledger(keys, counts, before, registry, adopts)
     for node in registry.nodes():
         ledger.see(node)
     ledger.register_new()
@@ -180,38 +170,32 @@ def reconcile(
     return ledger.roster
 
 
+@dataclass
 class _Ledger:
     """Makes the new roster from the keys, the old roster and what Flower knows."""
 
-    def __init__(
-        self,
-        keys: Mapping[str, ec.EllipticCurvePublicKey],
-        counts: Mapping[str, int],
-        before: Mapping[str, Registered],
-        registry: ControlPort,
-        *,
-        adopts: bool,
-    ) -> None:
-        self._keys = keys
-        self._counts = counts
-        self._wanted = {fingerprint(key): name for name, key in keys.items()}
-        self._before = before
-        self._registry = registry
-        self._adopts = adopts
-        self._removed: set[str] = set()
-        self.roster: dict[str, Registered] = {}
+    keys: Mapping[str, ec.EllipticCurvePublicKey]
+    counts: Mapping[str, int]
+    before: Mapping[str, Registered]
+    registry: ControlPort
+    adopts: bool
+    removed: set[str] = field(default_factory=set)
+    roster: dict[str, Registered] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.wanted = {fingerprint(key): name for name, key in self.keys.items()}
 
     def see(self, node: Node) -> None:
         """Keep ``node``, or take its registration away."""
-        name = self._wanted.get(node.key_sha256)
-        known = self._before.get(node.node_id)
+        name = self.wanted.get(node.key_sha256)
+        known = self.before.get(node.node_id)
         if node.status == UNREGISTERED:
-            self._removed.add(node.key_sha256)
+            self.removed.add(node.key_sha256)
         elif name is not None:
             self._enter(node.node_id, name, node.key_sha256)
         elif known is not None and known.source == "folder":
             self._remove(node, f"removed {known.name}: its key is gone")
-        elif known is not None or self._adopts:
+        elif known is not None or self.adopts:
             self._adopt(node)
         else:
             self._remove(
@@ -224,9 +208,9 @@ class _Ledger:
     def register_new(self) -> None:
         """Register the keys that Flower does not know."""
         known = {one.key_sha256 for one in self.roster.values()}
-        for name, key in self._keys.items():
+        for name, key in self.keys.items():
             key_sha256 = fingerprint(key)
-            if key_sha256 in self._removed:
+            if key_sha256 in self.removed:
                 logger.warning(
                     "not registered: the key of %s (%s) was removed once and cannot "
                     "come back; make it another one",
@@ -234,22 +218,22 @@ class _Ledger:
                     key_sha256,
                 )
             elif key_sha256 not in known:
-                node_id = self._registry.register(name, key)
+                node_id = self.registry.register(name, key)
                 self._enter(node_id, name, key_sha256)
                 logger.info("registered %s (%s)", name, key_sha256)
 
     def _enter(self, node_id: str, name: str, key_sha256: str) -> None:
-        count = self._counts.get(name)
+        count = self.counts.get(name)
         self.roster[node_id] = Registered(name, key_sha256, "folder", count)
 
     def _remove(self, node: Node, why: str) -> None:
-        self._registry.unregister(node.node_id)
-        self._removed.add(node.key_sha256)
+        self.registry.unregister(node.node_id)
+        self.removed.add(node.key_sha256)
         logger.warning("%s (%s)", why, node.key_sha256)
 
     def _adopt(self, node: Node) -> None:
         """Keep a node that was registered with Flower's own command."""
-        taken = {*self._keys, *(one.name for one in self.roster.values())}
+        taken = {*self.keys, *(one.name for one in self.roster.values())}
         name = node.name
         if not is_name(name) or name in taken:
             name = f"node-{node.node_id}"
@@ -290,7 +274,9 @@ def census(settings: ServerSettings) -> Census:
     keys, problems = AuthorizedFolder(settings.authorized).keys()
     wanted = {fingerprint(key): name for name, key in keys.items()}
     try:
-        nodes = _nodes(settings)
+        port = ControlPort(settings.control_address, control_authority(settings))
+        with port as control:
+            nodes = {node.key_sha256: node for node in control.nodes()}
     except RunError as error:
         nodes = {}
         problems.append(f"Only what the folder says: {error}")
@@ -302,11 +288,6 @@ def census(settings: ServerSettings) -> Census:
     ]
     ordered = sorted(clients, key=lambda client: client.name)
     return Census(tuple(ordered), tuple(problems))
-
-
-def _nodes(settings: ServerSettings) -> dict[str, Node]:
-    with ControlPort(settings.control_address, control_authority(settings)) as control:
-        return {node.key_sha256: node for node in control.nodes()}
 
 
 def _status(name: str, key_sha256: str, node: Node | None) -> ClientStatus:

@@ -175,7 +175,7 @@ class Replies:
     def require_run(self, node_id: int, run_id: int) -> None:
         """Refuse a question for a run of which the node was sent nothing."""
         if not any(self._of(node_id, run_id)):
-            raise _not_sent("no message of this run was sent to this client")
+            raise Refusal(400, "no message of this run was sent to this client")
 
     def require_object(
         self, node_id: int, run_id: int, name: str
@@ -183,7 +183,9 @@ class Replies:
         """Refuse an object that was not sent; return what takes down its size."""
         found = [one for one in self._of(node_id, run_id) if name in one.objects]
         if not found:
-            raise _not_sent("this object is of no message that was sent to this client")
+            raise Refusal(
+                400, "this object is of no message that was sent to this client"
+            )
 
         def fetched(num_bytes: int) -> None:
             for one in found:
@@ -195,7 +197,7 @@ class Replies:
         """Refuse the name of a message that was not sent."""
         sent = self._sent.get(node_id, {}).get(name)
         if sent is None or sent.metadata.run_id != run_id:
-            raise _not_sent("this message was not sent to this client")
+            raise Refusal(400, "this message was not sent to this client")
 
     def announce(self, caller: Caller, request: PushMessagesRequest) -> bytes:
         """Begin to take a reply in; return what Flower would answer."""
@@ -203,9 +205,13 @@ class Replies:
         node_id = request.node.node_id
         sent = self._sent.get(node_id, {}).get(metadata.reply_to_message_id)
         if metadata.src_node_id != node_id:
-            raise _not_sent("a reply in the name of another client, or of the server")
+            raise Refusal(
+                400, "a reply in the name of another client, or of the server"
+            )
         if sent is None:
-            raise _not_sent("a reply to no message, or to one sent to another client")
+            raise Refusal(
+                400, "a reply to no message, or to one sent to another client"
+            )
         _check_answer(metadata, sent.metadata)
         upload = sent.upload
         if upload is not None and upload.root != metadata.message_id:
@@ -284,7 +290,7 @@ class Replies:
                     raise Refusal(409, "an object of a reply that was refused")
                 if name in upload.children:
                     return sent, upload
-        raise _not_sent("an object of no reply that this client announced")
+        raise Refusal(400, "an object of no reply that this client announced")
 
     def _require_room(
         self, sent: _Sent, upload: _Upload, used: tuple[int, int]
@@ -423,10 +429,6 @@ def _no_room(error: Exception) -> Refusal:
     return Refusal(503, "a reply cannot be kept", str(error))
 
 
-def _not_sent(why: str) -> Refusal:
-    return Refusal(400, why)
-
-
 def _false(why: str) -> Refusal:
     return Refusal(400, "the reply is not what Flower sends", why)
 
@@ -479,7 +481,7 @@ def _check_answer(reply: Metadata, asked: Metadata) -> None:
         or reply.message_type != asked.message_type
         or reply.group_id != asked.group_id
     ):
-        raise _not_sent("a reply of another run, kind or round than what it answers")
+        raise Refusal(400, "a reply of another run, kind or round than what it answers")
 
 
 def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> None:

@@ -61,15 +61,7 @@ def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
 
 
 CONFIG_KEYS = frozenset(
-    {
-        "experiment",
-        "document",
-        "set",
-        "output",
-        "overwrite",
-        "resume",
-        "registry",
-    }
+    ["experiment", "document", "set", "output", "overwrite", "resume", "registry"]
 )
 """Everything that a run configuration holds."""
 

@@ -33,15 +33,13 @@ from knnper.transport.credentials import (
 )
 from knnper.transport.flower_protocol import ACQUIRE_TASK, PROTOBUF, SERVER_APP
 
-
-def commands_folder() -> Path:
-    """Return the folder of the commands that came with this Python's packages."""
-    return Path(sys.executable).parent
+COMMANDS = Path(sys.executable).parent
+"""The folder of the commands that came with this Python's packages."""
 
 
 def flower_command(name: str) -> Path:
     """Return the path of one of Flower's commands."""
-    command = commands_folder() / name
+    command = COMMANDS / name
     if not command.exists():
         raise RunError(f"there is no {command}; install flwr beside this program")
     return command
@@ -113,7 +111,8 @@ def shrink(path: Path) -> None:
 
 
 def _give_back(database: sqlite3.Connection) -> None:
-    wal = Path(f"{_file(database)}-wal")
+    file = database.execute("PRAGMA database_list").fetchone()[2]
+    wal = Path(f"{file}-wal")
     spare = _number(database, "freelist_count") * _number(database, "page_size")
     written = wal.stat().st_size if wal.exists() else 0
     if max(spare, written) < _SPARE_BYTES:
@@ -122,10 +121,6 @@ def _give_back(database: sqlite3.Connection) -> None:
         # With execute, Python takes the first step of it alone: one page.
         database.executescript(f"PRAGMA incremental_vacuum({_STEP_PAGES})")
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
-def _file(database: sqlite3.Connection) -> str:
-    return str(database.execute("PRAGMA database_list").fetchone()[2])
 
 
 def _number(database: sqlite3.Connection, pragma: str) -> int:
@@ -266,9 +261,9 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_children(patience: float) -> None:
+def end_children() -> None:
     """End all children, kindly first; wait until they are gone."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + _HELPERS_SECONDS
     told: set[int] = set()
     while children := {child for child in _children() if not _reaped(child)}:
         late = time.monotonic() > deadline
@@ -327,43 +322,18 @@ class SuperLink:
         self._server_file = server_file
         self._process: asyncio.subprocess.Process | None = None
         self._starts = 0
-
-    @property
-    def ca(self) -> Path | None:
-        """Certificate of the authority of Flower's own port; None without TLS."""
-        return control_authority(self._settings)
-
-    @property
-    def folder(self) -> Path:
-        """The server's state folder, where its processes are."""
-        return self._settings.state
-
-    @property
-    def database(self) -> Path:
-        """Where Flower keeps registrations, runs and what is on its way."""
-        return self.folder / "superlink.db"
-
-    @property
-    def address(self) -> str:
-        """Flower's own port."""
-        return str(self._settings.control_address)
-
-    @property
-    def trust(self) -> Sequence[str]:
-        """The options with which Flower's commands reach it."""
-        if self.ca is None:
-            return ["--insecure"]
-        return ["--root-certificates", str(self.ca)]
-
-    @property
-    def log(self) -> LogFile:
-        """Where SuperLink and ServerApps write, with its earlier parts."""
-        return LogFile(self.folder / "superlink.log")
-
-    @property
-    def warnings(self) -> LogFile:
-        """Where the ServerApp writes what the server's own log has to say too."""
-        return LogFile(self.folder / "warnings.log")
+        self._tls_folder = _tls_folder(settings)
+        # Of the authority of Flower's own port; None without TLS.
+        self.ca = control_authority(settings)
+        self.address = str(settings.control_address)
+        # The options with which Flower's commands reach it.
+        trust = ("--root-certificates", str(self.ca))
+        self.trust = ("--insecure",) if self.ca is None else trust
+        self.folder = settings.state
+        self.database = self.folder / "superlink.db"
+        self.log = LogFile(self.folder / "superlink.log")
+        # What the server's own log has to say too.
+        self.warnings = LogFile(self.folder / "warnings.log")
 
     def prepare(self) -> None:
         """Make certificates for Flower's own port, which nobody else needs to trust."""
@@ -409,10 +379,6 @@ class SuperLink:
             raise RunError("the SuperLink has not been started")
         return await self._process.wait()
 
-    async def end_helpers(self) -> None:
-        """End what an ended SuperLink left behind: the ServerApps."""
-        await asyncio.to_thread(end_children, _HELPERS_SECONDS)
-
     async def answers(self) -> None:
         """Wait until the process answers."""
         ended = asyncio.ensure_future(self.wait())
@@ -421,7 +387,11 @@ class SuperLink:
                 while not await _is_healthy(client):
                     await asyncio.wait([ended], timeout=_POLL_SECONDS)
                     if ended.done():
-                        raise RunError(self._failure(ended.result()))
+                        tail = self.log.path.read_text(errors="replace")[-_LOG_TAIL:]
+                        raise RunError(
+                            f"Flower's SuperLink ended with status {ended.result()} "
+                            f"before it was ready; the end of {self.log.path}:\n{tail}"
+                        )
         finally:
             ended.cancel()
 
@@ -431,11 +401,7 @@ class SuperLink:
             return
         if self._process.returncode is None:
             await _end(self._process)
-        await self.end_helpers()
-
-    @property
-    def _tls_folder(self) -> Path:
-        return _tls_folder(self._settings)
+        await asyncio.to_thread(end_children)
 
     def client(self) -> httpx.AsyncClient:
         """Return what asks Flower's own port."""
@@ -475,7 +441,7 @@ class SuperLink:
     def _environment(self) -> dict[str, str]:
         # Flower looks for its helpers by name.
         paths = os.environ.get("PATH", os.defpath)
-        path = os.pathsep.join((str(commands_folder()), paths))
+        path = os.pathsep.join((str(COMMANDS), paths))
         return {
             **os.environ,
             "PATH": path,
@@ -487,13 +453,6 @@ class SuperLink:
             SERVER_FILE_VARIABLE: str(self._server_file),
             WARNINGS_VARIABLE: str(self.warnings.path.resolve()),
         }
-
-    def _failure(self, status: int) -> str:
-        tail = self.log.path.read_text(errors="replace")[-_LOG_TAIL:]
-        return (
-            f"Flower's SuperLink ended with status {status} before it was ready; the "
-            f"end of {self.log.path}:\n{tail}"
-        )
 
 
 def _tls_folder(settings: ServerSettings) -> Path:
@@ -575,10 +534,7 @@ async def _acquired(client: httpx.AsyncClient) -> AcquireTaskResponse | None:
         )
     except httpx.HTTPError:
         return None
-    found: AcquireTaskResponse | None = None
-    if answer.is_success:
-        found = AcquireTaskResponse.FromString(answer.content)
-    return found
+    return AcquireTaskResponse.FromString(answer.content) if answer.is_success else None
 
 
 @contextlib.contextmanager

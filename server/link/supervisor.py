@@ -30,10 +30,11 @@ from knnper.server.link.superlink import (
     SuperLink,
     adopt_orphans,
     allow_descriptors,
+    end_children,
     write_connection,
 )
 from knnper.server.settings import ServerSettings, TlsFiles
-from knnper.transport.credentials import Address, parse_address
+from knnper.transport.credentials import parse_address
 from knnper.transport.sockets import listen
 
 logger = logging.getLogger(__name__)
@@ -51,20 +52,9 @@ _STABLE_SECONDS = 60.0
 class Registrar:
     """Registers the clients of the folder, when it changes and when asked to look."""
 
-    def __init__(
-        self,
-        folder: AuthorizedFolder,
-        control: Address,
-        roster_file: Path,
-        clients: Clients,
-        *,
-        by_key: bool,
-    ) -> None:
-        self._folder = folder
-        self._control = control
-        self._roster_file = roster_file
-        self._clients = clients
-        self._by_key = by_key
+    def __init__(self, settings: ServerSettings, clients: Clients) -> None:
+        self._settings, self._clients = settings, clients
+        self._folder = AuthorizedFolder(settings.authorized)
         self._wanted = asyncio.Event()
         self._seen: Snapshot | None = None
 
@@ -95,9 +85,13 @@ class Registrar:
         self._wanted.clear()
 
     def _reconcile(self, ca: Path | None) -> dict[str, Registered]:
-        with ControlPort(self._control, ca) as control:
+        settings = self._settings
+        with ControlPort(settings.control_address, ca) as control:
             return reconcile(
-                self._folder, control, self._roster_file, by_key=self._by_key
+                self._folder,
+                control,
+                settings.roster_file,
+                by_key=not settings.insecure,
             )
 
 
@@ -116,7 +110,7 @@ async def keep_superlink(superlink: SuperLink) -> None:
             backoff,
             superlink.log.path,
         )
-        await superlink.end_helpers()
+        await asyncio.to_thread(end_children)  # the ServerApps that it left behind
         await asyncio.sleep(backoff)
         backoff = min(2 * backoff, _LONGEST_BACKOFF)
         await superlink.start()
@@ -125,14 +119,6 @@ async def keep_superlink(superlink: SuperLink) -> None:
             logger.info("Flower's SuperLink runs again; registrations are kept")
         except RunError as error:
             logger.error("%s", error)
-
-
-def prepare_database(path: Path) -> None:
-    """Make the SuperLink's database ready, before that is started."""
-    try:
-        database.prepare(path)
-    except sqlite3.Error as error:
-        logger.warning("%s is not kept small: %s", path, error)
 
 
 async def keep_database_small(superlink: SuperLink, replies: Replies) -> None:
@@ -242,13 +228,7 @@ class Supervisor:
         self._listening = listening
         self._superlink = SuperLink(settings, server_file)
         self._clients = Clients()
-        self._registrar = Registrar(
-            AuthorizedFolder(settings.authorized),
-            settings.control_address,
-            settings.roster_file,
-            self._clients,
-            by_key=not settings.insecure,
-        )
+        self._registrar = Registrar(settings, self._clients)
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Run until a signal comes."""
@@ -271,7 +251,11 @@ class Supervisor:
 
     def _prepare(self) -> None:
         self._superlink.prepare()
-        prepare_database(self._superlink.database)
+        path = self._superlink.database
+        try:
+            database.prepare(path)
+        except sqlite3.Error as error:
+            logger.warning("%s is not kept small: %s", path, error)
         write_connection(
             self._settings.flower_home,
             self._settings.control_address,

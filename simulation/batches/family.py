@@ -12,11 +12,11 @@ from knnper.experiment import Choice, Experiment
 from knnper.files import write_atomically
 from knnper.loading import from_json, results_identity
 from knnper.server.checkpoint import CheckpointFolder
-from knnper.server.comparison import ExplodedError
 from knnper.server.distribution import DistributionError
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
+from knnper.server.screening import ExplodedError
 from knnper.simulation.batches.folder import (
     Inputs,
     inputs_of,

@@ -19,13 +19,7 @@ AT_ONCE = 200
 
 @dataclass(frozen=True)
 class Service:
-    """A ``knnper site serve`` that is ready.
-
-    Attributes
-    ----------
-    http
-        Asks it, with its token.
-    """
+    """A ``knnper site serve`` that is ready."""
 
     http: httpx.Client
 
@@ -61,18 +55,7 @@ def asked(serve: Running, state: Path) -> Iterator[Service]:
 
 @dataclass(frozen=True)
 class Figures:
-    """How a client does on its test share.
-
-    Attributes
-    ----------
-    accuracy, log_loss
-        Of what is served.
-    accuracy_global
-        Of the global model.
-    undecided
-        The share of the answers in which two classes are within 1e-5 of each other. The
-        service has other threads than the run: its last bits may decide them otherwise.
-    """
+    """How a client does on its test share."""
 
     accuracy: float
     log_loss: float

@@ -24,13 +24,7 @@ _LOCALHOST = "127.0.0.1"
 
 
 class Recorder:
-    """Passes connections on to a server, and keeps what clients send.
-
-    Parameters
-    ----------
-    port
-        The server's.
-    """
+    """Passes connections on to a server, and keeps what clients send."""
 
     def __init__(self, port: int) -> None:
         self._server = (_LOCALHOST, port)

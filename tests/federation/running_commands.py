@@ -92,13 +92,7 @@ class Running:
 
 
 class Commands:
-    """All that a test starts; everything is ended with the block.
-
-    Parameters
-    ----------
-    logs
-        Folder of what the commands write.
-    """
+    """All that a test starts; everything is ended with the block."""
 
     def __init__(self, logs: Path) -> None:
         self.logs = logs

@@ -26,13 +26,7 @@ def why_not() -> str:
 
 
 class Network:
-    """A namespace a machine, and one for the bridge; the host's own is not touched.
-
-    Parameters
-    ----------
-    machines
-        Their names.
-    """
+    """A namespace a machine, and one for the bridge; the host's own is not touched."""
 
     def __init__(self, machines: Sequence[str]) -> None:
         self._tag = uuid.uuid4().hex[:6]

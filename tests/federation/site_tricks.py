@@ -47,13 +47,7 @@ def training(server_round: int) -> str:
 
 @dataclass(frozen=True)
 class Tricks:
-    """What one client is to do, and where it says that it is at it.
-
-    Attributes
-    ----------
-    folder
-        The client's.
-    """
+    """What one client is to do, and where it says that it is at it."""
 
     folder: Path
 

@@ -39,13 +39,7 @@ EXPERIMENT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Example:
-    """An experiment, each client's share of its data, and what it comes to in serial.
-
-    Attributes
-    ----------
-    folder
-        Where all of it is.
-    """
+    """An experiment, each client's share of its data, and its run in serial."""
 
     folder: Path
 
@@ -126,22 +120,7 @@ class Run:
 
 @dataclass
 class Federation:
-    """A folder that ``knnper fed init`` made, and the commands that use it.
-
-    Attributes
-    ----------
-    folder
-        Of the federation.
-    example
-        What it is to learn.
-    commands
-        All of its processes.
-    port, control_port
-        Of the gateway, and of Flower on the server's machine.
-    inside
-        What a command of a machine begins with, by the machine's name: how it comes
-        to be on that machine.
-    """
+    """A folder that ``knnper fed init`` made, and the commands that use it."""
 
     folder: Path
     example: Example

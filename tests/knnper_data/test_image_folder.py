@@ -156,7 +156,7 @@ def put(root: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda root: put(root, "test/bird/a.png"), "does not have: bird"),
+        (lambda root: put(root, "test/bird/a.png"), "no training example has: bird"),
         (lambda root: shutil.rmtree(root / "train"), r"train is not a .*data\.root"),
         (
             lambda root: (root / "test/dog/u0_c.png").unlink(),

@@ -140,7 +140,7 @@ def test_what_float32_holds_too_coarsely(
 def test_what_cannot_be_learned_from(tmp_path: Path) -> None:
     path = put(tmp_path, ROWS)
     other = put(tmp_path, "age,kind,dose,ward\n1,c,2,w1\n", "test.csv")
-    with pytest.raises(DataError, match="labels that no training row has: c"):
+    with pytest.raises(DataError, match="no training example has: c"):
         loaded(path, test=other, client="ward")
     with pytest.raises(
         DataError, match=r"no test rows .*data\.test_fraction.*data\.test"

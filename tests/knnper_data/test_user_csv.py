@@ -121,7 +121,7 @@ def test_a_wrong_list(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (("u1", "ccc5", 99), "no training image has: 99"),
+        (("u1", "ccc5", 99), "no training example has: 99"),
         (
             ("u1", "aaa1", 7),
             r"test\.csv, line 2: .*aaa1\.png is also the image in .*train\.csv, line 2",

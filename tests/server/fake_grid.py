@@ -8,15 +8,7 @@ Answer = Callable[[Message], Message | None]
 
 
 class FakeGrid:
-    """Answers each message when it is looked for the second time.
-
-    Parameters
-    ----------
-    answer
-        From a message to its reply; None is no reply.
-    nodes
-        The ids of those that are connected; may be changed.
-    """
+    """Answers each message when it is looked for the second time."""
 
     def __init__(self, answer: Answer, nodes: Iterable[int] = ()) -> None:
         self.answer = answer

@@ -8,8 +8,8 @@ import torch
 
 from knnper.errors import CheckpointError
 from knnper.records import fingerprint
-from knnper.server.checkpoint import CheckpointFolder, History
-from knnper.server.comparison import Norms
+from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
+from knnper.server.screening import Norms
 from knnper.strategies.core.records import ModelState
 
 
@@ -17,13 +17,18 @@ def state(value: float) -> ModelState:
     return ModelState(torch.full((5,), value))
 
 
+def latest_of(folder: CheckpointFolder) -> Checkpoint:
+    latest = folder.load_latest(ModelState)
+    assert latest is not None
+    return latest
+
+
 def test_the_newest_comes_back(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "checkpoints", "abc")
     assert folder.load_latest(ModelState) is None
     for server_round in (1, 2, 3):
         folder.save(server_round, state(float(server_round)))
-    latest = folder.load_latest(ModelState)
-    assert latest is not None
+    latest = latest_of(folder)
     assert latest.server_round == 3
     assert latest.state.weights.tolist() == [3.0] * 5
     assert latest.fingerprint == fingerprint(state(3.0))
@@ -56,8 +61,7 @@ def test_what_the_rounds_tell_comes_back(tmp_path: Path) -> None:
     history = History(norms, lowest_loss=2 / 3, trained_in={"a": 2})
     folder.save(1, state(1.0))
     folder.save(2, state(2.0), history)
-    latest = folder.load_latest(ModelState)
-    assert latest is not None
+    latest = latest_of(folder)
     assert latest.history == history
     assert latest.history.state_rounds(["b", "a"], 9) == (0, 2)
 
@@ -69,8 +73,7 @@ def test_one_of_an_earlier_version_tells_nothing_of_its_rounds(tmp_path: Path) -
     told = json.loads(manifest.read_text())
     del told["history"]
     manifest.write_text(json.dumps(told))
-    latest = folder.load_latest(ModelState)
-    assert latest is not None
+    latest = latest_of(folder)
     assert latest.history == History()
     assert latest.history.state_rounds(["b", "a"], 9) == (9, 9)
 
@@ -95,8 +98,7 @@ def test_a_damaged_one_is_passed_over(
     tensors = tmp_path / "round-000002" / "state.safetensors"
     tensors.write_bytes(damage(tensors.read_bytes()))
     with caplog.at_level(logging.WARNING):
-        latest = folder.load_latest(ModelState)
-    assert latest is not None
+        latest = latest_of(folder)
     assert latest.server_round == 1
     assert "damaged" in caplog.text
 

@@ -1,4 +1,5 @@
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.transport.messages import Purpose
 
 NOTHING = Evaluation(0, 0, 0.0, (), (), ())
+OWN = object()
 
 
 # Clients that are sent the same are sent the same object.
@@ -31,10 +33,12 @@ class LengthOfTheName(Method):
 
 
 class Recorder(Federation):
-    """Keeps what the clients were sent; one of them fails."""
+    """Keeps what the clients were sent; one fails, or all answer with ``record``."""
 
-    def __init__(self, failing: str = "") -> None:
-        self.failing = failing
+    def __init__(
+        self, failing: str = "", record: Any = OWN, away: bool = False
+    ) -> None:
+        self.failing, self.record, self.may_be_away = failing, record, away
         self.requests: list[Request] = []
 
     def exchange(
@@ -50,35 +54,47 @@ class Recorder(Federation):
             yield self.answer(request.clients)
 
     def answer(self, clients: tuple[str, ...]) -> Reply:
+        if self.record is not OWN:
+            return Reply(clients, self.record, "" if self.record else "lost")
         served = [client for client in clients if client != self.failing]
-        results = tuple(
-            ClientResult(client, True, 0, 0, NOTHING, NOTHING, NOTHING)
-            for client in served
-        )
+        results = tuple(result(client) for client in served)
         failures = {client: "no disk" for client in clients if client == self.failing}
         return Reply(clients, ClientResults(results, failures))
 
 
-def distribute(recorder: Recorder) -> list[Delivered]:
+def result(client: str, personal: Evaluation = NOTHING) -> ClientResult:
+    return ClientResult(client, True, 0, 0, personal, NOTHING, NOTHING)
+
+
+def distribute(
+    recorder: Recorder,
+    sizes: Mapping[str, int],
+    seen: Iterable[str],
+    done: Iterable[str] = (),
+    together: bool = False,
+) -> Iterator[Delivered]:
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = ModelDistribution(LengthOfTheName(together=False), recorder, RandomKey(0))
-    return list(made.personalize(trained, {"aa": 1, "bbb": 1}, seen={"aa"}))
+    made = ModelDistribution(LengthOfTheName(together), recorder, RandomKey(0))
+    return made.personalize(trained, sizes, set(seen), set(done))
+
+
+def served(recorder: Recorder, *clients: str) -> Iterator[Delivered]:
+    """Serve some clients together."""
+    return distribute(recorder, dict.fromkeys(clients, 1), clients, together=True)
 
 
 def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return who is served together, and whose results come of it."""
     sizes = {"a": 600, "b": 10, "c": 400, "e": 2000, "d": 500, "f": 1}
     recorder = Recorder()
-    made = ModelDistribution(LengthOfTheName(together=True), recorder, RandomKey(0))
-    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    results = list(made.personalize(trained, sizes, set("acdef"), done))
+    results = list(distribute(recorder, sizes, "acdef", done, together=True))
     asked = [request.clients for request in recorder.requests]
     return asked, [result.client for result in results]
 
 
 def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
     recorder = Recorder()
-    results = distribute(recorder)
+    results = list(distribute(recorder, {"aa": 1, "bbb": 1}, {"aa"}))
     assert [result.client for result in results] == ["aa", "bbb"]
     seen, unseen = recorder.requests
     assert isinstance(seen.payload, ModelPayload)
@@ -88,29 +104,14 @@ def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
     assert unseen.payload.weights.tolist() == [0.0]
 
 
-def test_a_client_that_cannot_personalise_is_named() -> None:
-    with pytest.raises(RunError, match="client bbb could not personalise: no disk"):
-        distribute(Recorder(failing="bbb"))
-
-
-def test_clients_are_served_together_up_to_a_number_of_images() -> None:
-    asked, clients = groups(done=set())
+@pytest.mark.parametrize(("done", "reported"), [("", "eacdfb"), ("ad", "ecfb")])
+def test_clients_are_served_together_up_to_a_number_of_images(
+    done: str, reported: str
+) -> None:
+    asked, clients = groups(set(done))
     # 600 + 400 fit into 1024; b is unseen, so it is not sent the same.
     assert asked == [("e",), ("a", "c"), ("d", "f"), ("b",)]
-    assert clients == ["e", "a", "c", "d", "f", "b"]
-
-
-def test_the_groups_are_the_same_when_some_are_done() -> None:
-    asked, clients = groups(done={"a", "d"})
-    assert asked == [("e",), ("a", "c"), ("d", "f"), ("b",)]
-    assert clients == ["e", "c", "f", "b"]
-
-
-def served(recorder: Recorder, *clients: str) -> Iterator[Delivered]:
-    """Serve some clients together."""
-    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    made = ModelDistribution(LengthOfTheName(together=True), recorder, RandomKey(0))
-    return made.personalize(trained, dict.fromkeys(clients, 1), seen=set(clients))
+    assert clients == list(reported)
 
 
 def test_one_that_fails_leaves_the_others_of_its_group() -> None:
@@ -135,49 +136,31 @@ def test_who_is_sent_something_else_is_served_apart() -> None:
 def test_an_answer_that_is_not_about_the_clients_is_an_error(
     record: ClientResults | None,
 ) -> None:
-    class Confused(Recorder):
-        def answer(self, clients: tuple[str, ...]) -> Reply:
-            return Reply(clients, record, "lost")
-
     with pytest.raises(RunError, match=r"could not personalise: lost|results of a, b"):
-        list(served(Confused(), "a", "b"))
+        list(served(Recorder(record=record), "a", "b"))
 
 
 def test_who_may_be_away_is_left_out_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    recorder = Recorder(failing="b")
-    recorder.may_be_away = True
+    recorder = Recorder(failing="b", away=True)
     assert [one.client for one in served(recorder, "a", "b", "c")] == ["a", "c"]
     assert "client b could not personalise: no disk" in caplog.text
 
 
 def test_who_keeps_its_figures_to_itself_has_the_model() -> None:
-    class Discreet(Recorder):
-        def answer(self, clients: tuple[str, ...]) -> Reply:
-            return Reply(clients, ClientResults((), {}, withheld=clients))
-
-    assert list(served(Discreet(), "a")) == [Delivered("a", None)]
+    withheld = ClientResults((), {}, withheld=("a",))
+    assert list(served(Recorder(record=withheld), "a")) == [Delivered("a", None)]
 
 
-def telling(record: ClientResults) -> Recorder:
-    class Telling(Recorder):
-        may_be_away = True
-
-        def answer(self, clients: tuple[str, ...]) -> Reply:
-            return Reply(clients, record)
-
-    return Telling()
-
-
-def result(client: str, personal: Evaluation = NOTHING) -> ClientResult:
-    return ClientResult(client, True, 0, 0, personal, NOTHING, NOTHING)
+def telling(*results: ClientResult) -> Recorder:
+    return Recorder(record=ClientResults(results), away=True)
 
 
 def test_a_report_about_others_does_not_end_a_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    recorder = telling(ClientResults((result("x\n"),)))
+    recorder = telling(result("x\n"))
     assert list(served(recorder, "a")) == []
     assert "expected results of a, found those of x\\n" in caplog.text
 
@@ -186,15 +169,12 @@ def test_a_report_that_cannot_be_true_is_its_client_s_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wrong = Evaluation(1, 99, 0.0, (), (), ())
-    recorder = telling(ClientResults((result("a", wrong), result("b"))))
+    recorder = telling(result("a", wrong), result("b"))
     assert [one.client for one in served(recorder, "a", "b")] == ["b"]
     assert "client a could not personalise: 99 of 1 examples" in caplog.text
 
 
 def test_whether_a_client_is_seen_the_server_knows() -> None:
-    recorder = telling(ClientResults((result("aa"),)))
-    made = ModelDistribution(LengthOfTheName(together=False), recorder, RandomKey(0))
-    trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
-    (delivered,) = made.personalize(trained, {"aa": 1}, seen=set())
+    (delivered,) = distribute(telling(result("aa")), {"aa": 1}, seen=())
     assert delivered.result is not None
     assert not delivered.result.seen

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.server.comparison import (
+from knnper.server.screening import (
     Change,
-    Comparison,
     Measured,
+    Screening,
     exploded,
     median_loss,
     sign_of_explosion,
@@ -15,9 +15,9 @@ from knnper.server.comparison import (
 from knnper.strategies.core.records import ModelUpdate
 
 
-def comparison(folder: Path, *moved: float, sent: float = 3.0) -> Comparison:
-    """Return the comparison of a round whose clients moved the weights so far."""
-    made = Comparison(None, {}, 1.0, {}, folder / "waiting")
+def screening(folder: Path, *moved: float, sent: float = 3.0) -> Screening:
+    """Return the screening of a round whose clients moved the weights so far."""
+    made = Screening(None, {}, 1.0, {}, folder / "waiting")
     update = ModelUpdate(torch.zeros(1), 1, 0.5)
     updates = [Measured("a", update, {"weights": Change(m, sent)}) for m in moved]
     list(made.passed(updates, len(updates), lambda *_: None))
@@ -60,7 +60,7 @@ def test_one_client_does_not_move_the_median(
 def test_how_far_a_loss_may_rise(
     tmp_path: Path, loss: float | None, lowest: float | None, explodes: bool
 ) -> None:
-    found = sign_of_explosion(loss, lowest, comparison(tmp_path, 0.1))
+    found = sign_of_explosion(loss, lowest, screening(tmp_path, 0.1))
     assert bool(found) == explodes
 
 
@@ -76,7 +76,7 @@ def test_how_far_a_loss_may_rise(
 def test_how_far_the_median_client_may_move(
     tmp_path: Path, moved: tuple[float, ...], sent: float, explodes: bool
 ) -> None:
-    found = sign_of_explosion(0.5, 0.4, comparison(tmp_path, *moved, sent=sent))
+    found = sign_of_explosion(0.5, 0.4, screening(tmp_path, *moved, sent=sent))
     assert ("weights" in found) == explodes
 
 

@@ -43,6 +43,20 @@ def add_client_number(message: Message) -> Message:
     return Message(content, reply_to=message)
 
 
+def but_the_second(reply: Answer) -> Answer:
+    """Answer as asked, but for the client 2."""
+
+    def answer(message: Message) -> Message | None:
+        is_second = job_of(message.content).clients == ["2"]
+        return (reply if is_second else add_client_number)(message)
+
+    return answer
+
+
+def failing(error: Error) -> Answer:
+    return lambda message: Message(error, reply_to=message)
+
+
 def federation(answer: Answer, shared_folder: str = "", **other: Any) -> Any:
     grid = FakeGrid(answer)
     made = FlowerFederation(
@@ -127,50 +141,40 @@ def test_payloads_that_differ_are_given_back_when_they_are_answered(
 
 
 def test_a_client_that_raises_is_a_failure() -> None:
-    def answer(message: Message) -> Message:
-        if job_of(message.content).clients == ["2"]:
-            return Message(Error(code=2, reason="boom"), reply_to=message)
-        return add_client_number(message)
-
+    answer = but_the_second(failing(Error(code=2, reason="boom")))
     replies = ask(federation(answer).made)
     assert [reply.failure for reply in replies] == [None, "boom", None]
 
 
-def test_a_reply_of_another_kind_is_a_failure() -> None:
-    def answer(message: Message) -> Message:
-        content = to_content(None, {"reply": pack(ModelPayload(WEIGHTS), None)})
-        return Message(content, reply_to=message)
-
-    (reply,) = ask(federation(answer).made, "1")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            to_content(None, {"reply": pack(ModelPayload(WEIGHTS), None)}),
+            "ModelPayload",
+        ),
+        (RecordDict(), "the reply is empty"),
+    ],
+)
+def test_a_reply_of_another_kind_is_a_failure(content: RecordDict, said: str) -> None:
+    made = federation(lambda message: Message(content, reply_to=message)).made
+    (reply,) = ask(made, "1")
     assert reply.record is None
-    assert "expected" in str(reply.failure)
-    assert "ModelPayload" in str(reply.failure)
-
-
-def test_an_empty_reply_is_a_failure() -> None:
-    def answer(message: Message) -> Message:
-        return Message(RecordDict(), reply_to=message)
-
-    (reply,) = ask(federation(answer).made, "1")
-    assert reply.failure == "the reply is empty"
+    assert said in str(reply.failure)
 
 
 @pytest.mark.parametrize(
     "error", [Error(code=0, reason="?"), Error(code=2, reason="ActorDiedError")]
 )
 def test_a_dead_worker_ends_the_run(error: Error) -> None:
-    clients = federation(lambda message: Message(error, reply_to=message))
     with pytest.raises(RunError, match="a worker process died"):
-        ask(clients.made)
+        ask(federation(failing(error)).made)
 
 
 def test_a_worker_that_is_set_up_wrongly_ends_the_run() -> None:
     reason = f"<class 'X'>:<'{CannotPlayError('no data')}'>"
-    clients = federation(
-        lambda message: Message(Error(code=2, reason=reason), reply_to=message)
-    )
     with pytest.raises(RunError, match=r"no client can be played on .*: no data$"):
-        ask(clients.made)
+        ask(federation(failing(Error(code=2, reason=reason))).made)
 
 
 def test_a_slow_client_does_not_hold_up_the_others() -> None:
@@ -209,12 +213,8 @@ def test_the_payload_arrives_bit_for_bit() -> None:
 
 
 def test_a_reply_that_is_late_is_a_failure_and_the_others_count() -> None:
-    def answer(message: Message) -> Message | None:
-        if job_of(message.content).clients == ["2"]:
-            return None
-        return add_client_number(message)
-
-    clients = federation(answer, paces={Purpose.TRAIN: Pace(0.3, patience=10.0)})
+    paces = {Purpose.TRAIN: Pace(0.3, patience=10.0)}
+    clients = federation(but_the_second(lambda _: None), paces=paces)
     first, late, last = ask(clients.made)
     assert late.failure == "no answer within 0.3 s"
     assert [first.failure, last.failure] == [None, None]
@@ -229,11 +229,8 @@ def test_a_silent_client_is_given_up_once_the_others_have_answered(
     """In the first round too, and however long the operator would wait."""
     monkeypatch.setattr(polling, "LEAST_S", 0.2)
 
-    def answer(message: Message) -> Message | None:
-        job = job_of(message.content)
-        return None if job.clients == ["2"] else add_client_number(message)
-
-    clients = federation(answer, paces={Purpose.TRAIN: Pace(3600.0, patience=3.0)})
+    paces = {Purpose.TRAIN: Pace(3600.0, patience=3.0)}
+    clients = federation(but_the_second(lambda _: None), paces=paces)
     first, silent, last = ask(clients.made)
     assert "no answer within" in str(silent.failure)
     assert [first.failure, last.failure] == [None, None]
@@ -311,23 +308,18 @@ def test_who_is_silent_again_and_again_is_waited_for_as_long_as_the_others() -> 
 
 
 def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:
-    def answer(message: Message) -> Message:
-        if job_of(message.content).clients == ["2"]:
-            reason = str(CannotPlayError("the data is gone"))
-            return Message(Error(code=0, reason=reason), reply_to=message)
-        return add_client_number(message)
-
+    error = Error(code=0, reason=str(CannotPlayError("the data is gone")))
+    answer = but_the_second(failing(error))
     first, gone, last = ask(federation(answer, may_be_away=True).made)
     assert "the data is gone" in str(gone.failure)
     assert [first.failure, last.failure] == [None, None]
 
 
 def test_a_reply_that_flower_cannot_read_is_that_clients_failure() -> None:
-    def answer(message: Message) -> Message:
-        if job_of(message.content).clients == ["2"]:
-            raise ValueError("the arrays are not what they say")
-        return add_client_number(message)
+    def unreadable_reply(message: Message) -> Message:
+        raise ValueError("the arrays are not what they say")
 
+    answer = but_the_second(unreadable_reply)
     clients = federation(answer, may_be_away=True, patience=Patience(may_be_away=True))
     first, unreadable, last = ask(clients.made)
     assert "the reply cannot be read: ValueError" in str(unreadable.failure)

@@ -12,10 +12,10 @@ from knnper.experiment import RunSettings, TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.server.checkpoint import Checkpoint, CheckpointFolder
-from knnper.server.comparison import ExplodedError
 from knnper.server.federation import Federation, Reply, Request
 from knnper.server.observer import RoundRecord
 from knnper.server.rounds import RoundLoop
+from knnper.server.screening import ExplodedError
 from knnper.strategies.core.method import Method, UpdateProblem
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.transport.messages import Purpose
@@ -85,6 +85,28 @@ def add_one(client: str, payload: ModelPayload, server_round: int) -> Reply:
     return Reply((client,), ModelUpdate(payload.weights + n, n, float(n)))
 
 
+def saying(record: Any, *who: str, at: int = 1) -> Answer:
+    """Answer with a record, or a failure's text, for some clients in a round."""
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if client not in who or server_round != at:
+            return add_one(client, payload, server_round)
+        is_text = isinstance(record, str)
+        return Reply((client,), *((None, record) if is_text else (record,)))
+
+    return answer
+
+
+def moving(moved: float = 0.1, loss: Callable[[str, int], float] | None = None) -> Any:
+    """Answer with weights that moved so far, and with a loss of client and round."""
+
+    def answer(client: str, payload: ModelPayload, number: int) -> Reply:
+        told = loss(client, number) if loss else 0.5
+        return Reply((client,), ModelUpdate(payload.weights + moved, 1, told))
+
+    return answer
+
+
 def train(
     folder: Path,
     answer: Answer,
@@ -131,32 +153,30 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
 def test_a_client_that_fails_is_left_out_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        if client == "d":
-            return Reply((client,), None, "out of paper")
-        return add_one(client, payload, server_round)
-
-    trained, records, _ = train(tmp_path, answer, num_rounds=1)
+    trained, records, _ = train(tmp_path, saying("out of paper", "d"), num_rounds=1)
     # (1 + 4 + 9) / 6
     assert trained.state.weights.tolist() == pytest.approx([14 / 6, 14 / 6])
     assert records[0]["num_failed"] == 1
     assert "client d failed: out of paper" in caplog.text
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_an_update_that_is_not_finite_is_a_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: float
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([1.0, float("nan")], "weights is not finite"),
+        ([1.0, float("inf")], "weights is not finite"),
+        ([1.0, 1.0, 1.0], "expected tensors of shapes"),
+    ],
+)
+def test_an_update_that_cannot_be_used_is_a_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, weights: list[float], said: str
 ) -> None:
-    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        if client == "a":
-            weights = torch.tensor([1.0, bad])
-            return Reply((client,), ModelUpdate(weights, 1, 0.0))
-        return add_one(client, payload, server_round)
-
+    answer = saying(ModelUpdate(torch.tensor(weights), 1, 0.0), "c")
     trained, records, _ = train(tmp_path, answer, num_rounds=1)
-    assert torch.isfinite(trained.state.weights).all()
+    # (1 + 4 + 16) / 7
+    assert trained.state.weights.tolist() == pytest.approx([3.0, 3.0])
     assert records[0]["num_failed"] == 1
-    assert "weights is not finite" in caplog.text
+    assert f"client c failed: {said}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -165,11 +185,7 @@ def test_an_update_that_is_not_finite_is_a_failure(
 def test_too_many_failures_end_the_run_at_the_last_checkpoint(
     tmp_path: Path, failing: Sequence[str], limit: float
 ) -> None:
-    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        if server_round == 2 and client in failing:
-            return Reply((client,), None, "gone")
-        return add_one(client, payload, server_round)
-
+    answer = saying("gone", *failing, at=2)
     with pytest.raises(RunError, match=r"round 2: .* of 4 clients failed"):
         train(tmp_path, answer, max_failed_fraction=limit)
     latest = CheckpointFolder(tmp_path, "test").load_latest(ModelState)
@@ -217,19 +233,6 @@ def test_the_client_with_most_to_do_comes_first(tmp_path: Path) -> None:
     assert asked == ["b", "d", "a", "c"]
 
 
-def test_an_update_of_another_shape_is_a_failure(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        if client == "c":
-            return Reply((client,), ModelUpdate(torch.ones(3), 1, 0.0))
-        return add_one(client, payload, server_round)
-
-    _, records, _ = train(tmp_path, answer, num_rounds=1)
-    assert records[0]["num_failed"] == 1
-    assert "client c failed: expected tensors of shapes" in caplog.text
-
-
 def test_an_update_that_the_method_takes_offence_at_is_a_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,9 +247,7 @@ def test_an_update_that_the_method_takes_offence_at_is_a_failure(
 
 
 def test_an_update_of_another_method_is_a_failure(tmp_path: Path) -> None:
-    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        return Reply((client,), payload)
-
+    answer = saying(ModelPayload(torch.zeros(2)), *CLIENTS)
     with pytest.raises(RunError, match="expected a ModelUpdate, found a ModelPayload"):
         train(tmp_path, answer)
 
@@ -270,11 +271,7 @@ def test_an_update_of_an_enormous_norm_is_a_failure(
 
 
 def test_who_failed_is_in_the_record_with_the_reason(tmp_path: Path) -> None:
-    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        if client == "d" and server_round == 1:
-            return Reply((client,), None, "no\nroom\x1b[2J" + 9999 * "x")
-        return add_one(client, payload, server_round)
-
+    answer = saying("no\nroom\x1b[2J" + 9999 * "x", "d")
     _, (first, second), _ = train(tmp_path, answer)
     assert list(first["failures"]) == ["d"]
     assert first["failures"]["d"].startswith("no\\nroom\\x1b[2Jxxx")
@@ -344,12 +341,8 @@ def test_a_claim_gives_nobody_more_than_half_of_a_round(
     assert len(warned) == bool(claimed), "once, not in each round"
 
 
-def explodes_from(server_round: int) -> Answer:
-    def answer(client: str, payload: ModelPayload, number: int) -> Reply:
-        loss = 1e4 if number >= server_round else 0.5
-        return Reply((client,), ModelUpdate(payload.weights + 0.1, 1, loss))
-
-    return answer
+def explodes_from(server_round: int) -> Any:
+    return moving(loss=lambda _, number: 1e4 if number >= server_round else 0.5)
 
 
 def test_a_training_that_explodes_ends_at_its_last_good_round(tmp_path: Path) -> None:
@@ -373,19 +366,12 @@ def test_a_training_may_explode_where_that_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_training_that_calms_down_goes_on(tmp_path: Path) -> None:
-    def answer(client: str, payload: ModelPayload, number: int) -> Reply:
-        loss = 1e4 if number in (3, 4, 6, 7) else 0.5
-        return Reply((client,), ModelUpdate(payload.weights + 0.1, 1, loss))
-
-    trained, _, _ = train(tmp_path, answer, num_rounds=8)
-    assert trained.server_round == 8
+    answer = moving(loss=lambda _, number: 1e4 if number in (3, 4, 6, 7) else 0.5)
+    assert train(tmp_path, answer, num_rounds=8)[0].server_round == 8
 
 
 def test_one_client_s_loss_ends_no_training(tmp_path: Path) -> None:
-    def answer(client: str, payload: ModelPayload, number: int) -> Reply:
-        loss = 1e99 if client == "b" else 0.5
-        return Reply((client,), ModelUpdate(payload.weights + 0.1, 1, loss))
-
+    answer = moving(loss=lambda client, _: 1e99 if client == "b" else 0.5)
     assert train(tmp_path, answer, num_rounds=5)[0].server_round == 5
 
 
@@ -408,8 +394,5 @@ def test_a_round_with_too_many_failures_is_made_again(tmp_path: Path) -> None:
 
 
 def test_after_the_last_attempt_the_run_ends(tmp_path: Path) -> None:
-    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
-        return Reply((client,), None, "gone")
-
     with pytest.raises(RunError, match="4 of 4 clients failed"):
-        train(tmp_path, answer, num_rounds=1, round_attempts=3)
+        train(tmp_path, saying("gone", *CLIENTS), num_rounds=1, round_attempts=3)

@@ -47,11 +47,6 @@ def test_a_new_folder_holds_the_experiment(folder: RunFolder) -> None:
     assert folder.experiment(CATALOGUE) == EXPERIMENT
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, EXPERIMENT)
-    assert (tmp_path / "experiment.yaml").exists()
-
-
 def test_an_earlier_run_is_kept_unless_told_otherwise(folder: RunFolder) -> None:
     folder.append_round({"server_round": 1})
     with pytest.raises(RunError, match=r"holds a run already.*--resume.*--overwrite"):
@@ -109,13 +104,6 @@ def test_a_round_without_a_checkpoint_is_refused(folder: RunFolder) -> None:
     a_run_of(folder, 9)
     with pytest.raises(RunError, match=r"\(4, 5, 6, 7, 8, 9\), found 3"):
         folder.go_back(3)
-    assert folder.is_finished()
-
-
-def test_a_run_that_is_led_does_not_go_back(folder: RunFolder) -> None:
-    a_run_of(folder, 3)
-    with folder.locked(), pytest.raises(RunError, match="another process is at work"):
-        folder.go_back(2)
     assert folder.is_finished()
 
 
@@ -179,16 +167,13 @@ def test_the_draft_of_somebody_else_is_never_deleted(tmp_path: Path) -> None:
     assert draft.read_text() == "mine"
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_what_is_no_run_s_folder(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no run: experiment\.yaml is missing"):
+        RunFolder.open(tmp_path)
     path = tmp_path / "demo"
     path.touch()
     with pytest.raises(RunError, match="is a file; expected a folder"):
         RunFolder.create(path, EXPERIMENT)
-
-
-def test_opening_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no run: experiment\.yaml is missing"):
-        RunFolder.open(tmp_path)
 
 
 def test_a_resumed_run_stays_the_same_experiment(folder: RunFolder) -> None:
@@ -223,12 +208,15 @@ def test_results(folder: RunFolder) -> None:
 
 
 def test_one_process_leads_a_run(folder: RunFolder) -> None:
+    a_run_of(folder, 3)
     another = RunFolder.open(folder.path)
-    busy = pytest.raises(RunError, match="another process")
-    with folder.locked(), busy, another.locked():
-        pass
+    with folder.locked():
+        with pytest.raises(RunError, match="another process"), another.locked():
+            pass
+        with pytest.raises(RunError, match="another process"):
+            another.go_back(2)
     with another.locked():
-        pass
+        assert folder.is_finished()
 
 
 def test_unfinished_and_damaged_runs(folder: RunFolder) -> None:
@@ -248,12 +236,6 @@ def test_rounds_to_be_repeated_are_dropped(folder: RunFolder) -> None:
         folder.append_round({"server_round": server_round, "train_loss": float("nan")})
     folder.drop_rounds_after(1)
     assert folder.rounds() == [{"server_round": 1, "train_loss": None}]
-
-
-def test_clients_csv(folder: RunFolder) -> None:
-    folder.write_clients_csv([result("b"), result("a")])
-    lines = (folder.path / "clients.csv").read_text().splitlines()
-    assert [line[0] for line in lines[1:]] == ["a", "b"]
 
 
 def test_json_lines_hold_objects_only(tmp_path: Path) -> None:

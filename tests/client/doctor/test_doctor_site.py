@@ -13,10 +13,9 @@ import pytest
 from PIL import Image
 
 from knnper.client.doctor import Site, State, client_checks
-from knnper.client.flower_node import holder, locked
+from knnper.client.flower_node import Activation, holder, locked
 from knnper.client.install import SiteState
 from knnper.client.limits import Answer, Answers, note_refusal
-from knnper.client.node import Activation
 from knnper.client.runtime import Personalized
 from knnper.client.settings import read_client
 from knnper.client.site import installer_of

@@ -8,8 +8,7 @@ import pytest
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
 from knnper.client.doctor import Connection, Credentials, Trust
-from knnper.client.flower_node import locked
-from knnper.client.node import Activation
+from knnper.client.flower_node import Activation, locked
 from knnper.transport.credentials import (
     Identity,
     issue_server_certificate,

@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.supercore.run import RunNotRunningException
 
 from knnper.client import flower_node
 from knnper.client.flower_node import (
+    Activation,
     NotAcceptedError,
     _as_reply,
     holder,
@@ -19,7 +21,6 @@ from knnper.client.flower_node import (
     locked,
     refusal_of,
 )
-from knnper.client.node import Activation
 from knnper.errors import DataError, RunError
 
 
@@ -94,7 +95,7 @@ def test_a_run_that_ends_while_a_message_is_received_is_a_plain_error() -> None:
         raise RunNotRunningException
 
     with pytest.raises(RunError, match="the run has ended meanwhile"):
-        flower_node._pulling()(["an object"], pull_object_fn=pull)
+        flower_node._tidied_up(pull_objects)(["an object"], pull_object_fn=pull)
 
 
 def test_an_error_leaves_without_folders() -> None:

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from knnper.data.leaf import User, decode_images, read_users
+
 UserData = Mapping[str, tuple[Sequence[Any], Sequence[Any]]]
 """What each user has: x and y."""
 
@@ -33,3 +35,10 @@ def write(path: Path, data: UserData, **changes: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document(data, **changes)), encoding="utf-8")
     return path
+
+
+DATA: UserData = {"ada": (images(1, 2), [3, 4]), "bob": (images(5), [6])}
+
+
+def users_of(path: Path) -> list[User]:
+    return list(read_users(path, decode_images))

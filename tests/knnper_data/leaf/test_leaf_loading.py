@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from knnper.data import cache as row_file
-from knnper.data import leaf as json_stream
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.leaf import LeafSettings, LeafTextSettings
 from knnper.data.text import ALPHABET, NUM_TOKENS, UNKNOWN
@@ -177,7 +176,6 @@ def test_roles_in_another_script(
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_stream, "_LEAST_CHUNK", 1 << 14)
     monkeypatch.setattr(row_file, "_BYTES_AT_ONCE", 8 * 28 * 28)
     greys = np.arange(40) * 6
 

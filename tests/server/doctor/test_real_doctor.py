@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,13 +16,13 @@ from knnper.client.doctor import Connection, Credentials, Trust
 from knnper.client.settings import read_client
 from knnper.server.link.doctor import server_checks
 from knnper.server.link.registration import census
-from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+from knnper.server.link.setup import FederationFolder
 from knnper.server.settings import read_server
-from knnper.transport.credentials import Address, new_node_key, write_node_key
+from knnper.transport.credentials import new_node_key, write_node_key
 from knnper.transport.diagnosis import Finding, Verdict, examine, is_well
+from tests.server.link.running_server import running_server
 
 BIN = Path(sys.executable).parent
-FAR_TOO_LONG_S = 90.0
 
 pytestmark = pytest.mark.slow
 
@@ -31,15 +30,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder]:
     """Return a federation whose server runs, with the client site-a."""
-    place = FederationFolder(tmp_path_factory.mktemp("real") / "fed")
-    ports = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            ports.append(listening.getsockname()[1])
-    found(place, Founding(["127.0.0.1"], *ports))
-    add_client(place, "site-a", Address("127.0.0.1", ports[0]))
-    with _process("fed", "server", place.server_file, until="is ready"):
-        yield place
+    with running_server(tmp_path_factory.mktemp("real"), ("site-a",)) as server:
+        yield server.folder
 
 
 @contextlib.contextmanager

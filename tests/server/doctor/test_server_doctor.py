@@ -18,12 +18,7 @@ from knnper.transport.credentials import (
 )
 from knnper.transport.diagnosis import Finding, Verdict, examine
 from tests.client.doctor.scripted_server import Script, answering
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
+from tests.server.link.gateway_stage import free_port
 
 
 @pytest.fixture

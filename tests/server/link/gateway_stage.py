@@ -100,7 +100,7 @@ def gateway_stage(
     gateway = gateway_to(upstream.answer, clients, insecure, looked)
     url = f"http://{address}"
     listener = Listener(gateway, tls, limits or limits_for(200))
-    with _serving(listener, address), httpx.Client(base_url=url) as http:
+    with _serving(listener, address), httpx.Client(base_url=url, timeout=30) as http:
         client = Peer(KEY, http, NODE)
         yield Stage(upstream, address, clients, client, http, looked, listener, gateway)
 

@@ -77,19 +77,7 @@ def id_of(content: bytes) -> str:
 
 @dataclass
 class Reply:
-    """A reply and its objects, which need not be what they seem.
-
-    Attributes
-    ----------
-    metadata
-        As it is announced.
-    objects_inside
-        What is below the message's own object.
-    tree_inside
-        The same as a tree.
-    claimed
-        What the message's own object says, if that is something else.
-    """
+    """A reply and its objects, which need not be what they seem."""
 
     metadata: Metadata
     objects_inside: dict[str, bytes]

@@ -35,19 +35,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that clients can reach.
-
-    Attributes
-    ----------
-    folder
-        Its files, those of the authority and those of the clients.
-    settings
-        The server's.
-    process
-        The command ``knnper fed server``.
-    log_file
-        What it says.
-    """
+    """A server that clients can reach."""
 
     folder: FederationFolder
     settings: ServerSettings

@@ -23,6 +23,7 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
+    Message,
     Metadata,
     ObjectTree,
     PullObjectRequest,
@@ -103,6 +104,13 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             assert "Traceback" not in log
 
 
+def taken(peer: Peer) -> Message:
+    """Return the next message, with all its objects fetched."""
+    message, tree = peer.receive()
+    peer.take(message, tree)
+    return message
+
+
 def statuses(peer: Peer, reply: Reply) -> Callable[[], list[int]]:
     return lambda: [one.status_code for one in peer.send(reply)]
 
@@ -123,8 +131,7 @@ def inside(reply: Reply, **fields: object) -> Reply:
 def test_nobody_answers_for_somebody_else(scene: Scene) -> None:
     evil, good, other = scene.evil, scene.good, scene.other
     run = scene.run(evil, good)
-    (mine, tree), (theirs, _) = evil.receive(), good.receive()
-    evil.take(mine, tree)
+    mine, (theirs, _) = taken(evil), good.receive()
     honest, stolen = reply_to(mine), reply_to(theirs)
     forged = {
         "another's reply": stolen,
@@ -160,8 +167,7 @@ def test_nobody_answers_for_somebody_else(scene: Scene) -> None:
 def test_a_message_is_answered_once(scene: Scene) -> None:
     evil, good = scene.evil, scene.good
     run = scene.run(evil, good)
-    (mine, tree), (theirs, _) = evil.receive(), good.receive()
-    evil.take(mine, tree)
+    mine, (theirs, _) = taken(evil), good.receive()
     first = reply_to(mine)
     assert evil.send(first)[-1].is_success
     again = changed(first, created_at=first.metadata.created_at + 0.5)
@@ -211,8 +217,7 @@ def test_nobody_gets_at_what_is_another_clients(scene: Scene) -> None:
 def test_trees_that_are_none_are_refused(scene: Scene) -> None:
     evil = scene.evil
     run = scene.run(evil)
-    mine, tree = evil.receive()
-    evil.take(mine, tree)
+    mine = taken(evil)
     honest = reply_to(mine)
     leaf, child = "ab" * 32, honest.tree.children[0].object_id
     trees = {
@@ -257,8 +262,7 @@ def test_objects_are_what_was_announced(scene: Scene) -> None:
     """Else the server's own message of a later round might be in the way."""
     evil, good = scene.evil, scene.good
     run = scene.run(evil, good)
-    (mine, tree), (theirs, _) = evil.receive(), good.receive()
-    evil.take(mine, tree)
+    mine, (theirs, _) = taken(evil), good.receive()
     reply = reply_to(mine, arrays(100))
     name, content = next(iter(reply.objects.items()))
     told = PushMessagesResponse.FromString(evil.announce(reply).content)
@@ -278,8 +282,7 @@ def test_a_reply_without_end_is_refused_and_the_round_goes_on(scene: Scene) -> N
     answers: list[int] = []
 
     def push() -> None:
-        mine, tree = evil.receive()
-        evil.take(mine, tree)
+        mine = taken(evil)
         tree = _tree("ab" * 32, *(name for name, _ in pieces.values()))
         endless = dataclasses.replace(reply_to(mine), tree_inside=tree)
         told = PushMessagesResponse.FromString(evil.announce(endless).content)
@@ -303,8 +306,7 @@ def test_a_reply_without_end_is_refused_and_the_round_goes_on(scene: Scene) -> N
         assert len(answers) < 100
         scene.beat()
         for _ in range(2):
-            mine, tree = evil.receive()
-            evil.take(mine, tree)
+            mine = taken(evil)
             evil.send(reply_to(mine))[-1].raise_for_status()
         for one in answering:
             one.result()

@@ -192,14 +192,6 @@ def test_crafted_bodies_of_clients_are_refused(
     is_well(server, honest)
 
 
-def seconds_until_closed(connection: socket.socket) -> float:
-    began = time.monotonic()
-    with contextlib.suppress(ConnectionResetError):
-        while connection.recv(1000):
-            pass
-    return time.monotonic() - began
-
-
 @pytest.mark.parametrize("who", ["stranger", "client"])
 @pytest.mark.parametrize("how", ["header", "body", "nothing"])
 def test_slow_peers_lose_their_place_in_seconds(

@@ -15,6 +15,7 @@ from knnper.server.link.sockets import limits_for
 from knnper.transport.sockets import origin_of
 from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
 from tests.server.link.peers import head, signed
+from tests.server.link.running_server import wait_until
 from tests.server.link.test_gateway_tls import files
 
 SOON = 0.3
@@ -237,7 +238,5 @@ def test_nothing_is_left_of_connections(stage: Stage) -> None:
     with connected(stage):
         pass
     listener = stage.listener
-    end = time.monotonic() + 5
-    while listener._visiting and time.monotonic() < end:
-        time.sleep(0.01)
-    assert (listener.strangers._count, len(listener._visiting)) == (0, 0)
+    wait_until(lambda: not listener._visiting)
+    assert listener.strangers._count == 0

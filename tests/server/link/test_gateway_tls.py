@@ -18,6 +18,7 @@ from knnper.transport.credentials import (
 )
 from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
 from tests.server.link.peers import Peer
+from tests.server.link.running_server import wait_until
 
 AUTHORITY = new_authority("test authority")
 
@@ -49,13 +50,6 @@ def shown_certificate(address: Address, context: ssl.SSLContext) -> int:
         return int(str(found["serialNumber"]), 16)
 
 
-def until_said(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    end = time.monotonic() + 5
-    while text not in caplog.text:
-        assert time.monotonic() < end, caplog.text
-        time.sleep(0.01)
-
-
 def test_a_client_that_trusts_the_authority_is_let_through(tmp_path: Path) -> None:
     with gateway_stage(tls=files(tmp_path)) as stage:
         context = trusting(AUTHORITY, tmp_path)
@@ -85,7 +79,7 @@ def test_without_tls_to_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     with gateway_stage(tls=files(tmp_path)) as stage:
         with pytest.raises(httpx.TransportError):
             stage.http.get("/health")
-        until_said(caplog, "the client speaks no TLS")
+        wait_until(lambda: "the client speaks no TLS" in caplog.text)
         assert stage.upstream.seen == []
 
 
@@ -125,7 +119,7 @@ def test_untrusted_certificates_are_named_on_both_sides(
         context = trusting(trusted, tmp_path)
         with pytest.raises(ssl.SSLCertVerificationError, match=to_client):
             shown_certificate(stage.address, context)
-        until_said(caplog, to_server)
+        wait_until(lambda: to_server in caplog.text)
 
 
 def test_old_versions_of_tls_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-import os
+import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
 from knnper.transport.credentials import new_node_key, write_node_key
+from tests.server.link.process_tree import command_of
 from tests.server.link.running_server import (
     RunningServer,
     running_server,
@@ -26,22 +27,20 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 def processes_of(folder: Path) -> list[int]:
     """Return the processes that name a file of ``folder`` in their command."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and str(folder) in (entry / "cmdline").read_text():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    known = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
+    return [one for one in known if str(folder) in command_of(one)]
 
 
-def superlinks_of(folder: Path) -> list[int]:
-    return [
-        one
-        for one in processes_of(folder)
-        if "flower-superlink" in Path(f"/proc/{one}/cmdline").read_text()
-    ]
+@contextlib.contextmanager
+def again(server: RunningServer) -> Iterator[Path]:
+    """Start a server that has ended once more, and end it in order; give its log."""
+    log = server.folder.path / "again.log"
+    process = start_server(server.folder.server_file, log)
+    try:
+        yield log
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 def test_a_registered_client_connects(server: RunningServer) -> None:
@@ -124,14 +123,6 @@ def test_who_comes_and_goes_while_the_server_runs(server: RunningServer) -> None
         process.wait(30)
 
 
-def test_a_killed_superlink_starts_again(server: RunningServer) -> None:
-    (before,) = superlinks_of(server.folder.path)
-    os.kill(before, signal.SIGKILL)
-    wait_until(lambda: "runs again" in server.said)
-    assert superlinks_of(server.folder.path) != [before]
-    assert server.statuses["site-a"] in ("registered", "offline", "online")
-
-
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(end: signal.Signals, tmp_path: Path) -> None:
     with running_server(tmp_path, clients=("site-a",)) as server:
@@ -139,12 +130,8 @@ def test_nothing_is_left_behind(end: signal.Signals, tmp_path: Path) -> None:
         status = server.process.wait(30)
         assert status == (-end if end == signal.SIGKILL else 0)
         wait_until(lambda: not processes_of(tmp_path))
-        again = start_server(server.folder.server_file, tmp_path / "again.log")
-        try:
+        with again(server):
             assert server.statuses == {"site-a": "registered"}
-        finally:
-            again.terminate()
-            assert again.wait(30) == 0
 
 
 def test_the_state_is_the_servers_own(server: RunningServer) -> None:
@@ -160,13 +147,9 @@ def test_without_a_roster_a_removed_client_does_not_come_back(tmp_path: Path) ->
         server.process.wait(30)
         server.settings.roster_file.unlink()
         AuthorizedFolder(server.settings.authorized).remove("site-a")
-        again = start_server(server.folder.server_file, tmp_path / "again.log")
-        try:
+        with again(server) as log:
             assert server.statuses == {"site-b": "registered"}
-            assert "removed site-a" in (tmp_path / "again.log").read_text()
-        finally:
-            again.terminate()
-            assert again.wait(30) == 0
+            assert "removed site-a" in log.read_text()
 
 
 def test_without_security_whoever_comes_is_a_client(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_a_killed_superlink(
     wait_until(lambda: "runs again" in server.said)
     wait_until(lambda: looked_at(server)["processes"].verdict is Verdict.WARNING)
     assert named(server.process.pid, "flower-superlink") != [before]
+    assert server.statuses["site-a"] in ("registered", "offline", "online")
     completes(server, client, tmp_path / "second")
 
 

@@ -9,13 +9,7 @@ from tests.server.fake_grid import FakeGrid
 
 
 class People:
-    """Who is behind which node; an answer to any question but who they are may be set.
-
-    Parameters
-    ----------
-    names
-        By node id.
-    """
+    """Who is behind which node; other answers than who they are may be set."""
 
     def __init__(self, names: dict[int, str]) -> None:
         self.said = {

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from knnper.records import fingerprint
-from knnper.server import comparison
-from knnper.server.comparison import (
+from knnper.server import screening
+from knnper.server.screening import (
     Change,
-    Comparison,
     Measured,
     Norms,
+    Screening,
     changes_of,
     norm,
 )
@@ -40,7 +40,7 @@ def judge(
 ) -> tuple[list[str], dict[str, str]]:
     """Return who passed, and why who did not; clients are called a, b, ..."""
     refused: dict[str, str] = {}
-    compared = Comparison(most, past or {}, rate, leeway or {}, folder / "waiting")
+    compared = Screening(most, past or {}, rate, leeway or {}, folder / "waiting")
     updates = [
         None if one is None else measured(name, one)
         for name, one in zip("abcdefghijkl", norms, strict=False)
@@ -152,7 +152,7 @@ def test_a_loss_may_be_far_above_the_others(tmp_path: Path) -> None:
         for client, loss in (("a", 1e-4), ("b", 4.0), ("c", 1e-5), ("d", 51.0))
     ]
     refused: dict[str, str] = {}
-    compared = Comparison(MOST, {}, 1.0, {}, tmp_path / "waiting")
+    compared = Screening(MOST, {}, 1.0, {}, tmp_path / "waiting")
     list(compared.passed(updates, 4, refused.__setitem__))
     assert list(refused) == ["d"]
 
@@ -178,7 +178,7 @@ def test_ordinary_updates_do_not_wait_for_the_others(
             pulled.append(client)
             yield measured(client, 0.4)
 
-    compared = Comparison(MOST, past, 1.0, {}, tmp_path / "waiting")
+    compared = Screening(MOST, past, 1.0, {}, tmp_path / "waiting")
     passed = compared.passed(updates(), 3, lambda *_: None)
     assert [(next(passed).client, len(pulled)) for _ in "abc"] == [
         *(("a", 1), ("b", 2), ("c", 3))
@@ -188,7 +188,7 @@ def test_ordinary_updates_do_not_wait_for_the_others(
 def test_those_behind_one_that_is_strange_wait_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison, "MOST_WAITING_BYTES", 20)
+    monkeypatch.setattr(screening, "MOST_WAITING_BYTES", 20)
     on_disk: list[int] = []
     sent = [measured("a", 90.0), *(measured(client, 0.25) for client in "bcdef")]
 
@@ -197,7 +197,7 @@ def test_those_behind_one_that_is_strange_wait_on_disk(
             yield one
             on_disk.append(len(list((tmp_path / "waiting").glob("*.f32"))))
 
-    compared = Comparison(MOST, {}, 1.0, {}, tmp_path / "waiting")
+    compared = Screening(MOST, {}, 1.0, {}, tmp_path / "waiting")
     passed = list(compared.passed(updates(), 6, lambda *_: None))
     # The verdict on the first is certain once four of the six are known.
     assert on_disk == [0, 1, 2, 0, 0, 0]
@@ -216,7 +216,7 @@ def test_what_the_next_rounds_are_compared_with() -> None:
 
 
 def test_medians_are_of_what_was_passed_on_at_a_rate_of_1(tmp_path: Path) -> None:
-    compared = Comparison(MOST, {}, 0.5, {}, tmp_path / "waiting")
+    compared = Screening(MOST, {}, 0.5, {}, tmp_path / "waiting")
     updates = [measured("a", 0.2), measured("b", 0.4), measured("c", 700.0)]
     list(compared.passed(updates, 3, lambda *_: None))
     assert compared.norms() == {"weights": Norms([0.4], 0.4)}

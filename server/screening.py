@@ -90,16 +90,8 @@ def changes_of(
     origin: Mapping[str, Tensor],
     norms: Mapping[str, float],
 ) -> dict[str, Change]:
-    """Return how far an update moved each of its fields.
-
-    Parameters
-    ----------
-    tensors
-        The update's, by path.
-    origin, norms
-        What they started from, by the same paths, and the norms of that. What is
-        missing, or of another shape, was not sent.
-    """
+    """Return how far an update moved each of its fields; all three are by path."""
+    # What is missing in the origin, or of another shape there, was not sent.
     pairs: dict[str, list[tuple[float, float]]] = {}
     for path, tensor in tensors.items():
         start = origin.get(path)
@@ -130,7 +122,7 @@ def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
     return math.sqrt(total)
 
 
-class Comparison:
+class Screening:
     """Passes the updates of one round on, but for those that are unlike the others."""
 
     def __init__(
@@ -325,7 +317,7 @@ def median_loss(losses: Iterable[float]) -> float | None:
 
 
 def sign_of_explosion(
-    loss: float | None, lowest: float | None, comparison: Comparison
+    loss: float | None, lowest: float | None, screening: Screening
 ) -> str:
     """Return what tells that the training explodes in a round; empty if nothing."""
     if loss is not None and lowest is not None:
@@ -334,7 +326,7 @@ def sign_of_explosion(
             return f"the median train loss is {loss:.3g}, and was {lowest:.3g}"
     if loss == math.inf:
         return "the median train loss is infinite"
-    for name, far in comparison.distances().items():
+    for name, far in screening.distances().items():
         if far > _TIMES_ITS_LENGTH:
             return (
                 f"the median client moves {name} by {far:.3g} times the length of what "
