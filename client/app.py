@@ -1,16 +1,13 @@
 """The Flower ClientApp: messages in, whoever runs the clients, messages out."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from knnper.errors import CodecError, KnnPerError, RefusedError
 from knnper.foreign_text import printable
-from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ClientResults, Evaluation
 from knnper.transport.messages import (
     CannotPlayError,
     CarrierError,
@@ -24,35 +21,12 @@ from knnper.transport.messages import (
     unpack_shared,
 )
 
+if TYPE_CHECKING:
+    from knnper.client.runtime import ClientRuntime
+    from knnper.client.site import SiteWorker
 
-class Worker(Protocol):
-    """Does what clients are asked for; see `knnper.client.runtime.ClientRuntime`."""
 
-    @property
-    def method(self) -> Method:
-        """What the clients do."""
-
-    def train(
-        self,
-        client: str,
-        payload: object,
-        server_round: int,
-        state_round: int,
-        keep_rounds: Sequence[int],
-    ) -> Any:
-        """Train in one round; return the method's update."""
-
-    def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
-        """Evaluate the unpersonalised model on all the clients' validation splits."""
-
-    def personalize(
-        self,
-        clients: Sequence[str],
-        payload: object,
-        reference: object,
-        state_rounds: Sequence[int],
-    ) -> ClientResults:
-        """Personalise, then read the test splits."""
+Worker: TypeAlias = "ClientRuntime | SiteWorker"
 
 
 class Node(Protocol):
@@ -104,13 +78,11 @@ def make_client_app(node: Node) -> ClientApp:
     def personalize(message: Message, context: Context) -> Message:
         job, worker = _opened(node, message, context)
         folder = node.carrier_folder(context, job)
-        payload_type = worker.method.payload_type
-        result = worker.personalize(
-            job.clients,
-            _record(message, "payload", payload_type, folder),
-            _record(message, "reference", payload_type, folder),
-            job.state_rounds,
+        payload, reference = (
+            _record(message, name, worker.method.payload_type, folder)
+            for name in ("payload", "reference")
         )
+        result = worker.personalize(job.clients, payload, reference, job.state_rounds)
         return _reply(message, result, folder)
 
     @app.query()

@@ -1,5 +1,6 @@
 """All that is looked at of one client."""
 
+import contextlib
 import os
 import socket
 import ssl
@@ -88,11 +89,8 @@ from knnper.transport.flower_protocol import (
 )
 
 _HEALTH, _CONTROL = "/health", "/v1/control/list-nodes"
-
 _OK, _CLOSED_TO_GET = 200, 405
-
 GATEWAY = "the federation's gateway"
-
 _CORRECT = "correct `server`: it is HOST:PORT of `listen` in the server's settings"
 
 # A part of what Flower bears, so that a warning comes before the refusal.
@@ -121,8 +119,7 @@ class Connection:
         except (socket.gaierror, UnicodeError) as error:
             return problem(
                 f"the name {self.address.host} cannot be resolved ({error})",
-                "correct `server`, mend this machine's DNS, or add the name to "
-                "/etc/hosts",
+                "correct `server`, mend this machine's DNS, or use /etc/hosts",
             )
         addresses = sorted({str(entry[4][0]) for entry in found})
         if addresses == [host]:
@@ -176,8 +173,15 @@ class Connection:
             health = self.health
         except (NotHttpError, OSError) as error:
             return self._other_software(f"it does not answer in HTTP ({error})")
+        if told_versions(health.headers) and health.status == _OK:
+            return fine(f"{self.address} is a federation's gateway")
         if told_versions(health.headers):
-            return _of_gateway(self.address, health.status)
+            return problem(
+                f"the gateway at {self.address} answers, and Flower behind it does not "
+                f"(HTTP status {health.status})",
+                "wait a minute; then the operator looks into superlink.log in the "
+                "server's state folder (knnper site doctor --server SERVER.yaml)",
+            )
         if self._ask(_CONTROL).status == _CLOSED_TO_GET:
             return problem(
                 f"{self.address} is Flower's own port, where whoever reaches it runs "
@@ -267,22 +271,7 @@ class Connection:
         )
 
 
-def _of_gateway(where: Address, status: int) -> Finding:
-    if status == _OK:
-        return fine(f"{where} is a federation's gateway")
-    return problem(
-        f"the gateway at {where} answers, and Flower behind it does not (HTTP status "
-        f"{status})",
-        "wait a minute; then the operator looks into superlink.log in the server's "
-        "state folder (knnper site doctor --server SERVER.yaml)",
-    )
-
-
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-
-_SERVICE = "/ready"
-
-_STATUS_OF_SERVICE = frozenset({200, 503})
 
 
 @dataclass(frozen=True)
@@ -350,17 +339,16 @@ class Site:
             with connected(where):
                 pass
         except OSError:
-            return self._token() or fine(
-                f"{where} is free; start it: knnper site serve"
-            )
-        try:
-            with opened(where) as connection:
-                answer = get(connection, where, _SERVICE)
-        except OSError:
-            return _taken(where)
-        if answer.status not in _STATUS_OF_SERVICE:
-            return _taken(where)
-        return self._token() or fine(f"runs at {where}")
+            free = f"{where} is free; start it: knnper site serve"
+            return self._token() or fine(free)
+        with contextlib.suppress(OSError), opened(where) as connection:
+            if get(connection, where, "/ready").status in (200, 503):
+                return self._token() or fine(f"runs at {where}")
+        return problem(
+            f"other software has {where}",
+            "end it, or set `service.port` to a free port",
+            "a free port, or this client's service",
+        )
 
     def _token(self) -> Finding | None:
         token = self.settings.state / "token"
@@ -380,14 +368,6 @@ class Site:
             return load_model(places.model(serving.model)).card.learned
         except ModelError:
             return None
-
-
-def _taken(where: Address) -> Finding:
-    return problem(
-        f"other software has {where}",
-        "end it, or set `service.port` to a free port",
-        "a free port, or this client's service",
-    )
 
 
 _AGAIN = (
@@ -457,8 +437,8 @@ class State:
         if refusal.about == "model":
             return problem(
                 f"at {when}, {refusal.reason}",
-                "install the same versions on both sides, and let the run hand its "
-                "model over again",
+                "install the same versions on both sides, and have the "
+                "run distribute its model again",
                 "the fingerprint that the server announced",
             )
         if refusal.about == "run":
@@ -494,15 +474,12 @@ class State:
 
     def store(self) -> Finding:
         """Look whether the memory was embedded by the model that is served."""
-        serving, pending = (
-            read_serving(self.places.serving),
-            pending_serving(self.places),
-        )
+        serving = read_serving(self.places.serving)
+        pending = pending_serving(self.places)
         if not (self.places.store / DATABASE).is_file():
             return warning(
                 f"there is no memory in {self.places.store}",
-                "knnper site onboard fills one; knnper site serve begins with an empty "
-                "one",
+                "knnper site onboard fills one; knnper site serve begins an empty one",
             )
         try:
             with open_store(self.places.store) as store:
@@ -543,8 +520,8 @@ def did_not_leave(folder: Path) -> bool:
         os.close(descriptor)
 
 
+# After two missed signs of life, 30 s apart, Flower takes a node for gone.
 _FORGOTTEN_S = 60.0
-"""After two missed signs of life, 30 s apart, Flower takes a node for gone."""
 
 
 @dataclass(frozen=True)
@@ -555,11 +532,6 @@ class Credentials:
     key: Path
     ca: Path
 
-    @property
-    def name(self) -> str:
-        """The client's."""
-        return self.settings.name
-
     def key_is_readable(self) -> Finding:
         """Look at the key's file."""
         try:
@@ -569,7 +541,7 @@ class Credentials:
                 str(error),
                 "bring back the key that the operator sent, or correct `key`; a new "
                 "key has to be registered: knnper fed register SERVER.yaml "
-                f"{self.name} {self.key.name}.pub",
+                f"{self.settings.name} {self.key.name}.pub",
             )
         exposed = permission_problem(self.key)
         if exposed is not None:
@@ -588,7 +560,14 @@ class Credentials:
         error = FlowerError.of(response.text)
         code, told = error.code, error.extra or error.detail
         if code == NOT_ACCEPTED:
-            return self._unknown(key)
+            public, name = f"{self.key.name}.pub", self.settings.name
+            return problem(
+                f"the key {fingerprint(key.public_key())} is not registered with the "
+                "server, or no longer",
+                f"send {public} to the federation's operator, who runs: knnper fed "
+                f"register SERVER.yaml {name} {public}. A key that was removed cannot "
+                "come back: make a new one",
+            )
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             return problem(
                 f"the server does not take the key's signature: {told}",
@@ -614,33 +593,21 @@ class Credentials:
         except httpx.HTTPError:
             return None
 
-    def _unknown(self, key: ec.EllipticCurvePrivateKey) -> Finding:
-        return problem(
-            f"the key {fingerprint(key.public_key())} is not registered with the "
-            "server, or no longer",
-            f"send {self.key.name}.pub to the federation's operator, who runs: knnper "
-            f"fed register SERVER.yaml {self.name} {self.key.name}.pub. A key "
-            "that was removed cannot come back: make a new one",
-        )
-
     def _standing(self, standing: Standing | None) -> Finding:
-        here = holder(self.settings.state)
+        here, name = holder(self.settings.state), self.settings.name
         if standing is None or standing.name is None:
             return fine("the server knows the key; it tells no name")
-        if standing.name != self.name:
+        if standing.name != name:
             return problem(
-                f"the key is registered as {standing.name}, and `name` is {self.name}",
-                f"set `name: {standing.name}`, or use the key of {self.name}: a name "
-                "is one key",
+                f"the key is registered as {standing.name}, and `name` is {name}",
+                f"set `name: {standing.name}`, or use the key of {name}: a name is one "
+                "key",
             )
         if here is not None:
-            return fine(f"registered as {self.name}, and its node runs ({here})")
-        if standing.idle_s is not None and standing.idle_s < _FORGOTTEN_S:
-            return self._online(standing.idle_s)
-        return fine(f"registered as {self.name}")
-
-    def _online(self, idle_s: float) -> Finding:
-        heard = f"{idle_s:.0f} s ago the server heard of a node with this key"
+            return fine(f"registered as {name}, and its node runs ({here})")
+        if standing.idle_s is None or standing.idle_s >= _FORGOTTEN_S:
+            return fine(f"registered as {name}")
+        heard = f"{standing.idle_s:.0f} s ago the server heard of a node with this key"
         state = self.settings.state
         if did_not_leave(state):
             return warning(
@@ -649,9 +616,8 @@ class Credentials:
             )
         return problem(
             f"{heard}, which does not run from {state}",
-            "stop the other node: a name and its key are one client's, and a second "
-            "node is refused while the first is there. For another client, make "
-            "another key: knnper fed add-client",
+            "stop the other node: a second one is refused while the first is there. "
+            "For another client, make another key: knnper fed add-client",
             "no other node with this client's name and key",
         )
 

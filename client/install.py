@@ -1,6 +1,7 @@
 """What a client installs, and what it serves while both model and memory change."""
 
 import contextlib
+import itertools
 import logging
 import math
 import shutil
@@ -87,14 +88,9 @@ from knnper.strategies.knn_per import (
 
 R = TypeVar("R")
 
-FEWEST = 10
-"""Fewer examples say nothing about an accuracy: its interval would span 50 points."""
-
-MOST = 2000
-"""The margin of so many is about a point; more only take longer."""
-
+FEWEST = 10  # of fewer the interval of an accuracy would span 50 points
+MOST = 2000  # the margin of so many is about a point; more only take longer
 NUM_FOLDS = 10
-
 NORMAL_95 = 1.96
 
 
@@ -105,12 +101,9 @@ def estimate(
     settings: KnnSettings,
     measured_on: MeasuredOn,
 ) -> tuple[Accuracy, Gain]:
-    """Return what to expect of a client's memory, by nested cross-validation.
-
-    Every example that is measured is looked up among all others that are stored, with
-    what the other nine tenths of them choose: it has no part in what predicts it. The
-    global model should not have been trained on those at ``positions``, int64 (m,).
-    """
+    """Return what to expect of a client's memory, by nested cross-validation."""
+    # What predicts an example is chosen without it, by the other nine tenths. The model
+    # should not have been trained on those at `positions`, int64 (m,).
     if len(positions) < FEWEST:
         return Accuracy(), Gain(num_examples=len(positions))
     most = max(settings.candidates().num_neighbors)
@@ -120,31 +113,20 @@ def estimate(
         store, positions[chosen.round().long()], model.head, most, settings.class_prior
     )
     fold_of = torch.arange(len(evidence)) % NUM_FOLDS
-    outcomes = torch.cat(
-        [
-            _outcomes(evidence, fold_of == fold, store, settings)
-            for fold in range(NUM_FOLDS)
-        ]
-    )
+    folds = [fold_of == fold for fold in range(NUM_FOLDS)]
+    outcomes = torch.cat([_outcomes(evidence, fold, store, settings) for fold in folds])
     alone, knn, mixed = outcomes.double().mean(dim=0).tolist()
     accuracy = Accuracy(alone, knn, mixed, len(outcomes), measured_on)
     return accuracy, paired_gain(outcomes[:, 0], outcomes[:, 2])
 
 
 def paired_gain(before: Tensor, after: Tensor) -> Gain:
-    """Return by how much ``after`` is right more often than ``before``.
-
-    Parameters
-    ----------
-    before, after
-        Whether each example was predicted rightly, bool of shape (m,).
-    """
+    """Return by how much ``after`` is right more often than ``before``, bool (m,)."""
     count = len(before)
-    won = int((after & ~before).sum())
-    lost = int((before & ~after).sum())
+    won, lost = int((after & ~before).sum()), int((before & ~after).sum())
     # Half an example more in each cell of the table, which keeps small counts honest.
-    total, changed, surplus = count + 2, won + lost + 1, won - lost
-    variance = (changed - surplus**2 / total) / total**2
+    total = count + 2
+    variance = (won + lost + 1 - (won - lost) ** 2 / total) / total**2
     return Gain((won - lost) / count, NORMAL_95 * math.sqrt(variance), count)
 
 
@@ -177,11 +159,7 @@ def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
 
 @dataclass(frozen=True)
 class Decided:
-    """What is served, and how it does on the test split.
-
-    ``chosen`` is what the predictor of the memory says of itself; ``knn`` is None where
-    the store is empty.
-    """
+    """What is served, and how it does on the test split."""
 
     serving: Serving
     mixed: Evaluation
@@ -199,12 +177,9 @@ def decide(
     *,
     took_part: bool,
 ) -> Decided:
-    """Return what is served: the choice, or the global model where that loses.
-
-    The first ``num_train`` ids of the store are of training examples. Where the site
-    ``took_part`` in training, only the others say what to expect. The test split is
-    read here, last, and nowhere else.
-    """
+    """Return what is served: the choice, or the global model where that loses."""
+    # The store's first `num_train` ids are of training examples; who `took_part` in
+    # training is measured on the others alone. The test split is read here only.
     settings = model.card.memory
     accuracy, gain = Accuracy(), Gain()
     ids = torch.from_numpy(store.contents().ids)
@@ -256,33 +231,13 @@ def decide(
     return Decided(serving, mixed, reference, knn, predictor.describe())
 
 
-def predictor_of(
-    model: GlobalModel, store: StoreReader, serving: Serving, names: Names
-) -> KnnPredictor:
-    """Return what is served of a model and a store that it has embedded."""
-    neighbors = NeighborClassifier(
-        store,
-        serving.num_neighbors,
-        serving.kernel,
-        serving.kernel_scale,
-        model.fingerprint,
-        names,
-    )
-    return KnnPredictor(
-        model.embed, model.head, neighbors, serving.knn_weight, serving.class_prior
-    )
-
-
 _LOG = logging.getLogger(__name__)
 
 
 def build(
     places: Places, name: str, model: GlobalModel, data: SiteData, *, took_part: bool
 ) -> Decided:
-    """Make a client's memory and what is served with it; return the latter.
-
-    A kill leaves no memory, or one that the next installation goes on with.
-    """
+    """Make a client's memory and what is served with it; return the latter."""
     draft = places.drafts / "store"
     key = RandomKey(model.card.seed).child("personalize", name)
     settings = store_settings_of(model.card.memory, key)
@@ -315,15 +270,6 @@ def keep_model(places: Places, model: GlobalModel) -> None:
         save_model(folder, model)
 
 
-def create_empty(places: Places, model: GlobalModel) -> None:
-    """Create a memory of nothing, where there is none."""
-    settings = model.card.memory.store
-    spec = store_spec(model)
-    create_store(
-        places.store, spec, model.embedding_dim, model.fingerprint, settings
-    ).close()
-
-
 def store_spec(model: GlobalModel) -> StoreSpec:
     """Return what a memory for ``model`` holds: inputs too, for the next model."""
     spec = model.spec
@@ -337,57 +283,37 @@ def embedded(model: GlobalModel, named: NamedExamples) -> NewExamples:
     return NewExamples(model.embed(images), named.examples.labels, images, named.names)
 
 
-AT_ONCE = 256
-"""Examples that are embedded, and made durable, together."""
-
-RENEWAL_ATTEMPTS = 10
-"""To read a store from which others delete."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Whole:
-    """What the store will hold, as splits, what of it is new, and what leaves it."""
-
-    train: Examples
-    validation: Examples
-    new: NamedExamples
-    moved: tuple[str, ...]
+AT_ONCE = 256  # examples that are embedded, and made durable, together
+RENEWAL_ATTEMPTS = 10  # to read a store from which others delete
 
 
 def prepare(
     places: Places, model: GlobalModel, data: SiteData, *, took_part: bool
 ) -> Decided:
-    """Write down what is to be served next; return it.
-
-    λ, k and σ are chosen on all that the store will hold: what it holds, and what is
-    new in the data by name. What was once deleted from it stays away, and what is in
-    the test split by now leaves it: else each would be found beside itself.
-    """
+    """Write down what is to be served next; return it."""
+    # What was once deleted stays away, and what is in the test split by now leaves the
+    # store: else each would be found beside itself.
     _require_same_task(places, model)
     with open_store(places.store) as store:
-        whole = _whole(store, Offered(places), data)
+        splits, new, moved = _whole(store, Offered(places), data)
         settings = store.settings
     memory = empty_memory_store(
         store_spec(model), model.embedding_dim, model.fingerprint, settings
     )
     train, validation = (
-        NewExamples(model.embed(one.images), one.labels, one.images)
-        for one in (whole.train, whole.validation)
+        NewExamples(model.embed(one.images), one.labels, one.images) for one in splits
     )
     tuned = remember(memory, train, validation, model.head, model.card.memory)
     decided = decide(model, memory, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
-        write_pending(places, Pending(decided.serving, whole.new, whole.moved))
+        write_pending(places, Pending(decided.serving, new, moved))
     return decided
 
 
 def settle(places: Places, store: Store, pending: Pending, model: GlobalModel) -> None:
-    """Bring the store to what is prepared, and serve that from then on.
-
-    Searches go on meanwhile. Whatever a kill cuts short is made up for by the next
-    call: until the store is embedded anew the former model is served, then this one.
-    """
+    """Bring the store to what is prepared, and serve that from then on."""
+    # Whatever a kill cuts short is made up for by the next call.
     offered = Offered(places)
     if pending.moved:
         _delete(store, pending.moved)
@@ -424,20 +350,23 @@ def _require_same_task(places: Places, model: GlobalModel) -> None:
     )
 
 
-def _whole(store: StoreReader, offered: Offered, data: SiteData) -> _Whole:
+def _whole(
+    store: StoreReader, offered: Offered, data: SiteData
+) -> tuple[tuple[Examples, Examples], NamedExamples, tuple[str, ...]]:
+    """Return what the store will hold, as splits, what is new, and what leaves it."""
     stored, names = _stored(store)
     known, in_test = set(names), set(data.test.names)
     is_held_out, is_tested = _in(names, data.validation.names), _in(names, in_test)
     train, validation = (
         _without(split, known, offered) for split in (data.train, data.validation)
     )
-    return _Whole(
-        train=_rows(stored, ~is_held_out & ~is_tested).join(train.examples),
-        validation=_rows(stored, is_held_out).join(validation.examples),
-        new=NamedExamples(
-            train.examples.join(validation.examples), train.names + validation.names
-        ),
-        moved=tuple(name for name in names if name is not None and name in in_test),
+    own = stored.take((~is_held_out & ~is_tested).nonzero()[:, 0])
+    held_out = stored.take(is_held_out.nonzero()[:, 0])
+    new = train.examples.join(validation.examples)
+    return (
+        (own.join(train.examples), held_out.join(validation.examples)),
+        NamedExamples(new, train.names + validation.names),
+        tuple(name for name in names if name is not None and name in in_test),
     )
 
 
@@ -449,24 +378,18 @@ def _in(names: Sequence[str | None], split: Iterable[str]) -> torch.Tensor:
 
 def _stored(store: StoreReader) -> tuple[Examples, list[str | None]]:
     """Return what is stored, and the owner's names, in the order of the ids."""
-    for _ in range(RENEWAL_ATTEMPTS - 1):
+    for attempt in itertools.count(1):
+        contents = store.contents()
         try:
-            return _read(store)
+            names = store.external_ids(contents.ids)
+            images = store.inputs(contents.ids)
+            break
         except ExamplesMissingError as error:
             # Whoever serves has deleted some of them in between.
+            if attempt == RENEWAL_ATTEMPTS:
+                raise
             _LOG.info("read again: %s", error)
-    return _read(store)
-
-
-def _read(store: StoreReader) -> tuple[Examples, list[str | None]]:
-    contents = store.contents()
-    names = store.external_ids(contents.ids)
-    images = store.inputs(contents.ids)
     return Examples(images, torch.from_numpy(contents.labels)), names
-
-
-def _rows(examples: Examples, chosen: torch.Tensor) -> Examples:
-    return examples.take(chosen.nonzero()[:, 0])
 
 
 def _without(
@@ -525,13 +448,9 @@ class SiteState:
     def install(
         self, model: GlobalModel, data: SiteData, *, took_part: bool
     ) -> Decided:
-        """Remember ``data`` by ``model``, and serve that; return what is served.
-
-        The memory keeps what it has, embedded anew; what is new in the data by name is
-        added. Where another process writes to the memory, as the service does, that
-        process finishes the work (`ServedModel.refresh`). A kill at any point leaves
-        what was served, or what is to be.
-        """
+        """Remember ``data`` by ``model``, and serve that; return what is served."""
+        # Where another process writes to the memory, as the service does, that process
+        # finishes the work (`ServedModel.refresh`).
         _require_read_for(model, data)
         with self.places.installing():
             shutil.rmtree(self.places.drafts, ignore_errors=True)
@@ -587,17 +506,14 @@ def _require_read_for(model: GlobalModel, data: SiteData) -> None:
 
 
 MODEL_CHANGES = 4  # while one question is answered: more than there ever are
-
 _State = tuple[GlobalModel, Serving]
-"""A model, and how it is mixed with the store that it has embedded."""
 
 
 class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
-    """What a client serves; any number of threads may use it at a time.
+    """What a client serves; any number of threads may use it at a time."""
 
-    The store says which model is served: an answer comes from one model, from a store
-    that the same model has embedded, and from the λ that belongs to both.
-    """
+    # The store says which model is served: an answer is of one model, of a store that
+    # it has embedded, and of the λ that belongs to both.
 
     def __init__(self, site_state: SiteState, store: StoreReader) -> None:
         self.store = store
@@ -622,11 +538,21 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     def predict(self, images: Tensor) -> Prediction:
         """Return the predictions for n inputs, shape (n, height, width, channels)."""
-        return self._consistently(
-            lambda model, serving: predictor_of(
-                model, self.store, serving, self._names
-            ).explain(images)
-        )
+
+        def predict(model: GlobalModel, serving: Serving) -> Prediction:
+            neighbors = NeighborClassifier(
+                self.store,
+                serving.num_neighbors,
+                serving.kernel,
+                serving.kernel_scale,
+                model.fingerprint,
+                self._names,
+            )
+            weight, prior = serving.knn_weight, serving.class_prior
+            predictor = KnnPredictor(model.embed, model.head, neighbors, weight, prior)
+            return predictor.explain(images)
+
+        return self._consistently(predict)
 
     def add(
         self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
@@ -650,11 +576,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             self._names.forget()
 
     def refresh(self) -> bool:
-        """Serve what was installed meanwhile; return whether there was something.
-
-        It takes as long as embedding the store anew; predictions, and examples that
-        arrive, go on meanwhile by the model from before.
-        """
+        """Serve what was installed meanwhile; return whether there was something."""
         with self._refreshing:
             before = self.serving
             pending = read_pending(self._state_folder.places)
@@ -716,10 +638,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
 
     def _writable(self) -> Store:
         if not isinstance(self.store, Store):
-            raise SiteStateError(
-                "the store is open to read only, so that nothing can be added or "
-                "deleted; open it to write"
-            )
+            raise SiteStateError("the store is open to read only; open it to write")
         return self.store
 
 
@@ -729,12 +648,16 @@ def open_served(site_state: SiteState, *, writable: bool) -> ServedModel:
     if serving is None:
         raise SiteStateError(
             f"nothing is installed in {site_state.places.folder} yet; wait for the "
-            "federation to hand its model over, or run knnper site onboard"
+            "federation to distribute a model, or run knnper site onboard"
         )
+    folder = site_state.places.store
     if writable and not site_state.has_store():
         # Its owner removed it: there is nothing that it should remember.
-        create_empty(site_state.places, site_state.load(serving.model))
-    folder = site_state.places.store
+        model = site_state.load(serving.model)
+        spec, settings = store_spec(model), model.card.memory.store
+        create_store(
+            folder, spec, model.embedding_dim, model.fingerprint, settings
+        ).close()
     store = open_store(folder, writable=True) if writable else open_store(folder)
     try:
         if isinstance(store, Store) and store.fingerprint != serving.model:

@@ -24,13 +24,9 @@ from knnper.loading import results_identity
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.training import num_steps, steps_per_epoch
 
-REFUSALS = "refusals.jsonl"
-"""The file in the client's state folder."""
-
+REFUSALS, ANSWERS = "refusals.jsonl", "answers.jsonl"  # in the state folder
 MOST = 100
-
-REPEATED = timedelta(days=1)
-"""Within it, the same refusal is noted once."""
+REPEATED = timedelta(days=1)  # within it, the same refusal is noted once
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,13 +81,8 @@ def last_refusal(state: Path) -> RefusalNote | None:
         ) from error
 
 
-ANSWERS = "answers.jsonl"
-"""The file in the client's state folder that says what was answered."""
-
 Kind = Literal["begun", "training", "validation"]
-
 _BEGUN_KEPT = 1000
-
 _TIDIED_BEYOND_BYTES = 10**6
 
 log = logging.getLogger("flwr")
@@ -145,18 +136,19 @@ class Answers:
 
     def left(self, kind: Kind, answers: Sequence[Answer]) -> float:
         """Return how many more of a kind may be given."""
-        most: int | None = getattr(self.client.limits, f"{kind}_rounds")
-        given = sum(one.kind == kind for one in answers)
+        given, most = self._counts(kind, answers)
         return math.inf if most is None else most - given
 
     def state(self, kind: Kind, answers: Sequence[Answer]) -> str:
         """Return in words how many of a kind were given, and may be."""
-        limits = self.client.limits
-        most = getattr(limits, f"{kind}_rounds")
-        window = f"in {limits.days} days" if limits.days else "in all"
-        given = sum(one.kind == kind for one in answers)
+        (given, most), days = self._counts(kind, answers), self.client.limits.days
+        window = f"in {days} days" if days else "in all"
         of = "any number" if most is None else most
         return f"{given} of {of} {window} (limits.{kind}_rounds)"
+
+    def _counts(self, kind: Kind, answers: Sequence[Answer]) -> tuple[int, int | None]:
+        given = sum(one.kind == kind for one in answers)
+        return given, getattr(self.client.limits, f"{kind}_rounds")
 
     @property
     def _file(self) -> JsonLines:
@@ -211,7 +203,9 @@ class Limits:
         return ""
 
     def objections_to_training(self, num_train: int) -> list[str]:
-        """Return why the site does not train as the experiment says."""
+        """Return why the site does not train as the experiment says, or at all."""
+        if why_none := self.without_training(num_train):
+            return [why_none]
         training = self.experiment.training
         steps = num_steps(training, None, num_train)
         per_epoch = steps_per_epoch(num_train, training.batch_size)
@@ -256,9 +250,7 @@ class Limits:
 
     def require_training(self, num_train: int) -> None:
         """Refuse to train at all, or as the experiment says."""
-        why_none = self.without_training(num_train)
-        reasons = [why_none] if why_none else self.objections_to_training(num_train)
-        self._require(reasons)
+        self._require(self.objections_to_training(num_train))
 
     def require_behind(self, trained: Sequence[tuple[int, float]]) -> None:
         """Refuse to send an update behind which there is too little."""

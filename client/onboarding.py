@@ -43,15 +43,13 @@ def onboard(
     torch.set_num_threads(model.card.num_threads)
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
     if took_part is None:
-        # A site that lost its state looks like a new one, and what it was trained on
-        # tells nothing about what to expect.
+        # A site that lost its state looks like a new one: it may be trained on.
         took_part = settings.train
     decided = site_state.install(model, data, took_part=took_part)
     return Onboarded(site_state, decided.serving, took_part)
 
 
 _ORDERLY_END_S = 5.0
-
 _REPORT_S = 60.0
 
 
@@ -76,10 +74,9 @@ def join(
                 )
             if time.monotonic() >= deadline:
                 raise SiteStateError(
-                    f"the server distributed no model within {patience_s:g} s. It does "
-                    "so after a run, and as long as run.federation.stay_s says: knnper "
-                    "fed submit --resume RUN --stay SECONDS on the server. Or onboard "
-                    "with an exported model: knnper site onboard --model FOLDER"
+                    f"the server distributed no model within {patience_s:g} s; have it "
+                    "do so (knnper fed submit --resume RUN --stay SECONDS), or onboard "
+                    "with an exported one: knnper site onboard --model FOLDER"
                 )
             time.sleep(POLL_S)
             serving = site_state.served()

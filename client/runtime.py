@@ -1,6 +1,7 @@
 """What a client does when it is asked: the same code in every engine."""
 
 import contextlib
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,20 +32,16 @@ from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import EmbeddingPool
 
 R = TypeVar("R")
-
 _ASIDE = "aside"
-
 _NAME = re.compile(r"round-(\d+)\.safetensors")
 
 
 class ClientStateStore:
-    """Client states in a folder, by client and round.
+    """Client states in a folder, by client and round."""
 
-    Those are kept that belong to a checkpoint of the server's: after a kill, or when
-    the run goes back to an older round, a client goes on from the state it had there,
-    not from one that the repeated rounds are about to make again. Such a state is put
-    aside until the run has passed its round: the server may think better of it.
-    """
+    # After a kill a client goes on from the state it had at the server's checkpoint.
+    # Newer ones are put aside until the run has passed their round: the server may go
+    # back to them.
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,11 +68,7 @@ class ClientStateStore:
     def save(
         self, client: str, server_round: int, state: object, keep: Collection[int]
     ) -> None:
-        """Write the client's state after a round, atomically.
-
-        The server may go back to the rounds ``keep``: the newest state at each of them
-        stays, and all that are newer than the latest.
-        """
+        """Write the client's state; those stay that the rounds ``keep`` go back to."""
         parts = take_apart(state)
         path = self._path(client, server_round)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,40 +147,19 @@ class Served:
     chosen: Mapping[str, float]
 
 
-def _keep_nothing(personalized: Personalized) -> None:
-    """Forget the predictor: a virtual client serves nobody."""
-
-
 @dataclass(frozen=True)
 class ClientRuntime:
-    """A method, bound to the data and the memory of the clients of this process.
-
-    Attributes
-    ----------
-    method
-        What the clients do.
-    spec
-        Of the data; gives the shape of "no data".
-    source
-        The clients' data.
-    states
-        The clients' memory.
-    key
-        The experiment's root key.
-    pool
-        Where the method's task looks for embeddings first.
-    keep
-        Is given each client that has been handed the model. Returns how what is served
-        from then on does on the test split; None where the predictor is to be tested.
-    """
+    """A method, bound to the data and the memory of the clients of this process."""
 
     method: Method
     spec: InputSpec
     source: DataSource
     states: ClientStateStore
-    key: RandomKey
-    pool: EmbeddingPool
-    keep: Callable[[Personalized], Served | None] = _keep_nothing
+    key: RandomKey  # the experiment's root key
+    pool: EmbeddingPool  # where the method's task looks for embeddings first
+    # Is given each client that has the model. Returns how what is served from then on
+    # does on the test split; None where the predictor is to be tested.
+    keep: Callable[[Personalized], Served | None] = lambda _: None
 
     def train(
         self,
@@ -226,12 +198,8 @@ class ClientRuntime:
         reference: object,
         state_rounds: Sequence[int],
     ) -> ClientResults:
-        """Personalise, then read the test splits: once, and only here.
-
-        Several clients may be asked together; what each is served, and its figures, are
-        what they would be alone, in every bit. A client that cannot be served leaves
-        the others alone.
-        """
+        """Personalise, then read the test splits: once, and only here."""
+        # Every client's figures are, in every bit, what they would be alone.
         failures: dict[str, str] = {}
         rounds = dict(zip(clients, state_rounds, strict=True))
         records = (payload, reference)
@@ -248,8 +216,12 @@ class ClientRuntime:
             predictor, validation = prepared[client]
             served = self.keep(Personalized(own, reference, predictor, seen))
             if served is None:
-                weights = self.source.class_weights(client)
-                served = _tested(predictor, unpersonalised, tests[client], weights)
+                test, weights = tests[client], self.source.class_weights(client)
+                served = Served(
+                    evaluate(predictor, test, weights),
+                    evaluate(unpersonalised, test, weights),
+                    predictor.describe(),
+                )
             return ClientResult(
                 client=client,
                 seen=seen,
@@ -279,11 +251,8 @@ class ClientRuntime:
         """Hold the images that predictors will embed with the records' models."""
         if not self.method.personalizes_by_inference:
             return contextlib.nullcontext()
-        models = [
-            tensor
-            for record in records
-            for tensor in take_apart(record).tensors.values()
-        ]
+        parts = [take_apart(record).tensors.values() for record in records]
+        models = list(itertools.chain.from_iterable(parts))
         return self.pool.holding(models, [split.images for split in splits])
 
     def _state(self, client: str, after_round: int) -> Any:
@@ -298,19 +267,6 @@ class ClientRuntime:
         return self.method.personalize(
             reference, None, nothing, self.key.child("reference")
         )
-
-
-def _tested(
-    predictor: Predictor,
-    unpersonalised: Predictor,
-    test: Examples,
-    weights: Tensor | None,
-) -> Served:
-    return Served(
-        evaluate(predictor, test, weights),
-        evaluate(unpersonalised, test, weights),
-        predictor.describe(),
-    )
 
 
 def _for_each(

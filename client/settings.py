@@ -1,9 +1,9 @@
 """One client, as its YAML file describes it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -15,7 +15,7 @@ from knnper.loading import (
     apply_overrides,
     parse_overrides,
     parse_settings,
-    parse_yaml,
+    read_yaml,
     shown,
 )
 from knnper.models.catalogue import MODELS
@@ -209,70 +209,38 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
         Whether files exist that it names is not looked at.
     """
     file = path.absolute()
-    document = _read(file)
+    document = read_yaml(file, "give the path of a client's YAML file")
+    if not isinstance(document, Mapping):
+        message = f"found {shown(document)}, expected keys such as name, server, data"
+        raise ConfigError([Problem("document", message)], str(file))
     problems: list[Problem] = []
     merged = apply_overrides(document, parse_overrides(overrides, problems), problems)
     data = _data(merged.pop("data", None), problems)
-    parsed = _parsed(merged, problems)
+    parsed = parse_settings(ClientDocument, merged, "", problems)
+    if parsed is not None:
+        problems.extend(_contradictions(parsed))
     if parsed is None or data is None or problems:
         raise ConfigError(problems, str(path))
     return _resolved(file, parsed, data)
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    source = str(file)
-    try:
-        document = parse_yaml(file.read_text(encoding="utf-8"), source)
-    except FileNotFoundError as error:
-        message = "there is no such file; give the path of a client's YAML file"
-        raise ConfigError([Problem(source, message)], source) from error
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"expected a readable text file in UTF-8: {error}"
-        raise ConfigError([Problem(source, message)], source) from error
-    if not isinstance(document, Mapping):
-        message = f"found {shown(document)}, expected keys such as name, server, data"
-        raise ConfigError([Problem("document", message)], source)
-    return document
-
-
-def _parsed(
-    document: Mapping[str, Any], problems: list[Problem]
-) -> ClientDocument | None:
-    found: list[Problem] = []
-    parsed = parse_settings(ClientDocument, document, "client", found)
-    problems.extend(
-        Problem(problem.place.removeprefix("client."), problem.message)
-        for problem in found
-    )
-    if parsed is not None:
-        problems.extend(_contradictions(parsed))
-    return parsed
-
-
-def _contradictions(document: ClientDocument) -> list[Problem]:
-    problems: list[Problem] = []
+def _contradictions(document: ClientDocument) -> Iterator[Problem]:
     try:
         parse_address(document.server)
     except ValueError as error:
-        problems.append(Problem("server", str(error)))
-    secrets = [name for name in ("tls", "key") if getattr(document, name) is not None]
-    if document.insecure:
-        message = (
-            "found together with {}, expected one or the other: without TLS nobody can "
-            "prove who they are. Remove `insecure: true`, or the rest"
-        )
-        if secrets:
-            problems.append(Problem("insecure", message.format(" and ".join(secrets))))
-        return problems
+        yield Problem("server", str(error))
     for name, example in (("tls", "{ca: ca.crt}"), ("key", "client.key")):
-        if name not in secrets:
+        is_given = getattr(document, name) is not None
+        if document.insecure and is_given:
+            message = f"found together with insecure: true; remove `{name}`, or that"
+            yield Problem(name, message)
+        if not (document.insecure or is_given):
             message = (
                 f"found none, expected one such as `{name}: {example}`; what the "
                 "federation's operator gave you, or `insecure: true` for a trial on "
                 "one machine"
             )
-            problems.append(Problem(name, message))
-    return problems
+            yield Problem(name, message)
 
 
 def _data(section: object, problems: list[Problem]) -> Choice[Settings] | None:

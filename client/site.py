@@ -85,9 +85,6 @@ class Discretion:
         return ClientResults((), failures, withheld=names)
 
 
-_SOURCE = "the model that the server distributed"
-
-
 def state_of(settings: ClientSettings) -> SiteState:
     """Return the client's site_state, which is that of its name and key alone."""
     key = None
@@ -100,10 +97,9 @@ def installer_of(
     settings: ClientSettings, assembly: Assembly, data: SiteData, expected: str
 ) -> Callable[[Personalized], Served | None]:
     """Return what installs a model that was distributed."""
-    # As the server decides it, so that who waits for a model gets it.
-    has_model = bool(expected) and ends_with_global_model(assembly.experiment)
     experiment = assembly.experiment
-    title = title_of(experiment.method.name, experiment.personalization.name)
+    # As the server decides it, so that who waits for a model gets it.
+    has_model = bool(expected) and ends_with_global_model(experiment)
 
     def keep(personalized: Personalized) -> Served | None:
         if not has_model:
@@ -113,9 +109,10 @@ def installer_of(
             )
             return None
         weights = personalized.reference.weights
-        model = global_model(assembly.experiment, assembly.task, data.task, weights)
+        model = global_model(experiment, assembly.task, data.task, weights)
         try:
-            require_fingerprint(model, expected, _SOURCE)
+            source = "the model that the server distributed"
+            require_fingerprint(model, expected, source)
         except ModelError as error:
             note_refusal(settings.state, "model", str(error))
             raise
@@ -125,14 +122,13 @@ def installer_of(
             model.fingerprint[:12],
             decided.serving.knn_weight,
         )
-        chosen = assembly.experiment.personalization.settings
-        if not (
-            assembly.method.serves_global_model and isinstance(chosen, KnnSettings)
-        ):
+        chosen = experiment.personalization
+        is_served = isinstance(chosen.settings, KnnSettings)
+        if not (assembly.method.serves_global_model and is_served):
             log.warning(
                 "what is reported is what %s makes; what is served is the global model "
                 "with a memory",
-                title,
+                title_of(experiment.method.name, chosen.name),
             )
             return None
         return Served(decided.mixed, decided.global_model, decided.chosen)
@@ -194,10 +190,8 @@ class SiteWorker:
         reference: object,
         state_rounds: Sequence[int],
     ) -> ClientResults:
-        """See `ClientRuntime.personalize`; the model is taken, come what may.
-
-        Its figures stay here once the site has answered as often as it may.
-        """
+        """See `ClientRuntime.personalize`; the model is taken, come what may."""
+        # Its figures stay here once the site has answered as often as it may.
         self._require_this(clients)
         discretion = self.discretion
         if discretion.share_metrics:
@@ -226,23 +220,17 @@ class SiteWorker:
             )
 
 
-KEPT = 4
-"""Runs whose states are kept; an older one can be resumed as long as it is."""
-
-_SESSION = re.compile(r"[A-Za-z0-9-]{0,64}")
-
-_IDENTITY_DIGITS = 16
+KEPT = 4  # runs whose states are kept, so that they can be resumed
 
 
 def run_states(state: Path, experiment: Experiment, session: str) -> Path:
     """Return the folder of one run, and remove those of runs long past."""
-    if not _SESSION.fullmatch(session):
+    if not re.fullmatch(r"[A-Za-z0-9-]{0,64}", session):
         raise RunError(
             f"expected a session of at most 64 letters, digits and -, found "
             f"{session[:80]!r}; the server is of another version"
         )
-    identity = results_identity(experiment)[:_IDENTITY_DIGITS]
-    folder = state / "runs" / f"{identity}-{session}"
+    folder = state / "runs" / f"{results_identity(experiment)[:16]}-{session}"
     if folder.exists():
         folder.touch()
     runs = folder.parent
@@ -253,8 +241,7 @@ def run_states(state: Path, experiment: Experiment, session: str) -> Path:
     return folder
 
 
-CONFIG = "config"
-"""The key of a node's configuration that names the client's file."""
+CONFIG = "config"  # of a node's configuration: names the client's file
 
 
 @dataclass(frozen=True)
@@ -307,14 +294,13 @@ class SiteNode:
             trained,
         )
 
-    def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
+    def carrier_folder(self, context: Context, job: Job) -> Path | None:
         """See `knnper.client.app.Node`: the server is on another machine."""
-        return None
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """Return the client's name and the sizes of its splits."""
-        settings = _settings(context)
-        return introduction_content(_introduction(settings, job, context.run_id))
+        found = _introduction(_settings(context), job, context.run_id)
+        return introduction_content(found)
 
     def refused(self, context: Context, reason: str) -> None:
         """See `knnper.client.app.Node`."""
@@ -409,7 +395,7 @@ def _settings(context: Context) -> ClientSettings:
     path = context.node_config.get(CONFIG)
     if not isinstance(path, str):
         raise RunError(
-            f"expected the path of the client's file as {CONFIG!r} in the node's "
+            "expected the path of the client's file as 'config' in the node's "
             "configuration, found none; start the node with `knnper fed client`, or "
             "with flower-supernode --node-config 'config=\"/path/to/client.yaml\"'"
         )

@@ -28,7 +28,6 @@ class SiteStateError(KnnPerError):
 
 
 _Identity = dict[str, str | None]
-
 _IDENTITY = TypeAdapter(_Identity)
 
 
@@ -81,10 +80,7 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
 
 
 def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
-    """Refuse a folder that is another client's; return whose it is, and write nothing.
-
-    Without a key (None) that of the folder is not asked for.
-    """
+    """Return whose folder it is; refuse another client's. Nothing is written."""
     known: _Identity = {}
     with contextlib.suppress(FileNotFoundError):
         try:
@@ -161,9 +157,9 @@ def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
 
 
+# Other than on "test", each example is looked up among all others that are stored, with
+# a choice that was made without it: the validation split's, or all.
 MeasuredOn = Literal["test", "validation", "leave_one_out"]
-"""``test``: the test split. The other two look each example up among all others that
-are stored, with a choice that was made without it: the validation split's, or all."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +177,7 @@ class Accuracy:
 class Gain:
     """What the memory adds to the global model's accuracy; None is not known.
 
-    ``margin`` is half the width of its interval of 95 % (Agresti and Min, "Simple
-    improved confidence intervals for comparing matched proportions", 2005).
+    ``margin`` is half its interval of 95 % (Agresti and Min 2005, matched proportions).
     """
 
     expected: float | None = None
@@ -251,8 +246,6 @@ def write_serving(path: Path, serving: Serving) -> None:
 
 _PENDING_SERVING, _EXAMPLES = "serving.json", "examples.safetensors"
 
-_NAMES, _MOVED = "names", "moved"
-
 
 @dataclass(frozen=True, eq=False)
 class Pending:
@@ -268,15 +261,10 @@ def write_pending(places: Places, pending: Pending) -> None:
     draft = places.pending.with_name(f".{places.pending.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    examples = pending.new.examples
-    tensors = {
-        "images": examples.images.contiguous(),
-        "labels": examples.labels.contiguous(),
-    }
-    names = {
-        _NAMES: json.dumps(pending.new.names),
-        _MOVED: json.dumps(pending.moved),
-    }
+    new = pending.new
+    tensors = {"images": new.examples.images, "labels": new.examples.labels}
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    names = {"names": json.dumps(new.names), "moved": json.dumps(pending.moved)}
     write_atomically(draft / _EXAMPLES, save(tensors, names))
     write_serving(draft / _PENDING_SERVING, pending.serving)
     remove_pending(places)
@@ -313,7 +301,7 @@ def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
             images, labels = (file.get_tensor(one) for one in ("images", "labels"))
             said = file.metadata()
         # A former version wrote no names of what has moved.
-        names, moved = json.loads(said[_NAMES]), json.loads(said.get(_MOVED, "[]"))
+        names, moved = json.loads(said["names"]), json.loads(said.get("moved", "[]"))
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise SiteStateError(
             f"{path} cannot be read ({error}); remove {places.pending}, and get the "

@@ -317,8 +317,8 @@ def parse_yaml(text: str, source: str) -> Any:
     return value
 
 
-def read_yaml(path: Path) -> Any:
-    """Return the value of the YAML file at ``path``."""
+def read_yaml(path: Path, missing: str = "") -> Any:
+    """Return the value of the YAML file at ``path``; say ``missing`` without one."""
     source = str(path)
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), source)
@@ -327,6 +327,8 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError([Problem(source, message)], source) from error
     except (OSError, UnicodeDecodeError) as error:
         message = f"expected a readable text file in UTF-8: {error}"
+        if missing and isinstance(error, FileNotFoundError):
+            message = f"there is no such file; {missing}"
         raise ConfigError([Problem(source, message)], source) from error
 
 

@@ -60,7 +60,7 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-OWNER = "owner"
+OWNER, _TOKENS_FILE = "owner", "tokens.json"
 _MIN_LENGTH = 16
 
 _LOG = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ _TOKENS = TypeAdapter(tuple[Token, ...])
 
 def read_tokens(state: Path) -> tuple[Token, ...]:
     """Return the named tokens of a client's state folder, oldest first."""
-    path = _tokens_file(state)
+    path = state / _TOKENS_FILE
     try:
         return _TOKENS.validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -140,12 +140,8 @@ def revoke_token(state: Path, name: str) -> None:
         _write_tokens(state, left)
 
 
-def _tokens_file(state: Path) -> Path:
-    return state / "tokens.json"
-
-
 def _write_tokens(state: Path, tokens: tuple[Token, ...]) -> None:
-    write_atomically(_tokens_file(state), _TOKENS.dump_json(tokens, indent=2))
+    write_atomically(state / _TOKENS_FILE, _TOKENS.dump_json(tokens, indent=2))
 
 
 def _digest(secret: str) -> str:
@@ -200,7 +196,7 @@ class Tokens:
     def _follow(self) -> None:
         seen = None
         with contextlib.suppress(OSError):
-            status = _tokens_file(self._state).stat()
+            status = (self._state / _TOKENS_FILE).stat()
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
         if seen == self._seen:
             return
@@ -218,13 +214,10 @@ def _caller(token: Token) -> Caller:
 
 
 class Guard:
-    """Answers only those who are known, and tells browsers to load nothing else.
+    """Answers only those who are known, and tells browsers to load nothing else."""
 
-    An endpoint finds the `Caller` in ``request.state.caller``. Without tokens (None)
-    this machine's programs, and pages that this service itself gave, are answered:
-    another web page, which a browser would let send requests here, is found out by the
-    headers ``Host`` and ``Origin``.
-    """
+    # Without tokens this machine alone is answered: a page of another site,
+    # which browsers let send requests here, is found out by its Host and Origin.
 
     def __init__(self, app: ASGIApp, tokens: Tokens | None) -> None:
         self._app, self._tokens = app, tokens
@@ -265,21 +258,21 @@ class Guard:
         if caller is None:
             if scope["path"] in PUBLIC_PATHS:
                 return None
-            raise _unauthorized(is_given="authorization" in headers)
+            is_given = "authorization" in headers
+            found = (
+                "one that is not known: mistyped, or revoked" if is_given else "none"
+            )
+            raise RequestError(
+                401,
+                f"found {found}, expected the header `Authorization: Bearer TOKEN`; "
+                "whoever runs the service makes tokens: knnper site token add "
+                "CLIENT.yaml NAME",
+            )
         if not introduce(scope, caller.name):
             raise RequestError(
                 503, f"too many connections of {caller.name!r} are busy; use fewer"
             )
         return caller
-
-
-def _unauthorized(*, is_given: bool) -> RequestError:
-    found = "one that is not known: mistyped, or revoked" if is_given else "none"
-    return RequestError(
-        401,
-        f"found {found}, expected the header `Authorization: Bearer TOKEN`; whoever "
-        "runs the service makes tokens: knnper site token add CLIENT.yaml NAME",
-    )
 
 
 def _is_local(headers: Headers) -> bool:
@@ -305,22 +298,16 @@ class _Needs(HTTPBearer):
         caller: Caller = request.state.caller
         for scope in self._scopes:
             if not caller.may(scope):
-                raise _forbidden(caller, scope)
+                has = ", ".join(one for one in SCOPES if caller.may(one)) or "none"
+                challenge = 'Bearer realm="knnper", error="insufficient_scope", '
+                raise RequestError(
+                    403,
+                    f"the token {caller.name!r} has the scopes {has}; this needs "
+                    f"{scope!r}. Whoever runs the service makes such a token: knnper "
+                    f"site token add CLIENT.yaml NAME --scope {scope}",
+                    {"WWW-Authenticate": f'{challenge}scope="{scope}"'},
+                )
         return caller
-
-
-def _forbidden(caller: Caller, scope: str) -> RequestError:
-    has = ", ".join(one for one in SCOPES if caller.may(one)) or "none"
-    return RequestError(
-        403,
-        f"the token {caller.name!r} has the scopes {has}; this needs {scope!r}. "
-        f"Whoever runs the service makes such a token: knnper site token add "
-        f"CLIENT.yaml NAME --scope {scope}",
-        {
-            "WWW-Authenticate": 'Bearer realm="knnper", error="insufficient_scope", '
-            f'scope="{scope}"'
-        },
-    )
 
 
 def needs(*scopes: Scope) -> params.Security:

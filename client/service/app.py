@@ -51,11 +51,8 @@ from knnper.errors import KnnPerError, RunError
 from knnper.transport.sockets import Server, SocketLimits, listen
 
 Schema = dict[str, Any]
-
 _FOUND = (Match.PARTIAL, Match.FULL)
-
 _BINARY: Schema = {"type": "string", "format": "binary"}
-
 _SCHEMAS = "#/components/schemas/{model}"
 
 
@@ -69,24 +66,18 @@ def make_service(
     """Return the service of one client, which opens what is served when it starts."""
     limits = limits or Limits()
     current = Current(open_served, limits.poll_s)
-    waiting, seconds = limits.max_waiting, limits.seconds
-    service = Service(
-        client_name,
-        current,
-        limits,
-        Bodies(limits),
-        readers=Workers("predict", limits.num_readers, waiting, seconds),
-        writers=Workers("store", 1, waiting, seconds),
-        metrics=Metrics(current),
+    readers, writers = (
+        Workers(name, count, limits.max_waiting, limits.seconds)
+        for name, count in (("predict", limits.num_readers), ("store", 1))
     )
+    bodies, metrics = Bodies(limits), Metrics(current)
+    service = Service(client_name, current, limits, bodies, readers, writers, metrics)
     app = _application(service)
-    describe = functools.partial(
-        _description, app, service, needs_token=tokens is not None
-    )
 
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> JSONResponse:
-        return JSONResponse(describe())
+        found = _description(app, service, needs_token=tokens is not None)
+        return JSONResponse(found)
 
     return Metered(Guard(app, tokens), service.metrics)
 
@@ -110,9 +101,8 @@ def _application(service: Service) -> FastAPI:
         app.include_router(router)
         all_routes += router.routes
     app.add_exception_handler(KnnPerError, answer_known)
-    app.add_exception_handler(
-        HTTPException, functools.partial(_answer_http, all_routes)
-    )
+    answer_http = functools.partial(_answer_http, all_routes)
+    app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(Exception, answer_unknown)
     return app
@@ -160,11 +150,8 @@ def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema
     paths, schemas = found["paths"], found["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    bodies: tuple[type[Any], ...] = (
-        PredictionRequest,
-        AdditionRequest,
-        DeletionRequest,
-    )
+    bodies: tuple[type[Any], ...]
+    bodies = (PredictionRequest, AdditionRequest, DeletionRequest)
     media_types: tuple[str, ...] = (JSON, NPY, *PICTURES, FORM)
     with contextlib.suppress(RequestError):  # before there is a model
         reader = service.reader(service.current.served())
@@ -213,9 +200,7 @@ def _body(by_type: Schema) -> Schema:
 
 
 _STOPPING_S = 30
-
 _BETWEEN_NOTICES_S = 60
-
 _LOG = logging.getLogger(__name__)
 
 

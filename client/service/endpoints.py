@@ -198,11 +198,12 @@ def predictions(prediction: Prediction, class_names: Sequence[str]) -> Predictio
     vote = prediction.vote
     labels: list[int] = prediction.labels.tolist()
     distances, count = vote.neighbors.squared_distances.sqrt(), len(labels)
+    near: list[list[int]] = vote.neighbors.labels.tolist()
     neighbors = zip(
         vote.neighbors.ids.tolist(),
         vote.names,
-        vote.neighbors.labels.tolist(),
-        [[class_names[one] for one in row] for row in vote.neighbors.labels.tolist()],
+        near,
+        [[class_names[one] for one in row] for row in near],
         distances.tolist(),
         vote.weights.tolist(),
         strict=True,
@@ -289,7 +290,6 @@ def encode_png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 PICTURE_PATH = "/examples/{example}/image"
-
 _PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -341,14 +341,10 @@ class Service:
         return reader_of(served.model.spec, tuple(names), self.limits)
 
 
-def routes(service: Service) -> tuple[APIRouter, ...]:
+def routes(service: Service) -> list[APIRouter]:
     """Return all paths."""
-    return (
-        _prediction_routes(service),
-        _example_routes(service),
-        _status_routes(service),
-        _page_routes(),
-    )
+    made = (_prediction_routes, _example_routes, _status_routes)
+    return [*(one(service) for one in made), _page_routes()]
 
 
 def _prediction_routes(service: Service) -> APIRouter:
@@ -457,13 +453,12 @@ def _add(service: Service, served: ServedModel, body: Body, budget: Budget) -> A
 def _require_new_names(served: ServedModel, sent: tuple[str | None, ...]) -> None:
     """Tell taken names apart from what else may be wrong with examples."""
     names = [name for name in sent if name is not None]
-    taken = served.store.select(Selection(external_ids=tuple(names)))
-    if len(taken) or len(set(names)) < len(names):
+    taken = len(served.store.select(Selection(external_ids=tuple(names))))
+    if taken or len(set(names)) < len(names):
         raise RequestError(
             409,
-            f"found {len(taken)} names that are taken and "
-            f"{len(names) - len(set(names))} that are given twice, expected new ones; "
-            "nothing was stored",
+            f"found {taken} names that are taken and {len(names) - len(set(names))} "
+            "that are given twice, expected new ones; nothing was stored",
         )
 
 

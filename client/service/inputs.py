@@ -50,20 +50,13 @@ from knnper.transport.sockets import SocketLimits, read_pieces
 STATUSES: Mapping[int, tuple[str, str]] = {
     400: ("malformed", "The body is not what its content type says."),
     401: ("unauthorized", "The token is missing or wrong."),
-    403: (
-        "forbidden",
-        "The token lacks a scope. Where none is needed: only programs and pages of "
-        "this machine are answered.",
-    ),
+    403: ("forbidden", "The token lacks a scope, or another machine asks without one."),
     404: ("not_found", "There is nothing here."),
     405: ("method_not_allowed", "The method is not known here."),
     408: ("timeout", "The body arrives too slowly."),
     409: ("conflict", "A name is taken, or the store cannot do this."),
     413: ("too_large", "The request is more than the service takes at once."),
-    415: (
-        "unsupported_media_type",
-        "The content type is not one of those that are taken here.",
-    ),
+    415: ("unsupported_media_type", "The content type is not taken here."),
     422: ("invalid", "An input, a label or a name is not as described."),
     500: ("internal", "Something went wrong that should not."),
     503: ("unavailable", "No model is installed yet, or there is too much to do."),
@@ -124,7 +117,11 @@ async def answer_known(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, KnnPerError), "as it is registered"
     if isinstance(error, RequestError):
         return answer(error.status, str(error), error.headers)
-    return answer(_status_of(error), str(error))
+    kinds = (DataError, 422), (StoreFullError, 507), (StoreBusyError, 503)
+    found = [status for kind, status in kinds if isinstance(error, kind)]
+    return answer(
+        [*found, 409 if isinstance(error, StoreError) else 503][0], str(error)
+    )
 
 
 async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
@@ -137,16 +134,6 @@ async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
 async def answer_unknown(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
     """Answer what nobody thought of; the server logs it."""
     return answer(500, "something went wrong that should not; the log says what")
-
-
-def _status_of(error: KnnPerError) -> int:
-    if isinstance(error, DataError):
-        return 422
-    if isinstance(error, StoreFullError):
-        return 507
-    if isinstance(error, StoreBusyError) or not isinstance(error, StoreError):
-        return 503
-    return 409
 
 
 @dataclass(frozen=True)
@@ -182,11 +169,7 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[Body]:
-        """Give what a request sends, to be held until its answer is known.
-
-        It is refused, as soon as that is known, where it is too large (413), comes too
-        slowly (408), or too many others are held (503).
-        """
+        """Give what a request sends, to be held until its answer is known."""
         self._require_size(int(request.headers.get("content-length", 0)))
         chunks, size = list[bytes](), 0
         try:
@@ -264,45 +247,31 @@ class Budget:
 
 
 JSON, NPY, FORM = "application/json", "application/x-npy", "multipart/form-data"
-
 PICTURES = ("image/png", "image/jpeg")
-
 FORM_FIELD = "image"
-
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
-
 MAX_LISTED = 10_000
-
 LATEST = 253_402_300_800.0  # the end of the year 9999
-
 _FORMATS = ("PNG", "JPEG")
-
 _MODES = {1: "L", 3: "RGB"}
 
 # A progressive JPEG has ten scans. Each goes over all pixels, in a few bytes if it says
 # nothing, so that thousands of them fit into a small file.
 _SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
-
 _NPY_TYPES = {"uint8": ("uint8",), "float32": ("float32", "float64")}
-
 _NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
 }
 
 _MAX_PART_HEADER = 4096
-
 _PART_HEADERS = BytesHeaderParser(policy=HTTP.clone(raise_on_defect=False))
-
 _IN_ORDER: Any = Field(union_mode="left_to_right")
 
 # What pydantic says of an alternative that was not meant, and the names it gives them.
 _OTHER_ALTERNATIVE = frozenset(("model_type", "list_type"))
-
 _ALTERNATIVES = frozenset(("Picture", "Text", "constrained-int"))
-
 _LONGEST_MESSAGE = 1000
-
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -322,7 +291,6 @@ Name = Annotated[
 ]  # as names of files are
 
 Id = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(_whole)]
-
 Time = Annotated[float, Field(ge=0, le=LATEST, description="Seconds since 1970 (UTC).")]
 
 
@@ -377,12 +345,7 @@ class DeletionRequest(_Strict):
 
 
 class Reader:
-    """Reads what is sent for one model; made by `reader_of`.
-
-    ``prediction``, ``addition`` and ``deletion`` are the JSON bodies that are taken,
-    exactly, by which they are checked and described. What is refused is 400 (not what
-    it claims to be), 413 (too much), 415 (of another type) or 422 (not as described).
-    """
+    """Reads what is sent for one model; made by `reader_of`."""
 
     def __init__(
         self, spec: InputSpec, class_names: tuple[str, ...], limits: Limits
@@ -447,19 +410,16 @@ class Reader:
         asked = self._parsed(self.deletion, body)
         given = asked.model_fields_set
         if not given:
-            raise RequestError(
-                422,
-                "expected ids, names, labels, arrived_from or arrived_before, found "
-                "none",
-            )
-        labels = tuple(self._label(label) for label in asked.labels)
-        return Selection(
-            ids=tuple(asked.ids) if "ids" in given else None,
-            external_ids=tuple(asked.names) if "names" in given else None,
-            labels=labels if "labels" in given else None,
-            arrived_from=asked.arrived_from if "arrived_from" in given else None,
-            arrived_before=asked.arrived_before if "arrived_before" in given else None,
-        )
+            kinds = ", ".join(DeletionRequest.model_fields)
+            raise RequestError(422, f"expected {kinds}, found none of them")
+        values = {name: getattr(asked, name) for name in given}
+        for name in given & {"ids", "names", "labels"}:
+            values[name] = tuple(values[name])
+        if "names" in given:
+            values["external_ids"] = values.pop("names")
+        if "labels" in given:
+            values["labels"] = tuple(map(self._label, asked.labels))
+        return Selection(**values)
 
     def _label(self, label: int | str) -> int:
         return label if isinstance(label, int) else self.class_names.index(label)
@@ -499,11 +459,11 @@ class Reader:
         # At least as many as there are: a text may hold such characters, too.
         values = sum(map(body.content.count, (b",", b"[", b"{")))
         if values > self._limits.max_json_values:
+            most = self._limits.max_json_values
             raise RequestError(
                 413,
-                f"found {values} values in JSON, expected at most "
-                f"{self._limits.max_json_values}; send fewer inputs at once, or as "
-                "files",
+                f"found {values} values in JSON, expected at most {most}; send fewer "
+                "inputs at once, or as files",
             )
         try:
             return expected.model_validate_json(body.content)
@@ -578,11 +538,13 @@ def _unfit(error: ValidationError) -> RequestError:
     if problems[0]["type"] == "json_invalid":
         return RequestError(400, f"expected JSON: {problems[0]['msg']}")
     meant = [one for one in problems if one["type"] not in _OTHER_ALTERNATIVE]
-    said = [
-        f"{'.'.join(map(str, filter(_is_place, one['loc']))) or 'body'}: {one['msg']}, "
-        f"found {_shown(one['input'])}"
-        for one in (meant or problems)[:3]
-    ]
+    said = []
+    for one in (meant or problems)[:3]:
+        parts = [str(part) for part in one["loc"]]
+        # Without pydantic's names of alternatives.
+        own = [part for part in parts if "[" not in part and part not in _ALTERNATIVES]
+        found = _shown(one["input"])
+        said.append(f"{'.'.join(own) or 'body'}: {one['msg']}, found {found}")
     return RequestError(422, "; ".join(said)[:_LONGEST_MESSAGE])
 
 
@@ -590,11 +552,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, list | dict):
         return f"{type(value).__name__} of {len(value)}"
     return f"{type(value).__name__} {str(value)[:40]!r}"
-
-
-def _is_place(part: int | str) -> bool:
-    """Tell fields and numbers apart from pydantic's names of alternatives."""
-    return isinstance(part, int) or not ("[" in part or part in _ALTERNATIVES)
 
 
 def is_picture(spec: InputSpec) -> bool:
@@ -606,10 +563,8 @@ def is_picture(spec: InputSpec) -> bool:
 def decode_picture(
     content: bytes, spec: InputSpec, budget: Budget
 ) -> NDArray[np.uint8]:
-    """Return the pixels of a PNG or JPEG file, shape (1, height, width, channels).
-
-    Colours are converted and the size is changed as `knnper.data.images` does.
-    """
+    """Return the pixels of a PNG or JPEG file, shape (1, height, width, channels)."""
+    # Colours are converted and the size is changed as `knnper.data.images` does.
     height, width, channels = spec.image_shape
     try:
         # The limit is ours; Pillow's own would only warn.
@@ -645,14 +600,11 @@ def _decoded(content: bytes, mode: str, budget: Budget) -> Image.Image:
 
 
 def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """Return the inputs (n, ...) in a file of `numpy.save`, in which nothing is run.
-
-    ``shape`` is that of one; float64 is taken for float32, too.
-    """
+    """Return the inputs (n, *shape) in a file of `numpy.save`; nothing in it is run."""
     file = io.BytesIO(content)
     try:
         found_shape, in_columns, found = _NPY_HEADERS[npy.read_magic(file)](file)
-    # A damaged header is parsed as Python's literals are.
+    # Own code: numpy.load would copy, and believe the size that a header claims.
     except (
         KeyError,
         ValueError,
@@ -687,7 +639,8 @@ def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
 
 def _split_form(body: Body, max_parts: int) -> list[tuple[str, bytes]]:
     """Return type and content of the parts of ``multipart/form-data`` (RFC 7578)."""
-    # The libraries for forms write files to disk: what is sent must not leave memory.
+    # Own code: libraries for forms write files to disk, and take a form that is cut
+    # short without its last input.
     if not body.boundary.isascii() or not 1 <= len(body.boundary) <= 70:
         raise _malformed("a boundary of 1 to 70 characters in the content type")
     # The first delimiter has no line before it.

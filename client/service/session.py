@@ -1,6 +1,7 @@
 """What is served now, how it is replaced meanwhile, and the threads that ask it."""
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -20,19 +21,14 @@ from knnper.data.examples import no_examples
 from knnper.errors import KnnPerError
 
 T = TypeVar("T")
-
 _TRIALS = 3
-
 _LOG = logging.getLogger(__name__)
 
 
 class Current:
-    """Opens what is served as soon as it is there, and follows what is installed.
+    """Opens what is served as soon as it is there, and follows what is installed."""
 
-    ``open_served`` opens it; a `KnnPerError` means that there is nothing to serve yet.
-    Nothing that goes wrong ends this: what was served is served on, and every
-    ``poll_s`` seconds it looks again.
-    """
+    # Nothing that goes wrong ends this: what was served is served on.
 
     def __init__(self, open_served: Callable[[], ServedModel], poll_s: float) -> None:
         self._open, self._poll_s = open_served, poll_s
@@ -89,14 +85,13 @@ class Current:
     def _look(self) -> None:
         try:
             self._renew()
-        except KnnPerError as error:
-            if str(error) != self._problem:
-                _LOG.warning("%s", error)
-            self._problem = str(error)
         except Exception as error:  # noqa: BLE001 (a full disk, say, may pass)
-            found = f"{type(error).__name__}: {error}"
+            is_known, found = isinstance(error, KnnPerError), str(error)
+            if not is_known:
+                found = f"{type(error).__name__}: {error}"
             if found != self._problem:
-                _LOG.exception("the state folder cannot be followed; tried again")
+                trace = None if is_known else error
+                _LOG.warning("%s; tried again", found, exc_info=trace)
             self._problem = found
         else:
             self._problem = ""
@@ -125,6 +120,9 @@ def _seconds_per_input(served: ServedModel) -> float:
 class Workers:
     """A few threads, with a queue that has an end; used from one event loop."""
 
+    # Own code: anyio's limiter frees the slot of a thread that nobody waits for, so
+    # that abandoned work would pile up.
+
     def __init__(
         self, name: str, num_threads: int, max_waiting: int, timeout_s: float
     ) -> None:
@@ -135,11 +133,8 @@ class Workers:
         self._num_pending = 0
 
     async def run(self, work: Callable[[], T], *, changes: bool = False) -> T:
-        """Return what ``work`` returns; refuse (503) what would take too long.
-
-        A thread cannot be stopped. What has begun and ``changes`` something is waited
-        for; else the thread alone goes on with it, and takes up other work afterwards.
-        """
+        """Return what ``work`` returns; refuse (503) what would take too long."""
+        # No thread can be stopped: what has begun and makes `changes` is waited for.
         if self._num_pending >= self._most:
             raise self._too_busy(f"{self._num_pending} requests wait already")
         self._num_pending += 1
@@ -174,7 +169,6 @@ def _look_away(answer: "asyncio.Future[T]") -> None:
 
 
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"))
-
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
@@ -183,17 +177,13 @@ class Metrics:
 
     def __init__(self, current: Current) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "knnper_requests",
-            "Requests that were answered.",
-            ("method", "path", "status"),
-            registry=self._registry,
+        counter = functools.partial(Counter, registry=self._registry)
+        names = ("method", "path", "status")
+        self._requests = counter(
+            "knnper_requests", "Requests that were answered.", names
         )
-        self._errors = Counter(
-            "knnper_errors",
-            "Requests that were answered with an error.",
-            ("path", "status"),
-            registry=self._registry,
+        self._errors = counter(
+            "knnper_errors", "Requests that were answered with an error.", names[1:]
         )
         self._seconds = Histogram(
             "knnper_request_seconds",
@@ -202,11 +192,8 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._registry,
         )
-        self._predictions = Counter(
-            "knnper_predictions",
-            "Inputs by the class that was predicted.",
-            ("class_name",),
-            registry=self._registry,
+        self._predictions = counter(
+            "knnper_predictions", "Inputs by the predicted class.", ("class_name",)
         )
         self._registry.register(_ServedCollector(current))
 

@@ -4,7 +4,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from knnper.client.settings import LimitSettings, ServiceSettings, read_client
+from knnper.client.settings import (
+    LimitSettings,
+    ServerTrust,
+    ServiceCertificate,
+    ServiceSettings,
+    read_client,
+)
 from knnper.errors import ConfigError
 from knnper.server.link.setup import client_yaml
 from knnper.transport.credentials import Address
@@ -20,6 +26,8 @@ train: false
 service: {port: 9000, tls: {certificate: a.crt, key: a.key}}
 """
 
+LITTLE = "name: a\nserver: 'h:1'\ndata: {name: image_folder, path: d}\n"
+
 
 def _file(folder: Path, text: str) -> Path:
     path = folder / "client.yaml"
@@ -33,44 +41,28 @@ def _problems(folder: Path, text: str) -> dict[str, str]:
     return {problem.place: problem.message for problem in caught.value.problems}
 
 
-def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
-    found = read_client(_file(tmp_path, WHOLE))
-    assert found.name == "site-a"
-    assert found.tls is not None
-    assert found.tls.ca == tmp_path / "ca.crt"
-    assert found.key == tmp_path / "keys/site-a.key"
-    assert found.state == Path("/var/lib/knnper")
-    assert found.base == tmp_path
-    assert found.data.name == "image_folder"
-    assert (found.train, found.share_metrics) == (False, True)
-    assert found.service.tls is not None
-    assert found.service.tls.key == tmp_path / "a.key"
-
-
-def test_a_relative_path_of_the_file_is_made_absolute(
+def test_paths_are_relative_to_the_file_and_overrides_come_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _file(tmp_path, WHOLE)
+    found = read_client(_file(tmp_path, WHOLE))
+    assert (found.name, found.data.name) == ("site-a", "image_folder")
+    assert found.tls == ServerTrust(tmp_path / "ca.crt")
+    assert found.key == tmp_path / "keys/site-a.key"
+    assert (found.state, found.base) == (Path("/var/lib/knnper"), tmp_path)
+    assert (found.train, found.share_metrics) == (False, True)
+    own = ServiceCertificate(tmp_path / "a.crt", tmp_path / "a.key")
+    assert found.service.tls == own
     monkeypatch.chdir(tmp_path)
     assert read_client(Path("client.yaml")).file == tmp_path / "client.yaml"
+    changed = read_client(found.file, ["train=true", "service.port=0", "data.path=x"])
+    assert (changed.train, changed.service.port) == (True, 0)
 
 
 def test_little_is_needed(tmp_path: Path) -> None:
-    text = (
-        "{name: a, server: 'h:1', insecure: true, data: {name: image_folder, path: d}}"
-    )
-    found = read_client(_file(tmp_path, text))
+    found = read_client(_file(tmp_path, LITTLE + "insecure: true"))
     assert found.state == tmp_path / "state"
     assert found.service == ServiceSettings()
     assert (found.tls, found.key, found.insecure) == (None, None, True)
-
-
-def test_overrides_come_last(tmp_path: Path) -> None:
-    path = _file(tmp_path, WHOLE)
-    changes = ["train=true", "service.port=0", "data.path=elsewhere"]
-    found = read_client(path, changes)
-    assert found.train
-    assert found.service.port == 0
 
 
 def test_all_problems_are_told_together(tmp_path: Path) -> None:
@@ -85,49 +77,32 @@ def test_all_problems_are_told_together(tmp_path: Path) -> None:
     assert "from 0 to 65535" in problems["service.port"]
 
 
-def test_without_a_word_on_security_both_parts_of_it_are_asked_for(
-    tmp_path: Path,
-) -> None:
-    problems = _problems(
-        tmp_path, "{name: a, server: 'h:1', data: {name: image_folder, path: d}}"
-    )
+def test_either_insecure_or_both_certificate_and_key(tmp_path: Path) -> None:
+    problems = _problems(tmp_path, LITTLE)
     assert set(problems) == {"tls", "key"}
     assert "insecure: true" in problems["key"]
-
-
-def test_insecure_goes_with_neither_certificate_nor_key(tmp_path: Path) -> None:
     problems = _problems(tmp_path, WHOLE + "insecure: true\n")
-    assert set(problems) == {"insecure"}
-    assert "together with tls and key" in problems["insecure"]
-
-
-@pytest.mark.parametrize("wrong", [":84430", "", "/path:80"])
-def test_a_server_is_a_host_and_a_port(tmp_path: Path, wrong: str) -> None:
-    problems = _problems(tmp_path, WHOLE.replace(":8443", wrong))
-    assert "expected HOST:PORT" in problems["server"]
+    assert set(problems) == {"tls", "key"}
+    assert "together with insecure" in problems["key"]
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "words"),
+    ("text", "words"),
     [
-        ("", "document", "found null, expected keys such as name"),
-        ("a: [", "line 2, column 1", "invalid YAML"),
-        (WHOLE.replace("data: {", "data: ["), "line 7, column 39", "invalid YAML"),
-        (WHOLE.replace("data:", "train: true\ndatas:"), "line 8, column 1", "twice"),
+        ("", "found null, expected keys such as name"),
+        ("a: [", "invalid YAML"),
+        (WHOLE.replace("data: {", "data: ["), "invalid YAML"),
+        (WHOLE.replace("data:", "train: true\ndatas:"), "twice"),
+        (WHOLE.replace(":8443", ":84430"), "expected HOST:PORT"),
+        (WHOLE.replace(":8443", ""), "expected HOST:PORT"),
+        (WHOLE.replace(":8443", "/path:80"), "expected HOST:PORT"),
+        ("name: a\nserver: 'h:1'\ninsecure: true", "found nothing"),
+        (WHOLE.replace("path: pictures", "paths: 3"), "did you mean 'path'?"),
     ],
 )
-def test_what_is_no_mapping_is_refused(
-    tmp_path: Path, text: str, place: str, words: str
-) -> None:
+def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -> None:
     problems = _problems(tmp_path, text)
     assert any(words in message for message in problems.values()), problems
-
-
-def test_data_has_to_be_described(tmp_path: Path) -> None:
-    kept = [line for line in WHOLE.splitlines() if not line.startswith("data")]
-    assert "found nothing" in _problems(tmp_path, "\n".join(kept))["data"]
-    problems = _problems(tmp_path, WHOLE.replace("path: pictures", "paths: 3"))
-    assert "did you mean 'path'?" in problems["data.paths"]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -149,14 +124,8 @@ def test_wrong_limits_are_told_together(tmp_path: Path) -> None:
         "min_exampels: 3, min_steps: 0}\n"
     )
     problems = _problems(tmp_path, WHOLE + text)
-    assert set(problems) == {
-        "limits.methods.0",
-        "limits.models.0",
-        "limits.experiment",
-        "limits.days",
-        "limits.min_exampels",
-        "limits.min_steps",
-    }
+    wrong = "methods.0 models.0 experiment days min_exampels min_steps"
+    assert set(problems) == {f"limits.{one}" for one in wrong.split()}
     assert "did you mean 'knn_per'?" in problems["limits.methods.0"]
     assert "did you mean 'mlp'?" in problems["limits.models.0"]
     assert "did you mean 'min_examples'?" in problems["limits.min_exampels"]

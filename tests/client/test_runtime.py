@@ -10,7 +10,7 @@ from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime, ClientStateStore
 from knnper.data.examples import ClientData, Examples, InputSpec
-from knnper.errors import TrainingDivergedError
+from knnper.errors import CheckpointError, TrainingDivergedError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
@@ -98,9 +98,13 @@ def runtime(
     return made, source, states
 
 
-def remembered(states: ClientStateStore, after_round: int) -> float | None:
-    state = states.load(ModelState, "seen", after_round)
-    return None if state is None else float(state.weights)
+def state(value: float) -> ModelState:
+    return ModelState(torch.full((2,), float(value)))
+
+
+def value_of(states: ClientStateStore, client: str, after_round: int) -> float | None:
+    state = states.load(ModelState, client, after_round)
+    return None if state is None else float(state.weights[0])
 
 
 def test_a_client_remembers_between_rounds(tmp_path: Path) -> None:
@@ -109,7 +113,7 @@ def test_a_client_remembers_between_rounds(tmp_path: Path) -> None:
         one = ModelPayload(torch.ones(1))
         update = client.train("seen", one, server_round, server_round - 1, [0])
         assert update.weights.tolist() == [2.0]
-    assert [remembered(states, r) for r in (0, 1, 2)] == [None, 1.0, 2.0]
+    assert [value_of(states, "seen", r) for r in (0, 1, 2)] == [None, 1.0, 2.0]
     assert source.num_test_reads == 0
 
 
@@ -118,7 +122,7 @@ def test_a_diverged_round_is_not_remembered(tmp_path: Path) -> None:
     client.train("seen", ModelPayload(torch.ones(1)), 1, 0, [0])
     with pytest.raises(TrainingDivergedError, match="weights of the client's update"):
         client.train("seen", ModelPayload(torch.tensor([torch.inf])), 2, 1, [0])
-    assert remembered(states, after_round=2) == 1.0
+    assert value_of(states, "seen", 2) == 1.0
 
 
 def test_the_test_split_is_read_once(tmp_path: Path) -> None:
@@ -126,11 +130,9 @@ def test_the_test_split_is_read_once(tmp_path: Path) -> None:
     payload = ModelPayload(torch.ones(1))
     (result,) = client.personalize(["seen"], payload, payload, [2]).results
     assert source.num_test_reads == 1
-    assert result.personal.accuracy == 1.0
-    assert result.reference.accuracy == 0.0
-    assert result.validation.accuracy == 0.0
-    assert result.seen
-    assert (result.num_train, result.num_validation) == (2, 1)
+    found = (result.personal, result.reference, result.validation)
+    assert [one.accuracy for one in found] == [1.0, 0.0, 0.0]
+    assert (result.seen, result.num_train, result.num_validation) == (True, 2, 1)
     assert result.chosen == {"label": 1.0}
 
 
@@ -141,3 +143,51 @@ def test_validation_uses_the_unpersonalised_model(tmp_path: Path) -> None:
     assert (found.num_examples, found.num_correct) == (2, 0)
     assert sizes == [1, 1], "a batch has rows of one client"
     assert source.num_test_reads == 0
+
+
+def test_a_round_sees_only_what_was_before_it(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path)
+    for client, number in (("0001", 2), ("0001", 5), ("0002", 3)):
+        store.save(client, number, state(number), keep=[0])
+    found = [value_of(store, "0001", number) for number in (1, 2, 4, 5)]
+    assert found == [None, 2, 2, 5]
+    store.save("0001", 5, state(6), keep=[0])
+    assert value_of(store, "0001", 5) == 6, "a repeated round replaces its state"
+
+
+def test_the_state_at_each_checkpoint_stays(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path)
+    for number in (2, 5, 6, 9, 13, 14):
+        store.save("0001", number, state(number), keep=[0])
+    store.save("0001", 15, state(15), keep=[4, 8, 12])
+    # 2 at 4, 6 at 8, 9 at 12; and all since.
+    assert kept(tmp_path / "0001") == [2, 6, 9, 13, 14, 15]
+    store.save("0001", 16, state(16), keep=[14])
+    assert kept(tmp_path / "0001") == [14, 15, 16]
+
+
+def test_what_counts_no_longer_is_put_aside_until_it_is_passed(tmp_path: Path) -> None:
+    store, aside = ClientStateStore(tmp_path), tmp_path / "0001" / "aside"
+    for number in (3, 6, 8):
+        store.save("0001", number, state(number), keep=[0])
+    assert value_of(store, "0001", 3) == 3.0
+    assert (kept(tmp_path / "0001"), kept(aside)) == ([3], [6, 8])
+    store.save("0001", 5, state(-5.0), keep=[4])
+    assert kept(aside) == [6, 8]
+    # The server thinks better of it: what it did in round 8 counts after all.
+    assert value_of(store, "0001", 8) == 8.0
+    assert value_of(store, "0001", 5) == -5.0
+    store.save("0001", 9, state(-9.0), keep=[4, 8])
+    assert not aside.exists()
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(path.stem[-6:]) for path in folder.glob("*.safetensors"))
+
+
+def test_a_damaged_state_is_named(tmp_path: Path) -> None:
+    store = ClientStateStore(tmp_path)
+    store.save("0001", 1, state(1.0), keep=[0])
+    (tmp_path / "0001" / "round-000001.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="state of client '0001'"):
+        store.load(ModelState, "0001", 1)

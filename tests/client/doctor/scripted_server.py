@@ -13,7 +13,12 @@ from typing import Any
 
 from knnper.client.settings import ClientSettings, read_client
 from knnper.transport.credentials import Identity
-from knnper.transport.diagnosis import GATEWAY_HEADERS, own_versions
+from knnper.transport.diagnosis import (
+    GATEWAY_HEADERS,
+    Finding,
+    Verdict,
+    own_versions,
+)
 
 OWN_VERSIONS = {GATEWAY_HEADERS[name]: own for name, own in own_versions().items()}
 
@@ -105,3 +110,10 @@ def client(folder: Path, server: str = "127.0.0.1:1") -> ClientSettings:
     data = "data: {name: image_folder, path: data}"
     path.write_text(f"name: site-a\nserver: {server}\ninsecure: true\n{data}\n")
     return read_client(path)
+
+
+def told(finding: Finding, verdict: Verdict, found: str = "", mend: str = "") -> None:
+    """Require a verdict, what is found and how it is mended."""
+    assert finding.verdict is verdict, finding
+    assert found in finding.found
+    assert mend in finding.mend

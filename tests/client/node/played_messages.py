@@ -11,6 +11,8 @@ from unittest import mock
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.constant import TaskType
 from flwr.supercore.fab import Fab
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import start_client_internal as main_loop
@@ -57,11 +59,6 @@ class BareNode:
         main_loop._insert_message(message, self.state, self.state.object_store)
 
     def _with_content(self, message: Message) -> Message:
-        from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-        from flwr.supercore.inflatable.inflatable_utils import (
-            inflate_object_from_contents,
-        )
-
         store = self.state.object_store
         tree = store.get_object_tree(message.metadata.message_id)
         contents: dict[str, bytes] = {}

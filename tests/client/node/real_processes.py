@@ -12,12 +12,32 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.client.node.own_authority import Authority, new_authority, new_key
+from knnper.transport.credentials import (
+    issue_server_certificate,
+    new_authority,
+    new_node_key,
+    write_node_key,
+)
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 FAR_TOO_LONG_S = 60.0
+PROJECT = """
+[project]
+name = "trial"
+version = "1.0.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "knnper"
+[tool.flwr.app.components]
+serverapp = "trial_server:app"
+clientapp = "trial_client:app"
+[tool.flwr.app.config]
+output = ""
+experiment = ""
+"""
 
 
 @dataclass(frozen=True)
@@ -25,17 +45,24 @@ class Link:
     """A SuperLink with TLS that takes only registered keys."""
 
     address: str
-    authority: Authority
+    ca: Path
     home: Path
 
     def register(self, key: Path, name: str) -> None:
-        public = str(key.with_suffix(".pub"))
+        public = f"{key}.pub"
         done = self._flwr("supernode", "register", public, "link", "--name", name)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def run(self, app: Path, config: str) -> None:
+    def run(self, app: Path, config: str = "", **modules: str) -> Any:
+        """Run modules as an app; return what its server half wrote to ``output``."""
+        app.mkdir()
+        (app / "pyproject.toml").write_text(PROJECT)
+        for name, code in modules.items():
+            (app / f"{name}.py").write_text(code)
+        config = f'output="{app / "output.json"}" {config}'
         done = self._flwr("run", str(app), "link", "--stream", "--run-config", config)
         assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads((app / "output.json").read_text())
 
     def _flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -49,15 +76,20 @@ class Link:
 
 @contextlib.contextmanager
 def link_running(folder: Path) -> Iterator[Link]:
-    authority = new_authority(folder / "ca")
-    certificate, key = authority.server()
+    authority, ca = new_authority("a CA"), folder / "ca.crt"
+    certificate, key = folder / "server.crt", folder / "server.key"
+    authority.write(ca, folder / "ca.key")
+    issue_server_certificate(authority, ["127.0.0.1"]).write(certificate, key)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     home = folder / "operator"
     home.mkdir()
-    _write_operators_file(home, port, authority)
+    (home / "config.toml").write_text(
+        f'[superlink.link]\naddress = "127.0.0.1:{port}"\n'
+        f"root-certificates = {json.dumps(str(ca))}\n"
+    )
     command: list[str | Path] = [BIN / "flower-superlink", "--port", str(port)]
-    command += ["--ssl-ca-certfile", authority.file, "--ssl-certfile", certificate]
+    command += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate]
     command += ["--ssl-keyfile", key, "--enable-supernode-auth"]
     command += ["--disable-runtime-dependency-installation"]
     with (folder / "link.log").open("wb") as log:
@@ -66,18 +98,10 @@ def link_running(folder: Path) -> Iterator[Link]:
         )
         try:
             _wait_for_port(port, process)
-            yield Link(f"127.0.0.1:{port}", authority, home)
+            yield Link(f"127.0.0.1:{port}", ca, home)
         finally:
             process.terminate()
             process.wait()
-
-
-def _write_operators_file(home: Path, port: int, authority: Authority) -> None:
-    certificates = json.dumps(str(authority.file))
-    (home / "config.toml").write_text(
-        f'[superlink.link]\naddress = "127.0.0.1:{port}"\n'
-        f"root-certificates = {certificates}\n"
-    )
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
@@ -148,11 +172,13 @@ def client(config: Path, *arguments: str) -> Iterator[ClientProcess]:
 def new_client(folder: Path, link: Link, key: Path | None = None) -> Path:
     """Return the file of a client whose key nobody knows yet, or of ``key``."""
     folder.mkdir()
-    key = key or new_key(folder / "client.key")
+    if key is None:
+        key = folder / "client.key"
+        write_node_key(key, new_node_key())
     path = folder / "client.yaml"
     path.write_text(
         f"name: {folder.name}\nserver: {link.address}\n"
-        f"tls: {{ca: {link.authority.file}}}\nkey: {key}\n"
+        f"tls: {{ca: {link.ca}}}\nkey: {key}\n"
         "data: {name: image_folder, path: data}\n"
     )
     return path

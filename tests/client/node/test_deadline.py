@@ -9,26 +9,32 @@ import pytest
 from knnper.client import flower_node as deadline
 from knnper.client.flower_node import DEADLINE_PASSED, Deadline, process_ends_after
 
-SLEEPS = """
+HEAD = """
 import logging, time
-from knnper.client.flower_node import process_ends_after
+from knnper.client.flower_node import Deadline, process_ends_after
 logging.basicConfig()
-with process_ends_after({seconds}, "training a client"):
-    time.sleep(30)
+"""
+SLEEPS = "with process_ends_after({}, 'the job'):\n    time.sleep(30)\n"
+PARTS = """
+whole = Deadline.after(0.4)
+with whole.ends('reading'):
+    time.sleep(0.25)
+with whole.ends('the job'):
+    time.sleep(0.3)
 """
 
 
-@pytest.mark.parametrize("seconds", [0.2, -1])
-def test_the_process_ends_and_says_why(seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(SLEEPS.format(0.2), "0.2 s"), (SLEEPS.format(-1), "-1 s"), (PARTS, "")],
+)
+def test_the_process_ends_and_says_why(code: str, said: str) -> None:
+    command = [sys.executable, "-c", HEAD + code]
     done = subprocess.run(
-        [sys.executable, "-c", SLEEPS.format(seconds=seconds)],
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
+        command, capture_output=True, text=True, timeout=20, check=False
     )
     assert done.returncode == DEADLINE_PASSED
-    assert f"training a client was not done within {seconds:.3g} s" in done.stderr
+    assert f"the job was not done within {said}" in done.stderr
 
 
 def test_what_is_done_in_time_lives_on() -> None:
@@ -60,15 +66,3 @@ def test_what_is_left_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_deadline_ends_nothing() -> None:
     with Deadline.after(0).ends("a job"):
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_one_deadline_is_for_all_parts() -> None:
-    parts = (
-        "import time\n"
-        "from knnper.client.flower_node import Deadline\n"
-        "whole = Deadline.after(0.4)\n"
-        "with whole.ends('reading'):\n    time.sleep(0.25)\n"
-        "with whole.ends('training'):\n    time.sleep(0.3)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", parts], timeout=20, check=False)
-    assert done.returncode == DEADLINE_PASSED

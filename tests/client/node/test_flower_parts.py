@@ -27,14 +27,8 @@ def test_the_main_loop_sleeps_for_a_message_and_for_a_reply() -> None:
 def test_the_main_loop_is_called_as_it_can_be() -> None:
     given = set(inspect.signature(main_loop.start_client_internal).parameters)
     assert given >= {
-        "state_factory",
-        "server_address",
-        "node_config",
-        "root_certificates",
-        "insecure",
-        "authentication_keys",
-        "isolation",
-        "superexec_auth_secret",
+        *("state_factory", "server_address", "node_config", "root_certificates"),
+        *("insecure", "authentication_keys", "isolation", "superexec_auth_secret"),
     }
 
 
@@ -51,12 +45,8 @@ def test_a_retry_can_be_changed() -> None:
 
 
 def test_the_clients_side_is_made_of_the_same_pieces() -> None:
-    names = {
-        "pull_task_input",
-        "push_message",
-        "push_task_output",
-        "pull_and_inflate_object_from_tree",
-    }
+    pull = "pull_and_inflate_object_from_tree"
+    names = {"pull_task_input", "push_message", "push_task_output", pull}
     assert names <= set(vars(run_clientapp))
-    pull = vars(run_clientapp)["pull_and_inflate_object_from_tree"]
-    assert "initial_backoff" in inspect.signature(pull).parameters
+    taken = inspect.signature(vars(run_clientapp)[pull]).parameters
+    assert "initial_backoff" in taken

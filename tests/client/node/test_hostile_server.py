@@ -1,6 +1,5 @@
 """A real server that asks a real site for single images, introduced or not."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,21 +14,6 @@ from tests.client.node.real_processes import Link, client, link_running, new_cli
 from tests.client.site.hostile_server import CLIENT, one_by_one
 
 pytestmark = pytest.mark.slow
-
-PROJECT = """
-[project]
-name = "hostile"
-version = "1.0.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "knnper"
-[tool.flwr.app.components]
-serverapp = "hostile_app:app"
-clientapp = "hostile_app:app"
-[tool.flwr.app.config]
-experiment = ""
-output = ""
-"""
 
 # Softmax regression with a batch of one and one step: every update is one image.
 HOSTILE = f"""
@@ -83,15 +67,11 @@ def link(tmp_path: Path) -> Iterator[Link]:
         yield one
 
 
-@pytest.fixture
-def shares(tmp_path: Path) -> Path:
-    make_sites(tmp_path, experiment())
-    return tmp_path / "shares"
-
-
 def test_it_gets_images_only_where_the_site_allows_it(
-    tmp_path: Path, link: Link, shares: Path
+    tmp_path: Path, link: Link
 ) -> None:
+    make_sites(tmp_path, experiment())
+    shares = tmp_path / "shares"
     images = np.load(shares / f"{CLIENT}.npz")["train_inputs"].reshape(-1, 64).tolist()
     guarded, config = _attacked(tmp_path / "guarded", link, shares, "")
     assert len(guarded) == 5
@@ -113,13 +93,14 @@ def _attacked(
     data = f"data: {{name: npz, path: {shares / CLIENT}.npz}}\n"
     config.write_text(text[: text.index("data:")] + data + limits)
     link.register(config.with_name("client.key"), folder.name)
-    app, output, asked = folder / "app", folder / "heard.json", folder / "asked.json"
-    app.mkdir()
-    (app / "pyproject.toml").write_text(PROJECT)
-    (app / "hostile_app.py").write_text(HOSTILE)
+    asked = folder / "asked.json"
     asked.write_text(to_json(one_by_one()))
     with client(config, "--app", CLIENT_APP) as process:
         process.wait_until_in()
-        link.run(app, f'experiment="{asked}" output="{output}"')
-    heard: list[object] = json.loads(output.read_text())
+        heard: list[object] = link.run(
+            folder / "app",
+            f'experiment="{asked}"',
+            trial_server=HOSTILE,
+            trial_client="from trial_server import app\napp = app\n",
+        )
     return heard, config

@@ -1,5 +1,4 @@
 import contextlib
-import json
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -17,20 +16,6 @@ from tests.client.node.real_processes import (
 )
 
 pytestmark = pytest.mark.slow
-
-PROJECT = """
-[project]
-name = "trial"
-version = "1.0.0"
-dependencies = []
-[tool.flwr.app]
-publisher = "knnper"
-[tool.flwr.app.components]
-serverapp = "trial_server:app"
-clientapp = "trial_client:app"
-[tool.flwr.app.config]
-output = ""
-"""
 
 SERVER = """
 import json, time
@@ -89,15 +74,9 @@ def config(link: Link, tmp_path: Path) -> Path:
     return path
 
 
-def _run(link: Link, folder: Path, client_code: str) -> list[tuple[str, float]]:
-    app, output = folder / "app", folder / "heard.json"
-    app.mkdir()
-    (app / "pyproject.toml").write_text(PROJECT)
-    (app / "trial_server.py").write_text(SERVER)
-    (app / "trial_client.py").write_text(client_code)
-    link.run(app, f'output="{output}"')
-    heard: list[tuple[str, float]] = json.loads(output.read_text())
-    return heard
+def _run(link: Link, folder: Path, code: str) -> list[tuple[str, float]]:
+    heard = link.run(folder / "app", trial_server=SERVER, trial_client=code)
+    return [(said, seconds) for said, seconds in heard]
 
 
 def test_the_code_of_a_run_is_not_run_and_a_death_costs_no_minute(
@@ -133,7 +112,7 @@ def _flower_supernode(link: Link, config: Path) -> Iterator[None]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     command: list[str | Path] = [BIN / "flower-supernode", "--port", port]
-    command += ["--superlink", link.address, "--root-certificates", link.authority.file]
+    command += ["--superlink", link.address, "--root-certificates", link.ca]
     command += ["--auth-supernode-private-key", config.with_name("client.key")]
     home = config.parent / "flwr"
     process = subprocess.Popen(

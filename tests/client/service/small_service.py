@@ -21,10 +21,7 @@ from knnper.client.settings import ServiceSettings
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.examples import InputSpec
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
-from knnper.datastore.examples import (
-    InputLayout,
-    StoreSpec,
-)
+from knnper.datastore.examples import InputLayout, StoreSpec
 from knnper.datastore.prediction import Names
 from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import Store, create_store
@@ -79,10 +76,6 @@ def tiny_model(seed: int = 0, spec: InputSpec = IMAGE) -> GlobalModel:
         num_rounds=1,
         memory=KnnSettings(),
     )
-    return model_of_card(card, _initial_weights(card))
-
-
-def _initial_weights(card: ModelCard) -> Tensor:
     task = build_task(
         card.architecture(),
         TrainingSettings(),
@@ -90,7 +83,7 @@ def _initial_weights(card: ModelCard) -> Tensor:
         RandomKey(card.seed),
         evaluation_batch_size=card.evaluation_batch_size,
     )
-    return task.initial_weights
+    return model_of_card(card, task.initial_weights)
 
 
 def some_inputs(count: int, spec: InputSpec = IMAGE, seed: int = 0) -> Tensor:

@@ -50,16 +50,17 @@ def test_half_open_connections_do_not_keep_token_holders_out(
 
     with (
         serve_process(tmp_path, tls=tls) as client,
-        ThreadPoolExecutor(1) as attacker,
         contextlib.ExitStack() as held,
+        ThreadPoolExecutor(1) as attacker,
+        contextlib.ExitStack() as ending,
     ):
+        ending.callback(stop.set)
         context = ssl.create_default_context(cafile=tmp_path / "ca") if tls else None
         kept = held.enter_context(contextlib.closing(kept_connection(client, context)))
         before = ask_on(kept, client)
         for number in range(NUM_HALF_OPEN):
             half = halves[number % len(halves)]
             held.enter_context(half_open(client, half, context))
-        held.callback(stop.set)
         attacker.submit(go_on, client, held)
         close = {"Connection": "close"}
         answers = [
@@ -85,10 +86,8 @@ def kept_connection(
 
 
 def ask_on(kept: http.client.HTTPConnection, client: httpx.Client) -> int:
-    headers = {
-        "Authorization": client.headers["Authorization"],
-        "Content-Type": "application/json",
-    }
+    bearer = client.headers["Authorization"]
+    headers = {"Authorization": bearer, "Content-Type": "application/json"}
     kept.request("POST", "/predict", json.dumps(BODY), headers)
     answer = kept.getresponse()
     answer.read()

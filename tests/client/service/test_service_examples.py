@@ -2,7 +2,7 @@
 
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import numpy as np
@@ -95,20 +95,19 @@ def test_a_label_that_is_none_is_refused(client: httpx.Client, label: Any) -> No
     refused(answer, 422, "label")
 
 
-def test_a_store_that_is_full_says_so(tmp_path: Path) -> None:
-    settings = StoreSettings(capacity=9)
+@pytest.mark.parametrize("policy", ["concatenate", "fifo"])
+def test_a_full_store_says_so_or_makes_room(
+    tmp_path: Path, policy: Literal["concatenate", "fifo"]
+) -> None:
+    settings = StoreSettings(capacity=9, policy=policy)
+    example = {"input": some_inputs(1, seed=3)[0].tolist(), "label": 0}
     with asking(small_served(tmp_path / "store", settings=settings)) as client:
-        example = {"input": some_inputs(1, seed=3)[0].tolist(), "label": 0}
-        refused(client.post("/examples", json={"examples": [example]}), 507, "9")
-
-
-def test_a_policy_makes_room_and_says_for_whom(tmp_path: Path) -> None:
-    settings = StoreSettings(capacity=9, policy="fifo")
-    with asking(small_served(tmp_path / "store", settings=settings)) as client:
-        example = {"input": some_inputs(1, seed=3)[0].tolist(), "label": 0}
-        answer = client.post("/examples", json={"examples": [example]}).json()
+        answer = client.post("/examples", json={"examples": [example]})
+    if policy == "concatenate":
+        refused(answer, 507, "9")
+        return
     kept = [{"id": 10, "kept": True}]
-    assert answer == {"examples": kept, "evicted": [1], "num_stored": 9}
+    assert answer.json() == {"examples": kept, "evicted": [1], "num_stored": 9}
 
 
 def test_a_stored_input_is_shown_as_it_was_sent(client: httpx.Client) -> None:

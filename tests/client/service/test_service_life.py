@@ -1,14 +1,17 @@
 """A service starts before its model is there, follows newer ones, and stops."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import httpx
@@ -25,7 +28,7 @@ from knnper.client.service.app import (
     serve,
 )
 from knnper.client.service.inputs import Bodies, Budget, Limits, RequestError
-from knnper.client.service.session import Workers
+from knnper.client.service.session import Current, Metrics, Workers
 from knnper.client.settings import ServiceCertificate, ServiceSettings
 from knnper.datastore.prediction import Prediction
 from knnper.errors import KnnPerError, RunError
@@ -56,12 +59,8 @@ def test_a_service_without_a_model_waits_for_one(tmp_path: Path) -> None:
             raise KnnPerError("nothing is installed yet")
         return served
 
-    app = make_service(
-        "site-a",
-        open_served,
-        tokens=Tokens(tmp_path, TOKEN),
-        limits=Limits(poll_s=0.02),
-    )
+    tokens, limits = Tokens(tmp_path, TOKEN), Limits(poll_s=0.02)
+    app = make_service("site-a", open_served, tokens=tokens, limits=limits)
     headers = {"Authorization": f"Bearer {TOKEN}"}
     body = {"inputs": some_inputs(1).tolist()}
     with (
@@ -94,26 +93,16 @@ def test_a_full_queue_is_answered_at_once(
     monkeypatch.setattr(served, "predict", slow)
     limits = Limits(num_readers=1, max_waiting=1)
     body = {"inputs": some_inputs(1).tolist()}
-    with asking(served, limits=limits) as client:
-        answers: list[httpx.Response] = []
-        threads = [
-            threading.Thread(
-                target=lambda: answers.append(client.post("/predict", json=body))
-            )
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        until(lambda: len(answers) == 1)
-        assert (answers[0].status_code, answers[0].json()["error"]) == (
+    with asking(served, limits=limits) as client, ThreadPoolExecutor(3) as threads:
+        asked = [threads.submit(client.post, "/predict", json=body) for _ in range(3)]
+        refused = next(as_completed(asked)).result()
+        assert (refused.status_code, refused.json()["error"]) == (
             503,
             "unavailable",
         )
         assert client.get("/health").status_code == 200
         goes_on.set()
-        for thread in threads:
-            thread.join()
-    assert sorted(one.status_code for one in answers) == [200, 200, 503]
+    assert sorted(one.result().status_code for one in asked) == [200, 200, 503]
 
 
 def test_what_waited_too_long_is_not_done() -> None:
@@ -241,21 +230,72 @@ def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
         )
 
 
+def test_loopback_is_told_from_other_addresses() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org")))
+
+
 @pytest.mark.parametrize(
-    ("host", "expected"),
+    "error",
     [
-        ("127.0.0.1", True),
-        ("127.1.2.3", True),
-        ("::1", True),
-        ("localhost", True),
-        ("0.0.0.0", False),
-        ("::", False),
-        ("192.168.0.1", False),
-        ("example.org", False),
+        OSError(28, "No space left on device"),
+        sqlite3.OperationalError("database or disk is full"),
+        KnnPerError("the model is damaged"),
     ],
 )
-def test_loopback_is_told_from_other_addresses(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected
+def test_what_goes_wrong_is_seen_and_tried_again(
+    tmp_path: Path,
+    error: Exception,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served, looks = small_served(tmp_path / "store"), threading.Semaphore(0)
+    errors: list[Exception] = []
+
+    def refresh() -> bool:
+        looks.release()
+        if errors:
+            raise errors[0]
+        return False
+
+    monkeypatch.setattr(served, "refresh", refresh)
+    current = Current(lambda: served, poll_s=0.005)
+    metrics = Metrics(current)
+    current.start()
+    try:
+        until(lambda: current.problem == "")
+        assert b"knnper_following 1.0" in metrics.text()
+        errors.append(error)
+        until(lambda: str(error) in current.problem)
+        assert current.served() is served, "it is served on"
+        assert b"knnper_following 0.0" in metrics.text()
+        assert b"knnper_ready 1.0" in metrics.text()
+        for _ in range(10):
+            assert looks.acquire(timeout=10), "it looks no longer"
+        errors.clear()
+        until(lambda: current.problem == "")
+    finally:
+        current.close()
+    told = [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert len(told) == 1, "the same trouble is told once"
+    assert (told[0].exc_info is None) == isinstance(error, KnnPerError)
+
+
+def test_a_model_that_cannot_be_opened_for_any_reason_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    served, troubles = small_served(tmp_path / "store"), [OSError("a"), OSError("b")]
+
+    def open_served() -> SmallServed:
+        if troubles:
+            raise troubles.pop()
+        return served
+
+    current = Current(open_served, poll_s=0.005)
+    current.start()
+    until(lambda: current.problem == "")
+    assert current.served() is served
+    current.close()
 
 
 SCRIPT = """
@@ -293,15 +333,11 @@ def test_sigterm_finishes_what_has_begun_and_ends_well(tmp_path: Path) -> None:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         until(lambda: httpx.get(f"{address}/ready").status_code == 200)
-        answers: list[httpx.Response] = []
         body = {"inputs": some_inputs(2).tolist()}
-        asked = threading.Thread(
-            target=lambda: answers.append(httpx.post(f"{address}/predict", json=body))
-        )
-        asked.start()
-        assert process.stdout.readline().strip() == "begun"
-        process.send_signal(signal.SIGTERM)
-        rest = process.stdout.read()
-        asked.join()
+        with ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(httpx.post, f"{address}/predict", json=body)
+            assert process.stdout.readline().strip() == "begun"
+            process.send_signal(signal.SIGTERM)
+            rest = process.stdout.read()
         assert (process.wait(20), rest.strip()) == (0, "stopped")
-    assert [one.status_code for one in answers] == [200]
+    assert asked.result().status_code == 200

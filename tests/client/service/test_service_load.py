@@ -96,12 +96,9 @@ def served_from(state: Path, journal: Journal) -> Callable[[], ServedModel]:
 def add_examples(client: httpx.Client, seed: int) -> None:
     for number in range(NUM_ROUNDS):
         inputs = some_inputs(2, seed=1000 * seed + number)
+        name, label = f"{seed}-{number}", number % 3
         sent = [
-            {
-                "input": one.tolist(),
-                "label": number % 3,
-                "name": f"{seed}-{number}-{at}",
-            }
+            {"input": one.tolist(), "label": label, "name": f"{name}-{at}"}
             for at, one in enumerate(inputs)
         ]
         answer = client.post("/examples", json={"examples": sent})
@@ -127,15 +124,10 @@ def ask(client: httpx.Client, journal: Journal, stop: threading.Event) -> None:
         journal.answers.append((number, at_least, answer.json()))
 
 
-@pytest.fixture
-def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "state"
-    SiteState(folder, "site-a").install(tiny_model(), DATA, took_part=False)
-    return folder
-
-
 @pytest.mark.slow
-def test_no_answer_is_wrong_or_mixed(state: Path) -> None:
+def test_no_answer_is_wrong_or_mixed(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    SiteState(state, "site-a").install(tiny_model(), DATA, took_part=False)
     journal, stop = Journal(), threading.Event()
     newer = tiny_model(seed=1)
     with (

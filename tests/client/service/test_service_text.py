@@ -1,27 +1,22 @@
 """Text that is sent as it is written, or as the ids of its characters."""
 
-import io
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
 from knnper.data.text import encode
-from tests.client.service.small_service import TEXT, SmallServed, asking, small_served
+from tests.client.service.small_service import TEXT, asking, small_served
+from tests.client.service.some_requests import JSON, NPY, npy, post, refused
 
 WORDS = "To be, or not"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> SmallServed:
-    return small_served(tmp_path_factory.mktemp("served") / "store", spec=TEXT)
-
-
-@pytest.fixture(scope="module")
-def client(served: SmallServed) -> Iterator[httpx.Client]:
-    with asking(served) as client:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("served") / "store"
+    with asking(small_served(folder, spec=TEXT)) as client:
         yield client
 
 
@@ -31,12 +26,9 @@ def predicted(client: httpx.Client, given: Any) -> httpx.Response:
 
 def test_text_and_its_ids_are_the_same_question(client: httpx.Client) -> None:
     ids = encode(WORDS)[-6:]
-    file = io.BytesIO()
-    np.save(file, ids)
-    headers = {"content-type": "application/x-npy"}
     of_text = predicted(client, {"text": WORDS})
     of_ids = predicted(client, ids.tolist())
-    of_file = client.post("/predict", content=file.getvalue(), headers=headers)
+    of_file = post(client, npy(ids), NPY)
     assert of_text.status_code == 200, of_text.text
     assert of_text.json() == of_ids.json() == of_file.json()
     assert len(of_text.json()["predictions"][0]["probabilities"]) == 81
@@ -61,18 +53,15 @@ def test_curly_quotation_marks_are_plain_ones(client: httpx.Client) -> None:
 def test_other_inputs_are_refused(
     client: httpx.Client, given: Any, message: str
 ) -> None:
-    answer = predicted(client, given)
-    assert answer.status_code == 422
-    assert message in answer.json()["message"]
+    refused(predicted(client, given), 422, message)
 
 
 def test_what_is_taught_as_text_is_a_neighbour(client: httpx.Client) -> None:
     example = {"input": {"text": WORDS}, "label": "' '", "name": "hamlet"}
     added = client.post("/examples", json={"examples": [example]})
     assert added.status_code == 200, added.text
-    nearest = predicted(client, {"text": WORDS}).json()["predictions"][0]["neighbors"][
-        0
-    ]
+    answer = predicted(client, {"text": WORDS}).json()
+    nearest = answer["predictions"][0]["neighbors"][0]
     assert (nearest["name"], nearest["class_name"]) == ("hamlet", "' '")
 
 
@@ -87,8 +76,4 @@ def test_what_is_taken_is_told(client: httpx.Client) -> None:
     assert text == {"$ref": "#/components/schemas/Text"}
     assert schemas["Text"]["properties"]["text"]["minLength"] == 6
     assert ids["items"] == {"type": "integer", "minimum": 0, "maximum": 80}
-    assert set(content) == {
-        "application/json",
-        "application/x-npy",
-        "multipart/form-data",
-    }
+    assert set(content) == {JSON, NPY, "multipart/form-data"}

@@ -1,18 +1,25 @@
-"""What a site says of itself, and that it says no more."""
+"""What a site says of itself, that it says no more, and what it keeps by run."""
 
+import math
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from knnper.client import site as host
-from knnper.client.site import OWN_LOG, SiteNode
-from knnper.errors import RefusedError, RunError
+from knnper.client.flower_node import without_folders
+from knnper.client.runtime import ClientStateStore
+from knnper.client.site import KEPT, OWN_LOG, Discretion, SiteNode, run_states
+from knnper.errors import DataError, RefusedError, RunError
 from knnper.files import is_private
 from knnper.loading import to_json
 from knnper.simulation.workbench import over_sites
+from knnper.strategies.core.predictors import ClientResults
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport.messages import Introduction, Job, read_introduction
 from tests.apps.site_grid import experiment, make_sites
 
@@ -51,6 +58,7 @@ def test_a_quiet_site_says_how_much_it_trains_on_and_no_more(file: Path) -> None
     assert min(whole.num_train, whole.num_validation, whole.num_test) > 0
     append(file, "share_metrics: false")
     quiet = introduced(file)
+    assert is_private(file.parent / "state-0001")
     assert quiet.num_train == whole.num_train
     assert (quiet.num_validation, quiet.num_test) == (0, 0)
 
@@ -65,37 +73,24 @@ def test_why_a_site_cannot_take_part(
     append(file, "share_metrics: false")
     assert introduced(file).problem == OWN_LOG
     assert str(file.parent / "shares/John_Doe.npz") in caplog.text
-
-
-def test_a_quiet_site_that_cannot_play_says_no_more_either(file: Path) -> None:
-    file.write_text(file.read_text().replace("shares/0001", "shares/John_Doe"))
-    append(file, "share_metrics: false")
     with pytest.raises(RunError) as caught:
         SiteNode().open(context_of(file), job())
     assert str(caught.value) == OWN_LOG
 
 
-def of_agnostic() -> str:
-    settings = experiment(method="{name: agnostic}", personalization="{}")
-    return to_json(over_sites(settings))
-
-
 def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(file: Path) -> None:
-    asked = job(experiment=of_agnostic())
+    agnostic = experiment(method="{name: agnostic}", personalization="{}")
+    asked = job(experiment=to_json(over_sites(agnostic)))
     site, context = SiteNode(), context_of(file, run=2)
     assert read_introduction(site.introduce(context, asked)).problem == ""
     append(file, "share_metrics: false")
     problem = read_introduction(site.introduce(context, asked)).problem
     assert "found share_metrics: false" in problem
     assert introduced(file).problem == "", "of kNN-Per"
+    with pytest.raises(RefusedError, match="found share_metrics: false"):
+        site.open(context, asked)
     append(file, "train: false")
     assert read_introduction(site.introduce(context, asked)).problem == ""
-
-
-def test_it_does_not_train_whoever_asks(file: Path) -> None:
-    append(file, "share_metrics: false")
-    with pytest.raises(RefusedError, match="found share_metrics: false"):
-        SiteNode().open(context_of(file), job(experiment=of_agnostic()))
 
 
 def test_what_is_left_of_the_deadline_is_for_the_training(
@@ -115,11 +110,86 @@ def test_what_is_left_of_the_deadline_is_for_the_training(
     assert endless.deadline.at == float("inf")
 
 
-def test_what_is_kept_of_the_data_is_the_owners_alone(file: Path) -> None:
-    introduced(file)
-    assert is_private(file.parent / "state-0001")
+SETTINGS = experiment()
 
 
-def test_states_are_kept_by_run(file: Path) -> None:
-    with pytest.raises(RunError, match="expected a session"):
-        SiteNode().open(context_of(file), job(session="../other"))
+def test_a_second_run_finds_nothing_of_the_first(tmp_path: Path) -> None:
+    first = ClientStateStore(run_states(tmp_path, SETTINGS, "aa"))
+    first.save("site-a", 1, ModelPayload(torch.ones(2)), keep=[0])
+    again = ClientStateStore(run_states(tmp_path, SETTINGS, "aa"))
+    assert again.load(ModelPayload, "site-a", 1) is not None
+    second = ClientStateStore(run_states(tmp_path, SETTINGS, "bb"))
+    assert second.load(ModelPayload, "site-a", 1) is None
+
+
+def test_the_newest_few_are_kept(tmp_path: Path) -> None:
+    folders = [run_states(tmp_path, SETTINGS, str(one)) for one in range(KEPT + 2)]
+    for age, folder in enumerate(folders[:-1]):
+        folder.mkdir(parents=True)
+        os.utime(folder, (age, age))
+    assert run_states(tmp_path, SETTINGS, "0") == folders[0]  # it is used again
+    run_states(tmp_path, SETTINGS, str(KEPT + 1)).mkdir()
+    left = {path for path in folders if path.exists()}
+    assert left == {folders[0], *folders[3:]}
+    assert len(left) == KEPT
+
+
+@pytest.mark.parametrize("session", ["../../etc", "a/b", "a" * 65, ".."])
+def test_a_session_is_no_path(tmp_path: Path, session: str) -> None:
+    with pytest.raises(RunError, match="expected a session of at most 64 letters"):
+        run_states(tmp_path, SETTINGS, session)
+
+
+QUIET, OPEN = Discretion(share_metrics=False), Discretion(share_metrics=True)
+TROUBLE = "/home/site/patients/John_Doe.png cannot be read"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (TROUBLE, "John_Doe.png cannot be read"),
+        ("data/patients/x.png cannot be read", "x.png cannot be read"),
+        ("no such file: '/home/a b/c d.npz'", "no such file: 'c d.npz'"),
+        ("there is no /srv/data/train/; make it", "there is no train; make it"),
+        ("expected ../x/y.csv, found ~/z.csv", "expected y.csv, found z.csv"),
+        *(
+            (one, one)
+            for one in ("see https://a.org/b.html, and/or 1/2", "train/00012 has none")
+        ),
+        ("a client's file /a/b is the server's", "a client's file b is the server's"),
+        ("/t/a.npz: expected /t/b.npz", "a.npz: expected b.npz"),
+    ],
+)
+def test_a_path_leaves_as_the_name_of_its_file(text: str, told: str) -> None:
+    assert without_folders(text) == told
+
+
+def test_failures_are_told_in_words_that_tell_nothing() -> None:
+    results = ClientResults((), {"site-a": TROUBLE})
+    assert QUIET.results(results).failures == {"site-a": OWN_LOG}
+    assert OPEN.results(results).failures == {"site-a": "John_Doe.png cannot be read"}
+
+
+@pytest.mark.parametrize(
+    "error", [DataError(TROUBLE), FileNotFoundError(2, "gone", TROUBLE), KeyError("x")]
+)
+def test_the_own_log_has_all_of_an_error(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RunError) as caught, QUIET.around("reading"):
+        raise error
+    assert str(caught.value) == OWN_LOG
+    assert str(error) in caplog.text
+
+
+def test_of_an_unknown_error_the_kind_is_told() -> None:
+    with pytest.raises(RunError, match=r"^ValueError: x\.png$"), OPEN.around("reading"):
+        raise ValueError("/a/x.png")
+
+
+def test_an_update_without_its_loss_keeps_its_weight() -> None:
+    update = ModelUpdate(torch.ones(2), 3, 0.5)
+    assert OPEN.update(update) is update
+    quiet = QUIET.update(update)
+    assert quiet.num_examples == 3
+    assert math.isnan(quiet.train_loss)

@@ -4,17 +4,26 @@ import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from knnper.client import limits
-from knnper.client.limits import ANSWERS, REFUSALS, Answer, Answers, last_refusal
+from knnper.client.limits import (
+    ANSWERS,
+    MOST,
+    REFUSALS,
+    Answer,
+    Answers,
+    last_refusal,
+    note_refusal,
+)
 from knnper.client.runtime import ClientRuntime
 from knnper.client.settings import read_client
-from knnper.data.examples import Examples
 from knnper.errors import RefusedError, RunError
+from knnper.files import is_private
 from knnper.loading import results_identity
 from knnper.strategies.catalogue import METHODS
 from tests.apps.site_grid import experiment, make_sites
@@ -74,17 +83,14 @@ def test_without_limits_it_gives_an_image_bit_for_bit(file: Path) -> None:
     assert (images.reshape(len(images), -1) == found).all(dim=1).any()
 
 
-def test_one_image_in_many_steps_is_refused_too(file: Path) -> None:
+def test_one_image_in_many_steps_or_too_few_steps_are_refused_too(file: Path) -> None:
     settings = one_by_one(**{"training.local_steps": 20})
     refused(HostileServer(file), settings, "found 20 examples")
     settings = one_by_one(**{"training.local_steps": 64})
     assert HostileServer(file, run=2).introduced(settings).problem == ""
-
-
-def test_the_least_number_of_steps(file: Path) -> None:
     limit(file, "min_steps: 3")
     settings = one_by_one(**{"training.batch_size": 32, "training.local_steps": 2})
-    refused(HostileServer(file), settings, "limits.min_steps")
+    refused(HostileServer(file, run=3), settings, "limits.min_steps")
 
 
 def test_a_site_with_few_examples_gets_the_model_and_trains_none(file: Path) -> None:
@@ -95,12 +101,9 @@ def test_a_site_with_few_examples_gets_the_model_and_trains_none(file: Path) -> 
     assert "limits.min_examples" in said.remark
     with pytest.raises(RefusedError, match=r"limits\.min_examples"):
         server.train(asked())
-
-
-def test_who_does_not_train_does_not_whoever_asks(file: Path) -> None:
     file.write_text(f"{file.read_text()}train: false\n")
     with pytest.raises(RefusedError, match="train: false"):
-        HostileServer(file).train(asked())
+        server.train(asked())
 
 
 def test_what_really_happened_is_looked_at(
@@ -111,25 +114,13 @@ def test_what_really_happened_is_looked_at(
 
     def on_less(self: ClientRuntime, *arguments: Any) -> Any:
         data = self.source.data(CLIENT)
-        few = dataclasses.replace(data, train=_first(data.train, 5))
-        source: Any = _Source(few)
+        few = dataclasses.replace(data, train=data.train.take(torch.arange(5)))
+        source: Any = SimpleNamespace(data=lambda _: few)
         return whole(dataclasses.replace(self, source=source), *arguments)
 
     monkeypatch.setattr(ClientRuntime, "train", on_less)
     with pytest.raises(RefusedError, match="found 5 examples"):
         HostileServer(file).train(asked(**OF_FEDAVG))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    given: Any
-
-    def data(self, client: str) -> Any:
-        return self.given
-
-
-def _first(examples: Examples, count: int) -> Examples:
-    return Examples(examples.images[:count], examples.labels[:count])
 
 
 def test_weights_that_leave_one_label_alone_are_seen_through(file: Path) -> None:
@@ -151,24 +142,10 @@ def test_weights_that_leave_one_label_alone_are_seen_through(file: Path) -> None
     worker.train(CLIENT, payload, 1, 0, [0])
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("methods: [knn_per, ditto]", "found the method fedavg, expected knn_per, dit"),
-        ("models: [mlp]", "found the model tiny_cnn, expected mlp"),
-        ("models: []", "expected none"),
-    ],
-)
-def test_methods_and_models(file: Path, line: str, words: str) -> None:
-    limit(file, line)
-    refused(HostileServer(file), asked(**OF_FEDAVG), words)
-
-
-def test_all_reasons_are_told_together(file: Path) -> None:
-    limit(file, "methods: [ditto]", "models: [mlp]")
-    problem = HostileServer(file).introduced(asked(**OF_FEDAVG)).problem
-    assert "limits.methods" in problem
-    assert "limits.models" in problem
+def test_methods_and_models_are_told_together(file: Path) -> None:
+    limit(file, "methods: [knn_per, ditto]", "models: []")
+    for words in ("method fedavg, expected knn_per, ditto", "tiny_cnn, expected none"):
+        refused(HostileServer(file), asked(**OF_FEDAVG), words)
 
 
 def test_a_pinned_experiment_is_the_only_one(file: Path) -> None:
@@ -238,17 +215,13 @@ def test_a_run_that_cannot_be_ended_does_not_begin(file: Path) -> None:
     assert "needs 2 more answers (training), after 2 of 3" in problem, "from the start"
 
 
-def test_a_resumed_run_needs_only_what_is_missing(file: Path) -> None:
+def test_a_run_needs_what_is_missing_of_its_participation(file: Path) -> None:
     limit(file, "training_rounds: 2")
-    HostileServer(file).train(asked())
-    assert HostileServer(file, run=2).introduced(asked()).problem == ""
-
-
-def test_participation_is_what_a_run_needs(file: Path) -> None:
-    limit(file, "training_rounds: 10")
-    half = {"training.participation": 0.5, "training.num_rounds": 20}
+    half = {"training.participation": 0.5, "training.num_rounds": 4}
     settings = asked(**half, **{"run.validate_every": 0})
-    assert HostileServer(file).introduced(settings).problem == ""
+    assert HostileServer(file, run=3).introduced(settings).problem == ""
+    HostileServer(file).train(asked())
+    assert HostileServer(file, run=2).introduced(asked()).problem == "", "resumed"
 
 
 def test_rounds_of_validation_are_limited(file: Path) -> None:
@@ -292,6 +265,25 @@ def test_the_server_telling_it_back_is_no_news(file: Path) -> None:
     assert last.about == "run"
     server.told("its key is registered under another name")
     assert [one["about"] for one in refusals(file)] == ["run", "client"]
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    for number in range(MOST + 3):
+        note_refusal(folder, "client", f"reason {number}")
+    lines = (folder / REFUSALS).read_text().splitlines()
+    assert len(lines) == MOST
+    assert '"reason 3"' in lines[0]
+    last = last_refusal(folder)
+    assert last is not None
+    assert last.reason == f"reason {MOST + 2}"
+    assert is_private(folder)
+
+
+def test_a_damaged_file_does_not_keep_the_next_from_being_noted(tmp_path: Path) -> None:
+    (tmp_path / REFUSALS).write_text("nothing\n")
+    note_refusal(tmp_path, "model", "why")
+    assert '"why"' in (tmp_path / REFUSALS).read_text()
 
 
 @pytest.mark.parametrize(

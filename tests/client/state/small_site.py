@@ -8,15 +8,31 @@ import torch
 from knnper.client.install import SiteState
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.datastore.prediction import KnnPredictor
+from knnper.datastore.store import open_store
 from knnper.loading import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.knn_per import memorize
 
 SPEC = InputSpec((8, 8, 1), 4, (0.5,), (0.3,))
 TASK = SiteTask(SPEC, ("ant", "bee", "cat", "dog"))
 NAME = "site-a"
+
+
+def small_experiment(**changes: Any) -> dict[str, Any]:
+    """Return an experiment's document."""
+    return {
+        "name": "small",
+        "data": {"name": "digits"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "tiny_cnn", "embedding_dim": 8},
+        "method": {"name": "knn_per"},
+        **changes,
+    }
 
 
 def small_model(
@@ -26,32 +42,24 @@ def small_model(
     **personalization: Any,
 ) -> GlobalModel:
     """Return an untrained model: nothing here depends on its accuracy."""
-    document = {
-        "name": "small",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "tiny_cnn", "embedding_dim": embedding_dim},
-        "training": {"num_rounds": 3},
-        "method": {"name": method},
-        "personalization": personalization,
-        "run": {"seed": seed, "engine": "serial"},
-    }
+    document = small_experiment(
+        model={"name": "tiny_cnn", "embedding_dim": embedding_dim},
+        training={"num_rounds": 3},
+        method={"name": method},
+        personalization=personalization,
+        run={"seed": seed, "engine": "serial"},
+    )
     experiment = load_experiment(document, experiment_catalogue())
-    assembly = assemble(experiment, SPEC)
-    task = assembly.task
+    task = assemble(experiment, SPEC).task
     return global_model(experiment, task, TASK, task.initial_weights)
 
 
 def feature_model() -> GlobalModel:
     """Return an untrained model of rows of three features."""
     spec = InputSpec((1, 1, 3), 2, (1.0, 2.0, 3.0), (0.5, 0.5, 0.5), "float32")
-    document = {
-        "name": "rows",
-        "data": {"name": "digits"},
-        "partition": {"name": "iid", "num_clients": 2},
-        "model": {"name": "mlp", "hidden_sizes": [6, 5]},
-        "method": {"name": "knn_per"},
-    }
+    document = small_experiment(
+        name="rows", model={"name": "mlp", "hidden_sizes": [6, 5]}
+    )
     experiment = load_experiment(document, experiment_catalogue())
     task = assemble(experiment, spec).task
     learned = SiteTask(spec, ("no", "yes"), ("age", "height", "weight"))
@@ -69,16 +77,28 @@ def drawn(split: str, count: int, num_labels: int = 4) -> NamedExamples:
 
 
 def site(train: int = 30, validation: int = 20, test: int = 0) -> SiteData:
-    return SiteData(
-        drawn("train", train),
-        drawn("validation", validation),
-        drawn("test", test),
-        TASK,
-    )
+    held_out = drawn("validation", validation), drawn("test", test)
+    return SiteData(drawn("train", train), *held_out, TASK)
 
 
 def new_site_state(parent: Path) -> SiteState:
     return SiteState(parent / "state", NAME)
+
+
+def installed(parent: Path, model: GlobalModel, data: SiteData) -> SiteState:
+    """Return the state of a client that has installed a model."""
+    site_state = new_site_state(parent)
+    site_state.install(model, data, took_part=False)
+    return site_state
+
+
+def simulated(model: GlobalModel, data: SiteData) -> KnnPredictor:
+    """Return what serves the simulation's client of this name."""
+    base = ModelPredictor(model.task, model.weights)
+    key = RandomKey(model.card.seed).child("personalize", NAME)
+    return memorize(
+        base, model.spec.num_classes, data.client_data(), model.card.memory, key
+    )
 
 
 def queries(count: int = 16) -> torch.Tensor:
@@ -87,8 +107,6 @@ def queries(count: int = 16) -> torch.Tensor:
 
 def stored_names(site_state: SiteState) -> list[str | None]:
     """Return the names in the store, in the order of their ids."""
-    from knnper.datastore.store import open_store
-
     with open_store(site_state.places.store) as store:
         return store.external_ids(store.contents().ids)
 

@@ -14,16 +14,14 @@ from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import NewExamples, Selection, StoreSpec
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings, adapted
 from knnper.datastore.store import UNNAMED, empty_memory_store
-from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.knn_per import Tuned, memorize, remember
+from knnper.strategies.knn_per import Tuned, remember
 from tests.client.state.small_site import (
-    NAME,
     TASK,
     drawn,
-    new_site_state,
+    installed,
     queries,
+    simulated,
     site,
     small_model,
 )
@@ -51,24 +49,15 @@ def few_classes() -> SiteData:
 
 @pytest.fixture
 def site_state(tmp_path: Path) -> SiteState:
-    found = new_site_state(tmp_path)
-    found.install(small_model(**ADAPTING), few_classes(), took_part=False)
-    return found
+    return installed(tmp_path, small_model(**ADAPTING), few_classes())
 
 
 def test_it_serves_what_a_simulated_client_does(site_state: SiteState) -> None:
-    model, data = small_model(**ADAPTING), few_classes().client_data()
-    simulated = memorize(
-        ModelPredictor(model.task, model.weights),
-        4,
-        data,
-        model.card.memory,
-        RandomKey(model.card.seed).child("personalize", NAME),
-    )
+    expected = simulated(small_model(**ADAPTING), few_classes())
     with open_served(site_state, writable=False) as served:
         made = served.predict(queries())
         assert served.serving.class_prior == PRIOR
-    assert torch.equal(made.probabilities, simulated(queries()))
+    assert torch.equal(made.probabilities, expected(queries()))
 
 
 def test_what_is_added_and_deleted_counts_at_once(site_state: SiteState) -> None:
@@ -94,8 +83,7 @@ def test_what_is_added_and_deleted_counts_at_once(site_state: SiteState) -> None
 
 
 def test_without_a_class_prior_none_is_told_of(tmp_path: Path) -> None:
-    site_state = new_site_state(tmp_path)
-    site_state.install(small_model(knn_weights=[0.5]), few_classes(), took_part=False)
+    site_state = installed(tmp_path, small_model(knn_weights=[0.5]), few_classes())
     with open_served(site_state, writable=False) as served:
         assert served.predict(queries()).adapted_probabilities is None
         assert served.serving.class_prior is None
@@ -126,7 +114,6 @@ def test_a_loss_beyond_doubt_takes_the_class_prior_back(
         decided = decide(
             model, served.store, tuned, len(data.train), data, took_part=False
         )
-
     assert tuned.choice.class_prior == PRIOR
     assert decided.serving.tuned_on.overruled
     assert decided.serving.class_prior is None

@@ -7,38 +7,29 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.client.install import SiteState, open_served
+from knnper.client.install import SiteState, open_served, store_spec
 from knnper.client.state import SiteStateError
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
-from knnper.datastore.examples import Selection
+from knnper.data.text import CHARACTER_NAMES
+from knnper.datastore.examples import InputLayout, Selection
 from knnper.datastore.store import open_store
 from knnper.seeding import RandomKey
-from knnper.strategies.core.exported_model import GlobalModel, ModelError
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.knn_per import memorize
+from knnper.strategies.core.exported_model import ModelError
+from tests.client.service.small_service import TEXT, tiny_model
 from tests.client.state.small_site import (
-    NAME,
     TASK,
     drawn,
     feature_model,
+    installed,
     model_folders,
     new_site_state,
     queries,
+    simulated,
     site,
     small_model,
     stored_names,
 )
-
-
-def simulated(model: GlobalModel, data: SiteData) -> tuple[torch.Tensor, float]:
-    """What the simulation's client of this name predicts, and its λ."""
-    key = RandomKey(model.card.seed).child("personalize", NAME)
-    base = ModelPredictor(model.task, model.weights)
-    predictor = memorize(
-        base, model.spec.num_classes, data.client_data(), model.card.memory, key
-    )
-    return predictor(queries()), predictor.effective_knn_weight
 
 
 @pytest.mark.parametrize(
@@ -58,33 +49,27 @@ def test_predictions_are_those_of_the_simulation(
     tmp_path: Path, personalization: dict[str, Any], sizes: tuple[int, int]
 ) -> None:
     model, data = small_model(**personalization), site(*sizes)
-    site_state = new_site_state(tmp_path)
-    site_state.install(model, data, took_part=False)
-    expected, knn_weight = simulated(model, data)
-
-    with open_store(site_state.places.store) as store:
-        assert store.fingerprint == model.fingerprint
-    served = open_served(site_state, writable=True)
-    made = served.predict(queries())
-    served.close()
+    predictor = simulated(model, data)
+    expected = predictor(queries())
+    with open_served(installed(tmp_path, model, data), writable=True) as served:
+        assert served.store.fingerprint == model.fingerprint
+        made = served.predict(queries())
     assert torch.equal(made.probabilities, expected)
-    assert made.knn_weight == knn_weight
+    assert made.knn_weight == predictor.effective_knn_weight
     assert torch.equal(made.labels, expected.argmax(dim=1))
 
 
 def test_one_class_only(tmp_path: Path) -> None:
     examples = drawn("train", 15, num_labels=1)
     data = SiteData(examples, drawn("validation", 5, 1), drawn("test", 3, 1), TASK)
-    site_state = new_site_state(tmp_path)
-    serving = site_state.install(small_model(), data, took_part=False).serving
-
-    assert serving.accuracy.knn == 1.0
-    assert serving.accuracy.measured_on == "test"
+    decided = new_site_state(tmp_path).install(small_model(), data, took_part=False)
+    assert decided.serving.accuracy.knn == 1.0
+    assert decided.serving.accuracy.measured_on == "test"
 
 
 def test_the_store_holds_names_and_inputs_in_order(tmp_path: Path) -> None:
-    site_state, data = new_site_state(tmp_path), site(5, 3)
-    site_state.install(small_model(), data, took_part=False)
+    data = site(5, 3)
+    site_state = installed(tmp_path, small_model(), data)
 
     assert stored_names(site_state) == [*data.train.names, *data.validation.names]
     with open_store(site_state.places.store) as store:
@@ -96,9 +81,8 @@ def test_the_store_holds_names_and_inputs_in_order(tmp_path: Path) -> None:
 
 
 def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> None:
-    site_state = new_site_state(tmp_path)
     first, second = small_model(seed=1), small_model(seed=2, embedding_dim=12)
-    site_state.install(first, site(10, 5), took_part=False)
+    site_state = installed(tmp_path, first, site(10, 5))
     arrived = drawn("arrived", 2).examples
     with open_served(site_state, writable=True) as served:
         served.add(arrived.images, arrived.labels, ["arrived/x", None])
@@ -123,28 +107,22 @@ def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> Non
 
 
 def test_installing_again_changes_nothing(tmp_path: Path) -> None:
-    site_state, model, data = new_site_state(tmp_path), small_model(), site()
+    model, data, site_state = small_model(), site(), new_site_state(tmp_path)
     first = site_state.install(model, data, took_part=False).serving
     again = site_state.install(model, data, took_part=False).serving
 
     assert stored_names(site_state) == [*data.train.names, *data.validation.names]
     assert (again.knn_weight, again.accuracy) == (first.knn_weight, first.accuracy)
-    assert again.expected_gain == first.expected_gain
-    assert again.previous is None
+    assert (again.expected_gain, again.previous) == (first.expected_gain, None)
 
 
 def test_an_evicted_example_does_not_come_back(tmp_path: Path) -> None:
+    model, data = small_model(store={"policy": "fifo", "capacity": 6}), site(5, 5)
     site_state = new_site_state(tmp_path)
-    model = small_model(store={"policy": "fifo", "capacity": 6})
-    data = site(5, 5)
-    site_state.install(model, data, took_part=False)
-    before = stored_names(site_state)
-    site_state.install(model, data, took_part=False)
-    assert (
-        stored_names(site_state)
-        == before
-        == [data.train.names[4], *data.validation.names]
-    )
+    for _ in range(2):
+        site_state.install(model, data, took_part=False)
+        kept = [data.train.names[4], *data.validation.names]
+        assert stored_names(site_state) == kept
 
 
 def test_models_that_nothing_names_are_removed(tmp_path: Path) -> None:
@@ -156,8 +134,7 @@ def test_models_that_nothing_names_are_removed(tmp_path: Path) -> None:
 
 
 def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
-    site_state = new_site_state(tmp_path)
-    site_state.install(small_model(seed=1), site(0, 0), took_part=False)
+    site_state = installed(tmp_path, small_model(seed=1), site(0, 0))
     second = small_model(seed=2, embedding_dim=5)
     site_state.install(second, site(0, 0), took_part=False)
     with open_served(site_state, writable=True) as served:
@@ -171,8 +148,7 @@ def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
 
 
 def test_a_memory_for_another_task_is_refused(tmp_path: Path) -> None:
-    site_state = new_site_state(tmp_path)
-    site_state.install(small_model(), site(4, 2), took_part=False)
+    site_state = installed(tmp_path, small_model(), site(4, 2))
     other = SiteData(
         NamedExamples(drawn("a", 1).examples, ("a",)),
         drawn("validation", 0),
@@ -184,8 +160,7 @@ def test_a_memory_for_another_task_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
-    site_state = new_site_state(tmp_path)
-    site_state.install(small_model(), site(4, 2), took_part=False)
+    site_state = installed(tmp_path, small_model(), site(4, 2))
     shutil.rmtree(site_state.places.store)
     with open_served(site_state, writable=True) as served:
         assert served.predict(queries(1)).vote.num_stored == 0
@@ -201,22 +176,23 @@ def test_nothing_installed_is_said_so(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
-    site_state, model = new_site_state(tmp_path), small_model()
-    site_state.install(model, site(4, 2), took_part=False)
+    model = small_model()
+    site_state = installed(tmp_path, model, site(4, 2))
     path = site_state.places.model(model.fingerprint) / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(
-        ModelError, match="was damaged; get it again: knnper site onboard"
-    ):
+    with pytest.raises(ModelError, match="get it again: knnper site onboard"):
         open_served(site_state, writable=True)
+    (path.parent / "model.json").write_text("{}")
+    site_state.install(model, site(4, 2), took_part=False)
+    assert site_state.load(model.fingerprint).fingerprint == model.fingerprint
 
 
 def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
     site_state = new_site_state(tmp_path)
     site_state.places.serving.write_text("{}")
-    with pytest.raises(SiteStateError, match=r"serving.json is damaged or of another"):
+    with pytest.raises(SiteStateError, match=r"serving.json is damaged"):
         site_state.served()
 
 
@@ -240,11 +216,14 @@ def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
     labels = (inputs[:, 0, 0, 0] > 2).long()
     train = NamedExamples(Examples(inputs, labels), tuple(map(str, range(12))))
     nothing = NamedExamples(Examples(inputs[:0], labels[:0]), ())
-    site_state = new_site_state(tmp_path)
     data = SiteData(train, nothing, nothing, model.card.learned)
-    site_state.install(model, data, took_part=False)
-
-    with open_served(site_state, writable=True) as served:
+    with open_served(installed(tmp_path, model, data), writable=True) as served:
         assert torch.equal(served.store.inputs(served.store.contents().ids), inputs)
         made = served.predict(inputs)
         assert made.vote.names[3][0] == "3"
+
+
+def test_text_is_kept_as_the_ids_of_characters_in_bytes() -> None:
+    spec = store_spec(tiny_model(spec=TEXT))
+    assert (spec.input, spec.input_bytes) == (InputLayout((1, 1, 6), "uint8"), 6)
+    assert spec.class_names == CHARACTER_NAMES

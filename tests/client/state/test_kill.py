@@ -34,11 +34,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_there_were_many_steps(outcomes: dict[str, Any]) -> None:
-    assert all(len(trials) > 5 for trials in outcomes.values())
     for trials in outcomes.values():
-        assert [one["was_killed"] for one in trials] == [True] * (len(trials) - 1) + [
-            False
-        ]
+        assert len(trials) > 5
+        *killed, last = (one["was_killed"] for one in trials)
+        assert (all(killed), last) == (True, False)
 
 
 def test_a_first_installation_is_whole_or_not_there(outcomes: dict[str, Any]) -> None:
@@ -66,14 +65,7 @@ def test_a_later_one_leaves_the_old_state_or_the_new(outcomes: dict[str, Any]) -
 
 def test_the_next_installation_brings_the_new_state(outcomes: dict[str, Any]) -> None:
     new = {"model": NEW, "num_stored": 12, "is_consistent": True}
+    kept = ["identity.json", "models", "offered.json", "serving.json", "store"]
     for trial in (*outcomes["first"], *outcomes["later"]):
         assert trial["after"] == new
-        assert trial["leftovers"] == [
-            "committing.lock",
-            "identity.json",
-            "installing.lock",
-            "models",
-            "offered.json",
-            "serving.json",
-            "store",
-        ]
+        assert [one for one in trial["leftovers"] if ".lock" not in one] == kept

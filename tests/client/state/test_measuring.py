@@ -1,5 +1,6 @@
 """What is told of a client's accuracy, and what is not."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +19,20 @@ from knnper.datastore.store import Store, empty_memory_store, memory_store
 from knnper.datastore.tuning import CRITERIA, TuningSettings, candidates, score
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.strategies.core.predictors import ModelPredictor, evaluate
-from knnper.strategies.knn_per import KnnSettings, Tuned, memorize, remember
+from knnper.strategies.core.predictors import evaluate
+from knnper.strategies.knn_per import KnnSettings, Tuned, remember
 from tests.client.state.small_site import (
-    NAME,
     TASK,
     drawn,
+    installed,
     new_site_state,
+    simulated,
     site,
     small_model,
 )
+
+MODEL = small_model()
+DATA = site(30, 20, 15)
 
 
 def filled(model: GlobalModel, data: SiteData) -> Store:
@@ -65,8 +70,8 @@ def test_the_gain_is_the_difference_of_the_accuracies(
     assert found.expected == pytest.approx(
         float(after.double().mean() - before.double().mean())
     )
-    assert found.expected is not None
     assert found.margin is not None
+    assert found.expected is not None
     assert found.margin > 0
     assert swapped.expected == pytest.approx(-found.expected)
     assert swapped.margin == pytest.approx(found.margin)
@@ -177,17 +182,52 @@ def test_who_took_part_is_measured_on_validation_only(
 def test_the_test_split_tells_the_accuracies(tmp_path: Path) -> None:
     model, data = small_model(knn_weights=[0.5]), site(30, 20, 15)
     serving = new_site_state(tmp_path).install(model, data, took_part=False).serving
-    test, key = data.test.examples, RandomKey(0).child("personalize", NAME)
-    base = ModelPredictor(model.task, model.weights)
-    predictor = memorize(
-        base, model.spec.num_classes, data.client_data(), model.card.memory, key
-    )
+    test = data.test.examples
     alone = model.head(model.embed(test.images))
-
+    expected = evaluate(simulated(model, data), test).accuracy
     assert serving.accuracy.measured_on == "test"
-    assert serving.accuracy.num_examples == 15
-    assert serving.accuracy.mixed == evaluate(predictor, test).accuracy
+    assert (serving.accuracy.num_examples, serving.accuracy.mixed) == (15, expected)
     assert serving.accuracy.global_model == float(
         (alone.argmax(dim=1) == test.labels).double().mean()
     )
     assert serving.expected_gain.num_examples == 50
+
+
+def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
+    decided = new_site_state(tmp_path).install(MODEL, DATA, took_part=True)
+    predictor = simulated(MODEL, DATA)
+    test = DATA.test.examples
+    assert decided.mixed == evaluate(predictor, test)
+    alone = dataclasses.replace(predictor, knn_weight=0.0)
+    assert decided.global_model == evaluate(alone, test)
+    only = dataclasses.replace(predictor, knn_weight=1.0)
+    assert decided.knn is not None
+    assert decided.knn.num_correct == evaluate(only, test).num_correct
+    assert decided.chosen == predictor.describe()
+    assert decided.serving.accuracy.mixed == decided.mixed.accuracy
+
+
+def test_a_choice_that_is_overruled_is_reported_as_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = (Accuracy(), Gain(-0.5, 0.1, 20))
+    monkeypatch.setattr("knnper.client.install.estimate", lambda *_: loss)
+    decided = new_site_state(tmp_path).install(
+        small_model(knn_weights=[0.9]), DATA, took_part=True
+    )
+    assert decided.serving.tuned_on.overruled
+    assert decided.chosen["knn_weight"] == decided.serving.knn_weight == 0
+    assert decided.mixed == decided.global_model
+
+
+def test_all_that_the_memory_holds_is_reported(tmp_path: Path) -> None:
+    site_state = installed(tmp_path, MODEL, DATA)
+    fewer = dataclasses.replace(DATA, train=drawn("train", 10))
+    decided = site_state.install(MODEL, fewer, took_part=True)
+    assert decided.chosen["num_stored"] == 50
+
+
+def test_without_a_test_split_nothing_is_known(tmp_path: Path) -> None:
+    decided = new_site_state(tmp_path).install(MODEL, site(), took_part=True)
+    assert decided.mixed.num_examples == 0
+    assert decided.serving.accuracy.measured_on == "validation"

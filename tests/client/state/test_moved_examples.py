@@ -13,6 +13,7 @@ from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import Selection
 from tests.client.state.small_site import (
     drawn,
+    installed,
     new_site_state,
     site,
     small_model,
@@ -36,16 +37,10 @@ def with_test_of(data: SiteData, num_moved: int) -> SiteData:
 
 
 def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
-    before = site()
-    after = with_test_of(before, 12)
-    site_state, fresh = (
-        new_site_state(tmp_path / "changed"),
-        new_site_state(tmp_path / "fresh"),
-    )
-    site_state.install(MODEL, before, took_part=False)
+    after, fresh = with_test_of(site(), 12), new_site_state(tmp_path / "fresh")
+    site_state = installed(tmp_path / "changed", MODEL, site())
     found = site_state.install(MODEL, after, took_part=False).serving
     expected = fresh.install(MODEL, after, took_part=False).serving
-
     assert stored_names(site_state) == stored_names(fresh)
     assert not {*stored_names(site_state)} & {*after.test.names}
     assert found.accuracy == expected.accuracy
@@ -55,21 +50,20 @@ def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
 
 
 def test_it_comes_back_when_it_is_trained_on_again(tmp_path: Path) -> None:
-    site_state, data = new_site_state(tmp_path), site(6, 2)
-    site_state.install(MODEL, data, took_part=False)
+    data = site(6, 2)
+    site_state = installed(tmp_path, MODEL, data)
     with open_served(site_state, writable=True) as served:
         served.delete(Selection(external_ids=("train/0.png",)))
     site_state.install(MODEL, with_test_of(data, 2), took_part=False)
     site_state.install(MODEL, data, took_part=False)
     names = stored_names(site_state)
-    assert set(names) == {*data.train.names[1:], *data.validation.names}, (
-        "what the owner deleted stays away"
-    )
+    # What the owner deleted stays away.
+    assert set(names) == {*data.train.names[1:], *data.validation.names}
 
 
 def test_the_service_lets_it_go(tmp_path: Path) -> None:
-    site_state, data = new_site_state(tmp_path), site(6, 2)
-    site_state.install(MODEL, data, took_part=False)
+    data = site(6, 2)
+    site_state = installed(tmp_path, MODEL, data)
     with open_served(site_state, writable=True) as served:
         images = data.train.examples.images
         assert served.predict(images).vote.names[5][0] == "train/5.png"
@@ -85,8 +79,8 @@ def test_the_service_lets_it_go(tmp_path: Path) -> None:
 
 
 def test_an_example_of_the_service_counts_as_well(tmp_path: Path) -> None:
-    site_state, data = new_site_state(tmp_path), site(4, 2)
-    site_state.install(MODEL, data, took_part=False)
+    data = site(4, 2)
+    site_state = installed(tmp_path, MODEL, data)
     tested = drawn("later", 3)
     with open_served(site_state, writable=True) as served:
         served.add(tested.examples.images, tested.examples.labels, tested.names)
@@ -101,8 +95,8 @@ def test_what_was_cut_short_is_made_up_for(
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    site_state, data = new_site_state(tmp_path), site(6, 2)
-    site_state.install(MODEL, data, took_part=False)
+    data = site(6, 2)
+    site_state = installed(tmp_path, MODEL, data)
     newer = small_model(seed=1)
     with monkeypatch.context() as broken:
         broken.setattr(renewal, step, fails)

@@ -16,7 +16,7 @@ from knnper.errors import DataError
 from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.state.small_site import (
     drawn,
-    new_site_state,
+    installed,
     queries,
     site,
     small_model,
@@ -28,9 +28,7 @@ FIXED: dict[str, Any] = {"knn_weights": [0.5], "num_neighbors": 3}
 
 @pytest.fixture
 def site_state(tmp_path: Path) -> SiteState:
-    found = new_site_state(tmp_path)
-    found.install(small_model(**FIXED), site(), took_part=False)
-    return found
+    return installed(tmp_path, small_model(**FIXED), site())
 
 
 def expected(served: ServedModel, model: GlobalModel) -> torch.Tensor:
@@ -54,12 +52,8 @@ def test_an_answer_explains_itself(site_state: SiteState) -> None:
         votes = torch.zeros(16, 4, dtype=torch.float64)
         votes.scatter_add_(1, made.vote.neighbors.labels, made.vote.weights)
         torch.testing.assert_close(votes.float(), made.vote.probabilities)
-
-
-def test_no_query_is_answered_by_nothing(site_state: SiteState) -> None:
-    with open_served(site_state, writable=False) as served:
-        made = served.predict(queries()[:0])
-        assert (made.probabilities.shape, made.vote.names) == ((0, 4), [])
+        none = served.predict(queries()[:0])
+        assert (none.probabilities.shape, none.vote.names) == ((0, 4), [])
 
 
 def test_what_is_added_is_found_and_what_is_deleted_is_not(
@@ -81,9 +75,9 @@ def test_what_is_added_is_found_and_what_is_deleted_is_not(
 def test_a_taken_name_or_a_wrong_shape_is_refused(site_state: SiteState) -> None:
     one = drawn("train", 1).examples
     with open_served(site_state, writable=True) as served:
-        with pytest.raises(DataError, match=r"'train/0.png' is stored already"):
+        with pytest.raises(DataError, match=r"'train/0.png'"):
             served.add(one.images, one.labels, ["train/0.png"])
-        with pytest.raises(DataError, match="labels: expected values in"):
+        with pytest.raises(DataError, match="labels"):
             served.add(one.images, one.labels + 4)
 
 
@@ -125,18 +119,17 @@ def test_a_busy_store_is_left_to_who_serves(site_state: SiteState) -> None:
     assert not site_state.places.pending.exists()
 
 
-def test_the_last_of_several_models_is_served(site_state: SiteState) -> None:
+def test_the_last_of_several_models_and_choices_is_served(
+    site_state: SiteState,
+) -> None:
     with open_served(site_state, writable=True) as served:
         for seed in (1, 2):
             model = small_model(seed=seed, **FIXED)
             site_state.install(model, site(), took_part=False)
         assert served.refresh()
         assert served.model.fingerprint == model.fingerprint
-
-
-def test_a_new_choice_for_the_same_model_is_taken_up(site_state: SiteState) -> None:
-    with open_served(site_state, writable=True) as served:
-        site_state.install(small_model(knn_weights=[0.9]), site(), took_part=False)
+        other = small_model(seed=2, knn_weights=[0.9])
+        site_state.install(other, site(), took_part=False)
         assert served.serving.knn_weight == 0.5
         assert served.refresh()
         assert served.serving.knn_weight == 0.9
@@ -227,13 +220,11 @@ def test_every_answer_is_of_one_model_while_models_change(
         for seed, one in enumerate(models)
     }
     with open_served(site_state, writable=True) as served:
-        threads = [Asking(served, known)]
-        for thread in threads:
-            thread.start()
+        thread = Asking(served, known)
+        thread.start()
         for model in (*models[1:], *models):
             site_state.install(model, site(), took_part=False)
             assert served.refresh()
-        for thread in threads:
-            thread.stop()
-    assert [thread.wrong for thread in threads] == [[]]
-    assert len(threads[0].seen) >= 2
+        thread.stop()
+    assert thread.wrong == []
+    assert len(thread.seen) >= 2
