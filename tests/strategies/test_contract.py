@@ -238,7 +238,9 @@ NAMED = [name for name in METHODS if METHODS[name].personalization != AS_IT_IS]
     ("name", "on_top"),
     [
         *((name, METHODS[name].personalization) for name in NAMED),
-        *itertools.product(("fedavg", "scaffold"), {*PERSONALIZERS} - {AS_IT_IS}),
+        *itertools.product(
+            ("fedavg", "scaffold"), sorted({*PERSONALIZERS} - {AS_IT_IS})
+        ),
     ],
 )
 def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
