@@ -5,7 +5,7 @@ its own, forked from a runner that has everything loaded, and one that hangs doe
 block those that come later.
 
 What Flower keeps to itself is imported here and in `knnper.simulation.flower_engine`,
-and nowhere else; `tests/test_plain_flower.py` sees to that. With
+and nowhere else; `tests/test_flowers_private_names.py` sees to that. With
 ``KNNPER_PLAIN_FLOWER=1`` none of it is: the node is Flower's own ``flower-supernode``.
 Measured with three clients that have next to nothing to do, in seconds a round; Flower
 as it is takes 7.3 s:
