@@ -1,13 +1,17 @@
 """What a run reports of a site is how the site does what it serves."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
 
 from knnper.client import install as decision
+from knnper.client import runtime
 from knnper.client.state import Accuracy, Gain
 from knnper.datastore.prediction import KnnPredictor, Prediction
+from knnper.strategies.core.predictors import Evaluation
+from knnper.strategies.core.predictors import evaluate as score
 from tests.apps.site_grid import experiment
 from tests.apps.test_site_run import lead, rows, serving, simulated, three
 
@@ -48,7 +52,12 @@ def test_a_test_split_is_looked_at_once(
         looks.append("install")
         return whole(predictor, images)
 
+    def evaluate(*given: Any) -> Evaluation:
+        # With the classes' weights it is the test split.
+        looks.extend(["run"] * (len(given) == 3))
+        return score(*given)
+
     monkeypatch.setattr(KnnPredictor, "explain", explain)
-    monkeypatch.setattr("knnper.client.runtime._tested", lambda *_: looks.append("run"))
+    monkeypatch.setattr(runtime, "evaluate", evaluate)
     lead(three(files), experiment(), tmp_path / "run")
     assert looks == ["install"] * 3
