@@ -1,6 +1,5 @@
 """What all tests of figures share: a finished run, and no worker processes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,9 @@ from tests.simulation.batches.small_sweep import WORKERS, in_this_process
 from tests.simulation.finished_run import finished_run
 
 
-@pytest.fixture(autouse=True, scope="package")
-def here() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WORKERS, in_this_process)
-        yield
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WORKERS, in_this_process)
 
 
 @pytest.fixture(scope="package")

@@ -98,7 +98,7 @@ def test_clients_are_measured_by_their_own_labels(
 
 
 def test_the_sweep_over_new_clients_is_valid() -> None:
-    sweep = read_sweep(Path("simulation/experiments/pflbed_new_clients.yaml"))
+    sweep = read_sweep(Path("papers/pflbed_new_clients.yaml"))
     assert {point.title for point in sweep.points} == {
         *("FedAvg", "FedAvg + LP", "FedAvg + FT", "Per-FedAvg + FT", "FedBasis"),
         *("FedRep + LP", "FedRep + FT", "FedBN + LP", "FedBN + FT"),
