@@ -1,5 +1,6 @@
 """Labelled inputs as every method sees them, and a client's share of a data set."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -275,7 +276,7 @@ class Dataset:
 
 
 @dataclass(frozen=True)
-class DataFormat(Settings):
+class DataFormat(Settings, ABC):
     """Base of what the section ``data`` of an experiment can name: settings that load.
 
     A subclass is a frozen dataclass in a file of its own, listed in the catalogue.
@@ -296,9 +297,9 @@ class DataFormat(Settings):
     def __init_subclass__(cls) -> None:
         cls.settings_type = cls
 
+    @abstractmethod
     def load(self) -> Dataset:
         """Return the data set; a `DataError` says what is wrong with its files."""
-        raise NotImplementedError
 
 
 _PIXELS_AT_ONCE = 2**20

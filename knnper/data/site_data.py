@@ -2,6 +2,7 @@
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -229,7 +230,7 @@ class SiteData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteSettings(Settings):
+class SiteSettings(Settings, ABC):
     """Base of a kind of a site's own data, and what can be set for all of them.
 
     Attributes
@@ -252,9 +253,9 @@ class SiteSettings(Settings):
     unknown_labels: Literal["error", "drop"] = "error"
     fractions: FractionSettings = field(default_factory=FractionSettings)
 
+    @abstractmethod
     def collect(self, base: Path, task: SiteTask | None) -> "Collected":
         """Return the examples; relative paths start at ``base``."""
-        raise NotImplementedError
 
 
 class InputForm(NamedTuple):
@@ -280,18 +281,18 @@ class ReadInputs(NamedTuple):
     unreadable: Mapping[int, str] = {}
 
 
-class Inputs:
+class Inputs(ABC):
     """Inputs that are read when labels and splits are known."""
 
+    @abstractmethod
     def form(self) -> InputForm:
         """Return what they look like, where no task says what they should."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(
         self, positions: Sequence[int], task: SiteTask, cache: Path | None = None
     ) -> ReadInputs:
         """Return the inputs at ``positions`` as ``task`` wants them."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

@@ -300,4 +300,4 @@ def test_damaged_files_are_an_error(tmp_path: Path) -> None:
 
 
 def test_the_default_folder_is_in_the_cache(cache_folder: Path) -> None:
-    assert DownloadSettings().folder() == cache_folder / "downloads"
+    assert EmnistSettings().folder() == cache_folder / "downloads"

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from knnper.data.arrays import NpzSettings
 from knnper.data.site import Agreed, agree_labels
-from knnper.data.site_data import ArrayInputs, Collected, SiteSettings
+from knnper.data.site_data import ArrayInputs, Collected
 from knnper.errors import DataError
 
 
@@ -25,7 +26,7 @@ def agreed(
         inputs=ArrayInputs("here", np.zeros((len(labels), 2))),
         numbered=numbered,
     )
-    return agree_labels(found, SiteSettings(**settings), class_names)
+    return agree_labels(found, NpzSettings(path="here.npz", **settings), class_names)
 
 
 def test_names_decide_and_not_positions() -> None:
