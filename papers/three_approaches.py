@@ -385,14 +385,7 @@ def draw_three_approaches(
     ]
 
 
-_HEADER = (
-    "samples",
-    "clusters",
-    "approach",
-    "validation_loss",
-    "test_loss",
-    "chosen",
-)
+_HEADER = ("samples", "clusters", "approach", "validation_loss", "test_loss", "chosen")
 
 
 def _losses(line: Sequence[Point]) -> list[float]:

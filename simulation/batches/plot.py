@@ -120,10 +120,7 @@ def _styles(curves: Sequence[CurveKey]) -> Iterator[Style]:
 
 
 def _draw(
-    axes: Axes,
-    curve: Sequence[tuple[float, Row]],
-    column: str,
-    style: Style,
+    axes: Axes, curve: Sequence[tuple[float, Row]], column: str, style: Style
 ) -> None:
     curve = sorted(curve, key=lambda one: one[0])
     found = [row.estimates[column] for _, row in curve]

@@ -77,9 +77,7 @@ def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def _row(
-    outcome: Outcome,
-    columns: Iterable[str],
-    figures: Callable[[int, Path], Figures],
+    outcome: Outcome, columns: Iterable[str], figures: Callable[[int, Path], Figures]
 ) -> Row:
     found = [figures(seed, run) for seed, run in outcome.runs.items()]
     point = outcome.point

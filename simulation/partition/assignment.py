@@ -49,8 +49,7 @@ def assignment_of(
         M.
     """
     return Assignment(
-        _samples_by(train_owner, num_clients),
-        _samples_by(test_owner, num_clients),
+        _samples_by(train_owner, num_clients), _samples_by(test_owner, num_clients)
     )
 
 

@@ -35,10 +35,7 @@ class IidSettings(CountedSettings):
 
 
 def iid(
-    train_labels: Integers,
-    test_labels: Integers,
-    settings: IidSettings,
-    key: RandomKey,
+    train_labels: Integers, test_labels: Integers, settings: IidSettings, key: RandomKey
 ) -> Assignment:
     """Split the training samples at random; sizes differ by at most one.
 
@@ -500,10 +497,7 @@ def _by_labels(
 PARTITIONS: Mapping[str, PartitionSpec] = MappingProxyType(
     {
         "iid": PartitionSpec(
-            "IID",
-            "equal random shares",
-            IidSettings,
-            _by_labels(iid),
+            "IID", "equal random shares", IidSettings, _by_labels(iid)
         ),
         "dirichlet": PartitionSpec(
             "Dirichlet",

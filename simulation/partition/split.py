@@ -197,10 +197,7 @@ def make_partition(
 
 
 def tested_on_validation(
-    partition: Partition,
-    settings: PartitionSettings,
-    key: RandomKey,
-    hold_out: HoldOut,
+    partition: Partition, settings: PartitionSettings, key: RandomKey, hold_out: HoldOut
 ) -> Partition:
     """Return the clients with their validation samples in place of the test split."""
     clients = []

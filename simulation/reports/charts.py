@@ -305,11 +305,7 @@ def _draw(axes: Axes, curves: Sequence[Curve], colors: Mapping[str, Color]) -> N
 def _name(axes: Axes, curves: Sequence[Curve], colors: Mapping[str, Color]) -> None:
     """Write at its end whose each curve is; the axis must have its limits."""
     labels = [
-        (
-            "\n".join(map(wrapped, curve.labels)),
-            curve.mean[-1],
-            colors[curve.labels[0]],
-        )
+        ("\n".join(map(wrapped, curve.labels)), curve.mean[-1], colors[curve.labels[0]])
         for curve in curves
     ]
     most_lines = max(label.count("\n") + 1 for label, _, _ in labels)

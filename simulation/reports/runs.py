@@ -637,10 +637,7 @@ def _with_content(over: FederatedData, runs: Sequence[Run]) -> FederatedData:
 
 
 def _told(
-    run: Run,
-    section: str,
-    specs: Mapping[str, Any],
-    told_elsewhere: Sequence[str] = (),
+    run: Run, section: str, specs: Mapping[str, Any], told_elsewhere: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
     """Return the title of what a section names, and its settings in words."""
     settings = _section(run, section)
