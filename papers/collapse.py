@@ -26,7 +26,7 @@ from knnper.server.checkpoint import Checkpoint, CheckpointFolder
 from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.run import round_loop, untrained
-from knnper.simulation.flower_engine import runtime_of
+from knnper.simulation.run import runtime_of
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.tables import Table, percent
 from knnper.simulation.run import SerialFederation

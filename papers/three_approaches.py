@@ -23,7 +23,7 @@ from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 from knnper.loading import load_experiment, results_identity
 from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.run import round_loop, untrained
-from knnper.simulation.flower_engine import runtime_of
+from knnper.simulation.run import runtime_of
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
 from knnper.simulation.reports.tables import Table
 from knnper.simulation.run import SerialFederation

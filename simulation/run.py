@@ -4,17 +4,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from knnper.client.runtime import ClientRuntime
+from knnper.client.runtime import ClientRuntime, ClientStateStore
 from knnper.errors import KnnPerError
-from knnper.process import compute_device
+from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.server.federation import Federation, Reply, Request
 from knnper.server.observer import Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.flower_engine import runtime_of
 from knnper.simulation.workbench import Workbench, keep_label_counts, open_workbench
 from knnper.transport.messages import Purpose
+
+
+def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
+    """Return the runtime that runs all virtual clients of ``bench``."""
+    keep_freed_memory()
+    return ClientRuntime(
+        method=bench.method,
+        spec=bench.task.spec,
+        source=bench.clients,
+        states=ClientStateStore(run_folder / "clients"),
+        key=bench.key,
+        pool=bench.task.pool,
+    )
 
 
 @dataclass(frozen=True)
