@@ -14,7 +14,7 @@ from knnper.experiment import Experiment, Name, Settings
 from knnper.loading import load_experiment, parse_settings, read_yaml
 from knnper.process import with_fixed_threads
 from knnper.simulation.batches.plan import shared_sections
-from knnper.simulation.reports.tables import Shown
+from knnper.simulation.reports.runs import Shown
 from knnper.simulation.trained_model import TrainedModel
 from knnper.simulation.workbench import experiment_catalogue
 from papers.collapse import CollapseSettings, draw_collapse

@@ -26,11 +26,14 @@ from knnper.server.checkpoint import Checkpoint, CheckpointFolder
 from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.run import round_loop, untrained
-from knnper.simulation.run import runtime_of
 from knnper.simulation.reports.figure import INK, SERIES, styled
-from knnper.simulation.reports.tables import Table, percent
-from knnper.simulation.run import SerialFederation
-from knnper.simulation.workbench import Workbench, open_workbench
+from knnper.simulation.reports.runs import Table, percent
+from knnper.simulation.workbench import (
+    SerialFederation,
+    Workbench,
+    open_workbench,
+    runtime_of,
+)
 from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import NoState

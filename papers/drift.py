@@ -29,11 +29,10 @@ from knnper.experiment import (
     UnitInterval,
 )
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Integers
-from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
+from knnper.simulation.partition.schemes import DirichletSettings, Integers, dirichlet
 from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
-from knnper.simulation.reports.tables import Table, percent
+from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.knn_per import KnnSettings
 from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores

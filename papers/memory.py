@@ -42,11 +42,15 @@ from knnper.experiment import (
     UnitInterval,
 )
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Integers, PartitionSettings
-from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
+from knnper.simulation.partition.schemes import (
+    DirichletSettings,
+    Integers,
+    PartitionSettings,
+    dirichlet,
+)
 from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
-from knnper.simulation.reports.tables import Table
+from knnper.simulation.reports.runs import Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.predictors import evaluate
 from knnper.strategies.knn_per import Apply, KnnSettings, remember

@@ -18,7 +18,7 @@ from knnper.errors import RunError
 from knnper.experiment import NonNegativeInt, PositiveFraction, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, styled
-from knnper.simulation.reports.tables import Table, percent
+from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.knn_per import KnnSettings
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings

@@ -64,18 +64,20 @@ from knnper.simulation.reports.report import (
 )
 from knnper.simulation.reports.runs import (
     RESULT_FILES,
+    Chart,
+    Shown,
+    Table,
     as_cells,
     environment_text,
     load_run,
     table_of_run,
 )
-from knnper.simulation.reports.tables import Chart, Shown, Table
-from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import (
     experiment_catalogue,
     open_workbench,
     require_central,
+    simulate,
 )
 from knnper_cli.terminal import progress_observer, roughly, run_counter, say
 from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure

@@ -23,11 +23,15 @@ from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 from knnper.loading import load_experiment, results_identity
 from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.run import round_loop, untrained
-from knnper.simulation.run import runtime_of
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
-from knnper.simulation.reports.tables import Table
-from knnper.simulation.run import SerialFederation
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.reports.runs import Table
+from knnper.simulation.workbench import (
+    SerialFederation,
+    Workbench,
+    experiment_catalogue,
+    open_workbench,
+    runtime_of,
+)
 from knnper.strategies.core.predictors import evaluate
 from papers.figures import Drawing, FigureFolder, PartRecord
 

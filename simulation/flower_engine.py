@@ -60,8 +60,12 @@ from knnper.files import write_atomically
 from knnper.loading import from_json, to_json
 from knnper.process import compute_device, num_workers
 from knnper.server.federation import Federation, FlowerFederation
-from knnper.simulation.run import runtime_of
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import (
+    Workbench,
+    experiment_catalogue,
+    open_workbench,
+    runtime_of,
+)
 from knnper.strategies.core.records import NoState
 from knnper.transport import messages as shared_memory
 from knnper.transport.flower_protocol import is_plain

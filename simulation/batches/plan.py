@@ -26,7 +26,7 @@ from knnper.loading import (
 )
 from knnper.seeding import RandomKey
 from knnper.server.results import EARLIER_NAMES, Summary
-from knnper.simulation.partition.assignment import PartitionSettings
+from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of, trained_as
 from knnper.strategies.core.method import AS_IT_IS

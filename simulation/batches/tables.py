@@ -25,15 +25,18 @@ from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.reports.runs import (
     EVERYBODY,
     GROUPS,
+    VS_GLOBAL,
     ClientRow,
     Estimate,
+    Table,
     as_text,
     clients_of,
+    csv_text,
+    degraded_vs,
     estimate,
     fraction_degraded_against,
     load_run,
 )
-from knnper.simulation.reports.tables import VS_GLOBAL, Table, csv_text, degraded_vs
 
 COLUMNS = tuple(
     f"{group}.{prefix}{figure}"

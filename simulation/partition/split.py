@@ -17,13 +17,13 @@ from knnper.data.site_data import SITES, sites_settings, task_of
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import (
+from knnper.simulation.partition.schemes import (
+    PARTITIONS,
     Assignment,
     ClassWeights,
     Integers,
     PartitionSettings,
 )
-from knnper.simulation.partition.schemes import PARTITIONS
 
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
 """``(samples, fraction, key) -> (train, validation)``: a client's samples, split.

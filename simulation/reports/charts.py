@@ -37,11 +37,12 @@ from knnper.simulation.reports.runs import (
     Row,
     Run,
     Setup,
+    chart_text,
     client_rows,
-    percent,
+    one_line,
     split_of,
+    with_interval,
 )
-from knnper.simulation.reports.tables import chart_text, one_line
 from knnper.simulation.workbench import LabelCounts, read_label_counts
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 
@@ -500,7 +501,8 @@ def draw_averages(
     panels[0].set_yticks(range(len(models)), names)
     panels[0].set_ylim(len(models) - 0.5, -0.5)
     told = (
-        f"{row.label} {row.group} {percent(row.figures['average'])}" for row in rows
+        f"{row.label} {row.group} {with_interval(row.figures['average'])}"
+        for row in rows
     )
     return Picture(figure, f"Average {split} accuracy: {'; '.join(told)}.")
 

@@ -43,6 +43,8 @@ from knnper.simulation.reports.runs import (
     facts_of,
     find_runs,
     in_common,
+    markdown_cell,
+    markdown_text,
     missing_files,
     number,
     points,
@@ -52,7 +54,6 @@ from knnper.simulation.reports.runs import (
     split_of,
     table_of,
 )
-from knnper.simulation.reports.tables import markdown_cell, markdown_text
 
 Colors = Mapping[str, Color]
 

@@ -1,18 +1,20 @@
-"""Finished runs: which there are, what sets them apart, and the table of them."""
+"""What there is to show of finished work: tables, charts, remarks, outside names."""
 
 import csv
 import dataclasses
 import functools
 import inspect
+import io
 import json
 import math
 import shlex
 import statistics
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import to_jsonable_python
 
@@ -25,10 +27,125 @@ from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs
 from knnper.simulation.batches.plan import TERMS
 from knnper.simulation.partition.schemes import PARTITIONS
-from knnper.simulation.reports.tables import VS_GLOBAL, csv_text, degraded_vs
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
 from knnper.strategies.core.method import AS_IT_IS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VS_GLOBAL = "global"
+
+"""The unpersonalised model of the same run, see `degraded_vs`."""
+
+_RULE = 3
+
+"""Of so many characters is the line below a header that Markdown takes for one."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of_cells(cls, title: str, cells: Sequence[Sequence[str]]) -> "Table":
+        """Return a table of which the first row is the header."""
+        header, *rows = map(tuple, cells)
+        return cls(title, header, tuple(rows))
+
+    def as_markdown(self) -> str:
+        """Return header and rows as a Markdown table, all but names to the right."""
+        lines = [list(map(markdown_cell, line)) for line in (self.header, *self.rows)]
+        widths = [max(_RULE, *map(len, cells)) for cells in zip(*lines, strict=True)]
+        first, *others = widths
+        rule = ["-" * first, *("-" * (width - 1) + ":" for width in others)]
+        return "".join(_padded(line, widths) for line in (lines[0], rule, *lines[1:]))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture that is drawn when it is wanted."""
+
+    name: str
+    title: str
+    draw: "Callable[[], Figure]"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """All that there is to show."""
+
+    tables: tuple[Table, ...]
+    charts: tuple[Chart, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of a table, the first cell to the left and the others right."""
+    (name, *numbers), (first, *others) = cells, widths
+    filled = [cell.rjust(width) for cell, width in zip(numbers, others, strict=True)]
+    return f"| {' | '.join([name.ljust(first), *filled])} |\n"
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with the columns of the one that has most of them."""
+    text = io.StringIO()
+    header = max(rows, key=len, default={})
+    writer = csv.DictWriter(text, list(header), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Return a value as one cell holds it: lists and mappings as JSON."""
+    return json.dumps(value) if isinstance(value, list | dict | bool) else value
+
+
+def degraded_vs(model: str) -> str:
+    """Return what tables call `fraction_degraded` of results against a model."""
+    return f"degraded vs {model}"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction of 1 in percent, with one digit."""
+    return f"{100 * fraction:.1f} %"
+
+
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
+
+"""Categories of Unicode: control characters, halves of characters, ends of lines."""
+
+_NOT_IN_XML = "\ufffe\uffff"
+
+
+def one_line(text: str) -> str:
+    """Return a text with a space for each character that is none, or ends a line."""
+    return "".join(" " if _is_no_text(one) else one for one in text)
+
+
+def chart_text(text: str) -> str:
+    """Return a text as one line that matplotlib draws literally, formulas too."""
+    return one_line(text).replace("$", r"\$")
+
+
+def markdown_text(text: str) -> str:
+    """Return a text as a part of a line of Markdown, in which it is no HTML."""
+    return one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def markdown_cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table."""
+    return markdown_text(text).replace("|", r"\|")
+
+
+def _is_no_text(character: str) -> bool:
+    return unicodedata.category(character) in _NO_TEXT or character in _NOT_IN_XML
+
 
 CONFIDENCE = 0.95
 
@@ -74,6 +191,7 @@ GROUPS = ("seen", "unseen")
 EVERYBODY = "all"
 
 VALIDATION = "validation"
+
 """What `Run.evaluated_on` says of runs that compare settings."""
 
 _LEFT_OUT = ("name", "run")
@@ -236,6 +354,7 @@ def _completed(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 MOST_IN_LABEL = 3
+
 """Departures that are told in a label; with more of them it has the run's name."""
 
 ABSENT = "-"
@@ -495,6 +614,7 @@ _FILES: Mapping[str, Callable[[Run], bool]] = {
     "clients.csv": _was_tested,
     "personalization.jsonl": _was_tested,
 }
+
 """What charts are drawn from, each with which runs ought to have it."""
 
 
@@ -520,6 +640,7 @@ _UNKNOWN = "not known"
 _TOLD_BY_COUNTS = ("num_clients", "unseen_fraction")
 
 _TREATMENT = "unseen_train_fraction"
+
 """Of a partition; with another one the same clients are tested on the same data."""
 
 _FINGERPRINT = 12  # digits
@@ -742,6 +863,7 @@ FIGURES: Mapping[str, str] = {
     "ece": "ece",
     "log_loss": "log_loss",
 }
+
 """What a row calls the figures of `knnper.server.results.Summary`."""
 
 FEDAVG = METHODS["fedavg"].title
@@ -866,7 +988,7 @@ def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
     return columns
 
 
-def percent(figure: Estimate) -> str:
+def with_interval(figure: Estimate) -> str:
     """Return a fraction in percent with its interval, as in ``79.9 ± 1.2 %``."""
     if figure.mean is None:
         return "-"
@@ -878,7 +1000,7 @@ def percent(figure: Estimate) -> str:
 
 def points(figure: Estimate) -> str:
     """Return a fraction in percent, as `percent` does, without the sign."""
-    return percent(figure).removesuffix(" %")
+    return with_interval(figure).removesuffix(" %")
 
 
 def number(figure: Estimate) -> str:
@@ -909,6 +1031,7 @@ def _reference_labels(found: Sequence[tuple[_Model, Row]]) -> dict[_Model, str]:
 
 
 _Fedavg = Mapping[int | None, tuple[str, Mapping[str, float]]]
+
 """By seed the split, and the clients' accuracies with FedAvg's model."""
 
 
@@ -1046,9 +1169,9 @@ def _cells(row: Row, degraded: Iterable[str], several: bool) -> list[str]:
     return [
         row.label,
         row.group,
-        percent(row.figures["average"]),
-        percent(row.figures["bottom_decile"]),
-        *(percent(row.figures[name]) for name in degraded),
+        with_interval(row.figures["average"]),
+        with_interval(row.figures["bottom_decile"]),
+        *(with_interval(row.figures[name]) for name in degraded),
         str(row.num_clients),
         *([str(len(row.runs))] if several else []),
         "-" if row.num_rounds is None else str(row.num_rounds),
@@ -1057,4 +1180,5 @@ def _cells(row: Row, degraded: Iterable[str], several: bool) -> list[str]:
 
 
 RESULT_FILES = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
+
 """One of them is there, or grows, as soon as a run, a round or a part is done."""

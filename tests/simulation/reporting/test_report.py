@@ -20,8 +20,7 @@ from knnper.simulation.reports.report import (
     report_of,
     write_figures,
 )
-from knnper.simulation.reports.runs import by_data, load_run
-from knnper.simulation.reports.tables import markdown_text
+from knnper.simulation.reports.runs import by_data, load_run, markdown_text
 from knnper_cli.app import app
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
