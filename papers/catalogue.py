@@ -26,9 +26,7 @@ from papers.quality import QualitySettings, draw_quality
 from papers.three_approaches import ThreeApproachesSettings, draw_three_approaches
 
 RUN, EXPERIMENT, NOTHING = "a finished run", "an experiment", "nothing"
-
-_SHARED = ("only",)
-"""Settings with another value of which figures may share a folder."""
+_SHARED = ("only",)  # settings with another value of which figures may share a folder
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ def _warm(settings: FedBasisSettings) -> FedBasisSettings:
     return replace(without_treatments(settings), warm_start_fraction=fraction)
 
 
+# By what is treated. The first three begin with random bases, all alike.
 VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = (
     MappingProxyType(
         {
@@ -87,7 +88,6 @@ VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = (
         }
     )
 )
-"""By what is treated. The first three begin with random bases, all alike."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,6 @@ def mean_similarity(models: Sequence[Tensor]) -> float:
 
 
 TITLE = "What keeps FedBasis' bases apart (Figure 2)"
-
 _ENDS = ("accuracy", "unseen_accuracy")
 
 
@@ -268,7 +267,6 @@ def _rows(found: Mapping[str, PartRecord]) -> Iterator[tuple[object, ...]]:
 
 
 _COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
-
 _DASHES = ":", ":", "-", ":", "-"
 
 

@@ -93,10 +93,10 @@ def _distance_to_label(memory: Store, examples: Embedded, num_neighbors: int) ->
     return label_scores(memory, examples.embeddings, examples.labels, num_neighbors)
 
 
+# What is watched, by name.
 ALARMS: Mapping[str, Callable[[Store, Embedded, int], Scores]] = MappingProxyType(
     {"distance": _distance, "distance_to_own_label": _distance_to_label}
 )
-"""What is watched, by name."""
 
 
 def alarm_steps(
@@ -133,8 +133,8 @@ class DriftStream:
     tests: tuple[Integers, Integers]
 
 
+# Training images of a client on average; with fewer, most batches are empty.
 FEWEST_IMAGES = 10
-"""Training images of a client on average; with fewer, most batches are empty."""
 
 
 def require_enough_images(num_train: int, num_clients: int) -> None:

@@ -34,8 +34,8 @@ from knnper.strategies.knn_per import KnnSettings
 
 PartRecord = Mapping[str, Any]
 
+# ``(done, total) -> None``: is told how many parts are finished.
 OnPart = Callable[[int, int], None]
-"""``(done, total) -> None``: is told how many parts are finished."""
 
 PARTS = "parts.jsonl"
 

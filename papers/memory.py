@@ -72,7 +72,6 @@ PanelName = Literal[
 ]
 
 _SOME = Field(min_length=1)
-
 _TENTHS = tuple(number / 10 for number in range(11))
 
 
@@ -389,8 +388,7 @@ class Population:
         return correct / sum(len(client.test) for client in self.clients)
 
 
-Records = Mapping[float, Sequence[PartRecord]]
-"""By alpha, what was measured each time."""
+Records = Mapping[float, Sequence[PartRecord]]  # by alpha, what was measured each time
 
 
 @dataclass(frozen=True)
@@ -755,8 +753,7 @@ def _drawing(
     )
 
 
-_LONG_LABEL = 20
-"""Characters, from which labels have a line each."""
+_LONG_LABEL = 20  # characters, from which labels have a line each
 
 
 @styled

@@ -47,7 +47,6 @@ from papers.figures import (
 from papers.memory import MemorySettings, Population, Service, UnseenImages
 
 _SOME = Field(min_length=1)
-
 _EPOCHS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 

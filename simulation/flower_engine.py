@@ -418,8 +418,8 @@ def _num_expected(grid: Grid, node: int, stop: threading.Event) -> int:
     return int(str(reply.content.config_records["node"]["num-partitions"]))
 
 
+# Flower's nodes at most. Which of them runs a client makes no difference.
 NUM_NODES = 64
-"""Flower's nodes at most. Which of them runs a client makes no difference."""
 
 
 def run_on_flower(

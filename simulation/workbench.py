@@ -246,10 +246,7 @@ def build_workbench(
     )
 
 
-PARTITION = "partition.json"
-
-"""In the folder of a run over virtual clients."""
-
+PARTITION = "partition.json"  # in the folder of a run over virtual clients
 Counts = tuple[int, ...]
 
 

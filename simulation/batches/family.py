@@ -40,11 +40,8 @@ from knnper.strategies.core.method import AS_IT_IS, NoSettings
 from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 
-FAILED = "failed.txt"
-"""In a run's folder: why it ended without results."""
-
-CLIENTS = "clients"
-"""In a run's folder: the clients' states, for methods that have any."""
+FAILED = "failed.txt"  # in a run's folder: why it ended without results
+CLIENTS = "clients"  # in a run's folder: the clients' states, for methods that have any
 
 
 class Step(Enum):

@@ -56,27 +56,15 @@ from knnper.simulation.reports.runs import (
 
 _SIZE_INCHES = (7.2, 4.2)
 
+# From this ratio of the largest to the smallest value on, the axis is logarithmic.
 _ORDERS_FOR_LOG = 100
 
-"""From this ratio of the largest to the smallest value on, the axis is logarithmic."""
-
-_LEAST_GAP = 0.04
-
-"""Of the axis, between two values that are both named."""
-
+_LEAST_GAP = 0.04  # of the axis, between two values that are both named
 _MARGIN = 0.02
-
 _MARKERS = "os^Dv"
-
 _DASHES = ("-", "--", ":", "-.")
-
-CurveKey = tuple[str, ...]
-
-"""What tells a curve apart, as text."""
-
-Style = Mapping[str, Any]
-
-"""Arguments of matplotlib."""
+CurveKey = tuple[str, ...]  # what tells a curve apart, as text
+Style = Mapping[str, Any]  # arguments of matplotlib
 
 
 def plot_of(rows: Sequence[Row], settings: SweepSettings) -> Figure | None:
@@ -223,9 +211,8 @@ def best_points(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
     return best
 
 
+# Sections of a variant that stand in place of the base's, even if they are empty.
 _REPLACED = ("method", "personalization")
-
-"""Sections of a variant that stand in place of the base's, even if they are empty."""
 
 
 def chosen_sweep(sweep: Sweep, best: Sequence[Row]) -> str:
@@ -265,12 +252,8 @@ def _fixed(
     }
 
 
-_LEAST_SEEDS = 3
-
-"""From which an interval can be told."""
-
+_LEAST_SEEDS = 3  # from which an interval can be told
 PLOT = "plot"
-
 CHOSEN = "chosen.yaml"
 
 

@@ -38,19 +38,18 @@ from knnper.simulation.reports.runs import (
     load_run,
 )
 
+# What there is of each run, as in ``unseen.global.accuracy_weighted``.
 COLUMNS = tuple(
     f"{group}.{prefix}{figure}"
     for group in (*GROUPS, EVERYBODY)
     for prefix in ("", GLOBAL)
     for figure in FIGURES
 )
-"""What there is of each run, as in ``unseen.global.accuracy_weighted``."""
 
+# The column of a comparison's run, training and personalisation together.
 SECONDS = "seconds"
-"""The column of a comparison's run, training and personalisation together."""
 
-Figures = Mapping[str, float | None]
-"""By column; None where there is no such figure."""
+Figures = Mapping[str, float | None]  # by column; None where there is no such figure
 
 
 @dataclass(frozen=True)
@@ -106,12 +105,12 @@ def figures_of(run: Path) -> Figures:
     }
 
 
+# By their names in the files of a comparison, the figures that it shows.
 _COMPARED = {
     "average": "accuracy_weighted",
     "bottom_decile": "accuracy_bottom_decile",
     "fraction_degraded": "fraction_degraded",
 }
-"""By their names in the files of a comparison, the figures that it shows."""
 
 
 def _compared_columns() -> dict[tuple[str, str], str]:
@@ -250,8 +249,8 @@ def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
+# What the table of a sweep shows beside its figure.
 BESIDE = ("global.accuracy_weighted", "accuracy_bottom_decile", "fraction_degraded")
-"""What the table of a sweep shows beside its figure."""
 
 _WORDS = {
     "num_clients": "clients",

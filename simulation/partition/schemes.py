@@ -21,7 +21,6 @@ from knnper.experiment import (
 from knnper.seeding import RandomKey
 
 Integers: TypeAlias = NDArray[np.int64]
-
 ClassWeights: TypeAlias = NDArray[np.float64]
 
 

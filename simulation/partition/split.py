@@ -25,12 +25,10 @@ from knnper.simulation.partition.schemes import (
     PartitionSettings,
 )
 
+# ``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
+# ``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
+# least, where there is any, is left to train on.
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
-"""``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
-
-``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
-least, where there is any, is left to train on.
-"""
 
 
 def hold_out_for(dtype: InputDtype) -> HoldOut:

@@ -47,25 +47,14 @@ from knnper.simulation.workbench import LabelCounts, read_label_counts
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 
 WIDTH = 8.6  # inches, that of the page's text
-
 PANEL_HEIGHT = 2.7  # inches
-
-MOST_SHOWN = 8
-"""Setups in one chart: there are no more colours that are told apart."""
-
+MOST_SHOWN = 8  # setups in one chart: there are no more colours that are told apart
 T = TypeVar("T")
-
 MOST_COLUMNS = 4
-
 _FEWEST_COLUMNS = 3
-
 _TITLE_WIDTH = 26  # characters
-
-_MARGIN = 0.06
-"""Of an axis of fractions beyond its ends, for marks there."""
-
+_MARGIN = 0.06  # of an axis of fractions beyond its ends, for marks there
 _FRACTIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-
 _FRACTIONS_BOTH = (0.0, 0.5, 1.0)
 
 
@@ -214,18 +203,17 @@ def _apart(heights: Sequence[float], distance: float) -> list[float]:
     return moved
 
 
+# What is drawn of ``rounds.jsonl``, with the name of its axis.
 FIGURES: Mapping[str, str] = {
     "train_loss": "training loss (nats)",
     "validation_accuracy": "validation accuracy, unpersonalised",
 }
-"""What is drawn of ``rounds.jsonl``, with the name of its axis."""
 
 _PANEL_HEIGHT = 2.8  # inches
-
 _LINE = 0.062  # of the height of a panel
 
+# A height above the largest loss, which a line at the very top would not have.
 _HEADROOM = 1.08
-"""A height above the largest loss, which a line at the very top would not have."""
 
 
 @dataclass(frozen=True)
@@ -324,13 +312,13 @@ def _alternative(drawn: Mapping[str, Sequence[Curve]]) -> str:
     return f"By round: {'; '.join(told)}."
 
 
+# Colours that follow the page, light or dark, by the name of a CSS variable.
 THEMED: Mapping[str, Color] = {
     "ink": INK,
     "soft": SOFT,
     "faint": FAINT,
     **{f"series-{number}": color for number, color in enumerate(SERIES)},
 }
-"""Colours that follow the page, light or dark, by the name of a CSS variable."""
 
 _SVG = "{http://www.w3.org/2000/svg}"
 
@@ -468,7 +456,6 @@ def _knn_weights_alternative(found: Mapping[str, WeightCounts]) -> str:
 
 
 _ROW_HEIGHT = 0.26  # inches
-
 _FRAME_HEIGHT = 0.9
 
 
@@ -526,11 +513,8 @@ def _draw_average(axes: Axes, height: int, row: Row, color: Color) -> None:
     )
 
 
-MOST_NAMED = 30
-"""Labels that are named; of more, only some are."""
-
+MOST_NAMED = 30  # labels that are named; of more, only some are
 _CLASS_HEIGHT = 0.19  # inches
-
 _LEAST_OPAQUE = 0.16
 
 
@@ -774,7 +758,6 @@ def _errors(panel: Panel) -> str:
 
 
 _SCATTER_LARGEST_AREA, _SMALLEST_AREA = 240.0, 9.0  # square points
-
 _MARKERS = {True: "o", False: "s"}
 
 
@@ -862,9 +845,7 @@ def _scatter_draw(axes: Axes, scatter: Scatter, color: Color) -> None:
 
 
 MOST_CLASSES = 6
-
 FEWEST_CLIENTS = 5
-
 _WIDE_RANGE = 30.0
 
 

@@ -197,11 +197,11 @@ def _section(kind: _Kind, setups: Sequence[Setup], colors: Colors) -> Section:
     return Section(kind.name, kind.title, text, picture)
 
 
+# Of the charts, for a paper; each with what leaves its date out.
 FORMATS: Mapping[str, dict[str, None]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-"""Of the charts, for a paper; each with what leaves its date out."""
 
 
 def write_text(path: Path, text: str) -> None:

@@ -34,13 +34,10 @@ from knnper.strategies.core.method import AS_IT_IS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-VS_GLOBAL = "global"
+VS_GLOBAL = "global"  # the unpersonalised model of the same run, see `degraded_vs`
 
-"""The unpersonalised model of the same run, see `degraded_vs`."""
-
+# Of so many characters is the line below a header that Markdown takes for one.
 _RULE = 3
-
-"""Of so many characters is the line below a header that Markdown takes for one."""
 
 
 @dataclass(frozen=True)
@@ -116,9 +113,8 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+# Categories of Unicode: control characters, halves of characters, ends of lines.
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
-
-"""Categories of Unicode: control characters, halves of characters, ends of lines."""
 
 _NOT_IN_XML = "\ufffe\uffff"
 
@@ -187,13 +183,8 @@ def estimate(values: Iterable[float | None]) -> Estimate:
 
 
 GROUPS = ("seen", "unseen")
-
 EVERYBODY = "all"
-
-VALIDATION = "validation"
-
-"""What `Run.evaluated_on` says of runs that compare settings."""
-
+VALIDATION = "validation"  # what `Run.evaluated_on` says of runs that compare settings
 _LEFT_OUT = ("name", "run")
 
 
@@ -353,9 +344,8 @@ def _completed(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
         return experiment
 
 
+# Departures that are told in a label; with more of them it has the run's name.
 MOST_IN_LABEL = 3
-
-"""Departures that are told in a label; with more of them it has the run's name."""
 
 ABSENT = "-"
 
@@ -609,13 +599,12 @@ def _was_trained(run: Run) -> bool:
     return bool(run.results["training"].get("num_rounds"))
 
 
+# What charts are drawn from, each with which runs ought to have it.
 _FILES: Mapping[str, Callable[[Run], bool]] = {
     "rounds.jsonl": _was_trained,
     "clients.csv": _was_tested,
     "personalization.jsonl": _was_tested,
 }
-
-"""What charts are drawn from, each with which runs ought to have it."""
 
 
 def _lacking(setup: Setup, name: str, expected: Callable[[Run], bool]) -> list[Run]:
@@ -636,12 +625,10 @@ def _lack(setup: Setup, lacking: Sequence[Run], name: str) -> str:
 
 
 _UNKNOWN = "not known"
-
 _TOLD_BY_COUNTS = ("num_clients", "unseen_fraction")
 
+# Of a partition; with another one the same clients are tested on the same data.
 _TREATMENT = "unseen_train_fraction"
-
-"""Of a partition; with another one the same clients are tested on the same data."""
 
 _FINGERPRINT = 12  # digits
 
@@ -854,6 +841,7 @@ def environment_text(manifest: Mapping[str, Any]) -> str:
     return f"{', '.join(packages) or _UNKNOWN}; {machine}; {cores} CPU cores"
 
 
+# What a row calls the figures of `knnper.server.results.Summary`.
 FIGURES: Mapping[str, str] = {
     "average": "accuracy_weighted",
     "mean": "accuracy_mean",
@@ -864,10 +852,7 @@ FIGURES: Mapping[str, str] = {
     "log_loss": "log_loss",
 }
 
-"""What a row calls the figures of `knnper.server.results.Summary`."""
-
 FEDAVG = METHODS["fedavg"].title
-
 VS_FEDAVG = "fraction_degraded_vs_fedavg"
 
 
@@ -1030,9 +1015,8 @@ def _reference_labels(found: Sequence[tuple[_Model, Row]]) -> dict[_Model, str]:
     return labels
 
 
+# By seed the split, and the clients' accuracies with FedAvg's model.
 _Fedavg = Mapping[int | None, tuple[str, Mapping[str, float]]]
-
-"""By seed the split, and the clients' accuracies with FedAvg's model."""
 
 
 def _fedavg_of(setups: Sequence[Setup]) -> _Fedavg:
@@ -1179,6 +1163,5 @@ def _cells(row: Row, degraded: Iterable[str], several: bool) -> list[str]:
     ]
 
 
+# One of them is there, or grows, as soon as a run, a round or a part is done.
 RESULT_FILES = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
-
-"""One of them is there, or grows, as soon as a run, a round or a part is done."""
