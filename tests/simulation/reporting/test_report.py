@@ -177,9 +177,9 @@ def test_markdown_tells_how_to_repeat_it(report: Report, page: Page) -> None:
     assert "\n\n## Averages" in text
     assert "| partition.name | iid |" in text
     for one in report.repetitions:
-        assert f"save this as `{one.file}`" in text
-        assert all(f"\n    {command}\n" in text for command in one.commands)
-        assert f"\n{textwrap.indent(one.experiment, '    ')}\n" in text
+        assert f"save this as `{one['file']}`" in text
+        assert all(f"\n    {command}\n" in text for command in one["commands"])
+        assert f"\n{textwrap.indent(one['experiment'], '    ')}\n" in text
 
 
 def test_names_are_no_html_in_markdown(report: Report) -> None:
