@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from knnper.datastore.database import all_rows, blob_tables, opened, rows_of
 from knnper.datastore.examples import Ids
-from knnper.datastore.schema import all_rows, blob_tables, opened, rows_of
 from knnper.datastore.store import DATABASE
 
 Bytes = NDArray[np.uint8]

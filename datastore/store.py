@@ -21,8 +21,21 @@ from knnper.datastore.database import (
     Acknowledged,
     Change,
     Rows,
+    StoreRow,
     Version,
+    connect,
+    connection_damaged,
+    create,
     create_acknowledged,
+    damage,
+    encode_stream,
+    is_unlogged,
+    log_of,
+    migrate,
+    read_damaged_text,
+    require_tables,
+    transaction,
+    writer_lock,
 )
 from knnper.datastore.examples import (
     Added,
@@ -37,31 +50,19 @@ from knnper.datastore.examples import (
     StoreFullError,
     StoreMismatchError,
     StoreSpec,
+    StreamState,
     require_embeddings,
     require_labels,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_cache import IndexCache
-from knnper.datastore.policy import POLICIES, Decision, StreamState, forget
-from knnper.datastore.schema import (
-    StoreRow,
-    create,
-    encode_stream,
-    migrate,
-    require_tables,
+from knnper.datastore.policy import (
+    POLICIES,
+    Decision,
+    StoreSettings,
+    forget,
+    require_settings,
 )
-from knnper.datastore.search import LiveView
-from knnper.datastore.settings import StoreSettings, require_settings
-from knnper.datastore.sqlite import (
-    connect,
-    connection_damaged,
-    damage,
-    is_unlogged,
-    log_of,
-    read_damaged_text,
-    transaction,
-    writer_lock,
-)
+from knnper.datastore.search import IndexCache, LiveView
 from knnper.errors import DataError
 from knnper.files import lock_holder, sync_to_disc
 from knnper.seeding import RandomKey

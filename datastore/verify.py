@@ -10,29 +10,32 @@ from pathlib import Path
 
 import numpy as np
 
-from knnper.datastore import schema
-from knnper.datastore.database import ACKNOWLEDGED, Change, Rows
+from knnper.datastore import database as schema
+from knnper.datastore.database import (
+    ACKNOWLEDGED,
+    EXAMPLE,
+    Change,
+    Rows,
+    all_rows,
+    blob_tables,
+    damaged_rows,
+    opened,
+)
 from knnper.datastore.examples import (
     Ids,
     Selection,
     StoreDamagedError,
     StoreError,
     StoreSpec,
+    StreamState,
     named,
     to_delete,
     to_restore,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_cache import MANIFEST, IndexCache, file_sha256
-from knnper.datastore.policy import StreamState, forget
+from knnper.datastore.policy import forget
 from knnper.datastore.salvage import Salvage, what_is_intact
-from knnper.datastore.schema import (
-    EXAMPLE,
-    all_rows,
-    blob_tables,
-    damaged_rows,
-    opened,
-)
+from knnper.datastore.search import MANIFEST, IndexCache, file_sha256
 from knnper.datastore.store import (
     DATABASE,
     INDEX,

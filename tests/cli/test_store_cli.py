@@ -16,7 +16,7 @@ import typer
 from knnper.data.digits import DigitsSettings
 from knnper.datastore.database import ACKNOWLEDGED
 from knnper.datastore.examples import Selection
-from knnper.datastore.index_kinds import ScalarSettings
+from knnper.datastore.index import ScalarSettings
 from knnper.datastore.store import DATABASE, open_store
 from knnper_cli.app import app
 from knnper_cli.store import as_section

@@ -22,9 +22,8 @@ from hypothesis.stateful import (
 from torch import Tensor
 
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from knnper.datastore.index_kinds import IndexSettings
-from knnper.datastore.policy import PolicyName
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.index import IndexSettings
+from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import (
     StoreReader,
     create_store,
