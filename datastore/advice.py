@@ -34,7 +34,6 @@ from knnper.datastore.tuning import (
 from knnper.seeding import RandomKey
 
 MOST_TIMED = 50
-
 RERANK = 4
 
 Head = Callable[[Tensor], Tensor]

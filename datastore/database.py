@@ -1,22 +1,15 @@
-"""The rows of a store, in a database on disk or in memory: its truth.
+"""The rows of a store, in SQLite on disk or in memory: its truth.
 
-Beside a database on disk lies a witness of what was acknowledged. SQLite takes a
-damaged log for one that a crash has cut short: it ignores the damaged transaction and
-all that follow, without a word. A number that is written after each transaction tells
-the two apart. It need not be on disk at once, which would cost each transaction a
-second fsync: a killed process leaves it in the system's memory, and a power cut at
-worst an older number, which raises no false alarm.
+Ids and labels are apart from the large columns, so that reading them is cheap. The
+checksum of bytes covers id and label too: it ties a label to what it is the label of.
 """
 
 import contextlib
 import dataclasses
-import functools
 import json
-import logging
 import math
 import os
 import sqlite3
-import statistics
 import struct
 import threading
 import time
@@ -24,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,21 +40,16 @@ from knnper.datastore.examples import (
     to_restore,
 )
 from knnper.datastore.index import Vectors
-from knnper.files import FileLock, LockHeldError, write_atomically
 
 PAGE_BYTES = 16384
-
 """Examples take some kilobytes: larger pages than SQLite's 4096 hold several of them,
 and a batch is written almost twice as fast."""
 
 _READ_FAILURES = tuple(
     f"SQLITE_IOERR_{one}" for one in ("READ", "SHORT_READ", "CORRUPTFS", "DATA")
 )
-
 _CLOSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
-
 WAIT_S = 10.0
-
 """How long a statement waits for another process to end its transaction."""
 
 
@@ -82,30 +70,36 @@ class Connection(sqlite3.Connection):
 
 def connect(path: Path, *, writable: bool) -> Connection:
     """Return a connection whose transactions are those of `transaction`."""
-    # A commit is on disk when it returns (synchronous = FULL), and what is deleted is
-    # overwritten with zeros (secure_delete).
     with understood(path):
         if not writable:
             return _reader(path)
         connection = _connection(path, "mode=rwc")
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA secure_delete = ON")
-        # `Log` says when, so that no commit pays for it by surprise.
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        # A commit is on disk when it returns (synchronous = FULL), what is deleted is
+        # overwritten with zeros (secure_delete), and `Log` says when the log is copied
+        # (wal_autocheckpoint), so that no commit pays for it by surprise.
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "secure_delete = ON",
+            "wal_autocheckpoint = 0",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
-def connect_to_memory() -> Connection:
-    """Return a connection to an empty database that is gone with it."""
+def _connection(path: Path | None, options: str = "") -> Connection:
+    """Return a connection; without a path to an empty database that ends with it."""
     connection = sqlite3.connect(
-        ":memory:",
+        ":memory:" if path is None else f"{path.absolute().as_uri()}?{options}",
+        uri=path is not None,
+        timeout=WAIT_S,
         isolation_level=None,
+        # Whoever uses it from several threads takes a lock first.
         check_same_thread=False,
         factory=Connection,
     )
-    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    if path is None or options == "mode=rwc":
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     return connection
 
 
@@ -142,24 +136,21 @@ def _reader(path: Path) -> Connection:
     return connection
 
 
-def _connection(path: Path, options: str) -> Connection:
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?{options}",
-        uri=True,
-        timeout=WAIT_S,
-        isolation_level=None,
-        # Whoever uses it from several threads takes a lock first.
-        check_same_thread=False,
-        factory=Connection,
-    )
-
-
 def is_unlogged(path: Path) -> bool:
     """Return whether nothing is in the log of the database in ``path``."""
     try:
         return log_of(path).stat().st_size == 0
     except FileNotFoundError:
         return True
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection to read with, closed afterwards."""
+    with contextlib.closing(connect(path, writable=False)) as connection:
+        read_damaged_text(connection)
+        with understood(path):
+            yield connection
 
 
 def read_damaged_text(connection: sqlite3.Connection) -> None:
@@ -246,15 +237,11 @@ def connection_damaged(path: Path, found: str) -> StoreDamagedError:
 
 
 LOG_BYTES = 64 * 2**20
-
 """How much is written to the log before it is copied into the database. Copying costs
 as much as writing; a longer log copies pages less often, and is read slower."""
 
-_HEADER, _FRAME_HEADER = 32, 24
-
-_FRAME = _FRAME_HEADER + PAGE_BYTES
-
-_MARK, _FORMAT = 0x377F0682, 3007000  # The last bit of the mark is the order of bytes.
+LOG_HEADER = 32
+FRAME_HEADER = 24
 
 
 class Log:
@@ -297,138 +284,15 @@ class Log:
                 "PRAGMA wal_checkpoint(TRUNCATE)"
             ).fetchone()
             if kept and num_frames > 0:
-                os.truncate(log_of(self._path), _HEADER + num_frames * _FRAME)
+                frame = FRAME_HEADER + PAGE_BYTES
+                os.truncate(log_of(self._path), LOG_HEADER + num_frames * frame)
         self._connection.execute(f"PRAGMA busy_timeout = {1000 * WAIT_S:.0f}")
 
 
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One page in the log."""
-
-    number: int
-    page: int
-    num_pages: int
-    content: bytes
-    is_sound: bool
-
-
-def frames(path: Path) -> Iterator[Frame]:
-    """Yield the frames of the log in ``path``, sound or not; none without a file."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        salts, order, before = _beginning(file)
-        number = 0
-        while len(read := file.read(_FRAME)) == _FRAME:
-            number += 1
-            # One flipped bit does not make it one of another log.
-            is_of_this_log = _num_different_bits(_pair(read[8:16]), salts) <= 1
-            if before is not None:
-                found = _checksum(read[:8] + read[24:], before, order)
-                is_sound = (_pair(read[8:16]), _pair(read[16:24])) == (salts, found)
-                before = found if is_sound else None
-            if is_of_this_log:
-                page, num_pages = _pair(read[:8])
-                yield Frame(number, page, num_pages, read[24:], before is not None)
-
-
-def damage(path: Path) -> str | None:
-    """Return what is wrong with a log; None if a crash may leave it so."""
-    # A crash tears the last transaction, which was not acknowledged. If frames of
-    # another one follow it was, for each is on disk before the next begins.
-    first = num_frames = num_ends = num_acknowledged = 0
-    for frame in frames(path):
-        num_frames += 1
-        if not frame.is_sound:
-            first = first or num_frames
-            num_acknowledged += num_ends > 0
-            num_ends += frame.num_pages > 0
-    if num_ends and not _has_sound_header(path):
-        where = "its header"
-    elif num_acknowledged:
-        where = f"frame {first} of {num_frames}"
-    else:
-        return None
-    return f"its log is damaged at {where}, and {num_ends} transactions are not read"
-
-
-def _has_sound_header(path: Path) -> bool:
-    with path.open("rb") as file:
-        return _beginning(file)[2] is not None
-
-
-def _beginning(file: BinaryIO) -> tuple[Pair, str, Pair | None]:
-    """Return salts, order of bytes and checksum of a log's header; None if damaged."""
-    head = file.read(_HEADER)
-    for mark, order in ((_MARK, "<"), (_MARK + 1, ">")):
-        begun = np.array([mark, _FORMAT, PAGE_BYTES], ">u4").tobytes()
-        if len(head) == _HEADER and head.startswith(begun):
-            found = _checksum(head[:24], (0, 0), order)
-            if found == _pair(head[24:]):
-                return _pair(head[16:]), order, found
-    # The frames know them too; those at the beginning are the newest.
-    salts = [(0, 0)]
-    for place in range(3):
-        file.seek(_HEADER + place * _FRAME + 8)
-        if len(read := file.read(8)) == 8:
-            salts.insert(place, _pair(read))
-    file.seek(_HEADER)
-    return statistics.mode(salts), "<", None
-
-
-def _pair(content: bytes) -> Pair:
-    return int.from_bytes(content[:4], "big"), int.from_bytes(content[4:8], "big")
-
-
-def _num_different_bits(one: Pair, other: Pair) -> int:
-    return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=True))
-
-
-def _checksum(content: bytes, before: Pair, order: str) -> Pair:
-    """Return the checksum of ``content`` that goes on from that of what is before."""
-    words = np.frombuffer(content, f"{order}u4").astype(np.uint32)
-    words = np.concatenate([np.array(before[1:], np.uint32), words])
-    words[1:2] += np.uint32(before[0])
-    first, second = (words @ _weights(len(words))).tolist()
-    return first, second
-
-
-@functools.cache
-def _weights(count: int) -> NDArray[np.uint32]:
-    """Return how much each of ``count`` words adds to a and b, shape (count, 2)."""
-    weights = np.empty((count, 2), np.uint32)
-    a, b = 0, 1
-    for place in range(count - 1, -1, -1):
-        weights[place] = a, b
-        a, b = b, (a + b) % 2**32
-    return weights
-
-
-def writer_lock(path: Path) -> FileLock:
-    """Return the lock of the one process that writes to a store."""
-    try:
-        return FileLock(path)
-    except LockHeldError as error:
-        raise StoreBusyError(
-            f"process {error} writes to {path.parent}; a store has one writer and any "
-            "number of readers. Stop that process, or open the store to read"
-        ) from error
-    except OSError as error:
-        raise StoreError(
-            f"{path.parent} cannot be written ({error}); open the store to read, or "
-            "give this user the right to write there"
-        ) from error
-
-
 APPLICATION_ID = 0x6B4E4E50  # "kNNP"
-
 FORMAT = 2
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
-
 """What brings the tables of format n to n + 1; run when a store is opened to write."""
 
 _TABLES = {
@@ -470,7 +334,6 @@ _TABLES = {
 }
 
 EXAMPLE = "id, external_id, label, arrival"
-
 """What the checksum of a row of ``examples`` covers."""
 
 _VECTORS = """(
@@ -497,7 +360,7 @@ class StoreRow:
     active: int  # number of the version that is searched
     stream: str  # JSON of what the policy remembers
     previous: int | None = None  # number of the version that can be rolled back to
-    num_removed: int = 0  # examples that ever left
+    num_removed: int = 0  # examples that ever left; grows whenever an id disappears
     erasing: int = 0  # 1 where deleted examples may still have left bytes
     index_token: str = ""  # of the last save of the index
     num_examples: int = 0
@@ -518,18 +381,13 @@ class StoreRow:
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Replace the row."""
-        statement = insertion("store", f"one, {_COLUMNS}", replace=True)
+        statement = _insertion("store", f"one, {_COLUMNS}")
         connection.execute(statement, (1, *vars(self).values(), self.checksum))
 
     @property
     def checksum(self) -> int:
         """Of all other columns."""
         return row_checksum(*vars(self).values())
-
-    @property
-    def num_offered(self) -> int:
-        """The largest id that was given."""
-        return int(json.loads(self.stream)["num_offered"])
 
     @property
     def stream_state(self) -> StreamState:
@@ -546,9 +404,7 @@ class StoreRow:
         self.stream = encode_stream(stream)
 
 
-_NAMES = [field.name for field in dataclasses.fields(StoreRow)]
-
-_COLUMNS = ", ".join(_NAMES)
+_COLUMNS = ", ".join(one.name for one in dataclasses.fields(StoreRow))
 
 
 def encode_stream(stream: StreamState) -> str:
@@ -569,15 +425,26 @@ def create(
     connection.execute(f"PRAGMA user_version = {FORMAT}")
     for name, columns in _TABLES.items():
         connection.execute(_statement(name, columns))
-    row.active = insert_version(connection, fingerprint, embedding_dim)
+    row.active = _insert_version(connection, fingerprint, embedding_dim)
     row.write(connection)
 
 
-def insertion(table: str, columns: str, *, replace: bool = False) -> str:
+def _insertion(table: str, columns: str, verb: str = "INSERT OR REPLACE") -> str:
     """Return the statement that inserts these columns, and their checksum."""
     marks = ", ".join("?" * (1 + len(columns.split(","))))
-    verb = "INSERT OR REPLACE" if replace else "INSERT"
     return f"{verb} INTO {table} ({columns}, checksum) VALUES ({marks})"
+
+
+def _insert_version(
+    connection: sqlite3.Connection, fingerprint: str, embedding_dim: int
+) -> int:
+    """Note a version in the database, make its table, and return its number."""
+    values = fingerprint, embedding_dim
+    statement = _insertion("versions", "fingerprint, embedding_dim", "INSERT")
+    cursor = connection.execute(statement, (*values, row_checksum(*values)))
+    number = int(cursor.lastrowid or 0)
+    connection.execute(_statement(vectors_table(number), _VECTORS))
+    return number
 
 
 def migrate(path: Path) -> None:
@@ -638,7 +505,7 @@ def _statement(name: str, columns: str) -> str:
     return f"CREATE TABLE {name} {columns}"
 
 
-def column_of(table: str) -> str:
+def _column_of(table: str) -> str:
     """Return the column of bytes of a table of inputs or embeddings."""
     return "input" if table == "inputs" else "vector"
 
@@ -646,38 +513,6 @@ def column_of(table: str) -> str:
 def vectors_table(version: int) -> str:
     """Return the name of the table of one version's embeddings."""
     return f"embeddings_{version:d}"
-
-
-def insert_examples(
-    connection: sqlite3.Connection,
-    added: Contents,
-    external_ids: Sequence[str | None],
-) -> None:
-    """Insert examples (n), whose owner has a name for each or none at all."""
-    rows = zip(
-        added.ids.tolist(),
-        external_ids or [None] * len(added),
-        added.labels.tolist(),
-        added.arrivals.tolist(),
-        strict=True,
-    )
-    connection.executemany(
-        insertion("examples", EXAMPLE),
-        ((*row, row_checksum(*row)) for row in rows),
-    )
-
-
-def insert_version(
-    connection: sqlite3.Connection, fingerprint: str, embedding_dim: int
-) -> int:
-    """Note a version in the database, make its table, and return its number."""
-    cursor = connection.execute(
-        insertion("versions", "fingerprint, embedding_dim"),
-        (fingerprint, embedding_dim, row_checksum(fingerprint, embedding_dim)),
-    )
-    number = int(cursor.lastrowid or 0)
-    connection.execute(_statement(vectors_table(number), _VECTORS))
-    return number
 
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all bits
@@ -730,15 +565,15 @@ def digest(contents: Contents) -> int:
         mixed ^= column.view(np.uint64)
         mixed *= _MULTIPLIER
         mixed ^= mixed >> _SHIFT
-    return as_signed(int(mixed.sum(dtype=np.uint64)))
+    return _as_signed(int(mixed.sum(dtype=np.uint64)))
 
 
-def as_signed(number: int) -> int:
+def _as_signed(number: int) -> int:
     """Return a number modulo 2^64, from -2^63 on."""
     return (number + 2**63) % 2**64 - 2**63
 
 
-def insert(
+def _insert(
     connection: sqlite3.Connection,
     table: str,
     ids: Ids,
@@ -746,17 +581,22 @@ def insert(
     rows: NDArray[np.generic],
 ) -> None:
     """Insert ``rows`` (m, ...) under ``ids`` (m,); replace what is there."""
+    if len(ids) == 0:
+        return
+    contents = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
     connection.executemany(
-        insertion(table, f"id, {column_of(table)}", replace=True),
-        _encoded(table, ids, labels, rows),
+        _insertion(table, f"id, {_column_of(table)}"),
+        (
+            (one, row.data, content_checksum(table, one, label, row.data))
+            for one, label, row in zip(
+                ids.tolist(), labels.tolist(), contents, strict=True
+            )
+        ),
     )
 
 
-def read(
-    connection: sqlite3.Connection,
-    table: str,
-    ids: Ids,
-    empty: NDArray[np.generic],
+def _read(
+    connection: sqlite3.Connection, table: str, ids: Ids, empty: NDArray[np.generic]
 ) -> NDArray[np.generic]:
     """Return the rows of ``ids`` (m,), each asked for once, in their order.
 
@@ -764,20 +604,19 @@ def read(
     """
     found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
     order = np.argsort(ids)
-    cursor = connection.execute(
-        f"SELECT id, label, {column_of(table)}, {table}.checksum FROM {table} "
+    rows = connection.execute(
+        f"SELECT id, label, {_column_of(table)}, {table}.checksum FROM {table} "
         "JOIN examples USING (id) WHERE id IN (SELECT value FROM json_each(?)) "
         "ORDER BY id",
-        (json.dumps(ids.tolist()),),
-    )
-    rows = cursor.fetchall()
+        (_listed(ids),),
+    ).fetchall()
     present = [row[0] for row in rows]
     if present != ids[order].tolist():
         missing = sorted(set(ids.tolist()) - set(present))
         raise ExamplesMissingError(
             f"table {table} lacks examples {missing[:10]}; run `knnper store verify`"
         )
-    row_bytes = empty.dtype.itemsize * int(np.prod(empty.shape[1:], dtype=np.int64))
+    row_bytes = empty.dtype.itemsize * math.prod(empty.shape[1:])
     for position, row in zip(order.tolist(), rows, strict=True):
         if not is_intact(table, row) or len(row[2]) != row_bytes:
             raise StoreDamagedError(
@@ -793,36 +632,14 @@ def read(
 def damaged(connection: sqlite3.Connection, table: str) -> list[int]:
     """Return the ids whose bytes or label are not what was written."""
     cursor = connection.execute(
-        f"SELECT id, label, {column_of(table)}, {table}.checksum FROM {table} "
+        f"SELECT id, label, {_column_of(table)}, {table}.checksum FROM {table} "
         "LEFT JOIN examples USING (id) ORDER BY id"
     )
     return [row[0] for row in cursor if not is_intact(table, row)]
 
 
-def _encoded(
-    table: str, ids: Ids, labels: NDArray[np.int64], rows: NDArray[np.generic]
-) -> Iterator[tuple[int, memoryview, int]]:
-    if len(ids) == 0:
-        return
-    contiguous = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
-    for example, label, row in zip(
-        ids.tolist(), labels.tolist(), contiguous, strict=True
-    ):
-        yield example, row.data, content_checksum(table, example, label, row.data)
-
-
 ROWS_AT_ONCE = 256
-
 """Large rows that are in memory together."""
-
-
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Yield a connection to read with, closed afterwards."""
-    connection = connect(path, writable=False)
-    read_damaged_text(connection)
-    with contextlib.closing(connection), understood(path):
-        yield connection
 
 
 def blob_tables(connection: sqlite3.Connection) -> list[str]:
@@ -834,39 +651,25 @@ def blob_tables(connection: sqlite3.Connection) -> list[str]:
     return ["inputs", *(name for (name,) in rows)]
 
 
-def rows_of(
-    connection: sqlite3.Connection, table: str, ids: Ids
-) -> Iterator[tuple[int, bytes]]:
-    """Yield those of ``ids`` (m,) that the table has, and their bytes."""
-    cursor = connection.execute(
-        f"SELECT id, {column_of(table)} FROM {table} "
-        "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id",
-        (json.dumps(ids.tolist()),),
-    )
-    for example, content in cursor:
-        yield example, _as_bytes(content)
-
-
-def all_rows(
-    connection: sqlite3.Connection, table: str
+def contents_of(
+    connection: sqlite3.Connection, table: str, ids: Ids | None = None
 ) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield ids and bytes of all rows, some at once."""
+    """Yield ids and bytes of all rows, or those of ``ids`` (m,), some at once."""
+    chosen = "" if ids is None else "WHERE id IN (SELECT value FROM json_each(?)) "
     cursor = connection.execute(
-        f"SELECT id, {column_of(table)} FROM {table} ORDER BY id"
+        f"SELECT id, {_column_of(table)} FROM {table} {chosen}ORDER BY id",
+        () if ids is None else (_listed(ids),),
     )
     while rows := cursor.fetchmany(ROWS_AT_ONCE):
-        yield [(example, _as_bytes(content)) for example, content in rows]
-
-
-def _as_bytes(content: object) -> bytes:
-    """Return what stands where bytes were written; damage may have changed the type."""
-    return content if isinstance(content, bytes) else str(content).encode()
+        # Damage may have changed the type.
+        yield [
+            (one, found if isinstance(found, bytes) else str(found).encode())
+            for one, found in rows
+        ]
 
 
 _CELL_BYTES = 24  # Of a row beside its bytes: key, lengths, checksum, its place.
-
 _USABLE = PAGE_BYTES - 8  # Less the header of a page.
-
 _LARGEST = PAGE_BYTES - 35  # A longer row overflows to pages of its own.
 
 
@@ -920,90 +723,6 @@ class Change:
     must_erase: bool = False
 
 
-_LOG = logging.getLogger(__name__)
-
-ACKNOWLEDGED = "acknowledged.json"
-
-NUM_BYTES = 256
-
-"""Of the file: always the same ones are overwritten, within one sector of a disk."""
-
-ATTEMPTS, PAUSE_S = 5, 0.005
-
-"""How often the file is read again: it may be overwritten at this moment."""
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """What the file says."""
-
-    store_id: str
-    num_changes: int
-    num_examples: int
-    num_offered: int
-
-    @classmethod
-    def of(cls, row: StoreRow) -> Self:
-        """Return what acknowledges the state that ``row`` says."""
-        return cls(row.store_id, row.num_changes, row.num_examples, row.num_offered)
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Return what the store in ``folder`` has acknowledged."""
-        path = folder / ACKNOWLEDGED
-        for _ in range(ATTEMPTS if path.is_file() else 0):
-            try:
-                with path.open("rb") as file:
-                    found = json.loads(file.read(NUM_BYTES))
-                expected = found.pop("checksum")
-                if expected == row_checksum(*found.values()):
-                    return cls(**found)
-            except OSError as error:
-                raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-            except (ValueError, LookupError, TypeError, AttributeError):
-                pass
-            time.sleep(PAUSE_S)
-        raise StoreDamagedError(
-            f"{path} is missing or not what was written, so it cannot be told whether "
-            "the database is complete; expected the file that was beside it. Copy the "
-            "whole folder from where the store was, or save what is here: knnper store "
-            f"salvage {folder} NEW_FOLDER"
-        )
-
-    def encoded(self) -> bytes:
-        """Return the content of the file."""
-        document = dict(vars(self))
-        document["checksum"] = row_checksum(*document.values())
-        return json.dumps(document).encode().ljust(NUM_BYTES - 1) + b"\n"
-
-
-def create_acknowledged(folder: Path, row: StoreRow) -> None:
-    """Make the file of a new store."""
-    write_atomically(folder / ACKNOWLEDGED, Acknowledged.of(row).encoded())
-
-
-class AcknowledgedFile:
-    """The file, open for the one process that writes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor = os.open(folder / ACKNOWLEDGED, os.O_WRONLY | os.O_CLOEXEC)
-
-    def write(self, row: StoreRow) -> None:
-        """Note a state that is on disk."""
-        try:
-            os.pwrite(self._descriptor, Acknowledged.of(row).encoded(), 0)
-        except OSError as error:
-            # The change itself is done; an older number only says less.
-            _LOG.warning("%s is not written: %s", ACKNOWLEDGED, error)
-
-    def close(self) -> None:
-        """Bring it to disk, and close it."""
-        try:
-            os.fsync(self._descriptor)
-        finally:
-            os.close(self._descriptor)
-
-
 _EXAMPLES = (
     f"SELECT {EXAMPLE}, checksum FROM examples "
     "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
@@ -1011,44 +730,42 @@ _EXAMPLES = (
 
 
 class Rows:
-    """Keeps the examples. What a method has done is done for good when it returns."""
+    """Keeps the examples. What a method has done is done for good when it returns.
+
+    ``on_change`` is told the store's row when a change is on disk.
+    """
 
     def __init__(
         self,
-        reader: Connection,
-        writer: Connection | None,
         path: Path,
         layout: InputLayout | None,
+        reader: Connection,
+        writer: Connection | None,
+        on_change: Callable[[StoreRow], None] = lambda _: None,
     ) -> None:
-        self._path, self._layout = path, layout
+        self._path, self._layout, self._on_change = path, layout, on_change
         self._reader, self._writer = reader, writer
         self._reading = threading.RLock()
         self._writing = self._reading if reader is writer else threading.RLock()
         self._log = None if writer is None else Log(writer, path)
         self._held = None if writer is None else StoreRow.read(writer, path)
-        self._witness: AcknowledgedFile | None = None
         self._known_versions = dict[int, Version]()
         self._data_version = -1
         self.has_changed()
 
     @classmethod
-    def on_disk(cls, path: Path, layout: InputLayout | None, *, writable: bool) -> Self:
-        """Return the rows in ``path``; a writer holds the lock for that."""
-        writer = connect(path, writable=True) if writable else None
-        rows = cls(connect(path, writable=False), writer, path, layout)
-        if writable:
-            rows._witness = AcknowledgedFile(path.parent)
-        return rows
-
-    @classmethod
     def in_memory(
-        cls, row: StoreRow, first: Version, layout: InputLayout | None
+        cls,
+        row: StoreRow,
+        layout: InputLayout | None,
+        fingerprint: str,
+        embedding_dim: int,
     ) -> Self:
         """Return no rows, gone with the process: no file, the same behaviour."""
-        connection, path = connect_to_memory(), Path("memory")
+        connection, path = _connection(None), Path("memory")
         with transaction(connection, path, writing=True):
-            create(connection, row, first.fingerprint, first.embedding_dim)
-        return cls(connection, connection, path, layout)
+            create(connection, row, fingerprint, embedding_dim)
+        return cls(path, layout, connection, connection)
 
     def head(self) -> Head:
         """Return what the store is."""
@@ -1057,7 +774,7 @@ class Rows:
         return Head(version, row.previous, row.num_removed, row.stream_state)
 
     def has_changed(self) -> bool:
-        """See `Rows`; a writer knows what it changed."""
+        """Return whether another process changed something since the last call."""
         if self._writer is not None:
             return False
         with self._reading:
@@ -1096,14 +813,18 @@ class Rows:
 
     def vectors(self, ids: Ids, version: int) -> Vectors:
         """Return the embeddings (m, p) of ``ids`` (m,), all of which are there."""
-        dim = self._version(version).embedding_dim
-        return self._read(vectors_table(version), ids, np.empty((0, dim), np.float32))
+        empty = np.empty((0, self._version(version).embedding_dim), np.float32)
+        return self._content(vectors_table(version), ids, empty)
 
     def inputs(self, ids: Ids) -> NDArray[np.generic]:
         """Return the raw inputs (m, ...) of ``ids`` (m,), all of which are there."""
         assert self._layout is not None, "the store asks only where inputs are kept"
         empty = np.empty((0, *self._layout.shape), self._layout.dtype)
-        return self._read("inputs", ids, empty)
+        return self._content("inputs", ids, empty)
+
+    def _content(self, table: str, ids: Ids, empty: NDArray[np.generic]) -> NDArray:  # type: ignore[type-arg]
+        with self._reading, understood(self._path):
+            return _read(self._reader, table, ids, empty)
 
     def external_ids(self, ids: Ids) -> list[str | None]:
         """Return the owner's names of ``ids``; None for one that is not there."""
@@ -1113,44 +834,25 @@ class Rows:
         names = {row[0]: row[1] for row in rows}
         return [names.get(one) for one in ids.tolist()]
 
-    def select(self, selection: Selection) -> Ids:
-        """Return the ids that the selection describes, ascending."""
-        condition, values = _where(selection)
-        rows = self._fetch(
-            f"SELECT id FROM examples WHERE {condition} ORDER BY id",
-            *values,
-        )
-        return np.array([row[0] for row in rows], dtype=np.int64)
-
-    def apply(self, change: Change) -> None:
-        """See `Rows`; what is removed may be damaged."""
-        with self.writing() as (connection, row):
-            if len(change.removed):
-                self._remove(connection, row, change.removed)
-            if len(change.added):
-                self._insert(connection, change, row.active)
-                row.digest = as_signed(row.digest + digest(change.added))
-                row.num_examples += len(change.added)
-            row.num_removed += len(change.removed)
-            row.stream_state = change.stream
-            row.erasing = max(row.erasing, int(change.must_erase))
-
     def labels_as_found(self, ids: Ids) -> list[object]:
         """Return the labels of those of ``ids`` that are there, damaged or not."""
         return [row[2] for row in self._fetch(_EXAMPLES, _listed(ids))]
 
-    def compact(self) -> None:
-        """Give unused space back."""
-        with self._writing, understood(self._path):
-            self._connection().execute("VACUUM")
-            self._written().empty()
+    def select(self, selection: Selection) -> Ids:
+        """Return the ids that the selection describes, ascending."""
+        condition, values = _where(selection)
+        return self._ids(
+            f"SELECT id FROM examples WHERE {condition} ORDER BY id", *values
+        )
 
-    def erase_removed(self) -> None:
-        """See `Rows`."""
-        with self._writing:
-            self.compact()
-            with self.writing() as (_, row):
-                row.erasing = 0
+    def without_vector(self, version: int, after: int, limit: int) -> Ids:
+        """Return up to ``limit`` ids above ``after`` that lack an embedding."""
+        return self._ids(
+            f"SELECT id FROM examples LEFT JOIN {vectors_table(version)} AS held "
+            "USING (id) WHERE id > ? AND held.vector IS NULL ORDER BY id LIMIT ?",
+            after,
+            limit,
+        )
 
     def is_erasing(self) -> bool:
         """Return whether something was removed that may have left a trace."""
@@ -1159,11 +861,6 @@ class Rows:
     def index_token(self) -> str:
         """Return the token of the last save of the index; empty without one."""
         return self._row().index_token
-
-    def set_index_token(self, token: str) -> None:
-        """Note a save of the index."""
-        with self.writing() as (_, row):
-            row.index_token = token
 
     def num_bytes(self) -> int:
         """Return the bytes of the database, free ones included, less its log."""
@@ -1181,21 +878,46 @@ class Rows:
                 raise connection_damaged(self._path, found)
         return [Version(*row[:3]) for row in rows]
 
+    def apply(self, change: Change) -> None:
+        """Make a change; what is removed may be damaged."""
+        with self.writing() as (connection, row):
+            if len(change.removed):
+                self._remove(connection, row, change.removed)
+            if len(change.added):
+                self._add(connection, row, change)
+            row.num_removed += len(change.removed)
+            row.stream_state = change.stream
+            row.erasing = max(row.erasing, int(change.must_erase))
+
+    def compact(self) -> None:
+        """Give unused space back."""
+        connection, log = self._written()
+        with self._writing, understood(self._path):
+            connection.execute("VACUUM")
+            log.empty()
+
+    def erase_removed(self) -> None:
+        """Leave no byte of what was removed in any file."""
+        with self._writing:
+            self.compact()
+            with self.writing() as (_, row):
+                row.erasing = 0
+
+    def set_index_token(self, token: str) -> None:
+        """Note a save of the index."""
+        with self.writing() as (_, row):
+            row.index_token = token
+
+    def configure(self, settings: str) -> None:
+        """Replace the settings, given as JSON."""
+        with self.writing() as (_, row):
+            row.settings = settings
+
     def add_version(self, fingerprint: str, embedding_dim: int) -> Version:
         """Return a new version that holds nothing yet."""
         with self.writing() as (connection, _):
-            number = insert_version(connection, fingerprint, embedding_dim)
+            number = _insert_version(connection, fingerprint, embedding_dim)
         return Version(number, fingerprint, embedding_dim)
-
-    def without_vector(self, version: int, after: int, limit: int) -> Ids:
-        """Return up to ``limit`` ids above ``after`` that lack an embedding."""
-        rows = self._fetch(
-            f"SELECT id FROM examples LEFT JOIN {vectors_table(version)} AS held "
-            "USING (id) WHERE id > ? AND held.vector IS NULL ORDER BY id LIMIT ?",
-            after,
-            limit,
-        )
-        return np.array([row[0] for row in rows], dtype=np.int64)
 
     def add_vectors(self, version: int, ids: Ids, vectors: Vectors) -> None:
         """Add embeddings (m, p) to a version; ids that have left are passed over."""
@@ -1203,12 +925,10 @@ class Rows:
             rows = connection.execute(_EXAMPLES, (_listed(ids),))
             label_of = {row[0]: row[2] for row in rows}
             present = np.array([one in label_of for one in ids.tolist()], dtype=bool)
-            labels = np.array(
-                [label_of[one] for one in ids[present].tolist()], np.int64
-            )
-            table = vectors_table(version)
-            insert(connection, table, ids[present], labels, vectors[present])
-            self._written().note(len(ids), vectors.nbytes)
+            left = ids[present]
+            labels = np.array([label_of[one] for one in left.tolist()], np.int64)
+            _insert(connection, vectors_table(version), left, labels, vectors[present])
+            self._written()[1].note(len(ids), vectors.nbytes)
 
     def activate(self, version: int) -> None:
         """Search ``version`` from now on; keep the one before, drop all others."""
@@ -1222,16 +942,11 @@ class Rows:
                 connection.execute(f"DROP TABLE {vectors_table(number)}")
                 connection.execute("DELETE FROM versions WHERE number = ?", (number,))
 
-    def configure(self, settings: str) -> None:
-        """Replace the settings, given as JSON."""
-        with self.writing() as (_, row):
-            row.settings = settings
-
     def settle(self) -> None:
         """Finish what a writer that was killed has left in the log, for good."""
         with self._writing:
-            self._written().try_to_empty()
-            self._acknowledge(self._row())
+            self._written()[1].try_to_empty()
+            self._on_change(self._row())
 
     def close(self) -> None:
         """Give back whatever is held."""
@@ -1241,16 +956,14 @@ class Rows:
         if self._writer is not None:
             with self._writing:
                 # A reader may keep the log; the next writer will copy it.
-                self._written().try_to_empty()
+                self._written()[1].try_to_empty()
                 self._writer.close()
-                if self._witness is not None:
-                    self._witness.close()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[sqlite3.Connection, StoreRow]]:
         """Run a block as one transaction; the store's row is written with it."""
+        connection, log = self._written()
         with self._writing:
-            connection = self._connection()
             with transaction(connection, self._path, writing=True):
                 row = replace(self._row())
                 # Unknown, should the block be cut short at its end.
@@ -1259,58 +972,61 @@ class Rows:
                 row.num_changes += 1
                 row.write(connection)
             self._held = row
-            self._acknowledge(row)
-            self._written().shorten()
+            self._on_change(row)
+            log.shorten()
 
-    def _acknowledge(self, row: StoreRow) -> None:
-        if self._witness is not None:
-            self._witness.write(row)
-
-    def _connection(self) -> sqlite3.Connection:
+    def _written(self) -> tuple[Connection, Log]:
         assert self._writer is not None, "only a Store writes, and it has a writer"
-        return self._writer
-
-    def _written(self) -> Log:
-        assert self._log is not None, "only a Store writes, and it has a log"
-        return self._log
+        assert self._log is not None, "it has a log, too"
+        return self._writer, self._log
 
     def _remove(self, connection: sqlite3.Connection, row: StoreRow, ids: Ids) -> None:
         versions = connection.execute("SELECT number FROM versions").fetchall()
-        self._written().note(len(ids), len(ids) * PAGE_BYTES)
+        self._written()[1].note(len(ids), len(ids) * PAGE_BYTES)
         gone = connection.execute(_EXAMPLES, (_listed(ids),)).fetchall()
         tables = ["examples", "inputs", *(vectors_table(one) for (one,) in versions)]
         for table in tables:
             connection.executemany(
-                f"DELETE FROM {table} WHERE id = ?",
-                ((one,) for one in ids.tolist()),
+                f"DELETE FROM {table} WHERE id = ?", ((one,) for one in ids.tolist())
             )
         sound = list(_sound(gone))
         row.num_examples -= len(gone)
         if len(sound) == len(gone):
-            row.digest = as_signed(row.digest - digest(as_contents(sound)))
+            row.digest = _as_signed(row.digest - digest(as_contents(sound)))
         else:
             # What was damaged counted as what it had been. Others still do.
             rest = connection.execute(f"SELECT {EXAMPLE}, checksum FROM examples")
             row.digest = digest(as_contents(_sound(rest)))
 
-    def _insert(
-        self, connection: sqlite3.Connection, change: Change, active: int
+    def _add(
+        self, connection: sqlite3.Connection, row: StoreRow, change: Change
     ) -> None:
-        added = change.added
-        insert_examples(connection, added, change.external_ids)
+        added, inputs = change.added, change.inputs
         assert change.embeddings is not None, "an example comes with its embedding"
-        if change.version != active:
+        if change.version != row.active:
             raise StoreMismatchError(
                 "the store was embedded by another model meanwhile; embed these "
                 "examples by that one, and add them again"
             )
-        num_bytes = change.embeddings.nbytes
-        num_bytes += 0 if change.inputs is None else change.inputs.nbytes
-        self._written().note(len(added), num_bytes)
-        table = vectors_table(active)
-        insert(connection, table, added.ids, added.labels, change.embeddings)
-        if change.inputs is not None:
-            insert(connection, "inputs", added.ids, added.labels, change.inputs)
+        rows = zip(
+            added.ids.tolist(),
+            change.external_ids or [None] * len(added),
+            added.labels.tolist(),
+            added.arrivals.tolist(),
+            strict=True,
+        )
+        connection.executemany(
+            _insertion("examples", EXAMPLE, "INSERT"),
+            ((*one, row_checksum(*one)) for one in rows),
+        )
+        num_bytes = change.embeddings.nbytes + (0 if inputs is None else inputs.nbytes)
+        self._written()[1].note(len(added), num_bytes)
+        where = added.ids, added.labels
+        _insert(connection, vectors_table(row.active), *where, change.embeddings)
+        if inputs is not None:
+            _insert(connection, "inputs", *where, inputs)
+        row.digest = _as_signed(row.digest + digest(added))
+        row.num_examples += len(added)
 
     def _row(self) -> StoreRow:
         """Return the store's row; a writer knows it, for nobody else changes it."""
@@ -1344,18 +1060,17 @@ class Rows:
         with self._reading, understood(self._path):
             return self._reader.execute(statement, values).fetchall()
 
-    def _read(self, table: str, ids: Ids, empty: NDArray[np.generic]) -> NDArray:  # type: ignore[type-arg]
-        with self._reading, understood(self._path):
-            return read(self._reader, table, ids, empty)
+    def _ids(self, statement: str, *values: object) -> Ids:
+        return np.array([one for (one,) in self._fetch(statement, *values)], np.int64)
 
 
 def as_contents(rows: Iterable[tuple[int, int, float]]) -> Contents:
     """Return rows of id, label and time of arrival, ascending, as arrays."""
-    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    ids, labels, arrivals = list(zip(*rows, strict=True)) or [(), (), ()]
     return Contents(
-        np.array(columns[0], dtype=np.int64),
-        np.array(columns[1], dtype=np.int64),
-        np.array(columns[2], dtype=np.float64),
+        np.array(ids, dtype=np.int64),
+        np.array(labels, dtype=np.int64),
+        np.array(arrivals, dtype=np.float64),
     )
 
 
@@ -1376,19 +1091,18 @@ def _sound(
 def _where(selection: Selection) -> tuple[str, list[object]]:
     """Return the condition on the table of examples, and what to bind to it."""
     conditions, values = ["1"], list[object]()
-    # NumPy's integers are no JSON.
-    lists: dict[str, list[int] | list[str] | None] = {
-        "id": _integers(selection.ids),
-        "external_id": None
-        if selection.external_ids is None
-        else list(selection.external_ids),
-        "label": _integers(selection.labels),
+    lists = {
+        "id": selection.ids,
+        "external_id": selection.external_ids,
+        "label": selection.labels,
     }
     for column, allowed in lists.items():
         if allowed is not None:
             # One text, because the number of values that can be bound is bounded.
+            # NumPy's integers are no JSON.
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
-            values.append(json.dumps(allowed))
+            listed = [one if isinstance(one, str) else int(one) for one in allowed]
+            values.append(json.dumps(listed))
     if selection.arrived_from is not None:
         conditions.append("arrival >= ?")
         values.append(selection.arrived_from)
@@ -1396,7 +1110,3 @@ def _where(selection: Selection) -> tuple[str, list[object]]:
         conditions.append("arrival < ?")
         values.append(selection.arrived_before)
     return " AND ".join(conditions), values
-
-
-def _integers(numbers: Iterable[int] | None) -> list[int] | None:
-    return None if numbers is None else [int(one) for one in numbers]

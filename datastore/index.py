@@ -22,7 +22,6 @@ Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 NOTHING = -1
-
 """The id that pads a row of candidates where fewer were found."""
 
 
@@ -100,7 +99,6 @@ class VectorIndex(ABC):
 
 
 NUM_SPARE = 4
-
 """Candidates beyond k that FAISS is asked for, so that its order can be corrected."""
 
 
@@ -346,7 +344,6 @@ def _code_size(index: faiss.Index) -> int:
 
 
 QUERIES_AT_ONCE, NUMBERS_AT_ONCE = 16, 65536
-
 """With so few queries, and numbers in them, FAISS sums squared differences. Above some
 threshold (20 queries, in later versions 128,000 numbers) it expands them into a dot
 product, whose cancellation can lose all digits of a small distance."""
@@ -631,7 +628,6 @@ def _as_half(vectors: Vectors) -> Vectors:
 
 
 _LARGEST_DEAD_SHARE = 0.25
-
 """At this share a search keeps a third more candidates than in a new graph."""
 
 
@@ -760,19 +756,15 @@ class GraphIndex(VectorIndex):
 
 
 _FEWEST_IN_LIST = 40
-
 """With fewer vectors a list is hardly worth its centroid; k-means wants as many."""
 
 _FEWEST_PROBES, _PROBED_PART = 8, 8
-
 _OUTGROWN_FACTOR = 4
-
 """Lists are learnt anew when there are four times, or a quarter, of the vectors that
 they were learnt from, or three times as many were added: their number should then be
 twice, or half, of what it is, or nothing is left of what they were learnt from."""
 
 _MOST_IN_SAMPLE = 64
-
 """Vectors for each centroid in k-means; more take longer and change little."""
 
 
@@ -931,24 +923,20 @@ def _put_into_lists(index: faiss.IndexIVFFlat, ids: Ids, vectors: Vectors) -> No
 
 
 _OUTGROWN_AFTER = 3
-
 """An index learns anew when that many times its sample was added: it has then grown
 fourfold, or been replaced three times."""
 
 _RANGE_MARGIN = 0.25
-
 """By which part of its width a learnt range is extended at both ends. What is added
 later and lies outside is cut to the range. On embeddings of CIFAR-10, recall@10 after
 learning from 256 of 50,000 is 0.980 without a margin, 0.990 with this one; after
 learning from all it is 0.99 either way."""
 
 _RANGE_SAMPLE = 256
-
 """With fewer vectors a range is too narrow for those that follow (recall@10 of 0.946
 without a margin, and 0.975 with it, after 64), and there is little to be saved."""
 
 _POINTS_PER_CENTROID = (4, 64)
-
 """The fewest and the most vectors for each centroid in k-means. With fewer, centroids
 are hardly more than single vectors; more take four times as long for an accuracy that
 is the same within a point."""

@@ -373,11 +373,9 @@ POLICIES: Mapping[PolicyName, Policy] = MappingProxyType(
 
 
 NAME_BYTES = 96
-
 """Kept for an example's label, time and external id, the last one twice."""
 
 FILLED = 0.85
-
 """Share of the budget that a compact database takes at most. Examples that are evicted
 here and there leave holes; the rest is room for them, before the database is compacted.
 """

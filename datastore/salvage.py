@@ -16,12 +16,10 @@ import numpy as np
 from knnper.datastore.database import (
     PAGE_BYTES,
     ROWS_AT_ONCE,
-    Acknowledged,
     Change,
     StoreRow,
     Version,
     as_contents,
-    frames,
     is_intact,
     log_of,
     read_damaged_text,
@@ -29,6 +27,7 @@ from knnper.datastore.database import (
     vectors_table,
 )
 from knnper.datastore.examples import StoreBusyError, StoreDamagedError
+from knnper.datastore.journal import Acknowledged, frames
 from knnper.datastore.store import (
     DATABASE,
     LOCK,

@@ -41,7 +41,6 @@ from knnper.files import sync_to_disc, write_atomically
 _LOG = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-
 FORMAT = 1
 
 
@@ -165,11 +164,9 @@ def _sync(path: Path) -> None:
 
 
 QUERIES_AT_ONCE = 16
-
 """The candidates of so many queries fit in a processor's cache."""
 
 ROWS_AT_ONCE = 256
-
 """So many rows in float64 do too."""
 
 _EPS, _TINY = (float(one) for one in (np.finfo("f4").eps, np.finfo("f4").tiny))
@@ -325,7 +322,6 @@ def bring_up_to_date(
 
 
 SAVE_AFTER, SAVE_AFTER_SHARE = 1000, 0.25
-
 """An index is saved when so many examples, and this share of all, have changed: what
 changed since is built again after a kill. A flat one is built as fast as it is read."""
 

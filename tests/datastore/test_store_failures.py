@@ -102,9 +102,7 @@ def test_keeping_a_budget_does_not_pass_for_an_erasure(
 
 
 def test_upkeep_that_fails_is_no_error_of_the_addition(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def busy(self: Rows) -> None:
         raise StoreBusyError("a reader")

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import (
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
 from knnper.datastore import index as ivf
 from knnper.datastore import index as quantized
