@@ -22,12 +22,7 @@ from knnper.datastore.schema import (
     row_checksum,
     vectors_table,
 )
-from knnper.datastore.sqlite import (
-    PAGE_BYTES,
-    frames,
-    log_of,
-    read_damaged_text,
-)
+from knnper.datastore.sqlite import PAGE_BYTES, frames, log_of, read_damaged_text
 from knnper.datastore.store import (
     DATABASE,
     LOCK,

@@ -26,13 +26,7 @@ from knnper.datastore.index import VectorIndex
 from knnper.datastore.index_cache import MANIFEST, IndexCache, file_sha256
 from knnper.datastore.policy import StreamState, forget
 from knnper.datastore.salvage import Salvage, what_is_intact
-from knnper.datastore.schema import (
-    EXAMPLE,
-    all_rows,
-    blob_tables,
-    damaged_rows,
-    opened,
-)
+from knnper.datastore.schema import EXAMPLE, all_rows, blob_tables, damaged_rows, opened
 from knnper.datastore.store import (
     DATABASE,
     INDEX,

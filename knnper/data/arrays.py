@@ -28,7 +28,7 @@ from knnper.data.site_data import (
     split_texts,
 )
 from knnper.errors import DataError, KnnPerError
-from knnper.loading import alternatives
+from knnper.experiment import alternatives
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from knnper.data.arrays import NpzSettings, PythonSettings
 from knnper.data.digits import DigitDomainsSettings, DigitsSettings
-from knnper.data.examples import DataFormat, Dataset
+from knnper.data.examples import DataFormat
 from knnper.data.images import (
     DomainFolderSettings,
     ImageFolderSettings,
@@ -23,7 +23,6 @@ from knnper.data.torchvision_sets import (
     FashionMnistSettings,
 )
 from knnper.data.user_csv import UserCsvSettings
-from knnper.experiment import Choice, Settings
 
 _FORMATS: tuple[type[DataFormat], ...] = (
     DigitsSettings,
@@ -60,12 +59,3 @@ SITE_DATA: Mapping[str, type[SiteSettings]] = MappingProxyType(
     {one.name: one for one in _SITE_FORMATS}
 )
 """What the section ``data`` of a client's file names."""
-
-
-def load_data(choice: Choice[Settings]) -> Dataset:
-    """Return the data set that the section ``data`` of an experiment names."""
-    kind, settings = DATA_SETS[choice.name], choice.settings
-    if not isinstance(settings, kind):
-        found = type(settings).__name__
-        raise TypeError(f"{choice.name} takes {kind.__name__}, found {found}")
-    return settings.load()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import Augmentation, Settings
+from knnper.experiment import Augmentation, Choice, Settings
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
 
@@ -300,6 +300,13 @@ class DataFormat(Settings, ABC):
     @abstractmethod
     def load(self) -> Dataset:
         """Return the data set; a `DataError` says what is wrong with its files."""
+
+
+def load_data(choice: Choice[Settings]) -> Dataset:
+    """Return the data set that the section ``data`` of an experiment names."""
+    if not isinstance(choice.settings, DataFormat):
+        raise TypeError(f"{choice.name} is no data format: {choice.settings}")
+    return choice.settings.load()
 
 
 _PIXELS_AT_ONCE = 2**20

@@ -39,8 +39,7 @@ from knnper.data.site_data import (
     place_of,
 )
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt
-from knnper.loading import alternatives
+from knnper.experiment import NonNegativeInt, PositiveInt, alternatives
 from knnper.seeding import RandomKey
 
 _LOG = logging.getLogger(__name__)

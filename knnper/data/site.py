@@ -29,8 +29,14 @@ from knnper.data.site_data import (
 )
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import Choice, Settings
-from knnper.loading import alternatives, nearest, parse_settings, parse_yaml
+from knnper.experiment import (
+    Choice,
+    Settings,
+    alternatives,
+    nearest,
+    parse_settings,
+    parse_yaml,
+)
 
 MOST_SHOWN = 10
 

@@ -25,8 +25,7 @@ from knnper.data.examples import (
     InputSpec,
 )
 from knnper.errors import DataError
-from knnper.experiment import PositiveFloat, PositiveInt, Settings
-from knnper.loading import alternatives
+from knnper.experiment import PositiveFloat, PositiveInt, Settings, alternatives
 
 SITES = "sites"
 """The name, in an experiment's section ``data``, of data that stays where it is."""

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.index_kinds import (
-    Embedded,
-    build,
-    kinds_to_compare,
-    measure,
-    recall,
-)
+from benchmarks.index_kinds import Embedded, build, kinds_to_compare, measure, recall
 from knnper.datastore.index import Vectors
 from knnper.datastore.index_kinds import INDEX_KINDS, FlatSettings, ListsSettings
 
