@@ -22,18 +22,10 @@ def _rebuilt(kind: type[KnnPerError], arguments: tuple[Any, ...]) -> KnnPerError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a configuration.
+    """One thing that is wrong in a configuration."""
 
-    Attributes
-    ----------
-    place
-        Dotted path of the setting, as in ``training.num_rounds``.
-    message
-        What was found, what was expected, how to mend it.
-    """
-
-    place: str
-    message: str
+    place: str  # dotted path of the setting, as in ``training.num_rounds``
+    message: str  # what was found, what was expected, how to mend it
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -386,30 +386,31 @@ def shown(value: object) -> str:
 S = TypeVar("S", bound=Settings)
 
 # By pydantic's name of an error; the braces are filled from the error's context.
-_EXPECTATIONS = MappingProxyType(
-    {
-        "int_type": "a whole number",
-        "float_type": "a number",
-        "bool_type": "true or false",
-        "string_type": "text",
-        "list_type": "a list",
-        "tuple_type": "a list",
-        "dict_type": "a mapping",
-        "dataclass_type": "a mapping; write {{}} for the defaults",
-        "none_required": "null",
-        "finite_number": "a finite number",
-        "too_short": "a list of at least {min_length}",
-        "too_long": "a list of at most {max_length}",
-        "string_too_short": "text of at least {min_length} characters",
-        "string_too_long": "text of at most {max_length} characters",
-        "string_pattern_mismatch": "text that matches {pattern}",
-    }
-)
+_EXPECTATIONS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping; write {{}} for the defaults",
+    "none_required": "null",
+    "finite_number": "a finite number",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "string_pattern_mismatch": "text that matches {pattern}",
+}
 
 # By the name of a limit, in pydantic as in its errors.
-_LIMITS = MappingProxyType(
-    {"gt": "greater than", "ge": "of at least", "lt": "less than", "le": "of at most"}
-)
+_LIMITS = {
+    "gt": "greater than",
+    "ge": "of at least",
+    "lt": "less than",
+    "le": "of at most",
+}
 
 
 def parse_settings(
@@ -790,13 +791,11 @@ def load_experiment(
     return experiment
 
 
-RENAMED_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "method.newcomer_epochs": "unseen_epochs",
-        "method.newcomer_steps": "unseen_steps",
-        "run.federation.hand_over_timeout_s": "distribution_timeout_s",
-    }
-)
+RENAMED_SETTINGS: Mapping[str, str] = {
+    "method.newcomer_epochs": "unseen_epochs",
+    "method.newcomer_steps": "unseen_steps",
+    "run.federation.hand_over_timeout_s": "distribution_timeout_s",
+}
 
 """What settings of 0.1.0 are called now; the old names are taken for one version."""
 

@@ -117,27 +117,15 @@ class EmbeddingModel(nn.Module):
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor of the model lies in the flat vector.
+    """Where one tensor of the model lies in the flat vector."""
 
-    Attributes
-    ----------
-    name
-        As in ``state_dict``.
-    shape
-        Of the tensor.
-    start, stop
-        Its slice of the flat vector.
-    is_parameter
-        False for a buffer such as BatchNorm's running mean.
-    module
-        The module that owns it; methods choose by its type, never by its name.
-    """
-
-    name: str
-    shape: tuple[int, ...]
+    name: str  # as in ``state_dict``
+    shape: tuple[int, ...]  # of the tensor
+    # Its slice of the flat vector.
     start: int
     stop: int
-    is_parameter: bool
+    is_parameter: bool  # false for a buffer such as BatchNorm's running mean
+    # The module that owns it; methods choose by its type, never by its name.
     module: nn.Module
 
 
@@ -977,27 +965,16 @@ class TinyCnn(EmbeddingModel):
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """An entry in the table of models.
+    """An entry in the table of models."""
 
-    Attributes
-    ----------
-    title
-        The model's name as papers write it.
-    summary
-        One sentence.
-    settings_type
-        What the section ``model`` of an experiment takes beside the name.
-    build
-        ``(settings, spec) -> EmbeddingModel`` with random weights, drawn from torch's
-        generator.
-    takes
-        The types of inputs that it is made for.
-    """
-
-    title: str
-    summary: str
+    title: str  # the model's name as papers write it
+    summary: str  # one sentence
+    # What the section ``model`` of an experiment takes beside the name.
     settings_type: type[ModelSettings]
+    # ``(settings, spec) -> EmbeddingModel`` with random weights, drawn from torch's
+    # generator.
     build: Callable[[Any, InputSpec], EmbeddingModel]
+    # The types of inputs that it is made for.
     takes: tuple[InputDtype, ...] = ("uint8", "float32")
 
 

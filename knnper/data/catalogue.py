@@ -1,7 +1,6 @@
 """All formats of data that an experiment, or a site, can name."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from knnper.data.arrays import NpzSettings, PythonSettings
 from knnper.data.digits import DigitDomainsSettings, DigitsSettings
@@ -50,12 +49,8 @@ _SITE_FORMATS: tuple[type[SiteSettings], ...] = (
     PythonSettings,
 )
 
-DATA_SETS: Mapping[str, type[DataFormat]] = MappingProxyType(
-    {one.name: one for one in _FORMATS}
-)
+DATA_SETS: Mapping[str, type[DataFormat]] = {one.name: one for one in _FORMATS}
 """What the section ``data`` of an experiment names."""
 
-SITE_DATA: Mapping[str, type[SiteSettings]] = MappingProxyType(
-    {one.name: one for one in _SITE_FORMATS}
-)
+SITE_DATA: Mapping[str, type[SiteSettings]] = {one.name: one for one in _SITE_FORMATS}
 """What the section ``data`` of a client's file names."""

@@ -551,7 +551,7 @@ class WindowInputs(ArrayInputs):
 
     def form(self) -> InputForm:
         """See `Inputs`."""
-        return InputForm((1, 1, self.array.shape[3]), "token")
+        return (1, 1, self.array.shape[3]), "token"
 
 
 def _require_text(task: SiteTask | None, path: Path) -> None:
