@@ -183,5 +183,3 @@ def test_data_is_opened_by_name(tmp_path: Path) -> None:
     chosen = settings("npz", path=str(tmp_path / "a.npz"))
     data = open_site(Choice("npz", chosen), Path("/elsewhere"), IMAGES)
     assert len(data.train) > 0
-    with pytest.raises(TypeError, match="table takes SiteTableSettings, found Npz"):
-        open_site(Choice("table", chosen), tmp_path, IMAGES)
