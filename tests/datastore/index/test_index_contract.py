@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.datastore.index import NOTHING, Ids, VectorIndex, Vectors
-from knnper.datastore.index_kinds import IndexSettings, ProductSettings
+from knnper.datastore.index import (
+    NOTHING,
+    Ids,
+    IndexSettings,
+    ProductSettings,
+    VectorIndex,
+    Vectors,
+)
 from tests.datastore.index.index_cases import (
     CASES,
     DIM,
