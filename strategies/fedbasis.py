@@ -41,7 +41,7 @@ from knnper.experiment import (
     Settings,
     TrainingSettings,
 )
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.clusters import clusters

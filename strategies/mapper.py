@@ -47,7 +47,7 @@ from knnper.experiment import (
     Settings,
     UnitInterval,
 )
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, repetitions
 from knnper.strategies.core.predictors import MixturePredictor, Predictor, score

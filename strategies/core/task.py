@@ -14,7 +14,7 @@ from torch.nn import functional
 from knnper.data.examples import TORCH_DTYPES, Examples, InputSpec, no_examples
 from knnper.errors import ConfigError, Problem, RunError
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import denominator
 from knnper.strategies.core.records import Record

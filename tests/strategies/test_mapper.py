@@ -11,7 +11,7 @@ import knnper.strategies.mapper as mapper_module
 import knnper.strategies.mapper_two_stage as module
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import Choice, TrainingSettings
-from knnper.models.networks import StackedLstmSettings
+from knnper.models import StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.method import Method

@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec
 from knnper.errors import ConfigError
-from knnper.experiment import Choice, TrainingSettings
-from knnper.loading import load_experiment
-from knnper.models.networks import MlpSettings, StackedLstmSettings
+from knnper.experiment import Choice, TrainingSettings, load_experiment
+from knnper.models import MlpSettings, StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
