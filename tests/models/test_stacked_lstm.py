@@ -13,7 +13,7 @@ from knnper.models.catalogue import build_model
 from knnper.models.flat import FlatModel
 from knnper.models.networks import StackedLstm, StackedLstmSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import first_layers
+from knnper.strategies.core.sharing import first_layers
 from knnper.strategies.fedbasis import layers
 
 SPEC = InputSpec((1, 1, 6), 4, (), (), dtype="token")
