@@ -35,7 +35,7 @@ from knnper.client.service.app import make_service, serve
 from knnper.client.settings import ServiceSettings
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
-from knnper.loading import load_experiment
+from knnper.experiment import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import assemble

@@ -27,15 +27,14 @@ from rich.progress import (
 from rich.table import Table
 from typer.core import TyperGroup
 
-from knnper.errors import ConfigError, FolderTakenError, KnnPerError
-from knnper.foreign_text import harmless
+from knnper.errors import ConfigError, FolderTakenError, KnnPerError, harmless
 from knnper.server.observer import Observer
 
 # What loads torch is imported inside the functions: `knnper --help` need not wait.
 if TYPE_CHECKING:
     from knnper.simulation.batches.progress import Advance
     from knnper.simulation.batches.progress import Progress as BatchProgress
-    from knnper.simulation.reports.tables import Shown
+    from knnper.simulation.reports.runs import Shown
 
 ExperimentFile = Annotated[
     Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file.")

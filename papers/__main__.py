@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment
-from knnper.loading import parse_yaml, read_experiment
+from knnper.experiment import Experiment, parse_yaml, read_experiment
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.terminal import (
@@ -44,8 +43,7 @@ def reproduce(
         typer.Option(metavar="FOLDER", help="A folder for each file, and the report."),
     ] = Path("runs/reproduced"),
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes side by side; one a CPU core."),
+        int | None, typer.Option(min=1, help="Processes side by side; one a CPU core.")
     ] = None,
     skip_missing_data: Annotated[
         bool,

@@ -17,9 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from knnper.errors import FolderTakenError
-from knnper.experiment import Experiment
+from knnper.experiment import Experiment, dotted, to_document
 from knnper.files import JsonLines, write_atomically
-from knnper.loading import dotted, to_document
 from knnper.server.run_folder import LOCK, RunFolder
 from knnper.simulation.batches.folder import (
     code_fingerprint,
@@ -28,14 +27,14 @@ from knnper.simulation.batches.folder import (
     split_of,
 )
 from knnper.simulation.reports.figure import write_pictures
-from knnper.simulation.reports.tables import Chart, Shown, Table
+from knnper.simulation.reports.runs import Chart, Shown, Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.knn_per import KnnSettings
 
 PartRecord = Mapping[str, Any]
 
+# ``(done, total) -> None``: is told how many parts are finished.
 OnPart = Callable[[int, int], None]
-"""``(done, total) -> None``: is told how many parts are finished."""
 
 PARTS = "parts.jsonl"
 

@@ -26,8 +26,7 @@ from knnper.experiment import (
     SettingsTypes,
     TrainingSettings,
 )
-from knnper.models.catalogue import MODELS, build_model
-from knnper.models.flat import ModelSettings
+from knnper.models import MODELS, ModelSettings, build_model
 from knnper.process import prepare_process, require_precision
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import (

@@ -41,7 +41,7 @@ from knnper.experiment import (
     Settings,
     TrainingSettings,
 )
-from knnper.models.flat import FlatModel
+from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, unlike_sent

@@ -46,7 +46,7 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveFloat, PositiveInt, Settings, UnitInterval
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import ALL_DIFFER, Method, Personalizer
 from knnper.strategies.core.predictors import MixturePredictor, ModelPredictor, score

@@ -35,7 +35,7 @@ from torch.nn import functional
 from knnper.data.examples import ClientData
 from knnper.errors import Problem
 from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
-from knnper.models.flat import EmbeddingModel
+from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.method import Method, wrong_shape

@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import RunError
-from knnper.experiment import Experiment
+from knnper.experiment import (
+    Experiment,
+    dotted,
+    relevant_settings,
+    results_identity,
+    to_json,
+)
 from knnper.lifeline import die_with_parent
-from knnper.loading import dotted, relevant_settings, results_identity, to_json
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import (
     Event,
@@ -255,8 +260,8 @@ class _Once:
         return self._known[key]
 
 
+# What a batch calls some of the settings that results depend on.
 _TYPED = {"run.seed": "seeds", "run.gpu": "run.gpus_per_client"}
-"""What a batch calls some of the settings that results depend on."""
 
 
 def with_earlier_training(
@@ -329,7 +334,6 @@ def _differences(expected: Experiment, found: Experiment) -> Iterator[str]:
 
 
 SECONDS_BETWEEN_LOOKS = 1.0
-
 _queue: "SimpleQueue[Told] | None" = None
 
 

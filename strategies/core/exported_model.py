@@ -17,10 +17,17 @@ from torch import Tensor
 from knnper.data.examples import InputSpec
 from knnper.data.site_data import SiteTask
 from knnper.errors import KnnPerError, Problem, RunError
-from knnper.experiment import Choice, Experiment, Precision, Settings, TrainingSettings
+from knnper.experiment import (
+    Choice,
+    Experiment,
+    Precision,
+    Settings,
+    TrainingSettings,
+    parse_settings,
+    to_document,
+)
 from knnper.files import sync_to_disc, write_atomically
-from knnper.loading import parse_settings, to_document
-from knnper.models.catalogue import MODELS
+from knnper.models import MODELS
 from knnper.process import num_threads
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Settings
-from knnper.models.flat import FlatModel
+from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape

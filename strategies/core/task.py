@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 
 Embed = Callable[[Tensor, Tensor], Tensor]

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import EmbeddingModel
+from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate

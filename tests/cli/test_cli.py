@@ -11,9 +11,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import knnper
-import knnper.simulation.run
+import knnper.simulation.workbench
 from knnper.errors import RunError
-from knnper.loading import read_experiment
+from knnper.experiment import read_experiment
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import CODE, is_of_this_code
 from knnper.simulation.workbench import Workbench, experiment_catalogue
@@ -87,7 +87,7 @@ def pretend(
         folder.write_results(RESULTS)
         return RESULTS
 
-    monkeypatch.setattr(knnper.simulation.run, "simulate", simulate)
+    monkeypatch.setattr(knnper.simulation.workbench, "simulate", simulate)
     return calls
 
 

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from knnper.data.examples import Normalizer
-from knnper.loading import load_experiment
-from knnper.models.flat import FlatModel
+from knnper.experiment import load_experiment
+from knnper.models import FlatModel
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 
 Listings = Callable[[str, str], list[str]]
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]

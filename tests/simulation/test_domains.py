@@ -11,13 +11,17 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
-from knnper.loading import read_experiment
+from knnper.experiment import read_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import read_sweep
 from knnper.simulation.partition.schemes import PflbedSettings
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import (
+    Workbench,
+    experiment_catalogue,
+    open_workbench,
+    simulate,
+)
 from knnper.strategies.core.predictors import ModelPredictor
 from tests.simulation.knnper_process import simulate as simulate_in_a_process
 

@@ -8,8 +8,7 @@ import torch
 
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
 from knnper.errors import RunError
-from knnper.experiment import TrainingSettings
-from knnper.loading import load_experiment
+from knnper.experiment import TrainingSettings, load_experiment
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import Choice, TrainingSettings
-from knnper.models.flat import EmbeddingModel
-from knnper.models.networks import StackedLstmSettings
+from knnper.models import EmbeddingModel, StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method

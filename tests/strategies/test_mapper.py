@@ -9,7 +9,7 @@ import torch
 import knnper.strategies.mapper as module
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import Choice, TrainingSettings
-from knnper.models.networks import StackedLstmSettings
+from knnper.models import StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.method import Method

@@ -12,14 +12,12 @@ from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec
 from knnper.errors import ConfigError
-from knnper.experiment import Choice, TrainingSettings
-from knnper.loading import load_experiment
-from knnper.models.networks import MlpSettings, StackedLstmSettings
+from knnper.experiment import Choice, TrainingSettings, load_experiment
+from knnper.models import MlpSettings, StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.agnostic import shares_and_losses
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.predictors import ModelPredictor, evaluate

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import TrainingSettings
-from knnper.loading import parse_settings
+from knnper.experiment import TrainingSettings, parse_settings
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from tests.strategies.method_checks import problems_of
 from tests.strategies.tiny import linear_task, normed_task

@@ -13,13 +13,7 @@ from knnper.server.distribution import DistributionError
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.family import (
-    FAILED,
-    Event,
-    Family,
-    is_done,
-    why_failed,
-)
+from knnper.simulation.batches.family import FAILED, Event, Family, is_done, why_failed
 from knnper.simulation.batches.folder import (
     CODE,
     Inputs,
@@ -31,8 +25,7 @@ from knnper.simulation.batches.folder import (
 from knnper.simulation.batches.plan import Sweep
 from knnper.simulation.batches.runner import Outcome, families_of, run_batch
 from knnper.simulation.batches.tables import run_rows
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import open_workbench
+from knnper.simulation.workbench import open_workbench, simulate
 from tests.simulation.batches.small_sweep import NEIGHBORS, ignore, read, rounds
 
 RATE = "training.learning_rate"

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import ConfigError
-from knnper.experiment import Experiment
-from knnper.loading import dump_yaml
+from knnper.experiment import Experiment, dump_yaml
 from knnper.simulation.batches.plan import (
     Comparison,
     Point,
@@ -295,10 +294,7 @@ def tuning_of(point: Point) -> Experiment:
 
 def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> None:
     grid = {"personalization.num_epochs": [1, 3]}
-    rows = {
-        "mean": FEDAVG,
-        "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid},
-    }
+    rows = {"mean": FEDAVG, "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid}}
     mean, tuned = rows_of(tmp_path, rows=rows)
     assert [dict(one.values) for one in mean] == [
         {"training.learning_rate": 0.1},

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, InputSpec
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import FlatModel
-from knnper.models.networks import (
+from knnper.models import (
+    FlatModel,
     Mlp,
     MlpSettings,
     MobileNetV2,

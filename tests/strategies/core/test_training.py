@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.experiment import MultiStepSchedule, TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd
