@@ -16,9 +16,15 @@ from knnper.strategies.catalogue import site_catalogue
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task, draw_sample, taken
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import Batch, LocalModel, local_sgd
-from knnper.strategies.dapper import Dapper, DapperSettings, extended
+from knnper.strategies.dapper import (
+    Dapper,
+    DapperSettings,
+    draw_sample,
+    extended,
+    taken,
+)
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import (
     linear_task,

@@ -33,7 +33,6 @@ from knnper.strategies.core.training import (
     pull,
     sgd_step,
     trained_on_both_splits,
-    unseen_client_rate,
 )
 from knnper.strategies.ditto import DittoSettings
 from tests.strategies.tiny import KEY, linear_task, noisy, normed_task, white
@@ -496,7 +495,7 @@ def test_the_rate_of_unseen_clients_is_that_of_the_first_round() -> None:
     schedule = MultiStepSchedule(milestones=(2,))
     task = linear_task(replace(TRAINING, schedule=schedule))
     assert task.training.learning_rate_at(2) == pytest.approx(0.01)
-    assert unseen_client_rate(task) == 0.1
+    assert task.first_rate == 0.1
 
 
 def test_without_validation_data_it_trains_once() -> None:
