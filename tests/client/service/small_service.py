@@ -1,15 +1,18 @@
 """A service of a tiny model and a few stored digits, in one process."""
 
 import contextlib
+import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import torch
+from PIL import Image
 from starlette.types import ASGIApp
 from torch import Tensor
 
@@ -33,6 +36,14 @@ from knnper.strategies.knn_per import KnnSettings
 from knnper.transport.sockets import SocketLimits
 
 TOKEN = "a token of the tests"
+JSON, NPY, PNG = "application/json", "application/x-npy", "image/png"
+LIMITS = Limits(
+    max_inputs=4,
+    max_request_bytes=20_000,
+    max_pixels=1000,
+    max_json_values=1000,
+    poll_s=0.05,
+)
 CLASSES = ("cat", "dog", "eel")
 IMAGE = InputSpec((8, 8, 1), len(CLASSES), (0.5,), (0.25,))
 FEATURES = InputSpec((1, 1, 4), len(CLASSES), (0.0,) * 4, (1.0,) * 4, "float32")
@@ -185,3 +196,31 @@ def wait_until_ready(client: httpx.Client) -> None:
             return
         pause.wait(0.01)
     raise TimeoutError("the service was not ready within five seconds")
+
+
+def png(pixels: Tensor, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.numpy()[:, :, 0]).save(file, kind)
+    return file.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def predicted(client: httpx.Client, *inputs: Any) -> httpx.Response:
+    """Ask for the prediction of inputs as JSON."""
+    return client.post("/predict", json={"inputs": inputs})
+
+
+def post(client: httpx.Client, content: Any, kind: str) -> httpx.Response:
+    """Ask for the prediction of a body of some content type."""
+    return client.post("/predict", content=content, headers={"content-type": kind})
+
+
+def refused(answer: httpx.Response, status: int, words: str) -> None:
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error", "message"}
+    assert words in answer.json()["message"]
