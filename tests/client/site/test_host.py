@@ -174,9 +174,6 @@ def test_the_own_log_has_all_of_an_error(
         raise error
     assert str(caught.value) == OWN_LOG
     assert str(error) in caplog.text
-
-
-def test_of_an_unknown_error_the_kind_is_told() -> None:
     with pytest.raises(RunError, match=r"^ValueError: x\.png$"), OPEN.around("reading"):
         raise ValueError("/a/x.png")
 
