@@ -26,23 +26,14 @@ ClassWeights: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The samples of each client.
-
-    Attributes
-    ----------
-    train, test
-        For each of the M clients, sorted int64 indices into that split.
-    seen
-        Which clients are there during training, where that follows from the split;
-        None where ``unseen_fraction`` of them are drawn.
-    class_weights
-        For each client P_m(y), what an example of each label counts when the client is
-        tested, shape (c,); None where all count the same.
-    """
+    """The samples of each client: sorted int64 indices into both splits."""
 
     train: tuple[Integers, ...]
     test: tuple[Integers, ...]
+    # Who is there during training; None where ``unseen_fraction`` of them are drawn.
     seen: tuple[bool, ...] | None = None
+    # P_m(y), what an example of each label counts when client m is tested, shape (c,);
+    # None where all count the same.
     class_weights: tuple[ClassWeights, ...] | None = None
 
 
@@ -582,17 +573,7 @@ def _counts(totals: Integers, settings: PflbedSettings, key: RandomKey) -> Integ
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """A partition that can be chosen by name.
-
-    Attributes
-    ----------
-    title, summary
-        For people.
-    settings_type
-        The dataclass of its settings.
-    split
-        Takes the data set, an instance of ``settings_type`` and a key.
-    """
+    """A partition that can be chosen by name; ``split`` takes its settings."""
 
     title: str
     summary: str

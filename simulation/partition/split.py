@@ -126,28 +126,14 @@ _MIN_NAME_WIDTH = 4
 
 @dataclass(frozen=True, eq=False)
 class ClientPart:
-    """One client's samples; it may have none.
+    """One client's samples; it may have none."""
 
-    Attributes
-    ----------
-    name
-        Decimal number, padded so that the order of names is the order of numbers.
-    seen
-        Whether the client is there during training.
-    train, validation
-        Sorted, disjoint indices into the data set's training split, int64.
-    test
-        Sorted indices into its test split, int64.
-    class_weights
-        What a test example of each label counts, shape (c,); None where all count the
-        same.
-    """
-
-    name: str
-    seen: bool
-    train: Integers
+    name: str  # a decimal number, padded: the order of names is that of the numbers
+    seen: bool  # whether the client is there during training
+    train: Integers  # sorted int64 indices into the training split, as ``validation``
     validation: Integers
-    test: Integers
+    test: Integers  # sorted int64 indices into the test split
+    # What a test example of each label counts, shape (c,); None: all the same.
     class_weights: ClassWeights | None = None
 
     @property
@@ -158,17 +144,10 @@ class ClientPart:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who has which samples.
+    """Who has which samples."""
 
-    Attributes
-    ----------
-    clients
-        All clients, in the order of their names.
-    proxy
-        What the server keeps: sorted indices into the training split, int64.
-    """
-
-    clients: tuple[ClientPart, ...]
+    clients: tuple[ClientPart, ...]  # in the order of their names
+    # What the server keeps: sorted int64 indices into the training split.
     proxy: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
