@@ -157,7 +157,7 @@ def test_the_command_draws_and_goes_on(
         ("protonn", ["capacity=[1.5]"], "capacity.0: found 1.5, expected"),
     ],
 )
-def test_options_are_checked_before_the_run_is_read(
+def test_options_are_checked_first(
     tmp_path: Path, name: str, options: list[str], message: str
 ) -> None:
     result = figure(name, Path("no/run"), tmp_path / "x", *options)

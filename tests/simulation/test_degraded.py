@@ -124,9 +124,7 @@ def test_the_earlier_name_is_still_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["clients.csv", "personalization.jsonl"])
-def test_without_its_file_a_run_has_no_figure_against_fedavg(
-    tmp_path: Path, name: str
-) -> None:
+def test_without_its_file_there_is_no_figure(tmp_path: Path, name: str) -> None:
     paths = [made_run(tmp_path / one, method=one) for one in ("fedavg", "fedrep")]
     (paths[0] / name).unlink()
     rows = table_of(setups_of(map(load_run, paths)))

@@ -72,9 +72,7 @@ def test_files_in_memory_stay_on_one_machine(run: RunSettings, in_memory: bool) 
         assert (folder is not None) == in_memory
 
 
-def test_without_room_auto_sends_messages_and_shared_memory_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_room_models_go_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "LEAST_FREE_BYTES", 2**62)
     with carrier_folder(RunSettings()) as folder:
         assert folder is None
@@ -91,9 +89,7 @@ def test_the_folder_that_the_server_wrote_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("written", [None, "another run"])
-def test_a_folder_of_the_same_name_on_another_disk(
-    tmp_path: Path, written: str | None
-) -> None:
+def test_a_folder_of_another_disk(tmp_path: Path, written: str | None) -> None:
     if written is not None:
         (tmp_path / SESSION_FILE).write_text(written)
     with pytest.raises(RunError, match="give --output on a file system that all"):
@@ -135,7 +131,7 @@ def test_many_workers_are_sent_more_requests() -> None:
     assert requests_at_once(RunSettings(num_workers=100)) == 400
 
 
-def test_a_cluster_is_sent_as_many_requests_as_its_machines_have_room_for(
+def test_a_cluster_is_sent_what_it_has_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nodes = [{"Resources": {"CPU": cores}} for cores in (64.0, 7.0)]

@@ -55,7 +55,7 @@ def test_it_knows_the_data(run: Path) -> None:
     assert model.embed(model.bench.clients.test("0000").images).shape[1] == 8
 
 
-def test_the_fingerprint_is_that_of_weights_model_and_input(
+def test_the_fingerprint_is_of_weights_model_and_input(
     run: Path, make_run: Runs
 ) -> None:
     model = trained_model(run)
@@ -81,16 +81,12 @@ def test_methods_with_one_model_are_taken(make_run: Runs, method: str) -> None:
         ("l2gd", "L2GD"),
     ],
 )
-def test_methods_without_one_are_refused(
-    make_run: Runs, method: str, title: str
-) -> None:
+def test_others_are_refused(make_run: Runs, method: str, title: str) -> None:
     with pytest.raises(RunError, match=f"{title}, which does not end with one model"):
         trained_model(make_run(method))
 
 
-def test_the_file_of_initial_weights_may_be_gone(
-    make_run: Runs, tmp_path: Path
-) -> None:
+def test_the_file_of_first_weights_may_be_gone(make_run: Runs, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     start = trained_model(make_run())

@@ -142,7 +142,7 @@ def test_shipped_experiments_are_valid(path: Path) -> None:
         (1.0, 0.96, "partition.unseen_fraction: found 0.96 of 10 .* leaves none"),
     ],
 )
-def test_some_client_must_train(
+def test_some_train(
     participation: float, unseen_fraction: float, message: str | None
 ) -> None:
     described = document(unseen_fraction=unseen_fraction)

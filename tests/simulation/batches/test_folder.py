@@ -68,9 +68,7 @@ def filled(folder: Path, files: Iterable[str]) -> Path:
         [".lock", "experiment.yaml"],
     ],
 )
-def test_what_is_somebody_elses_is_left_as_it_is(
-    tmp_path: Path, files: list[str]
-) -> None:
+def test_what_is_somebody_elses_is_left(tmp_path: Path, files: list[str]) -> None:
     folder = filled(tmp_path / "mine", files)
     before = names(folder)
     message = "mine is not empty and holds no runs of a sweep; choose another folder"
@@ -88,7 +86,7 @@ def test_what_is_somebody_elses_is_left_as_it_is(
         [".lock", "table.csv", "table.md"],
     ],
 )
-def test_folders_of_earlier_versions_are_taken_and_named(
+def test_folders_of_earlier_versions_are_taken(
     tmp_path: Path, files: list[str]
 ) -> None:
     folder = filled(tmp_path / "old", files)
@@ -240,7 +238,7 @@ def test_the_digest_is_of_every_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["loading.py", "server/rounds.py"])
-def test_all_code_of_an_installed_package_counts(
+def test_all_code_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     (tmp_path / "server").mkdir()

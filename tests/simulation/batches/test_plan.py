@@ -31,9 +31,7 @@ from tests.simulation.batches.small_sweep import (
 RATE = "training.learning_rate"
 
 
-def test_every_combination_is_a_point_and_the_last_key_is_fastest(
-    tmp_path: Path,
-) -> None:
+def test_every_combination_is_a_point_the_last_key_fastest(tmp_path: Path) -> None:
     sweep = read(tmp_path, vary={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
     assert [tuple(point.values.values()) for point in sweep.points] == [
         (0.5, 1),
@@ -135,9 +133,7 @@ def test_random_points_fill_their_ranges() -> None:
 
 @given(low=st.floats(1e-6, 1e3), factor=st.floats(1.001, 1e6), is_log=st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_random_numbers_stay_in_their_range(
-    low: float, factor: float, is_log: bool
-) -> None:
+def test_random_numbers_stay_in_range(low: float, factor: float, is_log: bool) -> None:
     values = RangeSettings(low, low * factor, "log" if is_log else "linear")
     for point in drawn(RandomSettings(3, {RATE: values})):
         assert low <= point[RATE] <= low * factor
@@ -247,9 +243,7 @@ RATED = {"training": {"learning_rate": 1}}
         ({"vary": {}, "random": LOG}, "low to be greater than 0 with scale = log"),
     ],
 )
-def test_what_is_wrong_is_said(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_sweep(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, **changes)
 
@@ -436,7 +430,7 @@ UNHELD = {**PARTITION, "validation_fraction": 0}
         ),
     ],
 )
-def test_what_is_wrong_is_said_of_comparison_file(
+def test_a_wrong_comparison(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -453,8 +447,6 @@ def test_what_is_wrong_is_said_of_comparison_file(
         ("partition.evaluate_on=validation", "override partition.evaluate_on"),
     ],
 )
-def test_an_override_must_leave_the_comparison_one(
-    tmp_path: Path, override: str, message: str
-) -> None:
+def test_a_wrong_override_of_one(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compare(tmp_path, override)

@@ -156,9 +156,7 @@ def divided(sums: tuple[Any, ...], counts: tuple[int, ...]) -> list[float]:
     return [one / count for one, count in zip(sums, counts, strict=True)]
 
 
-def test_a_seed_alone_has_the_calibration_error_of_its_results(
-    paths: list[Path],
-) -> None:
+def test_a_seed_has_the_calibration_error_of_its_results(paths: list[Path]) -> None:
     run = load_run(paths[0])
     for panel in panels_of(setups_of([run])):
         figures = run.results[panel.group]
@@ -270,9 +268,7 @@ def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("losses", [[2.3, 2.2, 2.1], [0.9], [0.0, 0.0]])
-def test_axes_are_whole_and_rounds_are_integers(
-    tmp_path: Path, losses: list[float]
-) -> None:
+def test_axes_are_whole_rounds_integers(tmp_path: Path, losses: list[float]) -> None:
     path = made_run(tmp_path / "a", losses=losses)
     RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 1.0})
     with report_style():

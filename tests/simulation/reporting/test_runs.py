@@ -198,9 +198,7 @@ def test_documents_are_plain_values_and_a_csv_has_a_column_each() -> None:
     assert (read["average"], read["average_std"], read["runs"]) == ("0.6", "", "run")
 
 
-def test_all_figures_are_means_over_the_seeds_of_what_the_clients_had(
-    tmp_path: Path,
-) -> None:
+def test_figures_are_means_over_the_seeds(tmp_path: Path) -> None:
     clients = {
         seed: [client_result(number, seed) for number in range(12)]
         for seed in (0, 1, 2)
@@ -258,7 +256,7 @@ def test_the_same_seed_again_is_no_further_seed(tmp_path: Path) -> None:
     assert labels(*paths) == ["kNN-Per (first)", "kNN-Per (second)"]
 
 
-def test_a_run_that_is_named_twice_is_one(
+def test_a_run_named_twice_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made_run(tmp_path / "runs" / "a")
