@@ -96,7 +96,7 @@ def test_folders_of_earlier_versions_are_taken(
         take(folder, Identity("sweep", "other"))
 
 
-def test_another_kind_of_the_same_name_is_another_batch(tmp_path: Path) -> None:
+def test_other_folders_are_refused(tmp_path: Path) -> None:
     take(tmp_path / "out")
     message = (
         "out holds the sweep small, expected the comparison small; choose another "
@@ -104,19 +104,12 @@ def test_another_kind_of_the_same_name_is_another_batch(tmp_path: Path) -> None:
     )
     with pytest.raises(FolderTakenError, match=message):
         take(tmp_path / "out", Identity("comparison", "small"))
-
-
-def test_a_damaged_name_is_said(tmp_path: Path) -> None:
-    take(tmp_path / "out")
     (tmp_path / "out" / BATCH).write_text("{")
     with pytest.raises(RunError, match="is damaged, expected kind, name of the batch"):
         take(tmp_path / "out")
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    filled(tmp_path, ["out"])
-    with pytest.raises(FolderTakenError, match="out is a file, expected a folder"):
-        take(tmp_path / "out")
+    filled(tmp_path, ["file"])
+    with pytest.raises(FolderTakenError, match="file is a file, expected a folder"):
+        take(tmp_path / "file")
 
 
 def test_who_is_at_work_is_no_server(tmp_path: Path) -> None:
@@ -215,9 +208,6 @@ def test_equal_or_unknown_inputs_are_taken(tmp_path: Path) -> None:
     keep_inputs(tmp_path, Inputs("e" * 64, None))  # is known already
     require_inputs(tmp_path, MADE)
     require_inputs(tmp_path, Inputs(MADE.data, None))
-
-
-def test_a_damaged_note_is_said(tmp_path: Path) -> None:
     (tmp_path / INPUTS).write_text("{")
     with pytest.raises(RunError, match="is damaged; delete"):
         require_inputs(tmp_path, MADE)
