@@ -19,8 +19,13 @@ from pydantic import Field
 
 from knnper.data.examples import ClientData
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
-from knnper.loading import load_experiment, results_identity
+from knnper.experiment import (
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    load_experiment,
+    results_identity,
+)
 from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.run import round_loop, untrained
 from knnper.simulation.reports.figure import SOFT, colors_of, styled

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from knnper.errors import RunError
-from knnper.foreign_text import printable
+from knnper.errors import RunError, printable
 from knnper.records import is_same
 from knnper.seeding import RandomKey
 from knnper.server.checkpoint import Checkpoint

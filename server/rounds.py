@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from knnper.errors import RunError
+from knnper.errors import RunError, printable
 from knnper.experiment import RunSettings, TrainingSettings
-from knnper.foreign_text import printable
 from knnper.records import canonical, is_finite, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import RunError
-from knnper.loading import results_identity, to_document
+from knnper.experiment import results_identity, to_document
 from knnper.records import canonical, fingerprint
 from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
 from knnper.server.distribution import ModelDistribution

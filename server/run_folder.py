@@ -18,9 +18,14 @@ from pydantic_core import to_json
 
 import knnper
 from knnper.errors import ConfigError, FolderTakenError, Problem, RunError
-from knnper.experiment import Catalogue, Experiment
+from knnper.experiment import (
+    Catalogue,
+    Experiment,
+    read_experiment,
+    results_identity,
+    to_yaml,
+)
 from knnper.files import FileLock, JsonLines, LockHeldError, draft_of, write_atomically
-from knnper.loading import read_experiment, results_identity, to_yaml
 from knnper.server.checkpoint import asides, put_aside, rounds_in
 from knnper.server.distribution import Delivered
 from knnper.server.observer import Roster

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Name, PositiveInt, Settings
-from knnper.loading import (
+from knnper.experiment import (
+    Name,
+    PositiveInt,
+    Settings,
     alternatives,
     apply_overrides,
     parse_overrides,

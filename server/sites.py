@@ -11,9 +11,8 @@ from types import MappingProxyType
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from knnper.errors import RunError
+from knnper.errors import RunError, printable
 from knnper.experiment import FederationSettings
-from knnper.foreign_text import printable
 from knnper.server.checkpoint import Checkpoint
 from knnper.server.federation import Federation, FlowerFederation, Reply, Request
 from knnper.server.link.authorized import read_roster

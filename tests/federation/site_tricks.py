@@ -223,4 +223,4 @@ SPOILING: Mapping[str, Callable[[Any], Any]] = {
     BOAST: lambda update: dataclasses.replace(update, num_examples=BOASTED),
 }
 
-app = make_client_app(_Host())
+app = make_client_app(lambda _: _Host())

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import Catalogue, Experiment, Settings
+from knnper.experiment import Catalogue, Experiment, Settings, load_experiment
 from knnper.files import JsonLines, draft_of
-from knnper.loading import load_experiment
 from knnper.server.checkpoint import CheckpointFolder, asides, rounds_in
 from knnper.server.run_folder import RunFolder
 from knnper.strategies.core.predictors import ClientResult, Evaluation

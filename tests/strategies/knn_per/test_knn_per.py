@@ -12,9 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.datastore.index_kinds import INDEX_KINDS, ProductSettings, ScalarSettings
+from knnper.datastore.index import INDEX_KINDS, ProductSettings, ScalarSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import KernelName, KnnPredictor
-from knnper.datastore.settings import StoreSettings
 from knnper.datastore.tuning import EvidenceName, TuningSettings
 from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
@@ -45,9 +45,7 @@ def knn_per(task: Task, settings: KnnSettings) -> Method:
 @pytest.mark.parametrize("kernel", ["paper", "squared"])
 @pytest.mark.parametrize(("num_neighbors", "kernel_scale"), [(1, 1.0), (5, 0.2)])
 def test_the_neighbours_alone_equal_the_oracle(
-    kernel: KernelName,
-    num_neighbors: int,
-    kernel_scale: float,
+    kernel: KernelName, num_neighbors: int, kernel_scale: float
 ) -> None:
     settings = KnnSettings(num_neighbors, kernel, kernel_scale, knn_weights=(1.0,))
     data = client(40, 9)
@@ -128,9 +126,7 @@ def test_a_client_without_data_serves_the_global_model(
 @pytest.mark.parametrize(("num_train", "num_validation"), [(1, 0), (0, 1)])
 @pytest.mark.parametrize("evidence", ["validation", "leave_one_out", "auto"])
 def test_one_example_is_the_neighbour_of_everything(
-    num_train: int,
-    num_validation: int,
-    evidence: EvidenceName,
+    num_train: int, num_validation: int, evidence: EvidenceName
 ) -> None:
     data = client(num_train, num_validation)
     label = int(data.train_and_validation().labels[0])
