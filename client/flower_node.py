@@ -294,9 +294,7 @@ def _connect(address: str, token: str) -> RuntimeHttpClient:
     )
 
 
-def _pull_task_input(
-    client: RuntimeHttpClient,
-) -> tuple[Message, Context, Run, Fab]:
+def _pull_task_input(client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab]:
     """Pull as Flower does, but without its whole second between two tries."""
     pull = functools.partial(
         pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S

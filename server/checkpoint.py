@@ -14,13 +14,7 @@ from safetensors.torch import load_file, save
 
 from knnper.errors import CheckpointError, CodecError
 from knnper.files import sync_to_disc, write_atomically
-from knnper.records import (
-    Parts,
-    canonical,
-    fingerprint,
-    put_together,
-    take_apart,
-)
+from knnper.records import Parts, canonical, fingerprint, put_together, take_apart
 from knnper.server.screening import Norms
 
 log = logging.getLogger(__name__)

@@ -70,10 +70,7 @@ class Conductor:
         return self._train(roster)
 
     def distribute(
-        self,
-        trained: Checkpoint,
-        roster: Roster,
-        to: Collection[str] | None = None,
+        self, trained: Checkpoint, roster: Roster, to: Collection[str] | None = None
     ) -> Collection[str]:
         """Give the model to the clients that lack it; write the results of all."""
         began, before = time.monotonic(), self._seconds_before()

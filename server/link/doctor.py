@@ -82,8 +82,7 @@ def _roster(settings: ServerSettings) -> Finding:
         roster = read_roster(settings.roster_file)
     except RunError as error:
         return problem(
-            str(error),
-            f"remove {settings.roster_file}; the server writes it anew",
+            str(error), f"remove {settings.roster_file}; the server writes it anew"
         )
     return fine(f"{len(roster)} clients in {settings.roster_file}")
 
@@ -95,9 +94,7 @@ def _certificate(files: TlsFiles) -> Finding:
     """Look whether clients accept the certificate."""
     try:
         chain = read_as(
-            files.certificate,
-            "certificates in PEM",
-            x509.load_pem_x509_certificates,
+            files.certificate, "certificates in PEM", x509.load_pem_x509_certificates
         )
         authority = read_certificate(files.ca)
     except CredentialError as error:

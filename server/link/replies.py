@@ -34,12 +34,7 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesRequest,
     PushMessagesResponse,
 )
-from flwr.proto.message_pb2 import (
-    Message,
-    Metadata,
-    ObjectTree,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest
 from google.protobuf.message import DecodeError
 
 from knnper.server.link.gateway_rules import Caller, Refusal

@@ -118,9 +118,7 @@ def model(federation: Federation, name: str, which: str) -> np.ndarray:
     return found
 
 
-def test_a_silent_client_holds_a_round_as_long_as_the_others_take(
-    found: Found,
-) -> None:
+def test_a_silent_client_holds_a_round_as_long_as_the_others_take(found: Found) -> None:
     """Not for the hour that the operator would wait at most."""
     federation = found()
     federation.tricks(BAD).plan({training(2): HANG})

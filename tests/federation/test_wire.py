@@ -26,9 +26,7 @@ def federation(found: Found) -> Federation:
     return found("--insecure")
 
 
-def test_neither_examples_nor_embeddings_leave_a_client(
-    federation: Federation,
-) -> None:
+def test_neither_examples_nor_embeddings_leave_a_client(federation: Federation) -> None:
     federation.server()
     with Recorder(federation.port) as recorder:
         for name in SEEN:

@@ -88,9 +88,7 @@ def cut_off(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_off])
 def test_a_damaged_one_is_passed_over(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[bytes], bytes],
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
     folder = CheckpointFolder(tmp_path, "abc")
     folder.save(1, state(1.0))

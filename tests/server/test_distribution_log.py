@@ -33,10 +33,7 @@ def test_client_results_belong_to_a_model(log: DistributionLog) -> None:
     log.append("m0", served(result("a", 0)))
     log.append("m1", served(result("a", 1)))
     log.append("m1", served(result("b", 2)))
-    assert log.reported("m1") == {
-        "a": result("a", 1),
-        "b": result("b", 2),
-    }
+    assert log.reported("m1") == {"a": result("a", 1), "b": result("b", 2)}
     log.append("m1", Delivered("c", None))
     assert log.reported("m1")["c"] is None
 

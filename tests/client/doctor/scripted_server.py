@@ -13,12 +13,7 @@ from typing import Any
 
 from knnper.client.settings import ClientSettings, read_client
 from knnper.transport.credentials import Identity
-from knnper.transport.diagnosis import (
-    GATEWAY_HEADERS,
-    Finding,
-    Verdict,
-    own_versions,
-)
+from knnper.transport.diagnosis import GATEWAY_HEADERS, Finding, Verdict, own_versions
 
 OWN_VERSIONS = {GATEWAY_HEADERS[name]: own for name, own in own_versions().items()}
 

@@ -28,15 +28,8 @@ from knnper.strategies.core.records import ModelPayload
 from knnper.transport.credentials import fingerprint, new_node_key, write_node_key
 from knnper.transport.diagnosis import Check, Finding, Verdict, examine
 from tests.client.doctor.scripted_server import Script, answering, client, told
-from tests.client.state.small_site import (
-    NAME,
-    SPEC,
-    small_experiment,
-    small_model,
-)
-from tests.client.state.small_site import (
-    site as small_site,
-)
+from tests.client.state.small_site import NAME, SPEC, small_experiment, small_model
+from tests.client.state.small_site import site as small_site
 
 MODEL = small_model()
 OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM

@@ -17,13 +17,7 @@ from knnper.transport.credentials import (
     write_node_key,
 )
 from knnper.transport.diagnosis import Finding, Verdict
-from tests.client.doctor.scripted_server import (
-    Script,
-    answering,
-    client,
-    told,
-    written,
-)
+from tests.client.doctor.scripted_server import Script, answering, client, told, written
 
 OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
 DAY_S = timedelta(days=1).total_seconds()

@@ -7,12 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from knnper.errors import CredentialError, RunError
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
-from knnper.server.link.registration import (
-    UNREGISTERED,
-    ControlPort,
-    Node,
-    reconcile,
-)
+from knnper.server.link.registration import UNREGISTERED, ControlPort, Node, reconcile
 from knnper.server.link.setup import FederationFolder
 from knnper.server.sites import Registry
 from knnper.transport.credentials import fingerprint, new_node_key
