@@ -49,7 +49,7 @@ def measure(workload: Workload, repetitions: int) -> Measurement:
             def distribute_all() -> None:
                 say("personalize_vs_bare: all clients personalise")
                 handed = distribution.personalize(start, roster.sizes(), roster.seen())
-                results[:] = [one.result for one in handed if one.result]
+                results[:] = [result for _, result in handed if result]
 
             with tempfile.TemporaryDirectory() as folder:
                 weights_file = str(Path(folder) / "weights.safetensors")

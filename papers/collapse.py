@@ -135,7 +135,7 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
         handed = ModelDistribution(bench.method, federation, bench.key).personalize(
             trained, roster.sizes(), roster.seen()
         )
-        results = [one.result for one in handed if one.result is not None]
+        results = [result for _, result in handed if result is not None]
     return BasesFollowed(trained, results, *diary.curves(start.state))
 
 

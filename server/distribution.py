@@ -21,14 +21,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Delivered:
-    """A client that has the model."""
-
-    client: str
-    result: ClientResult | None
-
-
-@dataclass(frozen=True)
 class ModelDistribution:
     """Gives the trained state to clients, seen or unseen."""
 
@@ -42,8 +34,8 @@ class ModelDistribution:
         sizes: Mapping[str, int],
         seen: Collection[str],
         done: Collection[str] = (),
-    ) -> Iterator[Delivered]:
-        """Yield each client that is not ``done`` as soon as it has the model."""
+    ) -> Iterator[tuple[str, ClientResult | None]]:
+        """Yield who has the model, but is not ``done``, and the result if it shows it."""
         replies = self.federation.exchange(
             Purpose.PERSONALIZE,
             trained.server_round,
@@ -54,10 +46,10 @@ class ModelDistribution:
             found = self._results(reply, seen)
             for result in found.results:
                 if result.client not in done:
-                    yield Delivered(result.client, result)
+                    yield result.client, result
             for client in found.withheld:
                 if client not in done:
-                    yield Delivered(client, None)
+                    yield client, None
             for client, reason in found.failures.items():
                 self._failed(client, reason)
 

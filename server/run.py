@@ -147,9 +147,9 @@ class Conductor:
             self.assembly.method, self.federation, self.assembly.key
         )
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
-        for one in distribution.personalize(trained, sizes, seen, left_out):
-            self.folder.distributed.append(trained.fingerprint, one)
-            done[one.client] = one.result
+        for name, result in distribution.personalize(trained, sizes, seen, left_out):
+            self.folder.distributed.append(trained.fingerprint, name, result)
+            done[name] = result
             self.observer.client_personalized()
         return {name: done[name] for name in roster.names() if name in done}
 

@@ -22,7 +22,6 @@ from knnper.experiment import Catalogue, Experiment
 from knnper.files import FileLock, JsonLines, LockHeldError, draft_of, write_atomically
 from knnper.loading import read_experiment, results_identity, to_yaml
 from knnper.server.checkpoint import asides, put_aside, rounds_in
-from knnper.server.distribution import Delivered
 from knnper.server.observer import Roster
 from knnper.server.results import with_present_names, write_clients_csv
 from knnper.strategies.core.predictors import ClientResult
@@ -36,25 +35,23 @@ class DistributionLog:
 
     path: Path
 
-    def append(self, model: str, served: Delivered) -> None:
+    def append(self, model: str, client: str, result: ClientResult | None) -> None:
         """Add that a client has the model with fingerprint ``model``."""
-        result = served.result
-        document = {"result": asdict(result)} if result else {"client": served.client}
+        document = {"result": asdict(result)} if result else {"client": client}
         self._lines.append({"model": model, **document})
 
     def reported(self, model: str) -> dict[str, ClientResult | None]:
         """Return by name what clients that have that model reported."""
         records = [one for one in self._lines.read() if one.get("model") == model]
-        served = (self._served(record) for record in records)
-        return {one.client: one.result for one in served}
+        return dict(map(self._served, records))
 
     @property
     def _lines(self) -> JsonLines:
         return JsonLines(self.path)
 
-    def _served(self, record: Mapping[str, Any]) -> Delivered:
+    def _served(self, record: Mapping[str, Any]) -> tuple[str, ClientResult | None]:
         if isinstance(record.get("client"), str):
-            return Delivered(record["client"], None)
+            return record["client"], None
         text = json.dumps(record.get("result"))
         try:
             result = _CLIENT_RESULT.validate_json(text, strict=True)
@@ -63,7 +60,7 @@ class DistributionLog:
                 f"a line of {self.path} is no client's result; remove the file and "
                 f"resume the run: {error}"
             ) from error
-        return Delivered(result.client, result)
+        return result.client, result
 
 
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "faiss-cpu", "numpy")
