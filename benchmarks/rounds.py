@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks.measurement import seconds_of
 from benchmarks.workload import Workload, on_flower
-from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.federation import Federation
 from knnper.server.observer import RoundRecord
 from knnper.server.run import round_loop, untrained
+from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.core.method import changed
 

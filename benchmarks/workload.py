@@ -17,12 +17,7 @@ from numpy.typing import NDArray
 
 from knnper.client.app import make_client_app
 from knnper.client.runtime import ClientRuntime
-from knnper.data.examples import (
-    ClientData,
-    Dataset,
-    InputSpec,
-    LabelledArrays,
-)
+from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
 from knnper.data.images import ImageFolderSettings
 from knnper.errors import DataError
 from knnper.experiment import Experiment

@@ -21,12 +21,11 @@ from knnper.errors import ConfigError, KnnPerError, Problem, RunError
 from knnper.experiment import Experiment
 from knnper.loading import from_json, read_experiment, results_identity, to_json
 from knnper.process import with_fixed_threads
-from knnper.server.checkpoint import Checkpoint
 from knnper.server.federation import FlowerFederation
 from knnper.server.link.superlink import WARNINGS_VARIABLE
-from knnper.server.observer import LoggingObserver, Observer, Roster
+from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import Checkpoint, Roster, RunFolder
 from knnper.server.sites import (
     OVER_NETWORK,
     Directory,

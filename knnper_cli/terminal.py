@@ -504,8 +504,7 @@ def interruptible(folder: Path) -> Iterator[None]:
 
 def how_to_go_on(command: str, run: Path) -> str:
     """Return what to do with a run that ended before its results."""
-    from knnper.server.checkpoint import rounds_in
-    from knnper.server.run_folder import RunFolder
+    from knnper.server.run_folder import RunFolder, rounds_in
 
     resume = f"knnper {command} --resume {run}"
     *older, latest = rounds_in(RunFolder(run).checkpoints) or [0]

@@ -22,10 +22,9 @@ from knnper.errors import RunError
 from knnper.experiment import Choice, Experiment, Settings
 from knnper.loading import results_identity
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder
-from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
-from knnper.server.run import round_loop, untrained
+from knnper.server.run import ModelDistribution, round_loop, untrained
+from knnper.server.run_folder import Checkpoint, CheckpointFolder
 from knnper.simulation.flower_engine import runtime_of
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.tables import Table, percent

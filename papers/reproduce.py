@@ -78,13 +78,7 @@ from knnper.simulation.workbench import (
     require_central,
 )
 from knnper_cli.terminal import progress_observer, roughly, run_counter, say
-from papers.catalogue import (
-    FIGURES,
-    RUN,
-    FigurePlan,
-    make_figure,
-    read_figure,
-)
+from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure
 from papers.figures import OnPart
 
 COMMAND = ("python", "-m", "papers", "reproduce")

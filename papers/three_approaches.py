@@ -21,8 +21,8 @@ from knnper.data.examples import ClientData
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
 from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 from knnper.loading import load_experiment, results_identity
-from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.run import round_loop, untrained
+from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.flower_engine import runtime_of
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
 from knnper.simulation.reports.tables import Table

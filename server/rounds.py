@@ -16,10 +16,10 @@ from knnper.experiment import RunSettings, TrainingSettings
 from knnper.foreign_text import printable
 from knnper.records import canonical, is_finite, take_apart
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
 from knnper.server.federation import Federation, Reply, Request
-from knnper.server.observer import RoundRecord, capped
-from knnper.server.reports import evaluation_problem, in_groups
+from knnper.server.observer import RoundRecord
+from knnper.server.results import evaluation_problem, in_groups
+from knnper.server.run_folder import Checkpoint, CheckpointFolder, History
 from knnper.server.screening import (
     LARGEST_LOSS,
     Measured,
@@ -49,6 +49,28 @@ def sample_participants(
     generator = key.child("participants", server_round).numpy()
     chosen = generator.choice(len(clients), size=count, replace=False)
     return sorted(clients[position] for position in chosen)
+
+
+def capped(
+    counts: Mapping[str, int], claimed: Collection[str], most: float
+) -> dict[str, int]:
+    """Return counts of which no claimed one is more than a share of the total."""
+    claims = sorted((counts[name] for name in counts if name in claimed), reverse=True)
+    rest = sum(counts.values())
+    limit = claims[-1] if claims else 0
+    for num_cut, claim in enumerate([*claims, 0]):
+        # With so many clients at the limit, it is this part of what the others have.
+        if rest == 0 or num_cut * most >= 1:
+            break
+        share = most * rest / (1 - num_cut * most)
+        if claim <= share:
+            limit = max(1, int(share))
+            break
+        rest -= claim
+    return {
+        name: min(count, limit) if name in claimed else count
+        for name, count in counts.items()
+    }
 
 
 Shapes = dict[str, tuple[int, ...]]

@@ -14,11 +14,10 @@ from flwr.serverapp import Grid
 from knnper.errors import RunError
 from knnper.experiment import FederationSettings
 from knnper.foreign_text import printable
-from knnper.server.checkpoint import Checkpoint
 from knnper.server.federation import Federation, FlowerFederation, Reply, Request
 from knnper.server.link.authorized import read_roster
-from knnper.server.observer import Member, Roster
 from knnper.server.run import Conductor
+from knnper.server.run_folder import Checkpoint, Member, Roster
 from knnper.transport.messages import (
     Introduction,
     Job,

@@ -21,7 +21,7 @@ from knnper.errors import Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import write_atomically
 from knnper.seeding import RandomKey
-from knnper.server.observer import Member, Roster
+from knnper.server.run_folder import Member, Roster
 from knnper.simulation.partition.assignment import (
     CountedSettings,
     Integers,

@@ -13,7 +13,7 @@ from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.loading import results_identity
 from knnper.models.networks import TinyCnn
-from knnper.server import sites as sites
+from knnper.server import sites
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.run import simulate

@@ -8,7 +8,7 @@ import torch
 
 from knnper.errors import CheckpointError
 from knnper.records import fingerprint
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
+from knnper.server.run_folder import Checkpoint, CheckpointFolder, History
 from knnper.server.screening import Norms
 from knnper.strategies.core.records import ModelState
 

@@ -6,9 +6,9 @@ import torch
 
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import Checkpoint
-from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation, Reply, Request
+from knnper.server.run import ModelDistribution
+from knnper.server.run_folder import Checkpoint
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ClientResult, ClientResults, Evaluation
 from knnper.strategies.core.records import ModelPayload, ModelState

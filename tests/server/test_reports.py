@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from knnper.data.examples import Examples
-from knnper.server.reports import evaluation_problem, result_problem
+from knnper.server.results import evaluation_problem, result_problem
 from knnper.strategies.core.predictors import ClientResult, Evaluation, evaluate
 from tests.server.made_evaluations import evaluation
 

@@ -11,10 +11,10 @@ from knnper.errors import RunError
 from knnper.experiment import RunSettings, TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder
 from knnper.server.federation import Federation, Reply, Request
 from knnper.server.observer import RoundRecord
 from knnper.server.rounds import RoundLoop
+from knnper.server.run_folder import Checkpoint, CheckpointFolder
 from knnper.server.screening import ExplodedError
 from knnper.strategies.core.method import Method, UpdateProblem
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate

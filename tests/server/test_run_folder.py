@@ -10,8 +10,7 @@ from knnper.errors import ConfigError, RunError
 from knnper.experiment import Catalogue, Experiment, Settings
 from knnper.files import JsonLines, draft_of
 from knnper.loading import load_experiment
-from knnper.server.checkpoint import CheckpointFolder, asides, rounds_in
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import CheckpointFolder, RunFolder, asides, rounds_in
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 from knnper.strategies.core.records import ModelState
 

@@ -12,9 +12,8 @@ import pytest
 
 from knnper.experiment import Experiment
 from knnper.loading import load_experiment, to_yaml
-from knnper.server.checkpoint import asides
 from knnper.server.observer import Observer, RoundRecord
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import RunFolder, asides
 from knnper.simulation.run import simulate
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
 from knnper.strategies.catalogue import METHODS

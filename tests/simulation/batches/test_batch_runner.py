@@ -21,13 +21,7 @@ from knnper.data.examples import Dataset
 from knnper.errors import DataError, FolderTakenError, RunError
 from knnper.loading import to_json
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.family import (
-    FAILED,
-    Event,
-    Family,
-    Step,
-    make_runs,
-)
+from knnper.simulation.batches.family import FAILED, Event, Family, Step, make_runs
 from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.plan import Comparison, Sweep
 from knnper.simulation.batches.progress import Progress
@@ -39,12 +33,7 @@ from knnper.simulation.batches.runner import (
     num_steps,
     run_batch,
 )
-from knnper.simulation.batches.tables import (
-    csv_of,
-    rows_of,
-    run_rows,
-    table_of,
-)
+from knnper.simulation.batches.tables import csv_of, rows_of, run_rows, table_of
 from knnper.simulation.reports.tables import csv_text
 from knnper.simulation.run import simulate
 from knnper.strategies.core.task import EmbeddingPool, Task
