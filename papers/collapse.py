@@ -23,7 +23,8 @@ from knnper.experiment import Choice, Experiment, Settings
 from knnper.loading import results_identity
 from knnper.seeding import RandomKey
 from knnper.server.results import summarise_groups
-from knnper.server.run import ModelDistribution, round_loop, untrained
+from knnper.server.rounds import RoundLoop
+from knnper.server.run import ModelDistribution, untrained
 from knnper.server.run_folder import Checkpoint, CheckpointFolder
 from knnper.simulation.flower_engine import runtime_of
 from knnper.simulation.reports.figure import INK, SERIES, styled
@@ -128,7 +129,7 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
         federation = SerialFederation(runtime_of(watched, Path(name)))
         identity = results_identity(bench.experiment)
         checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
-        loop = round_loop(watched, roster, federation, checkpoints, lambda _: None)
+        loop = RoundLoop(watched, federation, roster, checkpoints, lambda _: None)
         start = untrained(watched, roster)
         trained = loop.train(start)
         handed = ModelDistribution(bench.method, federation, bench.key).personalize(

@@ -61,10 +61,6 @@ def result_problem(result: ClientResult) -> str | None:
         problem = evaluation_problem(evaluation)
         if problem is not None:
             return problem
-    return _chosen_problem(result)
-
-
-def _chosen_problem(result: ClientResult) -> str | None:
     if len(result.chosen) > MOST_CHOSEN:
         return f"expected at most {MOST_CHOSEN} settings, found {len(result.chosen)}"
     for name, value in result.chosen.items():

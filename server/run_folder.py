@@ -11,7 +11,7 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -344,23 +344,6 @@ class DistributionLog:
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "faiss-cpu", "numpy")
 
 
-def build_manifest(
-    *,
-    results_identity: str,
-    partition_hash: str,
-    command: Sequence[str],
-    started: datetime,
-) -> dict[str, Any]:
-    """Return versions, machine and provenance as plain values."""
-    return {
-        "results_identity": results_identity,
-        "partition_hash": partition_hash,
-        "command": list(command),
-        "started": started.isoformat(timespec="seconds"),
-        **environment(),
-    }
-
-
 def environment() -> dict[str, Any]:
     """Return versions and machine as plain values."""
     return {
@@ -372,22 +355,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
     }
-
-
-def complete_manifest(
-    first: Mapping[str, Any] | None, manifest: Mapping[str, Any], folder: Path
-) -> dict[str, Any]:
-    """Return all that is known of a run that begins, or is gone on with."""
-    if first is None:
-        return {**manifest, "resumed": []}
-    expected, found = first["partition_hash"], manifest["partition_hash"]
-    if expected != found:
-        raise RunError(
-            f"the data is not what it was when the run in {folder} began: expected the "
-            f"split {expected[:12]}, found {found[:12]}. Bring it back, or start again"
-        )
-    again = {"command": manifest["command"], "started": manifest["started"]}
-    return {**first, "resumed": [*first["resumed"], again]}
 
 
 def _version(package: str) -> str | None:
@@ -573,12 +540,24 @@ class RunFolder:
         """Which clients have the model, and what they reported."""
         return DistributionLog(self.path / "personalization.jsonl")
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep under what conditions the run is made; return all that is known."""
-        path = self.path / _MANIFEST
-        first = self.manifest() if path.exists() else None
-        write_document(path, complete_manifest(first, manifest, self.path))
-        return self.manifest()
+    def write_manifest(self, identity: str, split: str, command: Sequence[str]) -> None:
+        """Keep under what conditions the run began, and when it was resumed."""
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        when: dict[str, Any] = {"command": list(command), "started": started}
+        if (self.path / _MANIFEST).exists():
+            manifest = self.manifest()
+            expected = manifest["partition_hash"]
+            if expected != split:
+                raise RunError(
+                    f"the data is not what it was when the run in {self.path} began: "
+                    f"expected the split {expected[:12]}, found {split[:12]}. Bring it "
+                    "back, or start again"
+                )
+            manifest["resumed"].append(when)
+        else:
+            about = {"results_identity": identity, "partition_hash": split}
+            manifest = {**about, **when, **environment(), "resumed": []}
+        write_document(self.path / _MANIFEST, manifest)
 
     def manifest(self) -> dict[str, Any]:
         """Return the content of ``manifest.json``."""

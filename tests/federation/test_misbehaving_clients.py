@@ -35,7 +35,7 @@ WRONG = {
     NORM: "the update moved by a norm of .*, more than .*run.max_update_norm_ratio",
     SCALED: "weights moved by a norm of .* run.max_update_median_ratio",
     RUDE: r"x\\n2026-01-01 ERROR server: all is lost\\x1b\[2J\[red\]<script>y",
-    NOTHING: "expected at least one training example, found 0",
+    NOTHING: "expected a number of training examples, at least 1, found 0",
     HANG: f"its deadline passed|no answer within {ROUND_TIMEOUT_S} s",
 }
 SLOW_DATA = f"""
