@@ -180,7 +180,6 @@ def _end_process(seconds: float, job: str) -> None:
 _QUOTED = re.compile(
     r"""(?<!\w)(?P<quote>['"])[^'"\n]*/(?P<name>[^'"/\n]*)/?(?P=quote)(?!\w)"""
 )
-
 _PATH = re.compile(
     r"""(?<![\w:/.~])
     (?:

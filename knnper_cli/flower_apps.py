@@ -80,8 +80,6 @@ def _host(context: Context) -> Node:
 
 
 client_app = make_client_app(AnyHost())
-
-
 APP_FOLDER = Path(__file__).resolve().parents[1]
 
 

@@ -52,24 +52,19 @@ def set_option(example: str) -> Any:
 
 
 Overrides = Annotated[list[str] | None, set_option("training.num_rounds=50")]
-
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Log every message of Flower's, too.")
 ]
-
 ClientFile = Annotated[
     Path, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
 ]
-
 OptionalExperimentFile = Annotated[
     Path | None,
     typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file."),
 ]
-
 Resume = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")
 ]
-
 FromRound = Annotated[
     int | None,
     typer.Option(
@@ -79,11 +74,9 @@ FromRound = Annotated[
         "put aside.",
     ),
 ]
-
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
 ]
-
 AsJson = Annotated[
     bool, typer.Option("--json", help="Write JSON to standard output, nothing else.")
 ]
@@ -144,17 +137,11 @@ def tell(message: str) -> None:
 
 
 RUN_FAILED = 1
-
 WRONG_USAGE = 2
-
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-
 _FREE_SPACE = "free space, then give the same command again"
-
 _A_FOLDER = "expected a folder there; choose another path"
-
 _ALLOWED = "expected to be allowed; change its permissions or choose another path"
-
 _ADVICE: Mapping[int | None, str] = {
     errno.ENOSPC: _FREE_SPACE,
     errno.EDQUOT: _FREE_SPACE,
@@ -200,9 +187,7 @@ def system_error(error: OSError) -> str:
 
 
 SECONDS_BETWEEN_LINES = 5.0
-
 _SECONDS_WITHOUT_NEWS = 60.0
-
 _MINUTES_WITHOUT_SECONDS = 10
 
 
@@ -434,17 +419,13 @@ def resumable(progress: Counter) -> Iterator[None]:
 StoreFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The store's folder.")
 ]
-
 _EMBEDDING_MODEL = typer.Option(
     "--model",
     metavar="FOLDER",
     help="The exported model, or the folder of a finished run, that embeds.",
 )
-
 ModelRun = Annotated[Path, _EMBEDDING_MODEL]
-
 OptionalRun = Annotated[Path | None, _EMBEDDING_MODEL]
-
 Changes = Annotated[list[str] | None, set_option("'index={name: sq8, rerank: 4}'")]
 
 

@@ -11,8 +11,6 @@ from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.workbench import experiment_catalogue
 
 LOOK_EVERY_S = 0.5
-
-
 MOST_NAMED = 10
 
 

@@ -136,7 +136,6 @@ def in_groups(
 
 
 Pairs = Sequence[tuple[Evaluation, Evaluation]]
-
 EARLIER_NAMES = {
     "fraction_hurt": "fraction_degraded",
     "hand_over": "model_distribution",

@@ -45,21 +45,15 @@ from knnper.server.screening import Norms
 from knnper.strategies.core.predictors import ClientResult
 
 log = logging.getLogger(__name__)
-
 FORMAT = 1
-
 KEPT = 6
 
 """Checkpoints that are kept where nothing else is said."""
 
 _NAME = re.compile(r"round-(\d+)")
-
 _ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
-
 _TENSORS = "state.safetensors"
-
 _MANIFEST = "manifest.json"
-
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
 
 
@@ -392,7 +386,6 @@ def finite(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 EXPERIMENT = "experiment.yaml"
-
 LOCK = ".lock"
 
 # Deleting a folder hangs on this line: it must not occur in files people write.
@@ -420,15 +413,10 @@ def make_empty(path: Path) -> None:
 
 
 RESULTS = "results.json"
-
 _ROSTER = "clients.json"
-
 _SESSION = "session"
-
 _CLIENTS = "clients.csv"
-
 _ROUNDS = "rounds.jsonl"
-
 _CHECKPOINTS = "checkpoints"
 
 

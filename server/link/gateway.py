@@ -209,13 +209,11 @@ _PASSED_BACK = frozenset({"content-type", "content-length"})
 _PASSED_ON = frozenset({"content-type", "accept"})
 _FLOWERS = "flwr-"
 _LONGEST_ERROR = 64 * 1024
-
 _IS_CONNECTED = (
     "is connected already, or was until less than a minute ago: another process uses "
     "its key, or the last one was killed. Stop the other one; after a kill, try again "
     "in a minute."
 )
-
 _NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
 _LOOK_S = 0.1
 
@@ -440,7 +438,6 @@ class Gateway:
 
 # Nothing more is read of somebody unknown or slow, and no place is kept for it.
 _THE_END = (b"connection", b"close")
-
 _VERSIONS = [
     (header.encode(), own_versions()[package].encode())
     for package, header in GATEWAY_HEADERS.items()

@@ -117,10 +117,8 @@ control: 127.0.0.1:{control_port}      # Flower's own port, for commands on this
 authorized: authorized        # one public key NAME.pub a client; read while it runs
 state: state                  # what the server keeps: registrations, runs, logs
 """
-
 _SERVER_TLS = "tls: {ca: ca.crt, certificate: server.crt, key: server.key}"
 _SERVER_INSECURE = "insecure: true                # no encryption, no authentication"
-
 _CLIENT = """\
 # Settings of one client. Relative paths are relative to this file's folder.
 name: "{name}"
@@ -141,11 +139,9 @@ limits:                       # what a run may do here; see docs/security.md
   days: 30                    # null: for ever
 service: {{host: 127.0.0.1, port: 8080}}  # where it answers predictions
 """
-
 _CLIENT_TLS = """\
 tls: {{ca: ca.crt}}             # the authority that signed the server's certificate
 key: {name}.key               # proves who this client is; never leaves this machine"""
-
 _CLIENT_INSECURE = "insecure: true                # no encryption, no authentication"
 
 

@@ -20,7 +20,6 @@ from knnper.server.link.superlink import CONNECTION, control_authority, flower_c
 from knnper.server.settings import ServerSettings
 
 _MODULE = "installed"
-
 _CODE = '''"""Nothing of its own: the installed server and client."""
 
 from knnper_cli.flower_apps import client_app

@@ -17,7 +17,6 @@ from tests.federation.site_tricks import KEEP_MODELS, LEAK
 from tests.federation.small_federation import SEEN, Federation, Found, Run
 
 pytestmark = pytest.mark.slow
-
 Arrays = dict[str, NDArray[np.generic]]
 
 

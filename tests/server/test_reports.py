@@ -12,8 +12,6 @@ from tests.server.made_evaluations import evaluation
 GOOD = evaluation(4, 3)
 RESULT = ClientResult("a", True, 5, 1, GOOD, GOOD, GOOD, {"knn_weight": 0.5})
 BINS = GOOD.bin_counts
-
-
 WEIGHTED = dataclasses.replace(GOOD, weight_sum=0.5, weight_correct=0.5)
 
 

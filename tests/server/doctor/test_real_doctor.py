@@ -23,7 +23,6 @@ from knnper.transport.diagnosis import Finding, Verdict, examine, is_well
 from tests.server.link.running_server import running_server
 
 BIN = Path(sys.executable).parent
-
 pytestmark = pytest.mark.slow
 
 
