@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -115,13 +116,13 @@ def list_clients(server: Place, as_json: AsJson = False) -> None:
     from knnper.server.link.setup import server_file
     from knnper.server.settings import read_server
 
-    found = census(read_server(server_file(server)))
+    clients, problems = census(read_server(server_file(server)))
     if as_json:
-        print_json([one.as_document() for one in found.clients])
+        print_json(list(map(asdict, clients)))
     else:
-        rows = [[one.name, one.status, one.key_sha256] for one in found.clients]
+        rows = [[one.name, one.status, one.key_sha256] for one in clients]
         print_table(["client", "status", "key"], rows)
-    for problem in found.problems:
+    for problem in problems:
         say(problem)
 
 

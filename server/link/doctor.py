@@ -64,16 +64,14 @@ def _authorized(settings: ServerSettings) -> Finding:
 
 def _registered(settings: ServerSettings) -> Finding:
     """Look whether Flower knows those who may connect, and who is online."""
-    found = census(settings)
-    if found.problems:
-        return problem("; ".join(found.problems), "look into the server's log")
-    left_out = [one.name for one in found.clients if one.status == AUTHORIZED]
+    clients, problems = census(settings)
+    if problems:
+        return problem("; ".join(problems), "look into the server's log")
+    left_out = [one.name for one in clients if one.status == AUTHORIZED]
     if left_out:
         return problem(f"not registered: {', '.join(left_out)}", _LOG)
-    online = [one.name for one in found.clients if one.status == "online"]
-    return fine(
-        f"{len(found.clients)} registered, online: {', '.join(online) or 'none'}"
-    )
+    online = [one.name for one in clients if one.status == "online"]
+    return fine(f"{len(clients)} registered, online: {', '.join(online) or 'none'}")
 
 
 def _roster(settings: ServerSettings) -> Finding:

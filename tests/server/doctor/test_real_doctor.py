@@ -60,7 +60,7 @@ def registration(place: FederationFolder, key: Path | None = None) -> Finding:
 
 
 def status(place: FederationFolder) -> str:
-    (client,) = census(read_server(place.server_file)).clients
+    ((client,), _) = census(read_server(place.server_file))
     return client.status
 
 

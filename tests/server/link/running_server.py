@@ -52,7 +52,7 @@ class RunningServer:
 
     @property
     def statuses(self) -> dict[str, str]:
-        return {one.name: one.status for one in census(self.settings).clients}
+        return {one.name: one.status for one in census(self.settings)[0]}
 
     def add(self, name: str) -> Path:
         """Return the folder of a new client."""
