@@ -30,11 +30,15 @@ from knnper.simulation.flower_engine import (
     in_turn,
     play,
     requests_at_once,
-    runtime_of,
     wait_for_nodes,
 )
 from knnper.simulation.partition.split import ClientPart, Partition, client_names
-from knnper.simulation.workbench import Workbench, build_workbench, experiment_catalogue
+from knnper.simulation.workbench import (
+    Workbench,
+    build_workbench,
+    experiment_catalogue,
+    runtime_of,
+)
 from knnper.strategies.core.method import changed
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
 from knnper.transport.messages import Job

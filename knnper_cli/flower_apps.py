@@ -38,8 +38,7 @@ from knnper.simulation.flower_engine import (
     carrier_folder,
     flower_federation,
 )
-from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
-from knnper.simulation.reports.tables import Table
+from knnper.simulation.reports.runs import Table, as_cells, load_run, table_of_run
 from knnper.simulation.workbench import (
     experiment_catalogue,
     keep_label_counts,

@@ -282,7 +282,7 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     elif experiment is not None:
         bench, folder = _start(experiment, changes, output, overwrite)
     from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
-    from knnper.simulation.run import simulate as run_simulation
+    from knnper.simulation.workbench import simulate as run_simulation
 
     with _telling_what_next(folder), progress_observer() as observer:
         results = run_simulation(bench, folder, observer, typed_command())

@@ -35,7 +35,7 @@ from knnper.server.observer import Observer
 if TYPE_CHECKING:
     from knnper.simulation.batches.progress import Advance
     from knnper.simulation.batches.progress import Progress as BatchProgress
-    from knnper.simulation.reports.tables import Shown
+    from knnper.simulation.reports.runs import Shown
 
 ExperimentFile = Annotated[
     Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file.")

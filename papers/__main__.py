@@ -44,8 +44,7 @@ def reproduce(
         typer.Option(metavar="FOLDER", help="A folder for each file, and the report."),
     ] = Path("runs/reproduced"),
     workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes side by side; one a CPU core."),
+        int | None, typer.Option(min=1, help="Processes side by side; one a CPU core.")
     ] = None,
     skip_missing_data: Annotated[
         bool,

@@ -14,7 +14,7 @@ from knnper.experiment import Experiment, Name, Settings
 from knnper.loading import load_experiment, parse_settings, read_yaml
 from knnper.process import with_fixed_threads
 from knnper.simulation.batches.plan import shared_sections
-from knnper.simulation.reports.tables import Shown
+from knnper.simulation.reports.runs import Shown
 from knnper.simulation.trained_model import TrainedModel
 from knnper.simulation.workbench import experiment_catalogue
 from papers.collapse import CollapseSettings, draw_collapse
@@ -26,9 +26,7 @@ from papers.quality import QualitySettings, draw_quality
 from papers.three_approaches import ThreeApproachesSettings, draw_three_approaches
 
 RUN, EXPERIMENT, NOTHING = "a finished run", "an experiment", "nothing"
-
-_SHARED = ("only",)
-"""Settings with another value of which figures may share a folder."""
+_SHARED = ("only",)  # settings with another value of which figures may share a folder
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,14 @@ from knnper.server.results import summarise_groups
 from knnper.server.rounds import RoundLoop
 from knnper.server.run import ModelDistribution, untrained
 from knnper.server.run_folder import Checkpoint, CheckpointFolder
-from knnper.simulation.flower_engine import runtime_of
 from knnper.simulation.reports.figure import INK, SERIES, styled
-from knnper.simulation.reports.tables import Table, percent
-from knnper.simulation.run import SerialFederation
-from knnper.simulation.workbench import Workbench, open_workbench
+from knnper.simulation.reports.runs import Table, percent
+from knnper.simulation.workbench import (
+    SerialFederation,
+    Workbench,
+    open_workbench,
+    runtime_of,
+)
 from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import NoState
@@ -73,6 +76,7 @@ def _warm(settings: FedBasisSettings) -> FedBasisSettings:
     return replace(without_treatments(settings), warm_start_fraction=fraction)
 
 
+# By what is treated. The first three begin with random bases, all alike.
 VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = (
     MappingProxyType(
         {
@@ -84,7 +88,6 @@ VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = (
         }
     )
 )
-"""By what is treated. The first three begin with random bases, all alike."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,6 @@ def mean_similarity(models: Sequence[Tensor]) -> float:
 
 
 TITLE = "What keeps FedBasis' bases apart (Figure 2)"
-
 _ENDS = ("accuracy", "unseen_accuracy")
 
 
@@ -265,7 +267,6 @@ def _rows(found: Mapping[str, PartRecord]) -> Iterator[tuple[object, ...]]:
 
 
 _COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
-
 _DASHES = ":", ":", "-", ":", "-"
 
 

@@ -29,11 +29,10 @@ from knnper.experiment import (
     UnitInterval,
 )
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Integers
-from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
+from knnper.simulation.partition.schemes import DirichletSettings, Integers, dirichlet
 from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
-from knnper.simulation.reports.tables import Table, percent
+from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.knn_per import KnnSettings
 from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores
@@ -94,10 +93,10 @@ def _distance_to_label(memory: Store, examples: Embedded, num_neighbors: int) ->
     return label_scores(memory, examples.embeddings, examples.labels, num_neighbors)
 
 
+# What is watched, by name.
 ALARMS: Mapping[str, Callable[[Store, Embedded, int], Scores]] = MappingProxyType(
     {"distance": _distance, "distance_to_own_label": _distance_to_label}
 )
-"""What is watched, by name."""
 
 
 def alarm_steps(
@@ -134,8 +133,8 @@ class DriftStream:
     tests: tuple[Integers, Integers]
 
 
+# Training images of a client on average; with fewer, most batches are empty.
 FEWEST_IMAGES = 10
-"""Training images of a client on average; with fewer, most batches are empty."""
 
 
 def require_enough_images(num_train: int, num_clients: int) -> None:

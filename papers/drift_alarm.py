@@ -20,8 +20,8 @@ from torch import Tensor
 from knnper.datastore.store import Store
 from knnper.seeding import RandomKey
 
+# ε of the bets: the smaller, the more is won by extreme p-values.
 EXPONENTS = (0.2, 0.4, 0.6, 0.8)
-"""ε of the bets: the smaller, the more is won by extreme p-values."""
 
 NUM_BETS = 2 * len(EXPONENTS)
 
@@ -119,8 +119,8 @@ def label_scores(
     return np.asarray(scores, np.float64)
 
 
+# p-values keep this far from 0 and 1, where a bet could pay infinitely much.
 SMALLEST = 2.0**-53
-"""p-values keep this far from 0 and 1, where a bet could pay infinitely much."""
 
 
 class RankedScores:

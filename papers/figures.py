@@ -28,14 +28,14 @@ from knnper.simulation.batches.folder import (
     split_of,
 )
 from knnper.simulation.reports.figure import write_pictures
-from knnper.simulation.reports.tables import Chart, Shown, Table
+from knnper.simulation.reports.runs import Chart, Shown, Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.knn_per import KnnSettings
 
 PartRecord = Mapping[str, Any]
 
+# ``(done, total) -> None``: is told how many parts are finished.
 OnPart = Callable[[int, int], None]
-"""``(done, total) -> None``: is told how many parts are finished."""
 
 PARTS = "parts.jsonl"
 

@@ -42,11 +42,15 @@ from knnper.experiment import (
     UnitInterval,
 )
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Integers, PartitionSettings
-from knnper.simulation.partition.schemes import DirichletSettings, dirichlet
+from knnper.simulation.partition.schemes import (
+    DirichletSettings,
+    Integers,
+    PartitionSettings,
+    dirichlet,
+)
 from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
-from knnper.simulation.reports.tables import Table
+from knnper.simulation.reports.runs import Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.predictors import evaluate
 from knnper.strategies.knn_per import Apply, KnnSettings, remember
@@ -68,7 +72,6 @@ PanelName = Literal[
 ]
 
 _SOME = Field(min_length=1)
-
 _TENTHS = tuple(number / 10 for number in range(11))
 
 
@@ -385,8 +388,7 @@ class Population:
         return correct / sum(len(client.test) for client in self.clients)
 
 
-Records = Mapping[float, Sequence[PartRecord]]
-"""By alpha, what was measured each time."""
+Records = Mapping[float, Sequence[PartRecord]]  # by alpha, what was measured each time
 
 
 @dataclass(frozen=True)
@@ -751,8 +753,7 @@ def _drawing(
     )
 
 
-_LONG_LABEL = 20
-"""Characters, from which labels have a line each."""
+_LONG_LABEL = 20  # characters, from which labels have a line each
 
 
 @styled

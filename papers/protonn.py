@@ -18,19 +18,17 @@ from knnper.errors import RunError
 from knnper.experiment import NonNegativeInt, PositiveFraction, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, styled
-from knnper.simulation.reports.tables import Table, percent
+from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.knn_per import KnnSettings
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
 from papers.memory import Embedded, embed
 
+# ``examples -> (predictor, bytes)``.
 Fit = Callable[[Embedded], tuple[Callable[[Tensor], Tensor], int]]
-"""``examples -> (predictor, bytes)``."""
 
 _LABEL_BYTES = 8
-
 _FEW_CLIENTS, _FEW_CAPACITIES = 50, (0.1, 0.3, 0.6, 1.0)
-
 _PAPER_CAPACITIES = tuple(number / 10 for number in range(1, 11))
 
 

@@ -29,7 +29,7 @@ from knnper.loading import results_identity
 from knnper.seeding import RandomKey
 from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
-from knnper.simulation.reports.tables import Table, percent
+from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel, model_with
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.records import ModelState
@@ -47,7 +47,6 @@ from papers.figures import (
 from papers.memory import MemorySettings, Population, Service, UnseenImages
 
 _SOME = Field(min_length=1)
-
 _EPOCHS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 

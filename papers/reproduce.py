@@ -64,27 +64,27 @@ from knnper.simulation.reports.report import (
 )
 from knnper.simulation.reports.runs import (
     RESULT_FILES,
+    Chart,
+    Shown,
+    Table,
     as_cells,
     environment_text,
     load_run,
     table_of_run,
 )
-from knnper.simulation.reports.tables import Chart, Shown, Table
-from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import (
     experiment_catalogue,
     open_workbench,
     require_central,
+    simulate,
 )
 from knnper_cli.terminal import progress_observer, roughly, run_counter, say
 from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure
 from papers.figures import OnPart
 
 COMMAND = ("python", "-m", "papers", "reproduce")
-
-_LONGEST_TITLE = 140
-"""In characters: two lines of a page."""
+_LONGEST_TITLE = 140  # in characters: two lines of a page
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,10 @@ def split_title(comment: Sequence[Paragraph]) -> tuple[str, Sequence[Paragraph]]
 
 
 Plan = Experiment | Sweep | Comparison | FigurePlan
-
 RUNS, REPORT, SECONDS, ERRORS = "runs", "report", "seconds.jsonl", "errors"
 
+# Names of what stands in the output folder beside the files' own folders.
 RESERVED = (RUNS, f"{REPORT}.html", f"{REPORT}.md", SECONDS, ERRORS)
-"""Names of what stands in the output folder beside the files' own folders."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,7 @@ class File:
     plan: Plan
 
 
+# From each kind to the keys that tell it.
 KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "figure": ("figure",),
@@ -146,7 +146,6 @@ KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "experiment": ("data",),
     }
 )
-"""From each kind to the keys that tell it."""
 
 _READERS: Mapping[str, Callable[[Path], Plan]] = {
     "figure": read_figure,
@@ -406,7 +405,6 @@ class Watcher:
 
 
 DONE, FAILED, MISSING = "done", "failed", "left out: its data are not there"
-
 PAGE = "report.html"
 
 
@@ -596,8 +594,8 @@ def duration(seconds: float) -> str:
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
+# At which letters in a chart are as large as in those of ``knnper report``.
 _REM_PER_INCH = 7.1
-"""At which letters in a chart are as large as in those of ``knnper report``."""
 
 
 def write_report(made: Sequence[Made], output: Path) -> Path:

@@ -24,30 +24,31 @@ from knnper.loading import load_experiment, results_identity
 from knnper.server.rounds import RoundLoop
 from knnper.server.run import untrained
 from knnper.server.run_folder import CheckpointFolder
-from knnper.simulation.flower_engine import runtime_of
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
-from knnper.simulation.reports.tables import Table
-from knnper.simulation.run import SerialFederation
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.reports.runs import Table
+from knnper.simulation.workbench import (
+    SerialFederation,
+    Workbench,
+    experiment_catalogue,
+    open_workbench,
+    runtime_of,
+)
 from knnper.strategies.core.predictors import evaluate
 from papers.figures import Drawing, FigureFolder, PartRecord
 
 _SOME = Field(min_length=1)
+SampleCount = Annotated[int, Field(ge=3)]  # one is left for validation
 
-SampleCount = Annotated[int, Field(ge=3)]
-"""One is left for validation."""
-
+# Sections of an experiment, each with the settings that differ from the others'.
 Sections = Mapping[str, Mapping[str, Any]]
-"""Sections of an experiment, each with the settings that differ from the others'."""
 
-PASSES = 5
-"""Over a client's data, wherever one trains for itself."""
+PASSES = 5  # over a client's data, wherever one trains for itself
 
+# Of which a client's own training takes the best on validation data.
 RATES = (0.3, 1.0, 3.0)
-"""Of which a client's own training takes the best on validation data."""
 
+# Of which FedAvg and HypCluster take theirs; what goes on from FedAvg has 1.
 TOGETHER = (0.1, 0.3, 1.0)
-"""Of which FedAvg and HypCluster take theirs; what goes on from FedAvg has 1."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,6 @@ def _of_rates(
 
 
 _FEDAVG: Sections = {"method": {"name": "fedavg"}}
-
 _MAPPER = {"name": "mapper", "local_epochs": PASSES}
 
 _WITH_PROXY: Sections = {
@@ -137,6 +137,7 @@ def hypcluster(
     )
 
 
+# By title; HypCluster comes beside them, since its starts depend on the seed.
 APPROACHES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType(
     {
         "Global (FedAvg)": tuple(
@@ -172,7 +173,6 @@ APPROACHES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType(
         ),
     }
 )
-"""By title; HypCluster comes beside them, since its starts depend on the seed."""
 
 
 def least_losses(num_users: int) -> Mapping[str, float]:
@@ -296,11 +296,10 @@ def _mean_loss(bench: Workbench, state: Any, *, on_validation: bool = False) -> 
 
 
 TITLE = "Clusters, mixed data and mixed models on synthetic users (Figure 2)"
-
 _MARKERS = "osv^D*P"
 
+# By title, where a method has another name in reports.
 _METHODS = {"Global (FedAvg)": "FedAvg"}
-"""By title, where a method has another name in reports."""
 
 
 @dataclass(frozen=True)
@@ -326,8 +325,8 @@ class Point:
         )
 
 
+# Points by title, each in the order of the horizontal axis.
 Lines = Mapping[str, Sequence[Point]]
-"""Points by title, each in the order of the horizontal axis."""
 
 
 def draw_three_approaches(
@@ -386,14 +385,7 @@ def draw_three_approaches(
     ]
 
 
-_HEADER = (
-    "samples",
-    "clusters",
-    "approach",
-    "validation_loss",
-    "test_loss",
-    "chosen",
-)
+_HEADER = ("samples", "clusters", "approach", "validation_loss", "test_loss", "chosen")
 
 
 def _losses(line: Sequence[Point]) -> list[float]:

@@ -53,14 +53,19 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from knnper.client.app import make_client_app
-from knnper.client.runtime import ClientRuntime, ClientStateStore
+from knnper.client.runtime import ClientRuntime
 from knnper.errors import RunError
 from knnper.experiment import RunSettings
 from knnper.files import write_atomically
 from knnper.loading import from_json, to_json
-from knnper.process import compute_device, keep_freed_memory, num_workers
+from knnper.process import compute_device, num_workers
 from knnper.server.federation import Federation, FlowerFederation
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import (
+    Workbench,
+    experiment_catalogue,
+    open_workbench,
+    runtime_of,
+)
 from knnper.strategies.core.records import NoState
 from knnper.transport import messages as shared_memory
 from knnper.transport.flower_protocol import is_plain
@@ -79,19 +84,6 @@ if not is_plain():
     from flwr.simulation.run_simulation import _run_simulation
 
 SESSION_FILE = ".session"
-
-
-def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
-    """Return the runtime that runs all virtual clients of ``bench``."""
-    keep_freed_memory()
-    return ClientRuntime(
-        method=bench.method,
-        spec=bench.task.spec,
-        source=bench.clients,
-        states=ClientStateStore(run_folder / "clients"),
-        key=bench.key,
-        pool=bench.task.pool,
-    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -426,8 +418,8 @@ def _num_expected(grid: Grid, node: int, stop: threading.Event) -> int:
     return int(str(reply.content.config_records["node"]["num-partitions"]))
 
 
+# Flower's nodes at most. Which of them runs a client makes no difference.
 NUM_NODES = 64
-"""Flower's nodes at most. Which of them runs a client makes no difference."""
 
 
 def run_on_flower(

@@ -22,8 +22,7 @@ from knnper.strategies.core.exported_model import (
     require_global_model,
 )
 
-MODEL = "model"
-"""The folder in a run's folder where a federation leaves the model."""
+MODEL = "model"  # the folder in a run's folder where a federation leaves the model
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,29 +5,36 @@ Server and workers each make their own: it depends on nothing but the experiment
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from knnper.client.runtime import ClientRuntime, ClientStateStore
 from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
-from knnper.errors import Problem, RunError
+from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import write_atomically
+from knnper.process import compute_device, keep_freed_memory
+from knnper.records import canonical
 from knnper.seeding import RandomKey
-from knnper.server.run_folder import Member, Roster
-from knnper.simulation.partition.assignment import (
+from knnper.server.federation import Federation, Reply, Request
+from knnper.server.observer import Observer
+from knnper.server.run import Conductor
+from knnper.server.run_folder import Member, Roster, RunFolder
+from knnper.simulation.partition.schemes import (
+    PARTITIONS,
     CountedSettings,
     Integers,
     PartitionSettings,
 )
-from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.partition.split import (
     ClientPart,
     Partition,
@@ -45,6 +52,7 @@ from knnper.strategies.catalogue import (
 )
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.task import EmbeddingPool
+from knnper.transport.messages import Purpose
 
 # Rounding must not make a client disappear: 0.1 of 30 is 3.0000000000000004.
 _TOLERANCE = 1e-9
@@ -238,9 +246,7 @@ def build_workbench(
     )
 
 
-PARTITION = "partition.json"
-"""In the folder of a run over virtual clients."""
-
+PARTITION = "partition.json"  # in the folder of a run over virtual clients
 Counts = tuple[int, ...]
 
 
@@ -307,3 +313,91 @@ def read_label_counts(run_folder: Path) -> LabelCounts | None:
 def _counts(split: LabelledArrays, indices: Integers, num_classes: int) -> Counts:
     found = np.bincount(split.labels[indices], minlength=num_classes)
     return tuple(found.tolist())
+
+
+def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
+    """Return the runtime that runs all virtual clients of ``bench``."""
+    keep_freed_memory()
+    return ClientRuntime(
+        method=bench.method,
+        spec=bench.task.spec,
+        source=bench.clients,
+        states=ClientStateStore(run_folder / "clients"),
+        key=bench.key,
+        pool=bench.task.pool,
+    )
+
+
+@dataclass(frozen=True)
+class SerialFederation(Federation):
+    """A `Federation` that calls the clients as functions."""
+
+    runtime: ClientRuntime
+
+    def exchange(
+        self,
+        purpose: Purpose,
+        server_round: int,
+        keep_rounds: Sequence[int],
+        requests: Iterable[Request],
+    ) -> Iterator[Reply]:
+        """See `Federation.exchange`."""
+        for request in requests:
+            try:
+                record = self._answer(purpose, server_round, keep_rounds, request)
+            except KnnPerError as error:
+                yield Reply(request.clients, None, str(error))
+            else:
+                yield Reply(request.clients, canonical(record))
+
+    def _answer(
+        self,
+        purpose: Purpose,
+        server_round: int,
+        keep_rounds: Sequence[int],
+        request: Request,
+    ) -> Any:
+        clients, payload = request.clients, canonical(request.payload)
+        if purpose is Purpose.TRAIN:
+            (client,), (state_round,) = clients, request.state_rounds
+            return self.runtime.train(
+                client, payload, server_round, state_round, keep_rounds
+            )
+        if purpose is Purpose.VALIDATE:
+            return self.runtime.validate(clients, payload)
+        reference, rounds = canonical(request.reference), request.state_rounds
+        return self.runtime.personalize(clients, payload, reference, rounds)
+
+
+def simulate(
+    bench: Workbench, folder: RunFolder, observer: Observer, command: Sequence[str]
+) -> Mapping[str, Any]:
+    """Run an experiment on the engine it names."""
+    if folder.is_finished():
+        return folder.results()
+
+    def body(federation: Federation) -> Mapping[str, Any]:
+        conductor = Conductor(bench, federation, folder, observer)
+        return conductor.lead(bench.roster, command)
+
+    try:
+        with folder.locked():
+            keep_label_counts(bench.clients, folder.path)
+            return _run(bench, folder, body)
+    finally:
+        observer.finished()
+
+
+def _run(
+    bench: Workbench, folder: RunFolder, body: Callable[[Federation], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    if bench.experiment.run.engine == "serial":
+        device = compute_device(bench.experiment.run)
+        workers = bench
+        if device.type != "cpu":
+            workers = open_workbench(bench.experiment, device, bench.task.pool)
+        return body(SerialFederation(runtime_of(workers, folder.path)))
+    # Ray takes seconds to import, which the serial engine need not wait for.
+    from knnper.simulation.flower_engine import run_on_flower
+
+    return run_on_flower(bench, folder.path, body)

@@ -25,21 +25,22 @@ from knnper.simulation.batches.folder import (
     sign,
     sign_as,
 )
-from knnper.simulation.partition.assignment import PartitionSettings
+from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.partition.split import fingerprint
-from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import ended_run
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import (
+    Workbench,
+    experiment_catalogue,
+    open_workbench,
+    simulate,
+)
 from knnper.strategies.catalogue import trained_as
 from knnper.strategies.core.method import AS_IT_IS, NoSettings
 from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 
-FAILED = "failed.txt"
-"""In a run's folder: why it ended without results."""
-
-CLIENTS = "clients"
-"""In a run's folder: the clients' states, for methods that have any."""
+FAILED = "failed.txt"  # in a run's folder: why it ended without results
+CLIENTS = "clients"  # in a run's folder: the clients' states, for methods that have any
 
 
 class Step(Enum):

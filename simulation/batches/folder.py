@@ -21,11 +21,8 @@ from knnper.seeding import RandomKey
 from knnper.server.run_folder import LOCK, RunFolder
 from knnper.simulation.partition.split import fingerprint, make_partition
 
-CODE = "code.txt"
-"""In a run's folder: the fingerprint of the code that made it."""
-
+CODE = "code.txt"  # in a run's folder: the fingerprint of the code that made it
 _ROOT = Path(__file__).resolve().parents[2]
-
 _ROOMS = ("datastore", "strategies", "client", "server", "simulation")
 
 
@@ -79,17 +76,12 @@ def _signature(folder: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-BATCH = ".batch.json"
-"""In a batch's folder: what it is."""
+BATCH = ".batch.json"  # in a batch's folder: what it is
+RUNS = "runs"  # in a batch's folder: the folders of its runs
+TABLE = "table.md"  # in a batch's folder: the table for people
 
-RUNS = "runs"
-"""In a batch's folder: the folders of its runs."""
-
-TABLE = "table.md"
-"""In a batch's folder: the table for people."""
-
+# What names a run's folder, see `knnper.simulation.batches.runner.folder_of`.
 _RUN = re.compile(r"[0-9a-f]{16}")
-"""What names a run's folder, see `knnper.simulation.batches.runner.folder_of`."""
 
 
 @dataclass(frozen=True)
@@ -186,9 +178,7 @@ def _may_be_taken(folder: Path) -> bool:
     return runs.is_dir() and any(_RUN.fullmatch(run.name) for run in runs.iterdir())
 
 
-INPUTS = "inputs.json"
-"""In a run's folder: the digests of what it was made from."""
-
+INPUTS = "inputs.json"  # in a run's folder: the digests of what it was made from
 _ROWS_AT_ONCE = 4096
 
 
@@ -202,7 +192,6 @@ class Inputs:
 
 
 _INPUTS_DOCUMENT = TypeAdapter(Inputs)
-
 _CALLED = {"data": "data set", "weights": "file of weights", "split": "split"}
 
 

@@ -26,20 +26,17 @@ from knnper.loading import (
 )
 from knnper.seeding import RandomKey
 from knnper.server.results import EARLIER_NAMES, Summary
-from knnper.simulation.partition.assignment import PartitionSettings
+from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of, trained_as
 from knnper.strategies.core.method import AS_IT_IS
 
+# What a batch itself sets in every run.
 ITS_OWN = ("name", "run.seed", "run.engine", "partition.evaluate_on")
-"""What a batch itself sets in every run."""
 
 Section = dict[str, Any]
-
 Values = Annotated[list[Any], Field(min_length=1)]
-
-PointsValues = Mapping[str, Any]
-"""From dotted keys to plain values."""
+PointsValues = Mapping[str, Any]  # from dotted keys to plain values
 
 
 @dataclass(frozen=True)
@@ -495,17 +492,15 @@ def shared_sections(
     return document
 
 
+# Its keys that can be changed on the command line.
 OF_THE_FILE = ("name", "seeds", "evaluate_on", "x", "series", "y", "group")
-"""Its keys that can be changed on the command line."""
 
-VARIANT = "variant"
-"""What ``x`` and ``series`` call the names of the variants."""
+VARIANT = "variant"  # what ``x`` and ``series`` call the names of the variants
 
+# What ``y`` can be, each also of the unpersonalised model.
 FIGURES = tuple(Summary.__dataclass_fields__)
-"""What ``y`` can be, each also of the unpersonalised model."""
 
-GLOBAL = "global."
-"""What the figures of the unpersonalised model begin with."""
+GLOBAL = "global."  # what the figures of the unpersonalised model begin with
 
 
 @dataclass(frozen=True)
@@ -724,8 +719,7 @@ def _drawn(values: Sequence[Any] | RangeSettings, rng: np.random.Generator) -> A
     return min(max(float(f"{found:.4g}"), float(low)), float(high))
 
 
-ALONE = "alone"
-"""The name of the one variant of a sweep that names none."""
+ALONE = "alone"  # the name of the one variant of a sweep that names none
 
 
 @dataclass(frozen=True)
@@ -829,6 +823,7 @@ def _named(point: Point) -> str:
     return f"the point {point.variant} {json.dumps(dict(point.values))}"
 
 
+# By dotted key, all different; the symbols are those of Marfoq et al. 2022.
 TERMS: Mapping[str, str] = {
     "partition.alpha": "\N{GREEK SMALL LETTER ALPHA}",
     "partition.beta": "β",
@@ -845,7 +840,6 @@ TERMS: Mapping[str, str] = {
     "training.participation": "client sampling rate",
     "training.weight_decay": "weight decay",
 }
-"""By dotted key, all different; the symbols are those of Marfoq et al. 2022."""
 
 
 def term_of(key: str) -> str:

@@ -18,14 +18,9 @@ from knnper.loading import dotted
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import Event, Family, Step, is_done
 
-Told = tuple[int, Event]
-"""Which family, and what of it."""
-
+Told = tuple[int, Event]  # which family, and what of it
 Settings = frozenset[tuple[str, str]]
-
-_TELL_NOTHING = ("name", "run.seed")
-"""Settings that do not change how long a run takes."""
-
+_TELL_NOTHING = ("name", "run.seed")  # settings that do not change how long a run takes
 _FEWEST_ROUNDS = 3
 
 

@@ -255,8 +255,8 @@ class _Once:
         return self._known[key]
 
 
+# What a batch calls some of the settings that results depend on.
 _TYPED = {"run.seed": "seeds", "run.gpu": "run.gpus_per_client"}
-"""What a batch calls some of the settings that results depend on."""
 
 
 def with_earlier_training(
@@ -329,7 +329,6 @@ def _differences(expected: Experiment, found: Experiment) -> Iterator[str]:
 
 
 SECONDS_BETWEEN_LOOKS = 1.0
-
 _queue: "SimpleQueue[Told] | None" = None
 
 

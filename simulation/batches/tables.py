@@ -25,29 +25,31 @@ from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.reports.runs import (
     EVERYBODY,
     GROUPS,
+    VS_GLOBAL,
     ClientRow,
     Estimate,
+    Table,
     as_text,
     clients_of,
+    csv_text,
+    degraded_vs,
     estimate,
     fraction_degraded_against,
     load_run,
 )
-from knnper.simulation.reports.tables import VS_GLOBAL, Table, csv_text, degraded_vs
 
+# What there is of each run, as in ``unseen.global.accuracy_weighted``.
 COLUMNS = tuple(
     f"{group}.{prefix}{figure}"
     for group in (*GROUPS, EVERYBODY)
     for prefix in ("", GLOBAL)
     for figure in FIGURES
 )
-"""What there is of each run, as in ``unseen.global.accuracy_weighted``."""
 
+# The column of a comparison's run, training and personalisation together.
 SECONDS = "seconds"
-"""The column of a comparison's run, training and personalisation together."""
 
-Figures = Mapping[str, float | None]
-"""By column; None where there is no such figure."""
+Figures = Mapping[str, float | None]  # by column; None where there is no such figure
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,7 @@ def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def _row(
-    outcome: Outcome,
-    columns: Iterable[str],
-    figures: Callable[[int, Path], Figures],
+    outcome: Outcome, columns: Iterable[str], figures: Callable[[int, Path], Figures]
 ) -> Row:
     found = [figures(seed, run) for seed, run in outcome.runs.items()]
     point = outcome.point
@@ -105,12 +105,12 @@ def figures_of(run: Path) -> Figures:
     }
 
 
+# By their names in the files of a comparison, the figures that it shows.
 _COMPARED = {
     "average": "accuracy_weighted",
     "bottom_decile": "accuracy_bottom_decile",
     "fraction_degraded": "fraction_degraded",
 }
-"""By their names in the files of a comparison, the figures that it shows."""
 
 
 def _compared_columns() -> dict[tuple[str, str], str]:
@@ -249,8 +249,8 @@ def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
+# What the table of a sweep shows beside its figure.
 BESIDE = ("global.accuracy_weighted", "accuracy_bottom_decile", "fraction_degraded")
-"""What the table of a sweep shows beside its figure."""
 
 _WORDS = {
     "num_clients": "clients",

@@ -17,20 +17,18 @@ from knnper.data.site_data import SITES, sites_settings, task_of
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import (
+from knnper.simulation.partition.schemes import (
+    PARTITIONS,
     Assignment,
     ClassWeights,
     Integers,
     PartitionSettings,
 )
-from knnper.simulation.partition.schemes import PARTITIONS
 
+# ``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
+# ``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
+# least, where there is any, is left to train on.
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
-"""``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
-
-``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
-least, where there is any, is left to train on.
-"""
 
 
 def hold_out_for(dtype: InputDtype) -> HoldOut:
@@ -197,10 +195,7 @@ def make_partition(
 
 
 def tested_on_validation(
-    partition: Partition,
-    settings: PartitionSettings,
-    key: RandomKey,
-    hold_out: HoldOut,
+    partition: Partition, settings: PartitionSettings, key: RandomKey, hold_out: HoldOut
 ) -> Partition:
     """Return the clients with their validation samples in place of the test split."""
     clients = []

@@ -1,4 +1,4 @@
-"""Learning curves: loss and accuracy by round."""
+"""The charts of a report, each with what it says in words."""
 
 import contextlib
 import io
@@ -10,7 +10,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 import numpy as np
@@ -35,36 +35,26 @@ from knnper.simulation.reports.runs import (
     GROUPS,
     ClientRow,
     Row,
-    Run,
     Setup,
+    chart_text,
     client_rows,
-    percent,
+    one_line,
     split_of,
 )
-from knnper.simulation.reports.tables import chart_text, one_line
 from knnper.simulation.workbench import LabelCounts, read_label_counts
-from knnper.strategies.core.predictors import ClientResult, Evaluation
+from knnper.strategies.core.predictors import Evaluation
 
 WIDTH = 8.6  # inches, that of the page's text
-
 PANEL_HEIGHT = 2.7  # inches
-
-MOST_SHOWN = 8
-"""Setups in one chart: there are no more colours that are told apart."""
-
+MOST_SHOWN = 8  # setups in one chart: there are no more colours that are told apart
 T = TypeVar("T")
-
+Colors = Mapping[str, Color]  # by the label of a setup
+Counts = NDArray[np.int64]
 MOST_COLUMNS = 4
-
 _FEWEST_COLUMNS = 3
-
 _TITLE_WIDTH = 26  # characters
-
-_MARGIN = 0.06
-"""Of an axis of fractions beyond its ends, for marks there."""
-
+_MARGIN = 0.06  # of an axis of fractions beyond its ends, for marks there
 _FRACTIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-
 _FRACTIONS_BOTH = (0.0, 0.5, 1.0)
 
 
@@ -180,51 +170,17 @@ def draw_diagonal(axes: Axes) -> None:
     axes.plot([0, 1], [0, 1], color=SOFT.light, linewidth=0.9, linestyle=(0, (4, 3)))
 
 
-def write_at_ends(
-    axes: Axes, labels: Sequence[tuple[str, float, Color]], size: float
-) -> None:
-    """Write labels right of the axes, each near its height, none over another."""
-    low, high = axes.get_ylim()
-    ordered = sorted(labels, key=lambda label: label[1])
-    heights = _apart([(value - low) / (high - low) for _, value, _ in ordered], size)
-    for (text, _, color), height in zip(ordered, heights, strict=True):
-        axes.annotate(
-            text,
-            (1.0, height),
-            xycoords="axes fraction",
-            xytext=(5, 0),
-            textcoords="offset points",
-            verticalalignment="center",
-            color=color.light,
-            annotation_clip=False,
-        )
-
-
-def _apart(heights: Sequence[float], distance: float) -> list[float]:
-    """Return ascending heights moved up as little as keeps them ``distance`` apart."""
-    moved = list[float]()
-    for height in heights:
-        moved.append(max(height, moved[-1] + distance) if moved else height)
-    excess = max(moved[-1] - 1.0, 0.0) if moved else 0.0
-    # From the top down again, so that the highest stays inside.
-    for place in range(len(moved) - 1, -1, -1):
-        limit = 1.0 if place == len(moved) - 1 else moved[place + 1] - distance
-        moved[place] = min(moved[place], limit) if excess else moved[place]
-    return moved
-
-
+# What is drawn of ``rounds.jsonl``, with the name of its axis.
 FIGURES: Mapping[str, str] = {
     "train_loss": "training loss (nats)",
     "validation_accuracy": "validation accuracy, unpersonalised",
 }
-"""What is drawn of ``rounds.jsonl``, with the name of its axis."""
 
-_PANEL_HEIGHT = 2.8  # inches
-
+_CURVES_HEIGHT = 2.8  # inches
 _LINE = 0.062  # of the height of a panel
 
+# A height above the largest loss, which a line at the very top would not have.
 _HEADROOM = 1.08
-"""A height above the largest loss, which a line at the very top would not have."""
 
 
 @dataclass(frozen=True)
@@ -244,104 +200,111 @@ class Curve:
 def learning_curves(setups: Sequence[Setup], figure: str) -> list[Curve]:
     """Return the curves of a figure of ``rounds.jsonl``; none where no run has it."""
     curves = first_found((setup.label, _curve(setup, figure)) for setup in setups)
-    found: dict[tuple[object, ...], Curve] = {}
-    for label, curve in curves.items():
-        values = (curve.rounds, curve.by_seed)
-        shared = found[values].labels if values in found else ()
-        found[values] = Curve((*shared, label), *values)
-    return list(found.values())
+    labels: dict[tuple[Any, ...], list[str]] = {}
+    for label, values in curves.items():
+        labels.setdefault(values, []).append(label)
+    return [Curve(tuple(shared), *values) for values, shared in labels.items()]
 
 
-def draw_curves(setups: Sequence[Setup], colors: Mapping[str, Color]) -> Picture | None:
+def _curve(setup: Setup, figure: str) -> tuple[Any, ...] | None:
+    """Return the rounds that all seeds have, and the values of each seed."""
+    # A run without its file is told of; the others' curves are no worse for that.
+    seeds = [
+        {
+            int(record["server_round"]): float(record[figure])
+            for record in records
+            if record.get(figure) is not None
+        }
+        for run in setup.runs
+        if (records := run.folder.rounds())
+    ]
+    rounds = sorted(set.intersection(*map(set, seeds))) if seeds else []
+    by_seed = tuple(tuple(seed[one] for one in rounds) for seed in seeds)
+    return (tuple(rounds), by_seed) if rounds else None
+
+
+def draw_curves(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     """Draw all learning curves, a panel a figure; None where there are none."""
     curves = {name: learning_curves(setups, name) for name in FIGURES}
     drawn = {name: found for name, found in curves.items() if found}
     if not drawn:
         return None
-    size = (WIDTH, _PANEL_HEIGHT * len(drawn))
+    size, told = (WIDTH, _CURVES_HEIGHT * len(drawn)), list[str]()
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, found) in zip(panels, drawn.items(), strict=True):
-        _draw(axes, found, colors)
+        for curve in found:
+            _draw_curve(axes, curve, colors)
+            told.append(
+                f"{FIGURES[name]} of {', '.join(curve.labels)} goes from "
+                f"{curve.mean[0]:.3f} in round {curve.rounds[0]} to "
+                f"{curve.mean[-1]:.3f} in round {curve.rounds[-1]}"
+            )
         axes.set_title(FIGURES[name])
         if name == "validation_accuracy":
             whole_fractions(axes)
         else:
             axes.set_ylim(0, _HEADROOM * axes.dataLim.ymax or 1.0)
-        _name(axes, found, colors)
+        _name_curves(axes, found, colors)
     whole_numbers(panels[-1].xaxis)
     panels[-1].set_xlabel("round")
-    return Picture(figure, _alternative(drawn))
+    return Picture(figure, f"By round: {'; '.join(told)}.")
 
 
-def _curve(setup: Setup, figure: str) -> Curve | None:
-    # A run without its file is told of; the others' curves are no worse for that.
-    records = [found for run in setup.runs if (found := run.folder.rounds())]
-    seeds = [_by_round(one, figure) for one in records]
-    rounds = sorted(set.intersection(*map(set, seeds))) if seeds else []
-    by_seed = tuple(tuple(seed[one] for one in rounds) for seed in seeds)
-    return Curve((setup.label,), tuple(rounds), by_seed) if rounds else None
+def _draw_curve(axes: Axes, curve: Curve, colors: Colors) -> None:
+    color = colors[curve.labels[0]].light
+    for values in curve.by_seed if len(curve.by_seed) > 1 else ():
+        axes.plot(curve.rounds, values, color=color, linewidth=0.6, alpha=0.45)
+    marker = "o" if len(curve.rounds) == 1 else ""
+    axes.plot(curve.rounds, curve.mean, color=color, marker=marker)
 
 
-def _by_round(records: Sequence[Mapping[str, float]], figure: str) -> dict[int, float]:
-    return {
-        int(record["server_round"]): float(record[figure])
-        for record in records
-        if record.get(figure) is not None
-    }
-
-
-def _draw(axes: Axes, curves: Sequence[Curve], colors: Mapping[str, Color]) -> None:
-    for curve in curves:
-        color = colors[curve.labels[0]]
-        for values in curve.by_seed if len(curve.by_seed) > 1 else ():
-            axes.plot(
-                curve.rounds, values, color=color.light, linewidth=0.6, alpha=0.45
-            )
-        marker = "o" if len(curve.rounds) == 1 else ""
-        axes.plot(curve.rounds, curve.mean, color=color.light, marker=marker)
-
-
-def _name(axes: Axes, curves: Sequence[Curve], colors: Mapping[str, Color]) -> None:
-    """Write at its end whose each curve is; the axis must have its limits."""
-    labels = [
-        (
-            "\n".join(map(wrapped, curve.labels)),
-            curve.mean[-1],
-            colors[curve.labels[0]],
+def _name_curves(axes: Axes, curves: Sequence[Curve], colors: Colors) -> None:
+    """Write right of the axes, which have limits, whose each curve is at its end."""
+    low, high = axes.get_ylim()
+    ordered = sorted(curves, key=lambda curve: curve.mean[-1])
+    texts = ["\n".join(map(wrapped, curve.labels)) for curve in ordered]
+    size = _LINE * max(text.count("\n") + 1 for text in texts)
+    heights = _apart([(one.mean[-1] - low) / (high - low) for one in ordered], size)
+    for curve, text, height in zip(ordered, texts, heights, strict=True):
+        axes.annotate(
+            text,
+            (1.0, height),
+            xycoords="axes fraction",
+            xytext=(5, 0),
+            textcoords="offset points",
+            verticalalignment="center",
+            color=colors[curve.labels[0]].light,
+            annotation_clip=False,
         )
-        for curve in curves
-    ]
-    most_lines = max(label.count("\n") + 1 for label, _, _ in labels)
-    write_at_ends(axes, labels, size=_LINE * most_lines)
 
 
-def _alternative(drawn: Mapping[str, Sequence[Curve]]) -> str:
-    told = (
-        f"{FIGURES[name]} of {', '.join(curve.labels)} goes from {curve.mean[0]:.3f} "
-        f"in round {curve.rounds[0]} to {curve.mean[-1]:.3f} in round "
-        f"{curve.rounds[-1]}"
-        for name, found in drawn.items()
-        for curve in found
-    )
-    return f"By round: {'; '.join(told)}."
+def _apart(heights: Sequence[float], distance: float) -> list[float]:
+    """Return ascending heights moved up as little as keeps them ``distance`` apart."""
+    moved = list[float]()
+    for height in heights:
+        moved.append(max(height, moved[-1] + distance) if moved else height)
+    if moved and moved[-1] > 1:
+        # From the top down again, so that the highest stays inside.
+        limit = 1.0
+        for place in reversed(range(len(moved))):
+            moved[place] = min(moved[place], limit)
+            limit = moved[place] - distance
+    return moved
 
 
+# Colours that follow the page, light or dark, by the name of a CSS variable.
 THEMED: Mapping[str, Color] = {
     "ink": INK,
     "soft": SOFT,
     "faint": FAINT,
     **{f"series-{number}": color for number, color in enumerate(SERIES)},
 }
-"""Colours that follow the page, light or dark, by the name of a CSS variable."""
-
 _SVG = "{http://www.w3.org/2000/svg}"
-
 _SHADES = {
     "#ffffff": "var(--paper)",
     **{color.light: f"var(--{name})" for name, color in THEMED.items()},
 }
-
 _SHADE = re.compile("|".join(map(re.escape, _SHADES)), re.IGNORECASE)
 
 
@@ -389,30 +352,23 @@ def _localise(element: ElementTree.Element, name: str) -> None:
 NUM_BINS = 20
 
 
-@dataclass(frozen=True)
-class WeightCounts:
-    """How many clients have a λ of about so much."""
-
-    seen: tuple[int, ...]
-    unseen: tuple[int, ...]
-    mean: float
-
-
-def weight_counts(clients: Sequence[ClientRow]) -> WeightCounts | None:
-    """Return the histogram of the clients that have a λ; None if none has."""
-    weights = [one.knn_weight for one in clients if one.knn_weight is not None]
+def weight_counts(clients: Sequence[ClientRow]) -> tuple[Counts, Counts, float] | None:
+    """Return how many seen and unseen clients have λ = 0, 0.05 ... 1, and its mean."""
+    found = [(one.seen, one.knn_weight) for one in clients]
+    weights = [(seen, weight) for seen, weight in found if weight is not None]
     if not weights:
         return None
-    return WeightCounts(
-        seen=_counts(clients, seen=True),
-        unseen=_counts(clients, seen=False),
-        mean=float(np.mean(weights)),
+    seen, unseen = (
+        np.bincount(
+            [round(NUM_BINS * weight) for seen, weight in weights if seen == group],
+            minlength=NUM_BINS + 1,
+        )
+        for group in (True, False)
     )
+    return seen, unseen, statistics.fmean(weight for _, weight in weights)
 
 
-def draw_weights(
-    setups: Sequence[Setup], colors: Mapping[str, Color]
-) -> Picture | None:
+def draw_weights(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     """Draw a panel a setup that mixes in a memory; None where there is none."""
     found = first_found(
         (setup.label, weight_counts(client_rows(setup))) for setup in setups
@@ -420,64 +376,39 @@ def draw_weights(
     if not found:
         return None
     figure, panels = small_multiples(len(found))
-    for axes, (label, counts) in zip(panels, found.items(), strict=True):
-        _knn_weights_draw(axes, counts, colors[label])
-        write_title(axes, label, f"mean {counts.mean:.2f}")
-    whole_numbers(panels[0].yaxis)
-    name_sides(panels, "λ (1: memory alone)", "clients")
-    return Picture(figure, _knn_weights_alternative(found))
-
-
-def _counts(clients: Sequence[ClientRow], *, seen: bool) -> tuple[int, ...]:
-    bins = [
-        round(NUM_BINS * one.knn_weight)
-        for one in clients
-        if one.knn_weight is not None and one.seen == seen
-    ]
-    return tuple(np.bincount(bins, minlength=NUM_BINS + 1).tolist())
-
-
-def _knn_weights_draw(axes: Axes, counts: WeightCounts, color: Color) -> None:
-    seen, unseen = np.array(counts.seen), np.array(counts.unseen)
-    for heights, bottom, face in (
-        (seen, np.zeros_like(seen), color.light),
-        (unseen, seen, "none"),
-    ):
-        (there,) = np.nonzero(heights)
-        axes.bar(
-            there / NUM_BINS,
-            heights[there],
-            0.8 / NUM_BINS,
-            bottom=bottom[there],
-            facecolor=face,
-            edgecolor=color.light,
-            linewidth=1.0,
-        )
-    axes.set_xlim(-0.05, 1.05)
-    axes.grid(visible=False, axis="x")
-
-
-def _knn_weights_alternative(found: Mapping[str, WeightCounts]) -> str:
-    told = []
-    for label, counts in found.items():
-        both = np.add(counts.seen, counts.unseen)
+    told = list[str]()
+    for axes, (label, (seen, unseen, mean)) in zip(panels, found.items(), strict=True):
+        color = colors[label].light
+        nothing = np.zeros_like(seen)
+        for heights, bottom, face in ((seen, nothing, color), (unseen, seen, "none")):
+            (there,) = np.nonzero(heights)
+            axes.bar(
+                there / NUM_BINS,
+                heights[there],
+                0.8 / NUM_BINS,
+                bottom=bottom[there],
+                facecolor=face,
+                edgecolor=color,
+                linewidth=1.0,
+            )
+        axes.set_xlim(-0.05, 1.05)
+        axes.grid(visible=False, axis="x")
+        write_title(axes, label, f"mean {mean:.2f}")
         bins = ", ".join(
             f"{place / NUM_BINS:g} for {count}"
-            for place, count in enumerate(both)
+            for place, count in enumerate(seen + unseen)
             if count
         )
-        told.append(f"{label}: mean {counts.mean:.2f}; {bins} clients")
-    return f"The clients' λ. {'. '.join(told)}."
+        told.append(f"{label}: mean {mean:.2f}; {bins} clients")
+    whole_numbers(panels[0].yaxis)
+    name_sides(panels, "λ (1: memory alone)", "clients")
+    return Picture(figure, f"The clients' λ. {'. '.join(told)}.")
 
 
-_ROW_HEIGHT = 0.26  # inches
-
-_FRAME_HEIGHT = 0.9
+_ROW_HEIGHT, _FRAME_HEIGHT = 0.26, 0.9  # inches
 
 
-def draw_averages(
-    rows: Sequence[Row], colors: Mapping[str, Color], split: str
-) -> Picture | None:
+def draw_averages(rows: Sequence[Row], colors: Colors, split: str) -> Picture | None:
     """Draw the average of every row, a panel a group; None without rows."""
     if not rows:
         return None
@@ -487,11 +418,9 @@ def draw_averages(
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(groups), sharey=True, sharex=True, squeeze=False)[0]
     for axes, group in zip(panels, groups, strict=True):
-        own = [row for row in rows if row.group == group]
-        for row in own:
+        for row in (one for one in rows if one.group == group):
             color = SOFT if row.is_reference else colors[row.label]
-            height = models.index((row.label, row.is_reference))
-            _draw_average(axes, height, row, color)
+            _draw_average(axes, models.index((row.label, row.is_reference)), row, color)
         axes.set_title(f"{group} clients")
         axes.set_xlabel(f"average {split} accuracy (%)")
         axes.grid(visible=False, axis="y")
@@ -503,9 +432,9 @@ def draw_averages(
     names = [chart_text(label) for label, _ in models]
     panels[0].set_yticks(range(len(models)), names)
     panels[0].set_ylim(len(models) - 0.5, -0.5)
-    told = (
-        f"{row.label} {row.group} {percent(row.figures['average'])}" for row in rows
-    )
+    told = [
+        f"{row.label} {row.group} {row.figures['average'].percent()}" for row in rows
+    ]
     return Picture(figure, f"Average {split} accuracy: {'; '.join(told)}.")
 
 
@@ -528,24 +457,19 @@ def _draw_average(axes: Axes, height: int, row: Row, color: Color) -> None:
     )
 
 
-MOST_NAMED = 30
-"""Labels that are named; of more, only some are."""
-
+MOST_NAMED = 30  # labels that are named; of more, only some are
 _CLASS_HEIGHT = 0.19  # inches
-
 _LEAST_OPAQUE = 0.16
 
 
 def first_counts(setups: Sequence[Setup]) -> tuple[str, LabelCounts] | None:
     """Return the first run that kept its label counts, by name, and the counts."""
-    for run in (run for setup in setups for run in setup.runs):
-        counts = read_label_counts(run.path)
-        if counts is not None:
-            return run.name, counts
-    return None
+    runs = (run for setup in setups for run in setup.runs)
+    found = ((run.name, read_label_counts(run.path)) for run in runs)
+    return next(((name, counts) for name, counts in found if counts), None)
 
 
-def ordered_counts(counts: LabelCounts) -> tuple[NDArray[np.int64], int]:
+def ordered_counts(counts: LabelCounts) -> tuple[Counts, int]:
     """Return what clients learn from, and how many of them are seen.
 
     Returns
@@ -571,25 +495,28 @@ def draw_partition(setups: Sequence[Setup]) -> Picture | None:
         return None
     name, counts = found
     by_class, num_seen = ordered_counts(counts)
-    height = 1.9 + min(_CLASS_HEIGHT * len(by_class), 6.0)
+    num_classes, num_clients = by_class.shape
+    sizes, num_labels = by_class.sum(axis=0), (by_class > 0).sum(axis=0)
+    height = 1.9 + min(_CLASS_HEIGHT * num_classes, 6.0)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    sizes, cells = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2.4])
-    _draw_sizes(sizes, by_class.sum(axis=0))
-    _draw_cells(cells, by_class, counts.class_names)
-    _mark_unseen(sizes, num_seen, by_class.shape[1])
-    return Picture(figure, _partition_picture_alternative(name, by_class, num_seen))
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2.4])
+    above.bar(range(num_clients), sizes, width=1.0, color=SERIES[0].light)
+    above.set_ylabel("examples")
+    whole_numbers(above.yaxis)
+    above.grid(visible=False, axis="x")
+    _draw_cells(below, by_class, counts.class_names)
+    if num_seen < num_clients:
+        _mark_unseen(above, num_seen)
+    return Picture(
+        figure,
+        f"The split of the run {name}: {num_clients} clients, {num_seen} of them seen, "
+        f"with {sizes.min()} to {sizes.max()} training and validation examples, median "
+        f"{np.median(sizes):g}; a client has {np.median(num_labels):g} of the "
+        f"{num_classes} labels (median).",
+    )
 
 
-def _draw_sizes(axes: Axes, sizes: NDArray[np.int64]) -> None:
-    axes.bar(range(len(sizes)), sizes, width=1.0, color=SERIES[0].light)
-    axes.set_ylabel("examples")
-    whole_numbers(axes.yaxis)
-    axes.grid(visible=False, axis="x")
-
-
-def _draw_cells(
-    axes: Axes, by_class: NDArray[np.int64], class_names: Sequence[str]
-) -> None:
+def _draw_cells(axes: Axes, by_class: Counts, class_names: Sequence[str]) -> None:
     """Draw one cell a client and label, the denser the more examples it stands for."""
     image = np.empty((*by_class.shape, 4))
     image[..., :3] = to_rgb(SERIES[0].light)
@@ -597,19 +524,15 @@ def _draw_cells(
     opaque = _LEAST_OPAQUE + (1 - _LEAST_OPAQUE) * share
     image[..., 3] = np.where(by_class > 0, opaque, 0.0)
     axes.imshow(image, aspect="auto", interpolation="none")
-    step = -(-len(class_names) // MOST_NAMED)
-    places = range(0, len(class_names), step)
-    names = [chart_text(class_names[place]) for place in places]
-    axes.set_yticks(places, names)
+    places = range(0, len(class_names), -(-len(class_names) // MOST_NAMED))
+    axes.set_yticks(places, [chart_text(class_names[place]) for place in places])
     axes.grid(visible=False)
     axes.set_ylabel("label")
     axes.set_xlabel("clients, by their most frequent label")
     whole_numbers(axes.xaxis)
 
 
-def _mark_unseen(axes: Axes, num_seen: int, num_clients: int) -> None:
-    if num_seen == num_clients:
-        return
+def _mark_unseen(axes: Axes, num_seen: int) -> None:
     axes.axvline(num_seen - 0.5, color=SOFT.light, linewidth=1.0)
     for text, side, gap in (("seen", "right", -4), ("unseen", "left", 4)):
         axes.annotate(
@@ -623,21 +546,7 @@ def _mark_unseen(axes: Axes, num_seen: int, num_clients: int) -> None:
         )
 
 
-def _partition_picture_alternative(
-    name: str, by_class: NDArray[np.int64], num_seen: int
-) -> str:
-    num_classes, num_clients = by_class.shape
-    sizes = by_class.sum(axis=0)
-    labels = np.median((by_class > 0).sum(axis=0))
-    return (
-        f"The split of the run {name}: {num_clients} clients, {num_seen} of them seen, "
-        f"with {sizes.min()} to {sizes.max()} training and validation examples, median "
-        f"{np.median(sizes):g}; a client has {labels:g} of the {num_classes} labels "
-        "(median)."
-    )
-
-
-_LARGEST_AREA = 90.0  # square points, of all examples in one bin
+_BIN_AREA = 90.0  # square points, of all examples in one bin
 
 
 @dataclass(frozen=True)
@@ -651,29 +560,25 @@ class Reliability:
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation]) -> "Reliability":
         """Return the bins of all evaluations pooled."""
-
-        def pooled(bins: str) -> list[float]:
-            values = zip(*(getattr(one, bins) for one in evaluations), strict=True)
-            return list(map(math.fsum, values))
-
-        counts, correct = pooled("bin_counts"), pooled("bin_correct")
-        confidence = pooled("bin_confidence")
-        held = [place for place, count in enumerate(counts) if count]
+        confidence, correct, counts = (
+            np.array([math.fsum(bins) for bins in zip(*values, strict=True)])
+            for values in (
+                [getattr(one, f"bin_{name}") for one in evaluations]
+                for name in ("confidence", "correct", "counts")
+            )
+        )
+        held = counts > 0
         return cls(
-            confidence=tuple(confidence[place] / counts[place] for place in held),
-            accuracy=tuple(correct[place] / counts[place] for place in held),
-            counts=tuple(int(counts[place]) for place in held),
+            tuple((confidence[held] / counts[held]).tolist()),
+            tuple((correct[held] / counts[held]).tolist()),
+            tuple(map(int, counts[held])),
         )
 
     @property
     def calibration_error(self) -> float:
         """Mean gap between accuracy and confidence, weighted by the examples."""
-        gaps = (
-            count * abs(right - sure)
-            for count, right, sure in zip(
-                self.counts, self.accuracy, self.confidence, strict=True
-            )
-        )
+        bins = zip(self.counts, self.accuracy, self.confidence, strict=True)
+        gaps = (count * abs(right - sure) for count, right, sure in bins)
         return math.fsum(gaps) / sum(self.counts)
 
 
@@ -686,6 +591,14 @@ class Panel:
     own: Reliability
     reference: Reliability | None
 
+    @property
+    def errors(self) -> str:
+        """Both calibration errors as text."""
+        own = f"error {100 * self.own.calibration_error:.1f} %"
+        if self.reference is None or self.own == self.reference:
+            return own
+        return f"{own}, global {100 * self.reference.calibration_error:.1f} %"
+
 
 def panels_of(setups: Sequence[Setup]) -> list[Panel]:
     """Return a panel a group and setup whose clients reported their bins."""
@@ -694,9 +607,28 @@ def panels_of(setups: Sequence[Setup]) -> list[Panel]:
     return sorted(panels, key=lambda panel: GROUPS.index(panel.group))
 
 
-def draw_reliability(
-    setups: Sequence[Setup], colors: Mapping[str, Color]
-) -> Picture | None:
+def _panels(setup: Setup) -> list[Panel]:
+    """Return a panel a group of which any client was tested."""
+    panels = []
+    for group in GROUPS:
+        results = [
+            result
+            for run in setup.runs
+            if (model := run.results["training"].get("state_sha256")) is not None
+            # None keeps it to itself.
+            for result in run.folder.distributed.reported(model).values()
+            if result is not None and result.personal.num_examples > 0
+            if result.seen == (group == "seen")
+        ]
+        if results:
+            own = Reliability.of([result.personal for result in results])
+            reference = Reliability.of([result.reference for result in results])
+            compared = reference if setup.has_reference else None
+            panels.append(Panel(setup.label, group, own, compared))
+    return panels
+
+
+def draw_reliability(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     """Draw the panels; None where there are none."""
     found = panels_of(setups)
     if not found:
@@ -708,99 +640,35 @@ def draw_reliability(
     for axes, panel in zip(axes_of, found, strict=True):
         draw_diagonal(axes)
         if panel.reference is not None:
-            _reliability_draw(axes, panel.reference, SOFT, "s")
+            _draw_bins(axes, panel.reference, SOFT, "s")
         if panel.own != panel.reference:
-            _reliability_draw(axes, panel.own, colors[panel.label], "o")
-        write_title(axes, panel.label, f"{panel.group}, {_errors(panel)}")
+            _draw_bins(axes, panel.own, colors[panel.label], "o")
+        write_title(axes, panel.label, f"{panel.group}, {panel.errors}")
         axes.set_aspect("equal")
         whole_fractions(axes, both=True)
     name_sides(axes_of, "confidence", "accuracy")
-    told = (f"{one.label} ({one.group}): {_errors(one)}" for one in found)
+    told = (f"{one.label} ({one.group}): {one.errors}" for one in found)
     return Picture(figure, f"Calibration error of all seeds pooled. {'; '.join(told)}.")
 
 
-def _panels(setup: Setup) -> list[Panel]:
-    """Return a panel a group of which any client was tested."""
-    tested = [
-        result
-        for run in setup.runs
-        for result in _reported(run)
-        if result.personal.num_examples > 0
-    ]
-    groups = {
-        "seen": [result for result in tested if result.seen],
-        "unseen": [result for result in tested if not result.seen],
-    }
-    return [
-        Panel(
-            setup.label,
-            group,
-            own=Reliability.of([result.personal for result in results]),
-            reference=Reliability.of([result.reference for result in results])
-            if setup.has_reference
-            else None,
-        )
-        for group, results in groups.items()
-        if results
-    ]
+def _draw_bins(axes: Axes, bins: Reliability, color: Color, marker: str) -> None:
+    at, shade = (bins.confidence, bins.accuracy), color.light
+    areas = [_BIN_AREA * count / sum(bins.counts) + 4.0 for count in bins.counts]
+    axes.plot(*at, color=shade, linewidth=1.1)
+    axes.scatter(*at, s=areas, marker=marker, color=shade, linewidths=0)
 
 
-def _reported(run: Run) -> list[ClientResult]:
-    """Return what clients reported of the last model; none keeps it to itself."""
-    model = run.results["training"].get("state_sha256")
-    if model is None:
-        return []
-    handed = run.folder.distributed.reported(model).values()
-    return [result for result in handed if result is not None]
-
-
-def _reliability_draw(axes: Axes, bins: Reliability, color: Color, marker: str) -> None:
-    total = sum(bins.counts)
-    areas = [_LARGEST_AREA * count / total + 4.0 for count in bins.counts]
-    axes.plot(bins.confidence, bins.accuracy, color=color.light, linewidth=1.1)
-    axes.scatter(
-        bins.confidence,
-        bins.accuracy,
-        s=areas,
-        marker=marker,
-        color=color.light,
-        linewidths=0,
-    )
-
-
-def _errors(panel: Panel) -> str:
-    own = f"error {100 * panel.own.calibration_error:.1f} %"
-    if panel.reference is None or panel.own == panel.reference:
-        return own
-    return f"{own}, global {100 * panel.reference.calibration_error:.1f} %"
-
-
-_SCATTER_LARGEST_AREA, _SMALLEST_AREA = 240.0, 9.0  # square points
-
-_MARKERS = {True: "o", False: "s"}
+_LARGEST_AREA, _SMALLEST_AREA = 240.0, 9.0  # square points
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """The clients of a setup, of all seeds."""
+    """How many clients of a setup, of all seeds, are at each point."""
 
     points: Mapping[tuple[bool, float, float], int]
     num_better: int
     num_equal: int
     num_worse: int
-
-    @classmethod
-    def of(cls, clients: Sequence[ClientRow]) -> "Scatter":
-        """Return the scatter of clients."""
-        points = Counter(
-            (one.seen, one.accuracy_global, one.accuracy) for one in clients
-        )
-        return cls(
-            points,
-            num_better=sum(one.accuracy > one.accuracy_global for one in clients),
-            num_equal=sum(one.accuracy == one.accuracy_global for one in clients),
-            num_worse=sum(one.accuracy < one.accuracy_global for one in clients),
-        )
 
     @property
     def verdict(self) -> str:
@@ -812,19 +680,22 @@ class Scatter:
 
 def scatters(setups: Sequence[Setup]) -> dict[str, Scatter]:
     """Return the scatters by label, of the setups that personalise anything."""
-    found = (
-        (setup.label, Scatter.of(client_rows(setup)) if setup.has_reference else None)
-        for setup in setups
-    )
-    return first_found(
-        (label, one if one and one.num_better + one.num_worse else None)
-        for label, one in found
-    )
+
+    def scatter(setup: Setup) -> Scatter | None:
+        clients = client_rows(setup)
+        points = Counter(
+            (one.seen, one.accuracy_global, one.accuracy) for one in clients
+        )
+        better = sum(one.accuracy > one.accuracy_global for one in clients)
+        worse = sum(one.accuracy < one.accuracy_global for one in clients)
+        if not setup.has_reference or better + worse == 0:
+            return None
+        return Scatter(points, better, len(clients) - better - worse, worse)
+
+    return first_found((setup.label, scatter(setup)) for setup in setups)
 
 
-def draw_scatters(
-    setups: Sequence[Setup], colors: Mapping[str, Color]
-) -> Picture | None:
+def draw_scatters(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     """Draw a panel a setup; None where no client's model is its own."""
     found = scatters(setups)
     if not found:
@@ -832,41 +703,34 @@ def draw_scatters(
     figure, panels = small_multiples(len(found))
     for axes, (label, scatter) in zip(panels, found.items(), strict=True):
         draw_diagonal(axes)
-        _scatter_draw(axes, scatter, colors[label])
+        for seen in (True, False):
+            _draw_clients(axes, scatter.points, seen, colors[label].light)
         write_title(axes, label, scatter.verdict)
         axes.set_aspect("equal")
         whole_fractions(axes, both=True)
     name_sides(panels, "accuracy, global model", "accuracy, own model")
-    told = (f"{label}: {scatter.verdict}" for label, scatter in found.items())
-    return Picture(
-        figure, f"Clients that their own model serves, by method. {'; '.join(told)}."
+    told = "; ".join(f"{label}: {scatter.verdict}" for label, scatter in found.items())
+    return Picture(figure, f"Clients that their own model serves, by method. {told}.")
+
+
+def _draw_clients(
+    axes: Axes, points: Mapping[tuple[bool, float, float], int], seen: bool, color: str
+) -> None:
+    most, group = max(points.values()), [point for point in points if point[0] == seen]
+    axes.scatter(
+        [point[1] for point in group],
+        [point[2] for point in group],
+        s=[max(_LARGEST_AREA * points[one] / most, _SMALLEST_AREA) for one in group],
+        marker="o" if seen else "s",
+        facecolors=color if seen else "none",
+        edgecolors=color,
+        alpha=0.55 if seen else 0.9,
+        linewidths=0 if seen else 1.0,
+        clip_on=False,
     )
 
 
-def _scatter_draw(axes: Axes, scatter: Scatter, color: Color) -> None:
-    most = max(scatter.points.values())
-    for seen, marker in _MARKERS.items():
-        points = {key: count for key, count in scatter.points.items() if key[0] == seen}
-        axes.scatter(
-            [point[1] for point in points],
-            [point[2] for point in points],
-            s=[
-                max(_SCATTER_LARGEST_AREA * count / most, _SMALLEST_AREA)
-                for count in points.values()
-            ],
-            marker=marker,
-            facecolors=color.light if seen else "none",
-            edgecolors=color.light,
-            alpha=0.55 if seen else 0.9,
-            linewidths=0 if seen else 1.0,
-            clip_on=False,
-        )
-
-
-MOST_CLASSES = 6
-
-FEWEST_CLIENTS = 5
-
+MOST_CLASSES, FEWEST_CLIENTS = 6, 5
 _WIDE_RANGE = 30.0
 
 
@@ -881,28 +745,43 @@ class SizeClass:
     accuracy: float
     accuracy_global: float
 
+    def told(self, is_compared: bool) -> str:
+        """Return its numbers as text."""
+        own = f"{self.smallest} to {self.largest} examples {100 * self.accuracy:.1f} %"
+        reference = f" (global model {100 * self.accuracy_global:.1f} %)"
+        return own + reference if is_compared else own
+
 
 def size_classes(clients: Sequence[ClientRow]) -> list[SizeClass]:
     """Return classes of about as many clients each, the smallest memories first."""
-    sized = sorted(
-        (one for one in clients if one.num_stored is not None),
-        key=lambda one: one.num_stored or 0,
-    )
+    sized = [(one.num_stored, one) for one in clients if one.num_stored is not None]
+    sized.sort(key=lambda one: one[0])
     count = min(MOST_CLASSES, max(len(sized) // FEWEST_CLIENTS, 1))
-    classes: list[list[ClientRow]] = []
+    classes: list[list[tuple[int, ClientRow]]] = []
     for place, client in enumerate(sized):
         is_full = place >= len(sized) * len(classes) / count
-        if not classes or (
-            is_full and client.num_stored != sized[place - 1].num_stored
-        ):
+        if not classes or (is_full and client[0] != sized[place - 1][0]):
             classes.append([])
         classes[-1].append(client)
-    return [_size_class(found) for found in classes]
+    return [
+        SizeClass(
+            found[0][0],
+            found[-1][0],
+            statistics.fmean(size for size, _ in found),
+            len(found),
+            *(
+                statistics.fmean(
+                    [getattr(one, name) for _, one in found],
+                    [one.num_test for _, one in found],
+                )
+                for name in ("accuracy", "accuracy_global")
+            ),
+        )
+        for found in classes
+    ]
 
 
-def draw_store_sizes(
-    setups: Sequence[Setup], colors: Mapping[str, Color]
-) -> Picture | None:
+def draw_store_sizes(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     """Draw a panel a setup with memories; None where there is none."""
     found = first_found(
         (setup.label, size_classes(client_rows(setup)) or None) for setup in setups
@@ -928,33 +807,8 @@ def draw_store_sizes(
         whole_numbers(panels[0].xaxis)
     name_sides(panels, "examples in the memory", f"{split_of(setups)} accuracy")
     told = (
-        _told(label, classes, label in compared) for label, classes in found.items()
+        f"{label}: {', '.join(one.told(label in compared) for one in classes)}"
+        for label, classes in found.items()
     )
     beginning = f"{split_of(setups).capitalize()} accuracy by the size of the memory"
     return Picture(figure, f"{beginning}. {'; '.join(told)}.")
-
-
-def _size_class(clients: Sequence[ClientRow]) -> SizeClass:
-    sizes = [one.num_stored or 0 for one in clients]
-    tests = [one.num_test for one in clients]
-    return SizeClass(
-        smallest=min(sizes),
-        largest=max(sizes),
-        mean_size=statistics.fmean(sizes),
-        num_clients=len(clients),
-        accuracy=statistics.fmean((one.accuracy for one in clients), tests),
-        accuracy_global=statistics.fmean(
-            (one.accuracy_global for one in clients), tests
-        ),
-    )
-
-
-def _told(label: str, classes: Sequence[SizeClass], is_compared: bool) -> str:
-    """Return the numbers of a panel as text."""
-
-    def told(one: SizeClass) -> str:
-        own = f"{one.smallest} to {one.largest} examples {100 * one.accuracy:.1f} %"
-        reference = f" (global model {100 * one.accuracy_global:.1f} %)"
-        return own + reference if is_compared else own
-
-    return f"{label}: {', '.join(map(told, classes))}"

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import PercentFormatter
 
+# Have Chinese, Japanese or Korean characters, which the first font lacks.
 FALLBACKS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -31,14 +32,10 @@ FALLBACKS = (
     "Malgun Gothic",
     "Arial Unicode MS",
 )
-"""Have Chinese, Japanese or Korean characters, which the first font lacks."""
 
 _LOG = logging.getLogger(__name__)
-
 _MISSING = re.compile(r"Glyph (\d+) .*missing from")
-
-_TOLD: set[str] = set()
-"""Characters that need not be told again."""
+_TOLD: set[str] = set()  # characters that need not be told again
 
 
 def font_families() -> list[str]:
@@ -97,15 +94,14 @@ class Color:
     dark: str
 
 
-INK = Color("#1d2430", "#e9ecf1")
-"""Text."""
+INK = Color("#1d2430", "#e9ecf1")  # text
 
+# Axes, and what is only compared with: the unpersonalised model, the diagonal.
 SOFT = Color("#5a6372", "#a3acba")
-"""Axes, and what is only compared with: the unpersonalised model, the diagonal."""
 
-FAINT = Color("#dcdfe4", "#343b46")
-"""Grids."""
+FAINT = Color("#dcdfe4", "#343b46")  # grids
 
+# After Okabe and Ito, "Color universal design", 2008, darkened for thin lines.
 SERIES = (
     Color("#0072b2", "#5db4ee"),
     Color("#c44e00", "#ff9350"),
@@ -116,7 +112,6 @@ SERIES = (
     Color("#7a3e1d", "#d29a78"),
     Color("#3d7f8f", "#7fd0e2"),
 )
-"""After Okabe and Ito, "Color universal design", 2008, darkened for thin lines."""
 
 _OF_METHOD = {"kNN-Per": 0, "FedAvg": 1, "FedAvg+": 2, "Local": 3}
 

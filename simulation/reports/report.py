@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -29,9 +30,7 @@ from knnper.simulation.reports.charts import (
 from knnper.simulation.reports.figure import Color, boxes_told, colors_of
 from knnper.simulation.reports.runs import (
     GROUPS,
-    Departures,
     FederatedData,
-    Repetition,
     Row,
     Run,
     Setup,
@@ -43,16 +42,14 @@ from knnper.simulation.reports.runs import (
     facts_of,
     find_runs,
     in_common,
+    markdown_cell,
+    markdown_text,
     missing_files,
-    number,
-    points,
     repetition_of,
-    seconds_of,
     setups_of,
     split_of,
     table_of,
 )
-from knnper.simulation.reports.tables import markdown_cell, markdown_text
 
 Colors = Mapping[str, Color]
 
@@ -196,11 +193,11 @@ def _section(kind: _Kind, setups: Sequence[Setup], colors: Colors) -> Section:
     return Section(kind.name, kind.title, text, picture)
 
 
+# Of the charts, for a paper; each with what leaves its date out.
 FORMATS: Mapping[str, dict[str, None]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-"""Of the charts, for a paper; each with what leaves its date out."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -264,7 +261,7 @@ class Chapter:
         return tuple(missing_files(self.setups))
 
     @property
-    def departures(self) -> Departures:
+    def departures(self) -> tuple[list[str], list[list[str]]]:
         """In which settings the setups differ."""
         return departures([setup.runs[0] for setup in self.setups])
 
@@ -298,7 +295,7 @@ class Report:
         return [section for one in self.chapters for section in one.sections]
 
     @property
-    def repetitions(self) -> list[Repetition]:
+    def repetitions(self) -> list[Mapping[str, Any]]:
         """How the runs were made."""
         several = len(self.chapters) > 1
         labels = [
@@ -368,7 +365,7 @@ def render_page(environment: Environment, name: str, **content: object) -> str:
 
 def as_html(report: Report) -> str:
     """Return the report as an HTML page with its charts and its style inside."""
-    environment = _environment(autoescape=True)
+    environment = template_environment(autoescape=True)
     environment.filters["chart"] = _chart
     content = _content(report)
     return render_page(environment, "report.html", **content, most_open=MOST_SHOWN)
@@ -376,15 +373,8 @@ def as_html(report: Report) -> str:
 
 def as_markdown_report(report: Report, figures: Path | None = None) -> str:
     """Return the report as Markdown; charts are told by their alternative texts."""
-    environment = _environment(autoescape=False)
-    template = environment.get_template("report.md")
+    template = template_environment(autoescape=False).get_template("report.md")
     return template.render(**_content(report), figures=figures)
-
-
-def _environment(*, autoescape: bool) -> Environment:
-    environment = template_environment(autoescape=autoescape)
-    environment.filters.update(points=points, number=number, seconds=seconds_of)
-    return environment
 
 
 def _content(report: Report) -> dict[str, object]:

@@ -4,16 +4,19 @@ import csv
 import dataclasses
 import functools
 import inspect
+import io
 import json
 import math
 import shlex
 import statistics
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from knnper.data.catalogue import DATA_SETS
@@ -25,10 +28,111 @@ from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs
 from knnper.simulation.batches.plan import TERMS
 from knnper.simulation.partition.schemes import PARTITIONS
-from knnper.simulation.reports.tables import VS_GLOBAL, csv_text, degraded_vs
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
 from knnper.strategies.core.method import AS_IT_IS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Names from outside stay one line, one cell, and no formula.
+
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode: controls, half characters, line ends
+_NOT_IN_XML = "\ufffe\uffff"
+
+
+def one_line(text: str) -> str:
+    """Return a text with a space for each character that is none, or ends a line."""
+    return "".join(
+        " " if unicodedata.category(one) in _NO_TEXT or one in _NOT_IN_XML else one
+        for one in text
+    )
+
+
+def chart_text(text: str) -> str:
+    """Return a text as one line that matplotlib draws literally, formulas too."""
+    return one_line(text).replace("$", r"\$")
+
+
+def markdown_text(text: str) -> str:
+    """Return a text as a part of a line of Markdown, in which it is no HTML."""
+    return one_line(text).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def markdown_cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table."""
+    return markdown_text(text).replace("|", r"\|")
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction of 1 in percent, with one digit."""
+    return f"{100 * fraction:.1f} %"
+
+
+_RULE = 3  # characters at least of the line below a header in Markdown
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of_cells(cls, title: str, cells: Sequence[Sequence[str]]) -> "Table":
+        """Return a table of which the first row is the header."""
+        header, *rows = map(tuple, cells)
+        return cls(title, header, tuple(rows))
+
+    def as_markdown(self) -> str:
+        """Return header and rows as a Markdown table, all but names to the right."""
+        lines = [list(map(markdown_cell, line)) for line in (self.header, *self.rows)]
+        widths = [max(_RULE, *map(len, cells)) for cells in zip(*lines, strict=True)]
+        first, *others = widths
+        lines.insert(1, ["-" * first, *("-" * (one - 1) + ":" for one in others)])
+        return "".join(_padded(line, widths) for line in lines)
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
+    (name, *numbers), (first, *others) = cells, widths
+    filled = [cell.rjust(width) for cell, width in zip(numbers, others, strict=True)]
+    return f"| {' | '.join([name.ljust(first), *filled])} |\n"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture that is drawn when it is wanted."""
+
+    name: str
+    title: str
+    draw: "Callable[[], Figure]"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """All that there is to show."""
+
+    tables: tuple[Table, ...]
+    charts: tuple[Chart, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV, with the columns of the one that has most of them."""
+    text, header = io.StringIO(), max(rows, key=len, default={})
+    writer = csv.DictWriter(text, list(header), restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        as_json = {
+            key: json.dumps(value)
+            for key, value in row.items()
+            if isinstance(value, list | dict | bool)
+        }
+        writer.writerow({**row, **as_json})
+    return text.getvalue()
+
 
 CONFIDENCE = 0.95
 
@@ -46,11 +150,21 @@ class Estimate:
         self, name: str, deviation: str = "_std", half: str = "_half_width"
     ) -> dict[str, float | None]:
         """Return mean, deviation and half width by their names in a file."""
-        return {
-            name: self.mean,
-            f"{name}{deviation}": self.std,
-            f"{name}{half}": self.half_width,
-        }
+        found = (self.mean, self.std, self.half_width)
+        return dict(
+            zip((name, f"{name}{deviation}", f"{name}{half}"), found, strict=True)
+        )
+
+    def text(self, scale: float = 100.0, digits: int = 1) -> str:
+        """Return it with its interval, of a fraction in percent: ``79.9 ± 1.2``."""
+        if self.mean is None:
+            return "-"
+        ends = [self.mean, *([] if self.half_width is None else [self.half_width])]
+        return " ± ".join(f"{scale * one:.{digits}f}" for one in ends)
+
+    def percent(self) -> str:
+        """Return a fraction with the sign, as in ``79.9 ± 1.2 %``."""
+        return "-" if self.mean is None else f"{self.text()} %"
 
 
 def estimate(values: Iterable[float | None]) -> Estimate:
@@ -70,13 +184,9 @@ def estimate(values: Iterable[float | None]) -> Estimate:
 
 
 GROUPS = ("seen", "unseen")
-
 EVERYBODY = "all"
-
-VALIDATION = "validation"
-"""What `Run.evaluated_on` says of runs that compare settings."""
-
-_LEFT_OUT = ("name", "run")
+VALIDATION = "validation"  # `Run.evaluated_on` of runs that compare settings
+UNKNOWN = "not known"
 
 
 @dataclass(frozen=True)
@@ -103,6 +213,11 @@ class Run:
         return manifest
 
     @property
+    def split_hash(self) -> str:
+        """The fingerprint of who has which examples."""
+        return str(self.manifest.get("partition_hash", UNKNOWN))
+
+    @property
     def experiment(self) -> Mapping[str, Any]:
         """Every setting, as plain values; nothing where the results do not say."""
         experiment: Mapping[str, Any] = self.manifest.get("experiment", {})
@@ -117,12 +232,21 @@ class Run:
     @functools.cached_property
     def settings(self) -> Mapping[str, Any]:
         """What results depend on but for the seed, by dotted key."""
-        relevant = {
-            name: value
-            for name, value in _completed(self.experiment).items()
-            if name not in _LEFT_OUT
-        }
+        try:  # settings that came after it have their defaults
+            experiment = load_experiment(self.experiment, experiment_catalogue())
+            whole: Mapping[str, Any] = to_document(experiment)
+        except ConfigError:
+            whole = self.experiment
+        relevant = {key: one for key, one in whole.items() if key not in _LEFT_OUT}
         return dict(dotted(relevant)) or {"run": str(self.path)}
+
+    def section(self, name: str) -> dict[str, Any]:
+        """Return the settings of a section by their names in it."""
+        return {
+            key.removeprefix(f"{name}."): value
+            for key, value in self.settings.items()
+            if key.startswith(f"{name}.")
+        }
 
     @functools.cached_property
     def kind(self) -> str:
@@ -171,11 +295,13 @@ class Run:
         return float(self.results["seen"].get("accuracy_weighted") or 0.0)
 
 
+_LEFT_OUT = ("name", "run")
+
+
 def load_run(path: Path) -> Run:
     """Return the finished run in the folder ``path``."""
     results = RunFolder.open(path).results()
-    missing = {"method", "training", "manifest", *GROUPS} - results.keys()
-    if missing:
+    if missing := {"method", "training", "manifest", *GROUPS} - results.keys():
         raise RunError(
             f"{path / RESULTS} is damaged: {', '.join(sorted(missing))} missing"
         )
@@ -183,10 +309,13 @@ def load_run(path: Path) -> Run:
 
 
 def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Return the runs in ``paths``: each a run's folder, or one that holds runs."""
+    """Return the runs in ``paths``: each a run's folder, or one that holds runs.
+
+    The second value is what to tell of runs that are left out.
+    """
     runs, remarks = list[Run](), list[str]()
     for path in paths:
-        inside = [] if (path / EXPERIMENT).is_file() else list(_runs_in(path))
+        inside = [] if (path / EXPERIMENT).is_file() else _runs_in(path)
         if not inside:
             runs.append(load_run(path))
             continue
@@ -194,30 +323,16 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         if not done:
             raise RunError(f"none of the {len(inside)} runs in {path} is done")
         tested = [run for run in done if run.evaluated_on != VALIDATION] or done
-        remarks.extend(_remarks(path, len(inside) - len(done), len(done) - len(tested)))
+        for what, count in (
+            ("without results", len(inside) - len(done)),
+            ("that chose settings on validation data", len(done) - len(tested)),
+        ):
+            if count:
+                remarks.append(f"Runs in {path} {what}, left out: {count}.")
         runs.extend(_best_first(tested))
     by_place = {run.path.resolve(): run for run in reversed(runs)}
     once = [run for run in runs if by_place[run.path.resolve()] is run]
     return once, list(dict.fromkeys(remarks))
-
-
-def _runs_in(path: Path) -> Iterator[Path]:
-    """Yield the folders of runs in ``path/runs``, or else in ``path``."""
-    place = path / "runs" if (path / "runs").is_dir() else path
-    if place.is_dir():
-        yield from sorted(
-            one for one in place.iterdir() if (one / EXPERIMENT).is_file()
-        )
-
-
-def _remarks(path: Path, num_unfinished: int, num_tuning: int) -> Iterator[str]:
-    if num_unfinished:
-        yield f"Runs in {path} without results, left out: {num_unfinished}."
-    if num_tuning:
-        yield (
-            f"Runs in {path} that chose settings on validation data, left out: "
-            f"{num_tuning}."
-        )
 
 
 def _best_first(runs: Sequence[Run]) -> list[Run]:
@@ -227,17 +342,14 @@ def _best_first(runs: Sequence[Run]) -> list[Run]:
     return sorted(runs, key=lambda run: -statistics.fmean(averages[run.kind]))
 
 
-def _completed(experiment: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an experiment with the settings that came after it, at their defaults."""
-    try:
-        return to_document(load_experiment(experiment, experiment_catalogue()))
-    except ConfigError:
-        return experiment
+def _runs_in(path: Path) -> list[Path]:
+    """Return the folders of runs in ``path/runs``, or else in ``path``."""
+    place = path / "runs" if (path / "runs").is_dir() else path
+    inside = sorted(place.iterdir()) if place.is_dir() else []
+    return [one for one in inside if (one / EXPERIMENT).is_file()]
 
 
-MOST_IN_LABEL = 3
-"""Departures that are told in a label; with more of them it has the run's name."""
-
+MOST_IN_LABEL = 3  # departures in a label; with more of them it has the run's name
 ABSENT = "-"
 
 
@@ -246,26 +358,13 @@ class Setup:
     """Runs that differ in the seed alone: one row of a table, one line of a chart."""
 
     title: str
-    suffix: str
+    label: str  # its name in tables and charts, in no two setups the same
     runs: tuple[Run, ...]
-
-    @property
-    def label(self) -> str:
-        """How it is named in tables and charts, in no two setups the same."""
-        return self.title + self.suffix
 
     @property
     def has_reference(self) -> bool:
         """Whether its unpersonalised model means anything."""
         return self.runs[0].reference_title is not None
-
-
-@dataclass(frozen=True)
-class Departures:
-    """In which settings setups differ."""
-
-    keys: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
 
 
 def setups_of(runs: Iterable[Run]) -> list[Setup]:
@@ -276,13 +375,16 @@ def setups_of(runs: Iterable[Run]) -> list[Setup]:
     for run in runs:
         kinds.setdefault((run.kind, times[run.kind, run.seed]), []).append(run)
         times[run.kind, run.seed] += 1
-    by_seed = [
-        tuple(sorted(found, key=lambda run: run.seed or 0)) for found in kinds.values()
-    ]
-    suffixes = _suffixes(by_seed)
+    for found in kinds.values():
+        found.sort(key=lambda run: run.seed or 0)
+    groups, labels = list(kinds.values()), dict[int, str]()
+    for title in {found[0].title for found in groups}:
+        same = [place for place, found in enumerate(groups) if found[0].title == title]
+        told = _told_apart([groups[place][0] for place in same])
+        labels.update(zip(same, (title + suffix for suffix in told), strict=True))
     return [
-        Setup(found[0].title, suffix, found)
-        for found, suffix in zip(by_seed, suffixes, strict=True)
+        Setup(found[0].title, labels[place], tuple(found))
+        for place, found in enumerate(groups)
     ]
 
 
@@ -291,20 +393,18 @@ def split_of(setups: Sequence[Setup]) -> str:
     return setups[0].runs[0].evaluated_on
 
 
-def departures(firsts: Sequence[Run]) -> Departures:
-    """Return where the settings of runs, one of each setup, differ."""
+def departures(firsts: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Return the settings in which runs, one of each setup, differ; and their cells."""
     settings = [run.settings for run in firsts]
-    keys = dict.fromkeys(key for one in settings for key in one)
-    differing = tuple(
+    keys = [
         key
-        for key in keys
+        for key in dict.fromkeys(key for one in settings for key in one)
         if len({as_text(one[key]) for one in settings if key in one}) > 1
-    )
-    cells = tuple(
-        tuple(as_text(one[key]) if key in one else ABSENT for key in differing)
+    ]
+    return keys, [
+        [as_text(one[key]) if key in one else ABSENT for key in keys]
         for one in settings
-    )
-    return Departures(differing, cells)
+    ]
 
 
 def in_common(firsts: Sequence[Run]) -> dict[str, str]:
@@ -317,39 +417,30 @@ def in_common(firsts: Sequence[Run]) -> dict[str, str]:
     }
 
 
-def _suffixes(setups: Sequence[tuple[Run, ...]]) -> list[str]:
-    """Return for each setup what tells it from the others of its title."""
-    suffixes = [""] * len(setups)
-    for title in {found[0].title for found in setups}:
-        places = [n for n, found in enumerate(setups) if found[0].title == title]
-        if len(places) > 1:
-            told = _told_apart([setups[place][0] for place in places])
-            for place, suffix in zip(places, told, strict=True):
-                suffixes[place] = suffix
-    return suffixes
-
-
 def _told_apart(firsts: Sequence[Run]) -> list[str]:
-    found = departures(firsts)
-    suffixes = [_suffix(found.keys, cells) for cells in found.cells]
-    if not 0 < len(found.keys) <= MOST_IN_LABEL or len(set(suffixes)) < len(suffixes):
-        suffixes = [f" ({run.name})" for run in firsts]
-    if len(set(suffixes)) < len(suffixes):
-        suffixes = [f" ({run.path})" for run in firsts]
-    return suffixes
-
-
-def _suffix(keys: Sequence[str], cells: Sequence[str]) -> str:
-    told = zip(_short(keys), cells, strict=True)
-    return "".join(f", {key} {cell}" for key, cell in told if cell != ABSENT)
-
-
-def _short(keys: Sequence[str]) -> list[str]:
-    """Return the last part of each key; the whole key where two end alike."""
+    """Return what tells each of some runs of one title from the others."""
+    if len(firsts) == 1:
+        return [""]
+    keys, cells = departures(firsts)
     ends = [key.rpartition(".")[2] for key in keys]
-    return [
+    short = [
         key if ends.count(end) > 1 else end for key, end in zip(keys, ends, strict=True)
     ]
+    by_keys = [
+        "".join(
+            f", {key} {cell}"
+            for key, cell in zip(short, one, strict=True)
+            if cell != ABSENT
+        )
+        for one in cells
+    ]
+    for suffixes in (
+        by_keys if 0 < len(keys) <= MOST_IN_LABEL else [],
+        [f" ({run.name})" for run in firsts],
+    ):
+        if len(set(suffixes)) == len(firsts):
+            return suffixes
+    return [f" ({run.path})" for run in firsts]
 
 
 def as_text(value: Any) -> str:
@@ -369,18 +460,17 @@ class ClientRow:
     num_test: int
     accuracy: float
     accuracy_global: float
-    knn_weight: float | None
-    num_stored: int | None
+    knn_weight: float | None = None
+    num_stored: int | None = None
+
+
+_CLIENT_ROWS = TypeAdapter(list[ClientRow])
 
 
 def client_rows(setup: Setup) -> list[ClientRow]:
     """Return the clients of all seeds that have test examples."""
-    return [
-        row
-        for run in setup.runs
-        if has_clients(run.path)
-        for row in clients_of(run.path)
-    ]
+    paths = [run.path for run in setup.runs if has_clients(run.path)]
+    return [row for path in paths for row in clients_of(path)]
 
 
 def has_clients(run: Path) -> bool:
@@ -393,7 +483,10 @@ def clients_of(run: Path) -> list[ClientRow]:
     path = run / _CLIENTS
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [_parse(row) for row in csv.DictReader(file) if row["accuracy"]]
+            rows = [row for row in csv.DictReader(file) if row["accuracy"]]
+        return _CLIENT_ROWS.validate_python(
+            [{key: one for key, one in row.items() if one} for row in rows]
+        )
     except (OSError, KeyError, ValueError) as error:
         raise RunError(
             f"{path} is missing or damaged, expected the columns of a run: {error}"
@@ -406,19 +499,6 @@ def fraction_degraded_against(
     """Return `fraction_degraded` against another model's accuracies by client."""
     return fraction_degraded(
         (one.accuracy, accuracies.get(one.client)) for one in clients
-    )
-
-
-def _parse(row: Mapping[str, str]) -> ClientRow:
-    weight, stored = row.get("knn_weight"), row.get("num_stored")
-    return ClientRow(
-        client=row["client"],
-        seen=row["seen"] == "true",
-        num_test=int(row["num_test"]),
-        accuracy=float(row["accuracy"]),
-        accuracy_global=float(row["accuracy_global"]),
-        knn_weight=float(weight) if weight else None,
-        num_stored=int(float(stored)) if stored else None,
     )
 
 
@@ -437,48 +517,29 @@ def comparability(setups: Sequence[Setup]) -> Iterator[str]:
             "Not all setups have the same seeds; their means are over different splits "
             "of the data."
         )
-    splits: dict[int | None, set[str]] = defaultdict(set)
-    for run in runs:
-        splits[run.seed].add(str(run.manifest.get("partition_hash")))
-    if any(len(hashes) > 1 for hashes in splits.values()):
+    if len({(run.seed, run.split_hash) for run in runs}) > len(
+        {run.seed for run in runs}
+    ):
         yield (
             "Runs with the same seed have different splits of the data: compare their "
             "averages with care, and their clients not at all."
         )
-    files = (run.path / CODE for run in runs)
-    told = [
-        path.read_text(encoding="utf-8").strip() for path in files if path.is_file()
-    ]
-    versions = list(filter(None, told))
+    files = [run.path / CODE for run in runs if (run.path / CODE).is_file()]
+    versions = [path.read_text(encoding="utf-8").strip() for path in files]
+    versions = [version for version in versions if version]
     if len(set(versions)) > 1:
         yield (
             f"The runs were not made by the same code: {CODE} has "
             f"{len(set(versions))} versions in {len(versions)} runs. What changed "
             "between them may be what makes the figures differ."
         )
-    for setup in setups:
-        yield from _missing_clients(setup)
-
-
-def missing_files(setups: Sequence[Setup]) -> Iterator[str]:
-    """Yield sentences on files that only some runs lack: charts go without those."""
-    for name, expected in _FILES.items():
-        if not any((run.path / name).is_file() for one in setups for run in one.runs):
-            continue
-        for setup in setups:
-            if lacking := _lacking(setup, name, expected):
-                yield _lack(setup, lacking, name)
-
-
-def _missing_clients(setup: Setup) -> Iterator[str]:
-    for run in setup.runs:
-        hand_over = run.results.get("model_distribution", {})
-        num_withheld = len(hand_over.get("withheld", ()))
-        num_away = len(hand_over.get("offline", ()))
-        if num_withheld or num_away:
+    for run in runs:
+        step = run.results.get("model_distribution", {})
+        withheld, offline = (len(step.get(key, ())) for key in ("withheld", "offline"))
+        if withheld or offline:
             yield (
-                f"{run.name}: {num_withheld} clients keep their figures to themselves, "
-                f"{num_away} did not have the model yet; they are in no figure."
+                f"{run.name}: {withheld} clients keep their figures to themselves, "
+                f"{offline} did not have the model yet; they are in no figure."
             )
 
 
@@ -486,42 +547,38 @@ def _was_tested(run: Run) -> bool:
     return any(run.results[group]["num_clients"] for group in GROUPS)
 
 
-def _was_trained(run: Run) -> bool:
-    return bool(run.results["training"].get("num_rounds"))
-
-
+# What charts are drawn from, each with which runs ought to have it.
 _FILES: Mapping[str, Callable[[Run], bool]] = {
-    "rounds.jsonl": _was_trained,
+    "rounds.jsonl": lambda run: bool(run.results["training"].get("num_rounds")),
     "clients.csv": _was_tested,
     "personalization.jsonl": _was_tested,
 }
-"""What charts are drawn from, each with which runs ought to have it."""
 
 
-def _lacking(setup: Setup, name: str, expected: Callable[[Run], bool]) -> list[Run]:
-    return [
-        run for run in setup.runs if expected(run) and not (run.path / name).is_file()
-    ]
+def missing_files(setups: Sequence[Setup]) -> Iterator[str]:
+    """Yield sentences on files that only some runs lack: charts go without those."""
+    for name, expected in _FILES.items():
+        runs = [run for setup in setups for run in setup.runs]
+        there = {run.path for run in runs if (run.path / name).is_file()}
+        for setup in setups if there else ():
+            own = setup.runs
+            lacking = [run for run in own if expected(run) and run.path not in there]
+            if lacking and len(lacking) == len(own):
+                yield (
+                    f"{setup.label} has no {name}: the charts of that file leave it "
+                    "out."
+                )
+            elif lacking:
+                yield (
+                    f"{len(lacking)} of the {len(own)} runs of {setup.label} lack "
+                    f"{name} ({', '.join(str(run.path) for run in lacking)}): the "
+                    "charts of that file are of the others."
+                )
 
-
-def _lack(setup: Setup, lacking: Sequence[Run], name: str) -> str:
-    if len(lacking) == len(setup.runs):
-        return f"{setup.label} has no {name}: the charts of that file leave it out."
-    places = ", ".join(str(run.path) for run in lacking)
-    told = (
-        f"{len(lacking)} of the {len(setup.runs)} runs of {setup.label} lack {name} "
-        f"({places}): "
-    )
-    return f"{told}the charts of that file are of the others."
-
-
-_UNKNOWN = "not known"
 
 _TOLD_BY_COUNTS = ("num_clients", "unseen_fraction")
-
+# Of a partition; with another one the same clients are tested on the same data.
 _TREATMENT = "unseen_train_fraction"
-"""Of a partition; with another one the same clients are tested on the same data."""
-
 _FINGERPRINT = 12  # digits
 
 
@@ -553,7 +610,7 @@ def facts_of(over: FederatedData, setups: Sequence[Setup]) -> dict[str, str]:
         "data set": over.data,
         "partition": over.partition,
         "model": "; ".join(told),
-        "seed" if len(seeds) == 1 else "seeds": ", ".join(map(str, seeds)) or _UNKNOWN,
+        "seed" if len(seeds) == 1 else "seeds": ", ".join(map(str, seeds)) or UNKNOWN,
     }
 
 
@@ -565,9 +622,8 @@ def by_data(runs: Sequence[Run]) -> list[tuple[FederatedData, list[Run]]]:
     for run in runs:
         found = next((group for group in groups if _is_over(run, group)), None)
         if found is None:
-            groups.append([run])
-        else:
-            found.append(run)
+            groups.append(found := [])
+        found.append(run)
     named = [_federated_data(group) for group in groups]
     return [
         (over if named.count(over) == 1 else _with_content(over, group), group)
@@ -577,27 +633,22 @@ def by_data(runs: Sequence[Run]) -> list[tuple[FederatedData, list[Run]]]:
 
 def model_of(run: Run) -> str:
     """Return the name of what a run trains, with its settings."""
-    return _with(*_told(run, "model", MODELS))
+    return _told(run, "model", MODELS)
 
 
 def _is_over(run: Run, group: Sequence[Run]) -> bool:
     same = False
     for other in group:
-        if _dealt(run) != _dealt(other):
+        of_run, of_other = run.section("partition"), other.section("partition")
+        if {**of_run, _TREATMENT: None} != {**of_other, _TREATMENT: None}:
             return False
         contents = {_content(run), _content(other)}
-        if "" not in contents:
-            if len(contents) > 1:
-                return False
-            same = True
-        same = same or _section(run, "data") == _section(other, "data")
+        if "" not in contents and len(contents) > 1:
+            return False
+        same = (
+            same or "" not in contents or run.section("data") == other.section("data")
+        )
     return same
-
-
-def _dealt(run: Run) -> dict[str, Any]:
-    """Return what of a partition decides what clients are tested on."""
-    settings = _section(run, "partition")
-    return {key: value for key, value in settings.items() if key != _TREATMENT}
 
 
 def _content(run: Run) -> str:
@@ -606,26 +657,16 @@ def _content(run: Run) -> str:
     return "" if inputs is None else inputs.data
 
 
-def _section(run: Run, section: str) -> dict[str, Any]:
-    """Return the settings of a section by their names in it."""
-    return {
-        key.removeprefix(f"{section}."): value
-        for key, value in run.settings.items()
-        if key.startswith(f"{section}.")
-    }
-
-
 def _federated_data(runs: Sequence[Run]) -> FederatedData:
     run = runs[0]
-    treatments = {as_text(_section(one, "partition").get(_TREATMENT)) for one in runs}
-    of_labels = [_TREATMENT] if len(treatments) > 1 else []
-    partition, settings = _told(run, "partition", PARTITIONS, of_labels)
+    treatments = {as_text(one.section("partition").get(_TREATMENT)) for one in runs}
+    left_out = (_TREATMENT,) if len(treatments) > 1 else ()  # labels tell it
     counts = ((group, run.results[group]["num_clients"]) for group in GROUPS)
     clients = " and ".join(f"{count} {group}" for group, count in counts if count)
-    if clients:
-        settings.append(f"{clients} clients")
+    more = [f"{clients} clients"] if clients else []
     return FederatedData(
-        _with(*_told(run, "data", DATA_SETS)), _with(partition, settings)
+        _told(run, "data", DATA_SETS),
+        _told(run, "partition", PARTITIONS, left_out, more),
     )
 
 
@@ -640,71 +681,58 @@ def _told(
     run: Run,
     section: str,
     specs: Mapping[str, Any],
-    told_elsewhere: Sequence[str] = (),
-) -> tuple[str, list[str]]:
-    """Return the title of what a section names, and its settings in words."""
-    settings = _section(run, section)
-    name = str(settings.pop("name", _UNKNOWN))
-    if name not in specs:
-        return name, []
-    kind = specs[name].settings_type
-    always = inspect.get_annotations(kind) if section == "partition" else {}
-    usual = {
-        field.name: to_jsonable_python(field.default)
-        for field in dataclasses.fields(kind)
-        if field.default is not dataclasses.MISSING
-    }
-    return specs[name].title, [
-        f"{TERMS.get(f'{section}.{key}', key)} {as_text(value)}"
-        for key, value in settings.items()
-        if key not in (*_TOLD_BY_COUNTS, *told_elsewhere)
-        and (key in always or key not in usual or usual[key] != value)
-    ]
+    left_out: Sequence[str] = (),
+    more: Sequence[str] = (),
+) -> str:
+    """Return the title of what a section names, with its settings in words."""
+    settings = run.section(section)
+    title = name = str(settings.pop("name", UNKNOWN))
+    told = list[str]()
+    if name in specs:
+        title, kind = specs[name].title, specs[name].settings_type
+        always = inspect.get_annotations(kind) if section == "partition" else {}
+        usual = {
+            field.name: to_jsonable_python(field.default)
+            for field in dataclasses.fields(kind)
+            if field.default is not dataclasses.MISSING
+        }
+        told = [
+            f"{TERMS.get(f'{section}.{key}', key)} {as_text(value)}"
+            for key, value in settings.items()
+            if key not in (*_TOLD_BY_COUNTS, *left_out)
+            and (key in always or key not in usual or usual[key] != value)
+        ]
+    told += more
+    return f"{title} ({', '.join(told)})" if told else title
 
 
-def _with(title: str, settings: Sequence[str]) -> str:
-    return f"{title} ({', '.join(settings)})" if settings else title
-
-
-@dataclass(frozen=True)
-class Origin:
-    """How one run was made."""
-
-    run: str
-    seed: str
-    started: str
-    command: str
-    partition_hash: str
-    state_sha256: str
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """How to repeat the runs of a setup."""
-
-    label: str
-    origins: tuple[Origin, ...]
-    file: str
-    commands: tuple[str, ...]
-    experiment: str
-
-
-def repetition_of(setup: Setup, label: str, number: int) -> Repetition:
+def repetition_of(setup: Setup, label: str, number: int) -> Mapping[str, Any]:
     """Return how the runs of a setup, the ``number``-th of a report, were made."""
-    file = f"experiment-{number}.yaml"
-    seeds = [run.seed for run in setup.runs if run.seed is not None]
-    experiment = setup.runs[0].experiment
-    return Repetition(
-        label=label,
-        origins=tuple(_origin(run) for run in setup.runs),
-        file=file,
-        commands=tuple(
-            f"knnper simulate {file} --set run.seed={seed} "
-            f"--output runs/again-{number}-seed-{seed}"
-            for seed in seeds
-        ),
-        experiment=dump_yaml(experiment) if experiment else "",
-    )
+    file, experiment = f"experiment-{number}.yaml", setup.runs[0].experiment
+    return {
+        "label": label,
+        "file": file,
+        "commands": [
+            f"knnper simulate {file} --set run.seed={run.seed} "
+            f"--output runs/again-{number}-seed-{run.seed}"
+            for run in setup.runs
+            if run.seed is not None
+        ],
+        "experiment": dump_yaml(experiment) if experiment else "",
+        "origins": [
+            {
+                "run": run.name,
+                "seed": UNKNOWN if run.seed is None else str(run.seed),
+                "started": str(run.manifest.get("started", UNKNOWN)),
+                "command": shlex.join(run.manifest.get("command", ())) or UNKNOWN,
+                "partition_hash": run.split_hash,
+                "state_sha256": str(
+                    run.results["training"].get("state_sha256", UNKNOWN)
+                ),
+            }
+            for run in setup.runs
+        ],
+    }
 
 
 def environments(runs: Sequence[Run]) -> list[str]:
@@ -715,27 +743,16 @@ def environments(runs: Sequence[Run]) -> list[str]:
     return [f"{text} ({count} of the runs)" for text, count in counts.items()]
 
 
-def _origin(run: Run) -> Origin:
-    manifest = run.manifest
-    return Origin(
-        run=run.name,
-        seed=_UNKNOWN if run.seed is None else str(run.seed),
-        started=str(manifest.get("started", _UNKNOWN)),
-        command=shlex.join(manifest.get("command", ())) or _UNKNOWN,
-        partition_hash=str(manifest.get("partition_hash", _UNKNOWN)),
-        state_sha256=str(run.results["training"].get("state_sha256", _UNKNOWN)),
-    )
-
-
 def environment_text(manifest: Mapping[str, Any]) -> str:
     """Return the versions and the machine of a manifest as a phrase."""
     versions = manifest.get("versions", {})
     packages = (f"{name} {version}" for name, version in versions.items() if version)
-    machine = manifest.get("platform", _UNKNOWN)
+    machine = manifest.get("platform", UNKNOWN)
     cores = manifest.get("num_cpus", "?")
-    return f"{', '.join(packages) or _UNKNOWN}; {machine}; {cores} CPU cores"
+    return f"{', '.join(packages) or UNKNOWN}; {machine}; {cores} CPU cores"
 
 
+# What a row calls the figures of `knnper.server.results.Summary`.
 FIGURES: Mapping[str, str] = {
     "average": "accuracy_weighted",
     "mean": "accuracy_mean",
@@ -745,11 +762,14 @@ FIGURES: Mapping[str, str] = {
     "ece": "ece",
     "log_loss": "log_loss",
 }
-"""What a row calls the figures of `knnper.server.results.Summary`."""
-
 FEDAVG = METHODS["fedavg"].title
-
 VS_FEDAVG = "fraction_degraded_vs_fedavg"
+VS_GLOBAL = "global"  # the unpersonalised model of the same run, see `degraded_vs`
+
+
+def degraded_vs(model: str) -> str:
+    """Return what tables call `fraction_degraded` of results against a model."""
+    return f"degraded vs {model}"
 
 
 @dataclass(frozen=True)
@@ -770,40 +790,43 @@ class Row:
     seconds: float | None  # training, and personalisation where there is one: mean
     is_reference: bool  # an unpersonalised model
 
-
-_TELLING = ("accuracy_weighted", "accuracy_bottom_decile", "num_clients")
-
-
-@dataclass(frozen=True)
-class _Model:
-    """By what a model is known: setups may share one, whatever they add to it."""
-
-    title: str
-    states: tuple[str | None, ...]  # of the server at the end, one a seed
-    # These tell models apart whose states are not known, or that were tested on others.
-    figures: tuple[tuple[object, ...], ...]
+    @property
+    def times(self) -> list[str]:
+        """Rounds and seconds as text."""
+        rounds, seconds = self.num_rounds, self.seconds
+        return [
+            "-" if rounds is None else str(rounds),
+            "-" if seconds is None else f"{seconds:.1f}",
+        ]
 
 
 def table_of(setups: Sequence[Setup]) -> list[Row]:
     """Return the rows of a table that compares setups: seen clients, then unseen."""
     fedavg = _fedavg_of(setups)
     found = [
-        one
+        (_model(setup, is_reference), _row(setup, group, fedavg, is_reference))
         for group in GROUPS
         for setup in setups
-        for one in _rows(setup, group, fedavg)
+        if setup.runs[0].figures(group)["num_clients"]
+        for is_reference in (True, False)
+        if not is_reference or _is_apart(setup, group)
     ]
-    shown = {(row.group, model) for model, row in found if not row.is_reference}
-    table = []
+    models: dict[str, set[Model]] = defaultdict(set)
     for model, row in found:
-        if not row.is_reference or (row.group, model) not in shown:
-            table.append((model, row))
+        models[row.method].add(model)
+    shown = {(row.group, model) for model, row in found if not row.is_reference}
+    table, labels = list[Row](), dict[Model, str]()
+    for model, row in found:
+        if row.is_reference:
+            # An unpersonalised model is called the same in all groups of clients.
+            whose = f" of {row.setup}" if len(models[row.method]) > 1 else ""
+            label = labels.setdefault(model, row.label + whose)
+            if (row.group, model) in shown:
+                continue
             shown.add((row.group, model))
-    labels = _reference_labels(found)
-    return [
-        replace(row, label=labels[model]) if row.is_reference else row
-        for model, row in table
-    ]
+            row = replace(row, label=label)
+        table.append(row)
+    return table
 
 
 def table_of_run(run: Run) -> list[Row]:
@@ -854,7 +877,21 @@ def as_cells(rows: Sequence[Row]) -> list[list[str]]:
     degraded = degraded_columns(rows)
     header = ["method", "group", "average", "bottom decile", *degraded]
     header += ["clients", *(["seeds"] if several else []), "rounds", "seconds"]
-    return [header, *(_cells(row, degraded.values(), several) for row in rows)]
+    shown = ("average", "bottom_decile", *degraded.values())
+    return [
+        header,
+        *(
+            [
+                row.label,
+                row.group,
+                *(row.figures[name].percent() for name in shown),
+                str(row.num_clients),
+                *([str(len(row.runs))] if several else []),
+                *row.times,
+            ]
+            for row in rows
+        ),
+    ]
 
 
 def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
@@ -869,74 +906,25 @@ def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
     return columns
 
 
-def percent(figure: Estimate) -> str:
-    """Return a fraction in percent with its interval, as in ``79.9 ± 1.2 %``."""
-    if figure.mean is None:
-        return "-"
-    mean = f"{100 * figure.mean:.1f}"
-    if figure.half_width is None:
-        return f"{mean} %"
-    return f"{mean} ± {100 * figure.half_width:.1f} %"
-
-
-def points(figure: Estimate) -> str:
-    """Return a fraction in percent, as `percent` does, without the sign."""
-    return percent(figure).removesuffix(" %")
-
-
-def number(figure: Estimate) -> str:
-    """Return a figure with its interval, as in ``1.178 ± 0.020``."""
-    if figure.mean is None:
-        return "-"
-    if figure.half_width is None:
-        return f"{figure.mean:.3f}"
-    return f"{figure.mean:.3f} ± {figure.half_width:.3f}"
-
-
-def seconds_of(row: Row) -> str:
-    """Return the seconds of a row as text."""
-    return "-" if row.seconds is None else f"{row.seconds:.1f}"
-
-
-def _reference_labels(found: Sequence[tuple[_Model, Row]]) -> dict[_Model, str]:
-    """Return what unpersonalised models are called, in all groups of clients alike."""
-    models: dict[str, set[_Model]] = defaultdict(set)
-    for model, row in found:
-        models[row.method].add(model)
-    labels: dict[_Model, str] = {}
-    for model, row in found:
-        if row.is_reference:
-            whose = f" of {row.setup}" if len(models[row.method]) > 1 else ""
-            labels.setdefault(model, row.label + whose)
-    return labels
-
-
-_Fedavg = Mapping[int | None, tuple[str, Mapping[str, float]]]
+Fedavg = Mapping[int | None, tuple[str, Mapping[str, float]]]
 """By seed the split, and the clients' accuracies with FedAvg's model."""
 
 
-def _fedavg_of(setups: Sequence[Setup]) -> _Fedavg:
+def _fedavg_of(setups: Sequence[Setup]) -> Fedavg:
     """Return FedAvg's model of a table; nothing where there is none, or several."""
     whole = [setup for setup in setups if setup.title == FEDAVG]
-    if len(setups) < 2 or len(whole) > 1:
+    column = "accuracy" if whole else "accuracy_global"
+    goes_on = [one for one in setups if one.runs[0].reference_title == FEDAVG]
+    found = {_model(one, not whole): one for one in whole or goes_on}
+    if len(whole) > 1:
         return {}
-    if whole:
-        return _accuracies(whole[0], lambda one: one.accuracy)
-    found = {
-        _model(setup, FEDAVG, is_reference=True): setup
-        for setup in setups
-        if setup.runs[0].reference_title == FEDAVG
-    }
-    if len(found) != 1:
+    if len(setups) < 2 or len(found) != 1:
         return {}
-    return _accuracies(next(iter(found.values())), lambda one: one.accuracy_global)
-
-
-def _accuracies(setup: Setup, of: Callable[[ClientRow], float]) -> _Fedavg:
+    (setup,) = found.values()
     return {
         run.seed: (
-            str(run.manifest.get("partition_hash")),
-            {one.client: of(one) for one in clients_of(run.path)},
+            run.split_hash,
+            {one.client: getattr(one, column) for one in clients_of(run.path)},
         )
         for run in setup.runs
         if has_clients(run.path)
@@ -944,10 +932,10 @@ def _accuracies(setup: Setup, of: Callable[[ClientRow], float]) -> _Fedavg:
 
 
 def _vs_fedavg(
-    run: Run, group: str, fedavg: _Fedavg, *, is_reference: bool
+    run: Run, group: str, fedavg: Fedavg, is_reference: bool
 ) -> float | None:
     split, accuracies = fedavg.get(run.seed, ("", {}))
-    if split != str(run.manifest.get("partition_hash")) or not has_clients(run.path):
+    if split != run.split_hash or not has_clients(run.path):
         return None
     clients = [one for one in clients_of(run.path) if one.seen == (group == "seen")]
     if is_reference:
@@ -955,79 +943,56 @@ def _vs_fedavg(
     return fraction_degraded_against(clients, accuracies)
 
 
-def _rows(setup: Setup, group: str, fedavg: _Fedavg) -> Iterator[tuple[_Model, Row]]:
-    personal = [run.figures(group) for run in setup.runs]
-    reference = [one["global"] for one in personal]
-    if personal[0]["num_clients"] == 0:
-        return
-    title = setup.runs[0].reference_title
-    if title is not None and _differ(personal, reference):
-        row = _row(setup, title, group, reference, fedavg, is_reference=True)
-        yield _model(setup, title, is_reference=True), row
-    row = _row(setup, setup.title, group, personal, fedavg, is_reference=False)
-    yield _model(setup, setup.title, is_reference=False), row
+def _is_apart(setup: Setup, group: str) -> bool:
+    """Return whether the unpersonalised model means anything, and is another one."""
+    personal = [dict(run.figures(group)) for run in setup.runs]
+    return setup.has_reference and any(one.pop("global") != one for one in personal)
 
 
-def _differ(
-    personal: Sequence[Mapping[str, Any]], reference: Sequence[Mapping[str, Any]]
-) -> bool:
-    return any(
-        {key: value for key, value in one.items() if key != "global"} != other
-        for one, other in zip(personal, reference, strict=True)
+def _row(setup: Setup, group: str, fedavg: Fedavg, is_reference: bool) -> Row:
+    first = setup.runs[0]
+    by_seed = [run.figures(group) for run in setup.runs]
+    if is_reference:
+        by_seed = [one["global"] for one in by_seed]
+    figures = {
+        name: estimate(one.get(key) for one in by_seed) for name, key in FIGURES.items()
+    }
+    is_compared = setup.has_reference and not is_reference
+    figures["gain"] = estimate(map(_gain, by_seed) if is_compared else ())
+    figures[VS_FEDAVG] = estimate(
+        _vs_fedavg(run, group, fedavg, is_reference) for run in setup.runs
     )
-
-
-def _row(
-    setup: Setup,
-    method: str,
-    group: str,
-    figures: Sequence[Mapping[str, Any]],
-    fedavg: _Fedavg,
-    *,
-    is_reference: bool,
-) -> Row:
-    vs_fedavg = estimate(
-        _vs_fedavg(run, group, fedavg, is_reference=is_reference) for run in setup.runs
-    )
-    seconds = (_seconds(run, with_hand_over=not is_reference) for run in setup.runs)
+    method = str(first.reference_title) if is_reference else setup.title
     return Row(
         label=method if is_reference else setup.label,
         method=method,
         setup=setup.label,
         group=group,
         runs=tuple(run.name for run in setup.runs),
-        model=model_of(setup.runs[0]),
-        figures={
-            **_figures(figures, is_compared=setup.has_reference),
-            VS_FEDAVG: vs_fedavg,
-        },
-        num_clients=figures[0]["num_clients"],
-        num_rounds=setup.runs[0].results["training"].get("num_rounds"),
-        seconds=estimate(seconds).mean,
+        model=model_of(first),
+        figures=figures,
+        num_clients=by_seed[0]["num_clients"],
+        num_rounds=first.results["training"].get("num_rounds"),
+        seconds=estimate(_seconds(run, is_reference) for run in setup.runs).mean,
         is_reference=is_reference,
     )
 
 
-def _model(setup: Setup, title: str, *, is_reference: bool) -> _Model:
-    """Return what clients have at a setup's end, or the unpersonalised model of it."""
+Model = tuple[object, ...]
+# These tell models apart whose states are not known, or that were tested on others.
+_TELLING = ("accuracy_weighted", "accuracy_bottom_decile", "num_clients")
+
+
+def _model(setup: Setup, is_reference: bool) -> Model:
+    """Return by what a model is known: setups may share one, whatever they add."""
+    title = setup.runs[0].reference_title if is_reference else setup.title
     results = [run.results[group] for group in GROUPS for run in setup.runs]
     found = [one["global"] for one in results] if is_reference else results
-    return _Model(
+    return (
         title,
-        states=tuple(run.results["training"].get("state_sha256") for run in setup.runs),
-        figures=tuple(tuple(one.get(name) for name in _TELLING) for one in found),
+        *(run.results["training"].get("state_sha256") for run in setup.runs),
+        *(one.get(name) for one in found for name in _TELLING),
     )
-
-
-def _figures(
-    by_seed: Sequence[Mapping[str, Any]], *, is_compared: bool
-) -> dict[str, Estimate]:
-    """Return the figures of a row; without gain where there is no reference."""
-    figures = {
-        name: estimate(one.get(key) for one in by_seed) for name, key in FIGURES.items()
-    }
-    figures["gain"] = estimate(map(_gain, by_seed) if is_compared else ())
-    return figures
 
 
 def _gain(figures: Mapping[str, Any]) -> float | None:
@@ -1037,27 +1002,13 @@ def _gain(figures: Mapping[str, Any]) -> float | None:
     return None if own is None or reference is None else own - reference
 
 
-def _seconds(run: Run, *, with_hand_over: bool) -> float | None:
+def _seconds(run: Run, is_reference: bool) -> float | None:
     training = run.results["training"]
     seconds: float | None = training.get("seconds")
-    if seconds is not None and with_hand_over:
-        seconds += training.get("personalization_seconds", 0.0)
-    return seconds
+    if seconds is None or is_reference:
+        return seconds
+    return seconds + float(training.get("personalization_seconds", 0.0))
 
 
-def _cells(row: Row, degraded: Iterable[str], several: bool) -> list[str]:
-    return [
-        row.label,
-        row.group,
-        percent(row.figures["average"]),
-        percent(row.figures["bottom_decile"]),
-        *(percent(row.figures[name]) for name in degraded),
-        str(row.num_clients),
-        *([str(len(row.runs))] if several else []),
-        "-" if row.num_rounds is None else str(row.num_rounds),
-        seconds_of(row),
-    ]
-
-
+# One of them is there, or grows, as soon as a run, a round or a part is done.
 RESULT_FILES = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
-"""One of them is there, or grows, as soon as a run, a round or a part is done."""

@@ -16,9 +16,8 @@ from knnper.models.networks import TinyCnn
 from knnper.server import sites
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.run import simulate
 from knnper.simulation.trained_model import find_model
-from knnper.simulation.workbench import open_workbench, over_sites
+from knnper.simulation.workbench import open_workbench, over_sites, simulate
 from knnper_cli.flower_apps import Order, lead_sites
 from tests.apps.site_grid import SiteGrid, experiment
 

@@ -23,8 +23,7 @@ from benchmarks.workload import NUM_CLASSES, NUM_IMAGES, Workload
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
-from knnper.simulation.flower_engine import runtime_of
-from knnper.simulation.workbench import Workbench, build_workbench
+from knnper.simulation.workbench import Workbench, build_workbench, runtime_of
 from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import ModelPayload
 

@@ -10,8 +10,7 @@ from knnper.data.digits import DigitsSettings
 from knnper.loading import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from tests.cli.store_commands import done
 
 

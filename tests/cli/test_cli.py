@@ -11,7 +11,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import knnper
-import knnper.simulation.run
+import knnper.simulation.workbench
 from knnper.errors import RunError
 from knnper.loading import read_experiment
 from knnper.server.run_folder import RunFolder
@@ -86,7 +86,7 @@ def pretend(
         folder.write_results(RESULTS)
         return RESULTS
 
-    monkeypatch.setattr(knnper.simulation.run, "simulate", simulate)
+    monkeypatch.setattr(knnper.simulation.workbench, "simulate", simulate)
     return calls
 
 

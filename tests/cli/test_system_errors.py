@@ -9,7 +9,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-import knnper.simulation.run
+import knnper.simulation.workbench
 from knnper_cli.app import app
 from knnper_cli.terminal import ErrorReportingGroup, system_error
 from tests.simulation.batches.small_sweep import document
@@ -110,7 +110,7 @@ def test_a_full_disk_ends_a_run_that_can_go_on(monkeypatch: pytest.MonkeyPatch) 
     def full(*_: Any) -> None:
         raise FULL
 
-    monkeypatch.setattr(knnper.simulation.run, "simulate", full)
+    monkeypatch.setattr(knnper.simulation.workbench, "simulate", full)
     done = run("simulate", "one.yaml", "--output", "out")
     assert done.exit_code == 1
     assert "Error: No space left on device; free space" in done.stderr

@@ -12,7 +12,7 @@ from knnper.experiment import Experiment
 from knnper.loading import dump_yaml, parse_yaml, read_yaml
 from knnper.simulation.batches.family import training_identity
 from knnper.simulation.batches.plan import TERMS, VARIANT, Comparison, Sweep
-from knnper.simulation.partition.assignment import PartitionSettings
+from knnper.simulation.partition.schemes import PartitionSettings
 from papers.catalogue import FigurePlan
 from papers.collapse import VARIANTS
 from papers.reproduce import Plan, leading_comment, read_file, split_title

@@ -15,8 +15,7 @@ from knnper.loading import load_experiment
 from knnper.models.flat import FlatModel
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 
 Listings = Callable[[str, str], list[str]]
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]

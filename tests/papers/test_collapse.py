@@ -13,8 +13,7 @@ from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import open_workbench
+from knnper.simulation.workbench import open_workbench, simulate
 from knnper.strategies.fedbasis import FedBasisSettings, local_round
 from papers.collapse import (
     VARIANTS,

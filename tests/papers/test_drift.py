@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Integers
+from knnper.simulation.partition.schemes import Integers
 from knnper.strategies.knn_per import KnnSettings
 from papers.drift import (
     ClientDrift,

@@ -155,8 +155,7 @@ def test_the_statistic_by_its_definition(seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=6),
-    st.floats(1.5, 100.0),
+    st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=6), st.floats(1.5, 100.0)
 )
 def test_a_batch_is_its_examples_one_by_one(
     batches: list[list[int]], run_length: float

@@ -15,7 +15,7 @@ from torch import Tensor
 from knnper.datastore.tuning import candidates
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.simulation.reports.tables import Shown
+from knnper.simulation.reports.runs import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.strategies.knn_per import KnnSettings
 from papers.catalogue import make_figure

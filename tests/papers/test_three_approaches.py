@@ -11,8 +11,7 @@ from knnper.data.examples import ClientData, Examples
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.reports.figure import colors_of
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import open_workbench
+from knnper.simulation.workbench import open_workbench, simulate
 from papers.catalogue import make_figure
 from papers.three_approaches import (
     APPROACHES,

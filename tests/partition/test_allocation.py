@@ -4,13 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import (
+from knnper.simulation.partition.schemes import (
     allocate,
     allocate_test_like_train,
     apportion,
     count_labels,
+    draw_log_dirichlet,
+    normalise,
 )
-from knnper.simulation.partition.schemes import draw_log_dirichlet, normalise
 
 GENERATOR_KEY = RandomKey(0, ("test",))
 

@@ -15,8 +15,11 @@ from knnper.data.site_data import SiteData
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Assignment, PartitionSettings
-from knnper.simulation.partition.schemes import PARTITIONS
+from knnper.simulation.partition.schemes import (
+    PARTITIONS,
+    Assignment,
+    PartitionSettings,
+)
 from knnper.simulation.partition.split import (
     LABELS_FILE,
     Partition,

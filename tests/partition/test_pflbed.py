@@ -13,8 +13,12 @@ from knnper.data.examples import Dataset, InputSpec, LabelledArrays
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Assignment, Integers
-from knnper.simulation.partition.schemes import PflbedSettings, pflbed
+from knnper.simulation.partition.schemes import (
+    Assignment,
+    Integers,
+    PflbedSettings,
+    pflbed,
+)
 from knnper.simulation.partition.split import Partition, fingerprint, make_partition
 from knnper.simulation.workbench import VirtualClients
 from tests.partition.toy_data import DATASET

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Assignment, Integers
 from knnper.simulation.partition.schemes import (
+    Assignment,
     DirichletSettings,
     IidSettings,
+    Integers,
     PachinkoSettings,
     PathologicalSettings,
     dirichlet,

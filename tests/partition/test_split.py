@@ -14,8 +14,13 @@ from hypothesis import strategies as st
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
-from knnper.simulation.partition.assignment import Assignment, PartitionSettings
-from knnper.simulation.partition.schemes import PARTITIONS, IidSettings, NaturalSettings
+from knnper.simulation.partition.schemes import (
+    PARTITIONS,
+    Assignment,
+    IidSettings,
+    NaturalSettings,
+    PartitionSettings,
+)
 from knnper.simulation.partition.split import (
     ClientPart,
     Partition,

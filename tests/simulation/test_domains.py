@@ -16,8 +16,12 @@ from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import read_sweep
 from knnper.simulation.partition.schemes import PflbedSettings
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import (
+    Workbench,
+    experiment_catalogue,
+    open_workbench,
+    simulate,
+)
 from knnper.strategies.core.predictors import ModelPredictor
 from tests.simulation.knnper_process import simulate as simulate_in_a_process
 

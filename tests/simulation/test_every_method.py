@@ -14,8 +14,7 @@ from knnper.experiment import Experiment
 from knnper.loading import load_experiment, to_yaml
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder, asides
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import AS_IT_IS
 from tests.simulation.knnper_process import simulate as play

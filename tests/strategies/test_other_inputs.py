@@ -18,8 +18,7 @@ from knnper.models.networks import MlpSettings, StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.clusters import ClusterModels, best_position
 from knnper.strategies.core.predictors import ModelPredictor, evaluate

@@ -15,9 +15,13 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 
 from knnper.errors import RunError
-from knnper.simulation.batches.outputs import best_points, chosen_sweep, write_batch
+from knnper.simulation.batches.outputs import (
+    best_points,
+    chosen_sweep,
+    plot_of,
+    write_batch,
+)
 from knnper.simulation.batches.plan import TERMS, Comparison, Sweep, read_sweep
-from knnper.simulation.batches.plot import plot_of
 from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.batches.tables import (
     COLUMNS,
@@ -27,8 +31,7 @@ from knnper.simulation.batches.tables import (
     rows_of,
     table_of,
 )
-from knnper.simulation.reports.runs import estimate
-from knnper.simulation.reports.tables import csv_text
+from knnper.simulation.reports.runs import csv_text, estimate
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, read
 

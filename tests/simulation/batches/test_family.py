@@ -25,8 +25,7 @@ from knnper.simulation.batches.folder import (
 from knnper.simulation.batches.plan import Sweep
 from knnper.simulation.batches.runner import Outcome, families_of, run_batch
 from knnper.simulation.batches.tables import run_rows
-from knnper.simulation.run import simulate
-from knnper.simulation.workbench import open_workbench
+from knnper.simulation.workbench import open_workbench, simulate
 from tests.simulation.batches.small_sweep import NEIGHBORS, ignore, read, rounds
 
 RATE = "training.learning_rate"

@@ -295,10 +295,7 @@ def tuning_of(point: Point) -> Experiment:
 
 def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> None:
     grid = {"personalization.num_epochs": [1, 3]}
-    rows = {
-        "mean": FEDAVG,
-        "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid},
-    }
+    rows = {"mean": FEDAVG, "tuned": {"method": {"name": "fedavg_plus"}, "grid": grid}}
     mean, tuned = rows_of(tmp_path, rows=rows)
     assert [dict(one.values) for one in mean] == [
         {"training.learning_rate": 0.1},

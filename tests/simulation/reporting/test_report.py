@@ -20,8 +20,7 @@ from knnper.simulation.reports.report import (
     report_of,
     write_figures,
 )
-from knnper.simulation.reports.runs import by_data, load_run
-from knnper.simulation.reports.tables import markdown_text
+from knnper.simulation.reports.runs import by_data, load_run, markdown_text
 from knnper_cli.app import app
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
@@ -178,9 +177,9 @@ def test_markdown_tells_how_to_repeat_it(report: Report, page: Page) -> None:
     assert "\n\n## Averages" in text
     assert "| partition.name | iid |" in text
     for one in report.repetitions:
-        assert f"save this as `{one.file}`" in text
-        assert all(f"\n    {command}\n" in text for command in one.commands)
-        assert f"\n{textwrap.indent(one.experiment, '    ')}\n" in text
+        assert f"save this as `{one['file']}`" in text
+        assert all(f"\n    {command}\n" in text for command in one["commands"])
+        assert f"\n{textwrap.indent(one['experiment'], '    ')}\n" in text
 
 
 def test_names_are_no_html_in_markdown(report: Report) -> None:

@@ -308,9 +308,7 @@ def test_departures_are_among_the_setups_that_have_the_key(tmp_path: Path) -> No
         load_run(made_run(tmp_path / "b", momentum=0.5, batch_size=8, only=1)),
         load_run(made_run(tmp_path / "c", batch_size=8)),
     ]
-    found = departures(runs)
-    assert found.keys == ("training.momentum",)
-    assert found.cells == (("0.9",), ("0.5",), ("-",))
+    assert departures(runs) == (["training.momentum"], [["0.9"], ["0.5"], ["-"]])
     common = in_common(runs)
     assert common["training.batch_size"] == "8"
     assert "training.only" not in common

@@ -22,7 +22,7 @@ from knnper.simulation.reports.figure import (
     styled,
     write_pictures,
 )
-from knnper.simulation.reports.tables import (
+from knnper.simulation.reports.runs import (
     Table,
     chart_text,
     markdown_cell,
