@@ -168,13 +168,13 @@ def init(
 ) -> None:
     """Make a new federation: its authority, its server's files, its first clients."""
     from knnper.server.link.authorized import require_name
-    from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+    from knnper.server.link.setup import FederationFolder, add_client, found
     from knnper.transport.credentials import Address
 
     for name in client or ():
         require_name(name)
     place = FederationFolder(folder)
-    found(place, Founding(host, port, control_port, insecure, days))
+    found(place, host, port, control_port, insecure, days)
     for name in client or ():
         add_client(place, name, Address(host[0], port))
     on_site = "knnper fed server server.yaml"
