@@ -264,7 +264,9 @@ def main(grid: Grid, context: Context) -> None:
         order = order_of(context.run_config)
         observer = LoggingObserver(log)
         try:
-            folder = _lead(grid, order, observer)
+            over_sites = isinstance(order.experiment.data.settings, SitesSettings)
+            lead = lead_sites if over_sites else lead_virtual_clients
+            folder = lead(grid, order, observer)
         finally:
             observer.finished()
     cells = as_cells(table_of_run(load_run(folder.path)))
@@ -297,12 +299,6 @@ def _warning_the_server() -> Iterator[None]:
         for logger, handler in added:
             logger.removeHandler(handler)
         file.close()
-
-
-def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
-    if isinstance(order.experiment.data.settings, SitesSettings):
-        return lead_sites(grid, order, observer)
-    return lead_virtual_clients(grid, order, observer)
 
 
 def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFolder:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -16,6 +15,7 @@ from knnper_cli.terminal import (
     ErrorReportingGroup,
     Overrides,
     Verbose,
+    as_time,
     counted,
     print_json,
     print_table,
@@ -552,7 +552,7 @@ def list_tokens(config: ClientFile, as_json: AsJson = False) -> None:
     from knnper.client.settings import read_client
 
     rows = [
-        (one.name, ", ".join(one.scopes), _day(one.made))
+        (one.name, ", ".join(one.scopes), as_time(one.made)[:10])
         for one in read_tokens(read_client(config).state)
     ]
     header = ("name", "scopes", "made")
@@ -579,10 +579,6 @@ def _claimed_state(config: Path) -> Path:
     settings = read_client(config)
     claim(Places(settings.state), settings.name, None)
     return settings.state
-
-
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
 site = typer.Typer(

@@ -182,7 +182,9 @@ class CheckpointFolder:
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
         sync_to_disc(self._folder)
-        self._remove_old()
+        rounds = self.rounds()
+        for old in set(rounds) - set(to_keep(rounds, self._most)):
+            shutil.rmtree(self._path(old), ignore_errors=True)
         return saved
 
     def load_latest(self, state_type: type) -> Checkpoint | None:
@@ -231,11 +233,6 @@ class CheckpointFolder:
         norms = {name: Norms(**one) for name, one in told.pop("norms", {}).items()}
         history = History(norms, **told)
         return Checkpoint(server_round, state, found, history)
-
-    def _remove_old(self) -> None:
-        rounds = self.rounds()
-        for server_round in set(rounds) - set(to_keep(rounds, self._most)):
-            shutil.rmtree(self._path(server_round), ignore_errors=True)
 
     def _path(self, server_round: int) -> Path:
         return checkpoint_of(self._folder, server_round)

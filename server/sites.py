@@ -297,7 +297,9 @@ class SiteFederation(Federation):
             hopeless = [not self._is_worth_waiting(client) for client in missing]
             return enough(members) and all(hopeless)
 
-        self._forget_missing()
+        self.directory.refresh()
+        for client in self.directory.members():  # those who are back
+            self._missing_since.pop(client, None)
         whom = f"{least} of {', '.join(clients)}"
         members = self._wait_until(all_who_may_come, whom)
         if not enough(members):
@@ -333,12 +335,6 @@ class SiteFederation(Federation):
         if self.directory.is_silent(client):
             return waited_s < self.settings.wait_for_clients_s
         return waited_s < self.settings.grace_s
-
-    def _forget_missing(self) -> None:
-        """Start anew with clients that are back."""
-        self.directory.refresh()
-        for client in self.directory.members():
-            self._missing_since.pop(client, None)
 
     def _wait_until(self, enough: Enough, whom: str) -> dict[str, Member]:
         """Return who is there once they are enough, or when waiting was too long."""

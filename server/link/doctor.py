@@ -181,7 +181,11 @@ def _processes(settings: ServerSettings) -> Finding:
 def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
     """Look who has a port."""
     if not is_running(settings.state):
-        return _free(address, setting)
+        try:
+            listen(address.host, address.port).close()
+        except RunError:
+            return _taken(address, setting)
+        return fine(f"{address} is free")
     where = Address(_UNSPECIFIED.get(address.host, address.host), address.port)
     opened = connected if settings.insecure else encrypted
     try:
@@ -206,14 +210,6 @@ def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
 def is_running(state: Path) -> bool:
     """Return whether a server holds the folder ``state``; it notices nothing."""
     return lock_holder(state / LOCK) is not None
-
-
-def _free(address: Address, setting: str) -> Finding:
-    try:
-        listen(address.host, address.port).close()
-    except RunError:
-        return _taken(address, setting)
-    return fine(f"{address} is free")
 
 
 def _taken(address: Address, setting: str) -> Finding:

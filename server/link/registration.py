@@ -84,9 +84,13 @@ class ControlPort:
     def nodes(self) -> list[Node]:
         """Return all nodes that were ever registered."""
         told = self._asked("list the nodes", "list-nodes", ListNodesRequest())
+        found = ListNodesResponse.FromString(told).nodes_info
+        keys = [read_public_key(one.public_key) for one in found]
         return [
-            Node(str(one.node_id), one.name, _key_sha256(one.public_key), one.status)
-            for one in ListNodesResponse.FromString(told).nodes_info
+            Node(
+                str(one.node_id), one.name, fingerprint(key) if key else "", one.status
+            )
+            for one, key in zip(found, keys, strict=True)
         ]
 
     def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
@@ -136,11 +140,6 @@ class ControlPort:
 def control_port(settings: ServerSettings) -> ControlPort:
     """Return a connection to the server on this machine, for ``with``."""
     return ControlPort(settings.control_address, control_authority(settings))
-
-
-def _key_sha256(public_key: bytes) -> str:
-    key = read_public_key(public_key)
-    return "" if key is None else fingerprint(key)
 
 
 logger = logging.getLogger(__name__)

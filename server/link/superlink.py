@@ -380,7 +380,10 @@ class SuperLink:
         ended = asyncio.ensure_future(self.wait())
         try:
             async with self.client() as client:
-                while not await _is_healthy(client):
+                while True:
+                    with contextlib.suppress(httpx.HTTPError):
+                        if (await client.get("/health")).is_success:
+                            return
                     await asyncio.wait([ended], timeout=_POLL_SECONDS)
                     if ended.done():
                         tail = self.log.path.read_text(errors="replace")[-_LOG_TAIL:]
@@ -464,13 +467,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-async def _is_healthy(client: httpx.AsyncClient) -> bool:
-    try:
-        return (await client.get("/health")).is_success
-    except httpx.HTTPError:
-        return False
 
 
 _ASK_S = 0.2  # how long a run that was submitted waits, at most
