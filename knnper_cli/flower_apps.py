@@ -22,6 +22,7 @@ from knnper.experiment import Experiment
 from knnper.loading import from_json, read_experiment, results_identity, to_json
 from knnper.process import with_fixed_threads
 from knnper.server.federation import FlowerFederation
+from knnper.server.link.authorized import Registered, read_roster
 from knnper.server.link.superlink import WARNINGS_VARIABLE
 from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
@@ -30,7 +31,6 @@ from knnper.server.sites import (
     OVER_NETWORK,
     Directory,
     LateClients,
-    Registry,
     SiteFederation,
 )
 from knnper.simulation.flower_engine import (
@@ -169,7 +169,7 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     assembly = assemble(experiment, task.spec)
     sent = without_start(experiment)
     log.info("the fingerprint of the experiment is %s", results_identity(sent))
-    directory = Directory(grid, to_json(sent), lambda: Registry.read(order.registry))
+    directory = Directory(grid, to_json(sent), lambda: _roster(order.registry))
     messenger = _messenger(grid, assembly, directory, stop)
     federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
     folder = order.folder()
@@ -188,6 +188,10 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
             "why of each. Resume the run when they can"
         )
     return folder
+
+
+def _roster(path: Path | None) -> Mapping[str, Registered]:
+    return {} if path is None else read_roster(path)
 
 
 def _task(experiment: Experiment) -> SiteTask:
