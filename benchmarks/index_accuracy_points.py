@@ -18,9 +18,9 @@ from benchmarks.index_kinds import kinds_to_compare
 from benchmarks.measurement import Measurement, rounded
 from benchmarks.models import ModelAndData, add_run_option, model_and_data
 from knnper.data.examples import LabelledArrays
-from knnper.datastore.index_kinds import FlatSettings, IndexSettings
+from knnper.datastore.index import FlatSettings, IndexSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import NeighborClassifier, interpolate
-from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import Store, memory_store
 from knnper.datastore.tuning import PAPER_KNN_WEIGHTS, choose_knn_weight
 from knnper.seeding import RandomKey

@@ -20,12 +20,14 @@ from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, in_turn, rounded, seconds_of
 from benchmarks.models import add_run_option, model_and_data
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.datastore.index import Ids, VectorIndex, Vectors
-from knnper.datastore.index_kinds import (
+from knnper.datastore.index import (
     INDEX_KINDS,
     FlatSettings,
+    Ids,
     IndexSettings,
     ProductSettings,
+    VectorIndex,
+    Vectors,
 )
 from knnper.datastore.prediction import neighbor_vote, paper_kernel
 from knnper.datastore.search import nearest

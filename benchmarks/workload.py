@@ -205,4 +205,4 @@ class _WorkloadHost(VirtualHost):
         return _resident_runtime(job.experiment, job.run_folder)
 
 
-client_app = make_client_app(_WorkloadHost())
+client_app = make_client_app(lambda _: _WorkloadHost())

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import httpx
 
 from knnper.client import flower_node as flower_supernode
-from knnper.client.doctor import GATEWAY, Connection, Trust
+from knnper.client.doctor import GATEWAY, server_checks
 from knnper.client.flower_node import (
     CLIENT_APP,
     Activation,
@@ -91,25 +91,21 @@ class Patience:
         self._reminder_s = min(2 * self._reminder_s, _LONGEST_REMINDER_S)
 
 
+_REACHED_BY = ("address", "port", "tls", "authority", "certificate")
+
+
 def require_server(server: str, ca: Path | None) -> None:
     """Check address, port and certificate of the server, as the doctor does."""
-    connection = Connection(server, with_tls=ca is not None)
-    looks = [
-        connection.name_resolves,
-        connection.port_is_open,
-        connection.tls_is_agreed,
-    ]
-    if ca is not None:
-        trust = Trust(connection, ca)
-        looks += [trust.authority_is_readable, trust.certificate_is_accepted]
-    for look in looks:
+    for check in server_checks(server, ca):
+        if check.subject not in _REACHED_BY:
+            continue
         try:
-            found = look()
+            found = check.look()
         except OSError as error:
             raise Refusal(f"nothing answers at {server} ({error})") from error
         if found.verdict is Verdict.PROBLEM:
             # Of these, a server that is just starting may be the cause.
-            passes = look in looks[:2] or found.expected == GATEWAY
+            passes = check.subject in _REACHED_BY[:2] or found.expected == GATEWAY
             raise Refusal(f"{found.found}; {found.mend}", lasting=not passes)
 
 

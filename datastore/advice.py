@@ -12,12 +12,13 @@ from torch import Tensor
 
 from knnper.datastore.database import Rows, Version
 from knnper.datastore.examples import Contents, Ids
-from knnper.datastore.index import LossySettings, Vectors
-from knnper.datastore.index_kinds import (
+from knnper.datastore.index import (
     INDEX_KINDS,
     FlatSettings,
     IndexSettings,
     LearningIndex,
+    LossySettings,
+    Vectors,
 )
 from knnper.datastore.prediction import KERNELS, KernelName, neighbor_vote
 from knnper.datastore.search import VectorsOf, View
@@ -33,7 +34,6 @@ from knnper.datastore.tuning import (
 from knnper.seeding import RandomKey
 
 MOST_TIMED = 50
-
 RERANK = 4
 
 Head = Callable[[Tensor], Tensor]

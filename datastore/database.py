@@ -1,21 +1,20 @@
-"""The rows of a store, in a database on disk or in memory: its truth.
+"""The rows of a store, in SQLite on disk or in memory: its truth.
 
-Beside a database on disk lies a witness of what was acknowledged. SQLite takes a
-damaged log for one that a crash has cut short: it ignores the damaged transaction and
-all that follow, without a word. A number that is written after each transaction tells
-the two apart. It need not be on disk at once, which would cost each transaction a
-second fsync: a killed process leaves it in the system's memory, and a power cut at
-worst an older number, which raises no false alarm.
+Ids and labels are apart from the large columns, so that reading them is cheap. The
+checksum of bytes covers id and label too: it ties a label to what it is the label of.
 """
 
 import contextlib
+import dataclasses
 import json
-import logging
+import math
 import os
 import sqlite3
+import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -23,43 +22,669 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.datastore import schema
 from knnper.datastore.examples import (
     Contents,
+    ExamplesMissingError,
     Ids,
     InputLayout,
     Selection,
+    StoreBusyError,
     StoreDamagedError,
     StoreError,
+    StoreFullError,
     StoreMismatchError,
+    StreamState,
     named,
     no_contents,
     to_delete,
+    to_restore,
 )
 from knnper.datastore.index import Vectors
-from knnper.datastore.policy import StreamState
-from knnper.datastore.schema import (
-    EXAMPLE,
-    StoreRow,
-    as_signed,
-    damaged_rows,
-    digest,
-    insert_examples,
-    insert_version,
-    row_checksum,
-    vectors_table,
+
+PAGE_BYTES = 16384
+"""Examples take some kilobytes: larger pages than SQLite's 4096 hold several of them,
+and a batch is written almost twice as fast."""
+
+_READ_FAILURES = tuple(
+    f"SQLITE_IOERR_{one}" for one in ("READ", "SHORT_READ", "CORRUPTFS", "DATA")
 )
-from knnper.datastore.sqlite import (
-    PAGE_BYTES,
-    Connection,
-    Log,
-    connect,
-    connect_to_memory,
-    connection_damaged,
-    transaction,
-    understood,
-)
-from knnper.files import write_atomically
+_CLOSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM")
+WAIT_S = 10.0
+"""How long a statement waits for another process to end its transaction."""
+
+
+def log_of(path: Path) -> Path:
+    """Return where the log of the database in ``path`` is, if there is one."""
+    return path.with_name(f"{path.name}-wal")
+
+
+class Connection(sqlite3.Connection):
+    """To a store's database."""
+
+    seen: tuple[object, ...] | None = None
+
+    def is_outdated(self, path: Path) -> bool:
+        """Return whether another connection would see something else."""
+        return self.seen is not None and self.seen != _seen(path)
+
+
+def connect(path: Path, *, writable: bool) -> Connection:
+    """Return a connection whose transactions are those of `transaction`."""
+    with understood(path):
+        if not writable:
+            return _reader(path)
+        connection = _connection(path, "mode=rwc")
+        # A commit is on disk when it returns (synchronous = FULL), what is deleted is
+        # overwritten with zeros (secure_delete), and `Log` says when the log is copied
+        # (wal_autocheckpoint), so that no commit pays for it by surprise.
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "secure_delete = ON",
+            "wal_autocheckpoint = 0",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _connection(path: Path | None, options: str = "") -> Connection:
+    """Return a connection; without a path to an empty database that ends with it."""
+    connection = sqlite3.connect(
+        ":memory:" if path is None else f"{path.absolute().as_uri()}?{options}",
+        uri=path is not None,
+        timeout=WAIT_S,
+        isolation_level=None,
+        # Whoever uses it from several threads takes a lock first.
+        check_same_thread=False,
+        factory=Connection,
+    )
+    if path is None or options == "mode=rwc":
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    return connection
+
+
+def _seen(path: Path) -> tuple[object, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, is_unlogged(path)
+
+
+def _reader(path: Path) -> Connection:
+    if path.exists() and path.stat().st_size == 0:
+        # SQLite would remove its log, from which much may be saved.
+        raise connection_damaged(path, "it is empty")
+    connection = _connection(path, "mode=ro")
+    try:
+        # Tells whether it can be read at all.
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error as error:
+        connection.close()
+        if not _name_of(error).startswith(_CLOSED) or os.access(path.parent, os.W_OK):
+            raise
+        # To read beside a log, SQLite makes a file there. Without one it need not.
+        if not is_unlogged(path):
+            raise StoreError(
+                f"{log_of(path)} holds changes that are not in the database yet, and "
+                f"can be read only where {path.parent} can be written; copy the whole "
+                "folder to such a place"
+            ) from error
+        seen = _seen(path)
+        connection = _connection(path, "mode=ro&immutable=1")
+        connection.seen = seen
+    return connection
+
+
+def is_unlogged(path: Path) -> bool:
+    """Return whether nothing is in the log of the database in ``path``."""
+    try:
+        return log_of(path).stat().st_size == 0
+    except FileNotFoundError:
+        return True
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Yield a connection to read with, closed afterwards."""
+    with contextlib.closing(connect(path, writable=False)) as connection:
+        read_damaged_text(connection)
+        with understood(path):
+            yield connection
+
+
+def read_damaged_text(connection: sqlite3.Connection) -> None:
+    """Let texts that are no UTF-8 any more be read, as other texts than they were."""
+    connection.text_factory = lambda encoded: encoded.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def transaction(
+    connection: sqlite3.Connection, path: Path, *, writing: bool
+) -> Iterator[None]:
+    """Run the block as one transaction: all of it is done, or nothing."""
+    with understood(path):
+        connection.execute("BEGIN IMMEDIATE" if writing else "BEGIN")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            # Some errors have rolled it back already.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+@contextlib.contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into what they mean to whoever owns the store."""
+    try:
+        yield
+    except sqlite3.ProgrammingError as error:
+        raise StoreError(f"the store in {path.parent} was closed; open it") from error
+    except sqlite3.Error as error:
+        raise _meaning(error, path) from error
+    except UnicodeDecodeError as error:
+        # SQLite's message quotes what is damaged.
+        raise connection_damaged(path, f"the database is damaged ({error})") from error
+
+
+def _meaning(error: sqlite3.Error, path: Path) -> StoreError:
+    name = _name_of(error)
+    is_of_the_disk = name.startswith(("SQLITE_FULL", "SQLITE_IOERR"))
+    if is_of_the_disk and name not in _READ_FAILURES:
+        return StoreFullError(
+            f"{path.parent} cannot be written ({error}): the disk is full, a quota is "
+            "reached or the disk fails. What was stored before is unharmed; make room "
+            "and try again"
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
+        return StoreBusyError(
+            f"another process has used {path} for more than {WAIT_S:g} seconds; try "
+            "again when it is done"
+        )
+    if name.startswith(_CLOSED) and not _is_at_fault(path, name):
+        return StoreError(
+            f"{path} cannot be opened ({error}); expected permission to read it and to "
+            f"write in {path.parent}, which reading the log needs too, and no limit on "
+            "open files that is reached"
+        )
+    # The statements are ours and fit the tables that were written.
+    return connection_damaged(path, f"the database is damaged ({error})")
+
+
+def _is_at_fault(path: Path, name: str) -> bool:
+    """Return whether the files of a database keep it from being opened, or written."""
+    beside = (path.with_name(path.name + end) for end in ("", "-wal", "-shm"))
+    if any(one.exists() and not one.is_file() for one in beside):
+        return True
+    is_writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return name.startswith("SQLITE_READONLY") and is_writable
+
+
+def _name_of(error: sqlite3.Error) -> str:
+    return getattr(error, "sqlite_errorname", "")
+
+
+def connection_damaged(path: Path, found: str) -> StoreDamagedError:
+    """Return the error of a store whose database is not what was written."""
+    error = StoreDamagedError(
+        f"{path} is not what was written: {found}. Nothing was changed; "
+        f"{to_restore(path.parent)}"
+    )
+    error.found = found
+    return error
+
+
+LOG_BYTES = 64 * 2**20
+"""How much is written to the log before it is copied into the database. Copying costs
+as much as writing; a longer log copies pages less often, and is read slower."""
+
+LOG_HEADER = 32
+FRAME_HEADER = 24
+
+
+class Log:
+    """Copied into the database now and then, and emptied where that must be."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+        self._num_bytes = 0
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+
+    def note(self, num_rows: int, num_bytes: int) -> None:
+        """Count what a transaction writes, of large rows with so many bytes in all."""
+        self._num_bytes += num_bytes + 4 * PAGE_BYTES + 64 * num_rows
+
+    def shorten(self) -> None:
+        """Copy the log into the database if much was written; wait for nobody."""
+        if self._num_bytes > LOG_BYTES:
+            self._num_bytes = 0
+            # The transactions are safe in the log; a full disk may keep them there.
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def empty(self) -> None:
+        """Copy the log into the database and cut it to nothing."""
+        deadline = time.monotonic() + WAIT_S
+        while self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+            if time.monotonic() > deadline:
+                raise StoreBusyError(
+                    f"another process reads an older state of {self._path.parent}; end "
+                    "that process"
+                )
+        self._num_bytes = 0
+
+    def try_to_empty(self) -> None:
+        """Empty the log, or at least leave what is read of it, without waiting."""
+        with contextlib.suppress(sqlite3.Error, OSError):
+            self._connection.execute("PRAGMA busy_timeout = 0")
+            kept, num_frames, _ = self._connection.execute(
+                "PRAGMA wal_checkpoint(TRUNCATE)"
+            ).fetchone()
+            if kept and num_frames > 0:
+                frame = FRAME_HEADER + PAGE_BYTES
+                os.truncate(log_of(self._path), LOG_HEADER + num_frames * frame)
+        self._connection.execute(f"PRAGMA busy_timeout = {1000 * WAIT_S:.0f}")
+
+
+APPLICATION_ID = 0x6B4E4E50  # "kNNP"
+FORMAT = 2
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
+"""What brings the tables of format n to n + 1; run when a store is opened to write."""
+
+_TABLES = {
+    "store": """(
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    store_id TEXT NOT NULL,
+    created REAL NOT NULL,
+    spec TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    active INTEGER NOT NULL,
+    stream TEXT NOT NULL,
+    previous INTEGER,
+    num_removed INTEGER NOT NULL,
+    erasing INTEGER NOT NULL,
+    index_token TEXT NOT NULL,
+    num_examples INTEGER NOT NULL,
+    digest INTEGER NOT NULL,
+    num_changes INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
+)""",
+    "examples": """(
+    id INTEGER PRIMARY KEY,
+    external_id TEXT UNIQUE,
+    label INTEGER NOT NULL,
+    arrival REAL NOT NULL,
+    checksum INTEGER NOT NULL
+)""",
+    "inputs": """(
+    id INTEGER PRIMARY KEY,
+    input BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+)""",
+    "versions": """(
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    fingerprint TEXT NOT NULL UNIQUE,
+    embedding_dim INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
+)""",
+}
+
+EXAMPLE = "id, external_id, label, arrival"
+"""What the checksum of a row of ``examples`` covers."""
+
+_VECTORS = """(
+    id INTEGER PRIMARY KEY,
+    vector BLOB NOT NULL,
+    checksum INTEGER NOT NULL
+)"""
+
+_MADE_BY_SQLITE = {
+    "sqlite_sequence": "CREATE TABLE sqlite_sequence(name,seq)",
+    "sqlite_autoindex_examples_1": None,
+    "sqlite_autoindex_versions_1": None,
+}
+
+
+@dataclass
+class StoreRow:
+    """The columns of the table ``store``, all of which its checksum covers."""
+
+    store_id: str  # unlike any other store's
+    created: float  # seconds since 1970 (UTC)
+    spec: str  # JSON of `StoreSpec`
+    settings: str  # JSON of `StoreSettings`
+    active: int  # number of the version that is searched
+    stream: str  # JSON of what the policy remembers
+    previous: int | None = None  # number of the version that can be rolled back to
+    num_removed: int = 0  # examples that ever left; grows whenever an id disappears
+    erasing: int = 0  # 1 where deleted examples may still have left bytes
+    index_token: str = ""  # of the last save of the index
+    num_examples: int = 0
+    digest: int = 0  # see `digest`
+    num_changes: int = 0  # transactions that ever changed the store
+
+    @classmethod
+    def read(cls, connection: sqlite3.Connection, path: Path) -> Self:
+        """Return the row of the database in ``path``."""
+        rows = connection.execute(f"SELECT {_COLUMNS}, checksum FROM store").fetchall()
+        if len(rows) != 1 or cls(*rows[0][:-1]).checksum != rows[0][-1]:
+            raise connection_damaged(
+                path,
+                "what it says of the store, such as its classes and its capacity, is "
+                "not what was written",
+            )
+        return cls(*rows[0][:-1])
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Replace the row."""
+        statement = _insertion("store", f"one, {_COLUMNS}")
+        connection.execute(statement, (1, *vars(self).values(), self.checksum))
+
+    @property
+    def checksum(self) -> int:
+        """Of all other columns."""
+        return row_checksum(*vars(self).values())
+
+    @property
+    def stream_state(self) -> StreamState:
+        """What the policy remembers."""
+        document = json.loads(self.stream)
+        return StreamState(
+            document["num_offered"],
+            np.array(document["num_seen"], dtype=np.int64),
+            np.array(document["was_largest"], dtype=np.bool_),
+        )
+
+    @stream_state.setter
+    def stream_state(self, stream: StreamState) -> None:
+        self.stream = encode_stream(stream)
+
+
+_COLUMNS = ", ".join(one.name for one in dataclasses.fields(StoreRow))
+
+
+def encode_stream(stream: StreamState) -> str:
+    """Return what a policy remembers as JSON."""
+    document = {
+        "num_offered": stream.num_offered,
+        "num_seen": stream.num_seen.tolist(),
+        "was_largest": stream.was_largest.tolist(),
+    }
+    return json.dumps(document)
+
+
+def create(
+    connection: sqlite3.Connection, row: StoreRow, fingerprint: str, embedding_dim: int
+) -> None:
+    """Make the tables of a store in an empty database, and its first version."""
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    for name, columns in _TABLES.items():
+        connection.execute(_statement(name, columns))
+    row.active = _insert_version(connection, fingerprint, embedding_dim)
+    row.write(connection)
+
+
+def _insertion(table: str, columns: str, verb: str = "INSERT OR REPLACE") -> str:
+    """Return the statement that inserts these columns, and their checksum."""
+    marks = ", ".join("?" * (1 + len(columns.split(","))))
+    return f"{verb} INTO {table} ({columns}, checksum) VALUES ({marks})"
+
+
+def _insert_version(
+    connection: sqlite3.Connection, fingerprint: str, embedding_dim: int
+) -> int:
+    """Note a version in the database, make its table, and return its number."""
+    values = fingerprint, embedding_dim
+    statement = _insertion("versions", "fingerprint, embedding_dim", "INSERT")
+    cursor = connection.execute(statement, (*values, row_checksum(*values)))
+    number = int(cursor.lastrowid or 0)
+    connection.execute(_statement(vectors_table(number), _VECTORS))
+    return number
+
+
+def migrate(path: Path) -> None:
+    """Bring the tables of an older format to the one of today, where it is known how.
+
+    All steps are one transaction; whoever calls holds the writer's lock.
+    """
+    # Opening it to write may already change a damaged one.
+    with opened(path) as connection:
+        steps = range(_pragma(connection, path, "user_version"), FORMAT)
+    if not steps or any(one not in MIGRATIONS for one in steps):
+        return  # `require_tables` says what is wrong.
+    with (
+        contextlib.closing(connect(path, writable=True)) as connection,
+        transaction(connection, path, writing=True),
+    ):
+        for number in steps:
+            MIGRATIONS[number](connection)
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def _pragma(connection: sqlite3.Connection, path: Path, name: str) -> int:
+    with understood(path):
+        return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+def require_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database whose tables are not those of a store."""
+    found = _pragma(connection, path, "user_version")
+    if _pragma(connection, path, "application_id") != APPLICATION_ID:
+        raise connection_damaged(path, "it is a database, but not of a store")
+    if 0 < found < FORMAT:
+        how = (
+            "open it once to write, as knnper store compact does"
+            if all(one in MIGRATIONS for one in range(found, FORMAT))
+            else "open it with the version of this software that wrote it, export it, "
+            "and add it here"
+        )
+        raise StoreError(
+            f"{path} is a store of format {found}, expected {FORMAT}; {how}"
+        )
+    if found != FORMAT:
+        raise connection_damaged(
+            path, f"it is of format {found}, expected {FORMAT}, unless it is newer"
+        )
+    statements = {name: _statement(name, columns) for name, columns in _TABLES.items()}
+    for (number,) in connection.execute("SELECT number FROM versions"):
+        name = vectors_table(number)
+        statements[name] = _statement(name, _VECTORS)
+    present = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
+    wrong = {*present.items()} ^ {*statements.items(), *_MADE_BY_SQLITE.items()}
+    if wrong:
+        names = ", ".join(sorted({str(name) for name, _ in wrong}))
+        raise connection_damaged(path, f"tables and versions do not agree: {names}")
+
+
+def _statement(name: str, columns: str) -> str:
+    return f"CREATE TABLE {name} {columns}"
+
+
+def _column_of(table: str) -> str:
+    """Return the column of bytes of a table of inputs or embeddings."""
+    return "input" if table == "inputs" else "vector"
+
+
+def vectors_table(version: int) -> str:
+    """Return the name of the table of one version's embeddings."""
+    return f"embeddings_{version:d}"
+
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all bits
+
+_SHIFT = np.uint64(31)
+
+
+def row_checksum(*values: object) -> int:
+    """Return the CRC-32 of a row's values."""
+    # Tells types apart too, which damage may have changed.
+    return zlib.crc32(ascii(values).encode())
+
+
+def damaged_rows(
+    connection: sqlite3.Connection, table: str, columns: str
+) -> Iterator[object]:
+    """Yield the first column of the rows whose ``columns`` are not what was written."""
+    for *values, expected in connection.execute(
+        f"SELECT {columns}, checksum FROM {table} ORDER BY 1"
+    ):
+        if row_checksum(*values) != expected:
+            yield values[0]
+
+
+def content_checksum(
+    table: str, example: int, label: int, content: bytes | memoryview
+) -> int:
+    """Return the CRC-32 of bytes, and of which example's they are in which table."""
+    place = zlib.crc32(struct.pack("<qq", example, label), zlib.crc32(table.encode()))
+    return zlib.crc32(content, place)
+
+
+def is_intact(table: str, row: tuple[int, object, object, object]) -> bool:
+    """Return whether a row of id, label, bytes and checksum is what was written."""
+    example, label, content, expected = row
+    return (
+        # Damage may have changed a type as well.
+        isinstance(label, int)
+        and isinstance(content, bytes)
+        and content_checksum(table, example, label, content) == expected
+    )
+
+
+def digest(contents: Contents) -> int:
+    """Return a sum over examples (n) that tells ids, labels and times of arrival."""
+    # What is added and removed is added to it and subtracted from it, so it also tells
+    # that an example is missing.
+    mixed = np.zeros(len(contents), np.uint64)
+    for column in (contents.ids, contents.labels, contents.arrivals):
+        mixed ^= column.view(np.uint64)
+        mixed *= _MULTIPLIER
+        mixed ^= mixed >> _SHIFT
+    return _as_signed(int(mixed.sum(dtype=np.uint64)))
+
+
+def _as_signed(number: int) -> int:
+    """Return a number modulo 2^64, from -2^63 on."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _insert(
+    connection: sqlite3.Connection,
+    table: str,
+    ids: Ids,
+    labels: NDArray[np.int64],
+    rows: NDArray[np.generic],
+) -> None:
+    """Insert ``rows`` (m, ...) under ``ids`` (m,); replace what is there."""
+    if len(ids) == 0:
+        return
+    contents = np.ascontiguousarray(rows).reshape(len(ids), -1).view(np.uint8)
+    connection.executemany(
+        _insertion(table, f"id, {_column_of(table)}"),
+        (
+            (one, row.data, content_checksum(table, one, label, row.data))
+            for one, label, row in zip(
+                ids.tolist(), labels.tolist(), contents, strict=True
+            )
+        ),
+    )
+
+
+def _read(
+    connection: sqlite3.Connection, table: str, ids: Ids, empty: NDArray[np.generic]
+) -> NDArray[np.generic]:
+    """Return the rows of ``ids`` (m,), each asked for once, in their order.
+
+    Their type and shape are those of ``empty``, shape (0, ...).
+    """
+    found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
+    order = np.argsort(ids)
+    rows = connection.execute(
+        f"SELECT id, label, {_column_of(table)}, {table}.checksum FROM {table} "
+        "JOIN examples USING (id) WHERE id IN (SELECT value FROM json_each(?)) "
+        "ORDER BY id",
+        (_listed(ids),),
+    ).fetchall()
+    present = [row[0] for row in rows]
+    if present != ids[order].tolist():
+        missing = sorted(set(ids.tolist()) - set(present))
+        raise ExamplesMissingError(
+            f"table {table} lacks examples {missing[:10]}; run `knnper store verify`"
+        )
+    row_bytes = empty.dtype.itemsize * math.prod(empty.shape[1:])
+    for position, row in zip(order.tolist(), rows, strict=True):
+        if not is_intact(table, row) or len(row[2]) != row_bytes:
+            raise StoreDamagedError(
+                f"example {row[0]} in table {table} is not what was written; restore "
+                "the folder from a backup, or delete the example: knnper store delete "
+                f"FOLDER --id {row[0]}"
+            )
+        content = np.frombuffer(row[2], empty.dtype)
+        found[position] = content.reshape(empty.shape[1:])
+    return found
+
+
+def damaged(connection: sqlite3.Connection, table: str) -> list[int]:
+    """Return the ids whose bytes or label are not what was written."""
+    cursor = connection.execute(
+        f"SELECT id, label, {_column_of(table)}, {table}.checksum FROM {table} "
+        "LEFT JOIN examples USING (id) ORDER BY id"
+    )
+    return [row[0] for row in cursor if not is_intact(table, row)]
+
+
+ROWS_AT_ONCE = 256
+"""Large rows that are in memory together."""
+
+
+def blob_tables(connection: sqlite3.Connection) -> list[str]:
+    """Return the tables of inputs and of embeddings."""
+    rows = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' "
+        "AND name GLOB 'embeddings_[0-9]*' ORDER BY name"
+    )
+    return ["inputs", *(name for (name,) in rows)]
+
+
+def contents_of(
+    connection: sqlite3.Connection, table: str, ids: Ids | None = None
+) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield ids and bytes of all rows, or those of ``ids`` (m,), some at once."""
+    chosen = "" if ids is None else "WHERE id IN (SELECT value FROM json_each(?)) "
+    cursor = connection.execute(
+        f"SELECT id, {_column_of(table)} FROM {table} {chosen}ORDER BY id",
+        () if ids is None else (_listed(ids),),
+    )
+    while rows := cursor.fetchmany(ROWS_AT_ONCE):
+        # Damage may have changed the type.
+        yield [
+            (one, found if isinstance(found, bytes) else str(found).encode())
+            for one, found in rows
+        ]
+
+
+_CELL_BYTES = 24  # Of a row beside its bytes: key, lengths, checksum, its place.
+_USABLE = PAGE_BYTES - 8  # Less the header of a page.
+_LARGEST = PAGE_BYTES - 35  # A longer row overflows to pages of its own.
+
+
+def row_bytes(num_bytes: int) -> float:
+    """Return what a row of ``num_bytes`` takes, its share of unused space included."""
+    size = num_bytes + _CELL_BYTES
+    if size <= _LARGEST:
+        return PAGE_BYTES / (_USABLE // size)
+    overflow = PAGE_BYTES - 4
+    least = (PAGE_BYTES - 12) * 32 // 255 - 23
+    local = least + (size - least) % overflow
+    if local > _LARGEST:
+        local = least
+    per_page = _USABLE // local
+    return PAGE_BYTES / per_page + math.ceil((size - local) / overflow) * PAGE_BYTES
 
 
 @dataclass(frozen=True)
@@ -98,88 +723,6 @@ class Change:
     must_erase: bool = False
 
 
-_LOG = logging.getLogger(__name__)
-
-ACKNOWLEDGED = "acknowledged.json"
-
-NUM_BYTES = 256
-"""Of the file: always the same ones are overwritten, within one sector of a disk."""
-
-ATTEMPTS, PAUSE_S = 5, 0.005
-"""How often the file is read again: it may be overwritten at this moment."""
-
-
-@dataclass(frozen=True)
-class Acknowledged:
-    """What the file says."""
-
-    store_id: str
-    num_changes: int
-    num_examples: int
-    num_offered: int
-
-    @classmethod
-    def of(cls, row: StoreRow) -> Self:
-        """Return what acknowledges the state that ``row`` says."""
-        return cls(row.store_id, row.num_changes, row.num_examples, row.num_offered)
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Return what the store in ``folder`` has acknowledged."""
-        path = folder / ACKNOWLEDGED
-        for _ in range(ATTEMPTS if path.is_file() else 0):
-            try:
-                with path.open("rb") as file:
-                    found = json.loads(file.read(NUM_BYTES))
-                expected = found.pop("checksum")
-                if expected == row_checksum(*found.values()):
-                    return cls(**found)
-            except OSError as error:
-                raise StoreError(f"{path} cannot be read: {error.strerror}") from error
-            except (ValueError, LookupError, TypeError, AttributeError):
-                pass
-            time.sleep(PAUSE_S)
-        raise StoreDamagedError(
-            f"{path} is missing or not what was written, so it cannot be told whether "
-            "the database is complete; expected the file that was beside it. Copy the "
-            "whole folder from where the store was, or save what is here: knnper store "
-            f"salvage {folder} NEW_FOLDER"
-        )
-
-    def encoded(self) -> bytes:
-        """Return the content of the file."""
-        document = dict(vars(self))
-        document["checksum"] = row_checksum(*document.values())
-        return json.dumps(document).encode().ljust(NUM_BYTES - 1) + b"\n"
-
-
-def create_acknowledged(folder: Path, row: StoreRow) -> None:
-    """Make the file of a new store."""
-    write_atomically(folder / ACKNOWLEDGED, Acknowledged.of(row).encoded())
-
-
-class AcknowledgedFile:
-    """The file, open for the one process that writes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._descriptor = os.open(folder / ACKNOWLEDGED, os.O_WRONLY | os.O_CLOEXEC)
-
-    def write(self, row: StoreRow) -> None:
-        """Note a state that is on disk."""
-        try:
-            os.pwrite(self._descriptor, Acknowledged.of(row).encoded(), 0)
-        except OSError as error:
-            # The change itself is done; an older number only says less.
-            _LOG.warning("%s is not written: %s", ACKNOWLEDGED, error)
-
-    def close(self) -> None:
-        """Bring it to disk, and close it."""
-        try:
-            os.fsync(self._descriptor)
-        finally:
-            os.close(self._descriptor)
-
-
 _EXAMPLES = (
     f"SELECT {EXAMPLE}, checksum FROM examples "
     "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
@@ -187,44 +730,42 @@ _EXAMPLES = (
 
 
 class Rows:
-    """Keeps the examples. What a method has done is done for good when it returns."""
+    """Keeps the examples. What a method has done is done for good when it returns.
+
+    ``on_change`` is told the store's row when a change is on disk.
+    """
 
     def __init__(
         self,
-        reader: Connection,
-        writer: Connection | None,
         path: Path,
         layout: InputLayout | None,
+        reader: Connection,
+        writer: Connection | None,
+        on_change: Callable[[StoreRow], None] = lambda _: None,
     ) -> None:
-        self._path, self._layout = path, layout
+        self._path, self._layout, self._on_change = path, layout, on_change
         self._reader, self._writer = reader, writer
         self._reading = threading.RLock()
         self._writing = self._reading if reader is writer else threading.RLock()
         self._log = None if writer is None else Log(writer, path)
         self._held = None if writer is None else StoreRow.read(writer, path)
-        self._witness: AcknowledgedFile | None = None
         self._known_versions = dict[int, Version]()
         self._data_version = -1
         self.has_changed()
 
     @classmethod
-    def on_disk(cls, path: Path, layout: InputLayout | None, *, writable: bool) -> Self:
-        """Return the rows in ``path``; a writer holds the lock for that."""
-        writer = connect(path, writable=True) if writable else None
-        rows = cls(connect(path, writable=False), writer, path, layout)
-        if writable:
-            rows._witness = AcknowledgedFile(path.parent)
-        return rows
-
-    @classmethod
     def in_memory(
-        cls, row: StoreRow, first: Version, layout: InputLayout | None
+        cls,
+        row: StoreRow,
+        layout: InputLayout | None,
+        fingerprint: str,
+        embedding_dim: int,
     ) -> Self:
         """Return no rows, gone with the process: no file, the same behaviour."""
-        connection, path = connect_to_memory(), Path("memory")
+        connection, path = _connection(None), Path("memory")
         with transaction(connection, path, writing=True):
-            schema.create(connection, row, first.fingerprint, first.embedding_dim)
-        return cls(connection, connection, path, layout)
+            create(connection, row, fingerprint, embedding_dim)
+        return cls(path, layout, connection, connection)
 
     def head(self) -> Head:
         """Return what the store is."""
@@ -233,7 +774,7 @@ class Rows:
         return Head(version, row.previous, row.num_removed, row.stream_state)
 
     def has_changed(self) -> bool:
-        """See `Rows`; a writer knows what it changed."""
+        """Return whether another process changed something since the last call."""
         if self._writer is not None:
             return False
         with self._reading:
@@ -272,14 +813,18 @@ class Rows:
 
     def vectors(self, ids: Ids, version: int) -> Vectors:
         """Return the embeddings (m, p) of ``ids`` (m,), all of which are there."""
-        dim = self._version(version).embedding_dim
-        return self._read(vectors_table(version), ids, np.empty((0, dim), np.float32))
+        empty = np.empty((0, self._version(version).embedding_dim), np.float32)
+        return self._content(vectors_table(version), ids, empty)
 
     def inputs(self, ids: Ids) -> NDArray[np.generic]:
         """Return the raw inputs (m, ...) of ``ids`` (m,), all of which are there."""
         assert self._layout is not None, "the store asks only where inputs are kept"
         empty = np.empty((0, *self._layout.shape), self._layout.dtype)
-        return self._read("inputs", ids, empty)
+        return self._content("inputs", ids, empty)
+
+    def _content(self, table: str, ids: Ids, empty: NDArray[np.generic]) -> NDArray:  # type: ignore[type-arg]
+        with self._reading, understood(self._path):
+            return _read(self._reader, table, ids, empty)
 
     def external_ids(self, ids: Ids) -> list[str | None]:
         """Return the owner's names of ``ids``; None for one that is not there."""
@@ -289,44 +834,25 @@ class Rows:
         names = {row[0]: row[1] for row in rows}
         return [names.get(one) for one in ids.tolist()]
 
-    def select(self, selection: Selection) -> Ids:
-        """Return the ids that the selection describes, ascending."""
-        condition, values = _where(selection)
-        rows = self._fetch(
-            f"SELECT id FROM examples WHERE {condition} ORDER BY id",
-            *values,
-        )
-        return np.array([row[0] for row in rows], dtype=np.int64)
-
-    def apply(self, change: Change) -> None:
-        """See `Rows`; what is removed may be damaged."""
-        with self.writing() as (connection, row):
-            if len(change.removed):
-                self._remove(connection, row, change.removed)
-            if len(change.added):
-                self._insert(connection, change, row.active)
-                row.digest = as_signed(row.digest + digest(change.added))
-                row.num_examples += len(change.added)
-            row.num_removed += len(change.removed)
-            row.stream_state = change.stream
-            row.erasing = max(row.erasing, int(change.must_erase))
-
     def labels_as_found(self, ids: Ids) -> list[object]:
         """Return the labels of those of ``ids`` that are there, damaged or not."""
         return [row[2] for row in self._fetch(_EXAMPLES, _listed(ids))]
 
-    def compact(self) -> None:
-        """Give unused space back."""
-        with self._writing, understood(self._path):
-            self._connection().execute("VACUUM")
-            self._written().empty()
+    def select(self, selection: Selection) -> Ids:
+        """Return the ids that the selection describes, ascending."""
+        condition, values = _where(selection)
+        return self._ids(
+            f"SELECT id FROM examples WHERE {condition} ORDER BY id", *values
+        )
 
-    def erase_removed(self) -> None:
-        """See `Rows`."""
-        with self._writing:
-            self.compact()
-            with self.writing() as (_, row):
-                row.erasing = 0
+    def without_vector(self, version: int, after: int, limit: int) -> Ids:
+        """Return up to ``limit`` ids above ``after`` that lack an embedding."""
+        return self._ids(
+            f"SELECT id FROM examples LEFT JOIN {vectors_table(version)} AS held "
+            "USING (id) WHERE id > ? AND held.vector IS NULL ORDER BY id LIMIT ?",
+            after,
+            limit,
+        )
 
     def is_erasing(self) -> bool:
         """Return whether something was removed that may have left a trace."""
@@ -335,11 +861,6 @@ class Rows:
     def index_token(self) -> str:
         """Return the token of the last save of the index; empty without one."""
         return self._row().index_token
-
-    def set_index_token(self, token: str) -> None:
-        """Note a save of the index."""
-        with self.writing() as (_, row):
-            row.index_token = token
 
     def num_bytes(self) -> int:
         """Return the bytes of the database, free ones included, less its log."""
@@ -357,21 +878,46 @@ class Rows:
                 raise connection_damaged(self._path, found)
         return [Version(*row[:3]) for row in rows]
 
+    def apply(self, change: Change) -> None:
+        """Make a change; what is removed may be damaged."""
+        with self.writing() as (connection, row):
+            if len(change.removed):
+                self._remove(connection, row, change.removed)
+            if len(change.added):
+                self._add(connection, row, change)
+            row.num_removed += len(change.removed)
+            row.stream_state = change.stream
+            row.erasing = max(row.erasing, int(change.must_erase))
+
+    def compact(self) -> None:
+        """Give unused space back."""
+        connection, log = self._written()
+        with self._writing, understood(self._path):
+            connection.execute("VACUUM")
+            log.empty()
+
+    def erase_removed(self) -> None:
+        """Leave no byte of what was removed in any file."""
+        with self._writing:
+            self.compact()
+            with self.writing() as (_, row):
+                row.erasing = 0
+
+    def set_index_token(self, token: str) -> None:
+        """Note a save of the index."""
+        with self.writing() as (_, row):
+            row.index_token = token
+
+    def configure(self, settings: str) -> None:
+        """Replace the settings, given as JSON."""
+        with self.writing() as (_, row):
+            row.settings = settings
+
     def add_version(self, fingerprint: str, embedding_dim: int) -> Version:
         """Return a new version that holds nothing yet."""
         with self.writing() as (connection, _):
-            number = insert_version(connection, fingerprint, embedding_dim)
+            number = _insert_version(connection, fingerprint, embedding_dim)
         return Version(number, fingerprint, embedding_dim)
-
-    def without_vector(self, version: int, after: int, limit: int) -> Ids:
-        """Return up to ``limit`` ids above ``after`` that lack an embedding."""
-        rows = self._fetch(
-            f"SELECT id FROM examples LEFT JOIN {vectors_table(version)} AS held "
-            "USING (id) WHERE id > ? AND held.vector IS NULL ORDER BY id LIMIT ?",
-            after,
-            limit,
-        )
-        return np.array([row[0] for row in rows], dtype=np.int64)
 
     def add_vectors(self, version: int, ids: Ids, vectors: Vectors) -> None:
         """Add embeddings (m, p) to a version; ids that have left are passed over."""
@@ -379,12 +925,10 @@ class Rows:
             rows = connection.execute(_EXAMPLES, (_listed(ids),))
             label_of = {row[0]: row[2] for row in rows}
             present = np.array([one in label_of for one in ids.tolist()], dtype=bool)
-            labels = np.array(
-                [label_of[one] for one in ids[present].tolist()], np.int64
-            )
-            table = vectors_table(version)
-            schema.insert(connection, table, ids[present], labels, vectors[present])
-            self._written().note(len(ids), vectors.nbytes)
+            left = ids[present]
+            labels = np.array([label_of[one] for one in left.tolist()], np.int64)
+            _insert(connection, vectors_table(version), left, labels, vectors[present])
+            self._written()[1].note(len(ids), vectors.nbytes)
 
     def activate(self, version: int) -> None:
         """Search ``version`` from now on; keep the one before, drop all others."""
@@ -398,16 +942,11 @@ class Rows:
                 connection.execute(f"DROP TABLE {vectors_table(number)}")
                 connection.execute("DELETE FROM versions WHERE number = ?", (number,))
 
-    def configure(self, settings: str) -> None:
-        """Replace the settings, given as JSON."""
-        with self.writing() as (_, row):
-            row.settings = settings
-
     def settle(self) -> None:
         """Finish what a writer that was killed has left in the log, for good."""
         with self._writing:
-            self._written().try_to_empty()
-            self._acknowledge(self._row())
+            self._written()[1].try_to_empty()
+            self._on_change(self._row())
 
     def close(self) -> None:
         """Give back whatever is held."""
@@ -417,16 +956,14 @@ class Rows:
         if self._writer is not None:
             with self._writing:
                 # A reader may keep the log; the next writer will copy it.
-                self._written().try_to_empty()
+                self._written()[1].try_to_empty()
                 self._writer.close()
-                if self._witness is not None:
-                    self._witness.close()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[sqlite3.Connection, StoreRow]]:
         """Run a block as one transaction; the store's row is written with it."""
+        connection, log = self._written()
         with self._writing:
-            connection = self._connection()
             with transaction(connection, self._path, writing=True):
                 row = replace(self._row())
                 # Unknown, should the block be cut short at its end.
@@ -435,58 +972,61 @@ class Rows:
                 row.num_changes += 1
                 row.write(connection)
             self._held = row
-            self._acknowledge(row)
-            self._written().shorten()
+            self._on_change(row)
+            log.shorten()
 
-    def _acknowledge(self, row: StoreRow) -> None:
-        if self._witness is not None:
-            self._witness.write(row)
-
-    def _connection(self) -> sqlite3.Connection:
+    def _written(self) -> tuple[Connection, Log]:
         assert self._writer is not None, "only a Store writes, and it has a writer"
-        return self._writer
-
-    def _written(self) -> Log:
-        assert self._log is not None, "only a Store writes, and it has a log"
-        return self._log
+        assert self._log is not None, "it has a log, too"
+        return self._writer, self._log
 
     def _remove(self, connection: sqlite3.Connection, row: StoreRow, ids: Ids) -> None:
         versions = connection.execute("SELECT number FROM versions").fetchall()
-        self._written().note(len(ids), len(ids) * PAGE_BYTES)
+        self._written()[1].note(len(ids), len(ids) * PAGE_BYTES)
         gone = connection.execute(_EXAMPLES, (_listed(ids),)).fetchall()
         tables = ["examples", "inputs", *(vectors_table(one) for (one,) in versions)]
         for table in tables:
             connection.executemany(
-                f"DELETE FROM {table} WHERE id = ?",
-                ((one,) for one in ids.tolist()),
+                f"DELETE FROM {table} WHERE id = ?", ((one,) for one in ids.tolist())
             )
         sound = list(_sound(gone))
         row.num_examples -= len(gone)
         if len(sound) == len(gone):
-            row.digest = as_signed(row.digest - digest(as_contents(sound)))
+            row.digest = _as_signed(row.digest - digest(as_contents(sound)))
         else:
             # What was damaged counted as what it had been. Others still do.
             rest = connection.execute(f"SELECT {EXAMPLE}, checksum FROM examples")
             row.digest = digest(as_contents(_sound(rest)))
 
-    def _insert(
-        self, connection: sqlite3.Connection, change: Change, active: int
+    def _add(
+        self, connection: sqlite3.Connection, row: StoreRow, change: Change
     ) -> None:
-        added = change.added
-        insert_examples(connection, added, change.external_ids)
+        added, inputs = change.added, change.inputs
         assert change.embeddings is not None, "an example comes with its embedding"
-        if change.version != active:
+        if change.version != row.active:
             raise StoreMismatchError(
                 "the store was embedded by another model meanwhile; embed these "
                 "examples by that one, and add them again"
             )
-        num_bytes = change.embeddings.nbytes
-        num_bytes += 0 if change.inputs is None else change.inputs.nbytes
-        self._written().note(len(added), num_bytes)
-        table = vectors_table(active)
-        schema.insert(connection, table, added.ids, added.labels, change.embeddings)
-        if change.inputs is not None:
-            schema.insert(connection, "inputs", added.ids, added.labels, change.inputs)
+        rows = zip(
+            added.ids.tolist(),
+            change.external_ids or [None] * len(added),
+            added.labels.tolist(),
+            added.arrivals.tolist(),
+            strict=True,
+        )
+        connection.executemany(
+            _insertion("examples", EXAMPLE, "INSERT"),
+            ((*one, row_checksum(*one)) for one in rows),
+        )
+        num_bytes = change.embeddings.nbytes + (0 if inputs is None else inputs.nbytes)
+        self._written()[1].note(len(added), num_bytes)
+        where = added.ids, added.labels
+        _insert(connection, vectors_table(row.active), *where, change.embeddings)
+        if inputs is not None:
+            _insert(connection, "inputs", *where, inputs)
+        row.digest = _as_signed(row.digest + digest(added))
+        row.num_examples += len(added)
 
     def _row(self) -> StoreRow:
         """Return the store's row; a writer knows it, for nobody else changes it."""
@@ -520,18 +1060,17 @@ class Rows:
         with self._reading, understood(self._path):
             return self._reader.execute(statement, values).fetchall()
 
-    def _read(self, table: str, ids: Ids, empty: NDArray[np.generic]) -> NDArray:  # type: ignore[type-arg]
-        with self._reading, understood(self._path):
-            return schema.read(self._reader, table, ids, empty)
+    def _ids(self, statement: str, *values: object) -> Ids:
+        return np.array([one for (one,) in self._fetch(statement, *values)], np.int64)
 
 
 def as_contents(rows: Iterable[tuple[int, int, float]]) -> Contents:
     """Return rows of id, label and time of arrival, ascending, as arrays."""
-    columns = list(zip(*rows, strict=True)) or [(), (), ()]
+    ids, labels, arrivals = list(zip(*rows, strict=True)) or [(), (), ()]
     return Contents(
-        np.array(columns[0], dtype=np.int64),
-        np.array(columns[1], dtype=np.int64),
-        np.array(columns[2], dtype=np.float64),
+        np.array(ids, dtype=np.int64),
+        np.array(labels, dtype=np.int64),
+        np.array(arrivals, dtype=np.float64),
     )
 
 
@@ -552,19 +1091,18 @@ def _sound(
 def _where(selection: Selection) -> tuple[str, list[object]]:
     """Return the condition on the table of examples, and what to bind to it."""
     conditions, values = ["1"], list[object]()
-    # NumPy's integers are no JSON.
-    lists: dict[str, list[int] | list[str] | None] = {
-        "id": _integers(selection.ids),
-        "external_id": None
-        if selection.external_ids is None
-        else list(selection.external_ids),
-        "label": _integers(selection.labels),
+    lists = {
+        "id": selection.ids,
+        "external_id": selection.external_ids,
+        "label": selection.labels,
     }
     for column, allowed in lists.items():
         if allowed is not None:
             # One text, because the number of values that can be bound is bounded.
+            # NumPy's integers are no JSON.
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
-            values.append(json.dumps(allowed))
+            listed = [one if isinstance(one, str) else int(one) for one in allowed]
+            values.append(json.dumps(listed))
     if selection.arrived_from is not None:
         conditions.append("arrival >= ?")
         values.append(selection.arrived_from)
@@ -572,7 +1110,3 @@ def _where(selection: Selection) -> tuple[str, list[object]]:
         conditions.append("arrival < ?")
         values.append(selection.arrived_before)
     return " AND ".join(conditions), values
-
-
-def _integers(numbers: Iterable[int] | None) -> list[int] | None:
-    return None if numbers is None else [int(one) for one in numbers]

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from knnper.datastore.database import blob_tables, contents_of, opened
 from knnper.datastore.examples import Ids
-from knnper.datastore.schema import all_rows, blob_tables, opened, rows_of
 from knnper.datastore.store import DATABASE
 
 Bytes = NDArray[np.uint8]
@@ -42,58 +42,45 @@ class Fragments:
 
     Attributes
     ----------
+    owners
+        Numbers, from 0, of the secrets that a fragment is of.
     unprovable
-        Numbers, from 0, of the secrets that have no distinctive fragment, such as an
-        image of one colour: their bytes are found anywhere.
+        Numbers of the secrets that have no distinctive fragment, such as an image of
+        one colour: their bytes are found anywhere.
     """
 
     def __init__(self, secrets: Iterable[bytes]) -> None:
-        self._owners: dict[bytes, list[int]] = {}
+        self.owners: dict[bytes, list[int]] = {}
         self.num_secrets = 0
         self.unprovable: list[int] = []
         for number, secret in enumerate(secrets):
-            self._take(number, secret)
+            found = distinctive(secret)
+            if not found:
+                self.unprovable.append(number)
+            for fragment in found:
+                self.owners.setdefault(fragment, []).append(number)
             self.num_secrets += 1
-        self._lengths = sorted({len(fragment) for fragment in self._owners})
-        heads = b"".join(fragment[:HEAD_BYTES] for fragment in self._owners)
+        self._lengths = sorted({len(fragment) for fragment in self.owners})
+        heads = b"".join(fragment[:HEAD_BYTES] for fragment in self.owners)
         self._begins = np.zeros(1 << _TABLE_BITS, np.bool_)
         self._begins[_hashed(np.frombuffer(heads, np.uint64))] = True
 
-    @property
-    def all(self) -> set[bytes]:
-        """Every fragment."""
-        return set(self._owners)
-
-    def owners(self, fragment: bytes) -> list[int]:
-        """Return the numbers of the secrets that the fragment is of."""
-        return self._owners[fragment]
-
     def find(self, content: Bytes) -> Iterator[tuple[int, bytes]]:
         """Yield where in ``content``, shape (n,), a fragment begins, and which."""
-        if not self._owners:
+        if not self.owners:
             return
-        places = [
-            self._likely(content, shift) * HEAD_BYTES + shift
-            for shift in range(HEAD_BYTES)
-        ]
+        places = []
+        for shift in range(HEAD_BYTES):
+            # Which 8 bytes, counted from there on, may begin a fragment.
+            count = max(0, len(content) - shift) // HEAD_BYTES
+            words = content[shift : shift + count * HEAD_BYTES].view(np.uint64)
+            likely = np.flatnonzero(self._begins[_hashed(words)])
+            places.append(likely * HEAD_BYTES + shift)
         for place in np.sort(np.concatenate(places)).tolist():
             for length in self._lengths:
                 fragment = content[place : place + length].tobytes()
-                if fragment in self._owners:
+                if fragment in self.owners:
                     yield place, fragment
-
-    def _take(self, number: int, secret: bytes) -> None:
-        found = distinctive(secret)
-        if not found:
-            self.unprovable.append(number)
-        for fragment in found:
-            self._owners.setdefault(fragment, []).append(number)
-
-    def _likely(self, content: Bytes, shift: int) -> NDArray[np.intp]:
-        """Return which 8 bytes, counted from ``shift`` on, may begin a fragment."""
-        count = max(0, len(content) - shift) // HEAD_BYTES
-        words = content[shift : shift + count * HEAD_BYTES].view(np.uint64)
-        return np.flatnonzero(self._begins[_hashed(words)])
 
 
 def distinctive(secret: bytes) -> list[bytes]:
@@ -178,13 +165,14 @@ class Secrets:
     def __init__(self, rows: Iterable[tuple[str, bytes]]) -> None:
         self.names: list[str] = []
         self._number_of: dict[bytes, int] = {}
-        self.fragments = Fragments(self._noted(rows))
 
-    def _noted(self, rows: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
-        for number, (name, row) in enumerate(rows):
-            self.names.append(name)
-            self._number_of[_digest(row)] = number
-            yield row
+        def noted() -> Iterator[bytes]:
+            for number, (name, row) in enumerate(rows):
+                self.names.append(name)
+                self._number_of[_digest(row)] = number
+                yield row
+
+        self.fragments = Fragments(noted())
 
     def copy_of(self, row: bytes) -> int | None:
         """Return the number of the secret that ``row`` equals."""
@@ -213,8 +201,9 @@ def stored_rows(folder: Path, ids: Ids) -> Iterator[tuple[str, bytes]]:
     with opened(folder / DATABASE) as connection:
         for table in blob_tables(connection):
             what = "input" if table == "inputs" else "embedding"
-            for example, content in rows_of(connection, table, ids):
-                yield f"the {what} of example {example}", content
+            for rows in contents_of(connection, table, ids):
+                for example, content in rows:
+                    yield f"the {what} of example {example}", content
 
 
 def prove_absence(folder: Path, secrets: Secrets) -> Proof:
@@ -242,7 +231,7 @@ def prove_absence(folder: Path, secrets: Secrets) -> Proof:
 def _traces(found: Places, fragments: Fragments, shared: set[bytes]) -> Iterator[Trace]:
     for fragment in found.keys() - shared:
         for file, offset in found[fragment]:
-            for secret in fragments.owners(fragment):
+            for secret in fragments.owners[fragment]:
                 yield Trace(file, offset, secret)
 
 
@@ -254,7 +243,7 @@ def _in_stored(
     shared, copies = set[bytes](), dict[int, int]()
     with opened(folder / DATABASE) as connection:
         for table in blob_tables(connection):
-            for rows in all_rows(connection, table):
+            for rows in contents_of(connection, table):
                 shared |= _within(wanted, [row for _, row in rows])
                 for example, row in rows:
                     secret = secrets.copy_of(row)
@@ -277,14 +266,10 @@ def _within(wanted: Fragments, rows: Sequence[bytes]) -> set[bytes]:
 def _without_own(fragments: Fragments, shared: set[bytes]) -> set[int]:
     """Return the secrets that have no fragment but in stored examples."""
     lost = set(fragments.unprovable)
-    touched = {number for one in shared for number in fragments.owners(one)}
+    touched = {number for one in shared for number in fragments.owners[one]}
     if touched:
-        provable = {
-            number
-            for fragment in fragments.all - shared
-            for number in fragments.owners(fragment)
-        }
-        lost |= touched - provable
+        own = fragments.owners.keys() - shared
+        lost |= touched - {number for one in own for number in fragments.owners[one]}
     return lost
 
 

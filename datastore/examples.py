@@ -67,6 +67,33 @@ def no_contents() -> Contents:
     )
 
 
+@dataclass(frozen=True)
+class StreamState:
+    """What a policy remembers of the examples that came by.
+
+    Attributes
+    ----------
+    num_offered
+        Examples that ever arrived, stored or not. It only grows: the random choices
+        about an example derive from its number.
+    num_seen
+        Of each label, the examples that arrived and were not deleted since, int64 of
+        shape (c,). What a policy evicted stays counted; what a user deleted does not.
+    was_largest
+        Labels that had the most examples in a full store since they last lost one to a
+        deletion, bool of shape (c,).
+    """
+
+    num_offered: int
+    num_seen: NDArray[np.int64]
+    was_largest: NDArray[np.bool_]
+
+    @classmethod
+    def start(cls, num_classes: int) -> "StreamState":
+        """Return the state before the first example."""
+        return cls(0, np.zeros(num_classes, np.int64), np.zeros(num_classes, np.bool_))
+
+
 InputType = Literal["uint8", "float32", "int64"]
 
 _TORCH_TYPES: Mapping[InputType, torch.dtype] = {

@@ -13,21 +13,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from knnper.datastore.database import Acknowledged, Change, Version, as_contents
-from knnper.datastore.examples import StoreBusyError, StoreDamagedError
-from knnper.datastore.schema import (
+from knnper.datastore.database import (
+    PAGE_BYTES,
     ROWS_AT_ONCE,
+    Change,
     StoreRow,
+    Version,
+    as_contents,
     is_intact,
+    log_of,
+    read_damaged_text,
     row_checksum,
     vectors_table,
 )
-from knnper.datastore.sqlite import (
-    PAGE_BYTES,
-    frames,
-    log_of,
-    read_damaged_text,
-)
+from knnper.datastore.examples import StoreBusyError, StoreDamagedError
+from knnper.datastore.journal import Acknowledged, frames
 from knnper.datastore.store import (
     DATABASE,
     LOCK,

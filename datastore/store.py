@@ -18,11 +18,20 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from knnper.datastore.database import (
-    Acknowledged,
     Change,
     Rows,
+    StoreRow,
     Version,
-    create_acknowledged,
+    connect,
+    connection_damaged,
+    create,
+    encode_stream,
+    is_unlogged,
+    log_of,
+    migrate,
+    opened,
+    require_tables,
+    transaction,
 )
 from knnper.datastore.examples import (
     Added,
@@ -37,40 +46,29 @@ from knnper.datastore.examples import (
     StoreFullError,
     StoreMismatchError,
     StoreSpec,
+    StreamState,
     require_embeddings,
     require_labels,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_cache import IndexCache
-from knnper.datastore.policy import POLICIES, Decision, StreamState, forget
-from knnper.datastore.schema import (
-    StoreRow,
-    create,
-    encode_stream,
-    migrate,
-    require_tables,
-)
-from knnper.datastore.search import LiveView
-from knnper.datastore.settings import StoreSettings, require_settings
-from knnper.datastore.sqlite import (
-    connect,
-    connection_damaged,
+from knnper.datastore.journal import (
+    ACKNOWLEDGED,
+    Acknowledged,
+    Witness,
     damage,
-    is_unlogged,
-    log_of,
-    read_damaged_text,
-    transaction,
     writer_lock,
 )
+from knnper.datastore.policy import POLICIES, StoreSettings, forget, require_settings
+from knnper.datastore.search import IndexCache, LiveView
 from knnper.errors import DataError
-from knnper.files import lock_holder, sync_to_disc
+from knnper.files import lock_holder, sync_to_disc, write_atomically
 from knnper.seeding import RandomKey
 
 LATEST_ARRIVAL = 253_402_300_800.0
 """The end of the year 9999, seconds since 1970: what a date can say."""
 
 
-def require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> None:
+def _require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> None:
     """Refuse examples that are not what the store is made for."""
     require_embeddings("embeddings to add", new.embeddings, embedding_dim)
     require_labels(new.labels, len(new.embeddings), spec.num_classes)
@@ -100,7 +98,7 @@ def require_arrivals(arrivals: Tensor, num_rows: int) -> None:
         )
 
 
-def require_new_names(rows: Rows, new: NewExamples) -> None:
+def _require_new_names(rows: Rows, new: NewExamples) -> None:
     """Refuse external ids that occur twice, in the batch or with the stored ones."""
     names = [name for name in new.external_ids or () if name is not None]
     if not names:
@@ -121,34 +119,14 @@ def require_new_names(rows: Rows, new: NewExamples) -> None:
         )
 
 
-def arriving(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
+def _arriving(new: NewExamples, num_offered: int, stored: Contents) -> Contents:
     """Return ``new`` as a policy sees it."""
-    first = num_offered + 1
     # A clock that was set back must not make them the oldest.
     clock = max(time.time(), float(stored.arrivals.max(initial=0.0)))
-    now = torch.full((len(new),), clock, dtype=torch.float64)
-    arrivals = now if new.arrivals is None else new.arrivals
     return Contents(
-        np.arange(first, first + len(new), dtype=np.int64),
+        np.arange(1, len(new) + 1, dtype=np.int64) + num_offered,
         new.labels.numpy(),
-        arrivals.numpy(),
-    )
-
-
-def addition(
-    new: NewExamples, offered: Contents, decision: Decision, version: int
-) -> Change:
-    """Return the change that was decided, of the embeddings of ``version``."""
-    kept = decision.kept
-    names = new.external_ids or (None,) * len(new)
-    return Change(
-        stream=decision.state,
-        added=offered.take(kept),
-        embeddings=new.embeddings.detach().numpy()[kept],
-        version=version,
-        inputs=None if new.inputs is None else new.inputs.numpy()[kept],
-        external_ids=[name for name, stays in zip(names, kept, strict=True) if stays],
-        removed=decision.evicted,
+        np.full(len(new), clock) if new.arrivals is None else new.arrivals.numpy(),
     )
 
 
@@ -180,19 +158,14 @@ def _require_names(names: Sequence[str | None], num_rows: int) -> None:
             f"found {len(names)}"
         )
     for name in names:
-        if name is not None and not _can_be_stored(name):
+        # Half of a surrogate pair is no UTF-8.
+        if name is not None and (
+            not name or any(one == "\0" or "\ud800" <= one <= "\udfff" for one in name)
+        ):
             raise DataError(
                 f"external ids: found {name!r}, expected at least one character, each "
                 "of which can be written as UTF-8, and no NUL"
             )
-
-
-def _can_be_stored(name: str) -> bool:
-    try:
-        encoded = name.encode()
-    except UnicodeEncodeError:
-        return False
-    return bool(encoded) and b"\0" not in encoded
 
 
 AT_ONCE = 256
@@ -207,55 +180,6 @@ OnProgress = Callable[[int], None]
 
 class ReembeddingStopped(StoreError):
     """The store was closed while it was embedded anew; what was done is kept."""
-
-
-class _Reembedding:
-    """Embeds the raw inputs by another model, into a version of that model.
-
-    What is there already is not done again: a process that was killed, or a version
-    that is rolled back to, goes on where it was left.
-    """
-
-    def __init__(
-        self, rows: Rows, embed: Embed, fingerprint: str, stopping: threading.Event
-    ) -> None:
-        self._rows, self._embed = rows, embed
-        self._fingerprint, self._stopping = fingerprint, stopping
-        known = {one.fingerprint: one for one in rows.versions()}
-        self._version = known.get(fingerprint)
-
-    def fill(self, on_progress: OnProgress) -> Version:
-        """Embed what has no embedding yet; return the version."""
-        after = 0
-        while True:
-            if self._stopping.is_set():
-                raise ReembeddingStopped(
-                    "the store was closed while it was embedded anew; start again to "
-                    "go on from where it was left"
-                )
-            # At one moment: an example may leave between the two reads.
-            with self._rows.reading():
-                ids = self._lacking(after)
-                inputs = torch.from_numpy(self._rows.inputs(ids))
-            if len(ids) == 0:
-                return self._version or self._begun(self._embed(inputs))
-            vectors = self._embed(inputs)
-            dim = None if self._version is None else self._version.embedding_dim
-            require_embeddings("embeddings by the new model", vectors, dim)
-            version = self._version or self._begun(vectors)
-            self._rows.add_vectors(version.number, ids, vectors.detach().numpy())
-            on_progress(len(ids))
-            after = int(ids[-1])
-
-    def _begun(self, vectors: Tensor) -> Version:
-        """Return a new version of embeddings like ``vectors``, shape (m, p)."""
-        self._version = self._rows.add_version(self._fingerprint, int(vectors.shape[1]))
-        return self._version
-
-    def _lacking(self, after: int) -> Ids:
-        if self._version is not None:
-            return self._rows.without_vector(self._version.number, after, AT_ONCE)
-        return self._rows.contents(after).ids[:AT_ONCE]
 
 
 PAUSES_S = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
@@ -467,20 +391,29 @@ class Store(StoreReader):
         with self._changing:
             self._live.refresh()
             require_model(self.fingerprint, fingerprint or self._expected_model)
-            require_fitting(new, self.spec, self.embedding_dim)
-            require_new_names(self._rows, new)
-            stream = self._live.head.stream
-            offered = arriving(new, stream.num_offered, self._live.view.contents)
+            _require_fitting(new, self.spec, self.embedding_dim)
+            _require_new_names(self._rows, new)
+            head, stored = self._live.head, self._live.view.contents
+            offered = _arriving(new, head.stream.num_offered, stored)
             decision = POLICIES[self.settings.policy].decide(
-                self._live.view.contents,
+                stored,
                 offered,
-                stream,
+                head.stream,
                 self.capacity,
                 RandomKey(self.settings.seed, ("store",)),
             )
-            self._live.apply(
-                addition(new, offered, decision, self._live.head.active.number)
+            kept = decision.kept
+            names = np.array(new.external_ids or [None] * len(new), dtype=object)
+            change = Change(
+                stream=decision.state,
+                added=offered.take(kept),
+                embeddings=new.embeddings.detach().numpy()[kept],
+                version=head.active.number,
+                inputs=None if new.inputs is None else new.inputs.numpy()[kept],
+                external_ids=names[kept].tolist(),
+                removed=decision.evicted,
             )
+            self._live.apply(change)
             self._tidy_up()
         return Added(np.where(decision.kept, offered.ids, -1), decision.evicted)
 
@@ -520,10 +453,7 @@ class Store(StoreReader):
         return ids
 
     def reembed(
-        self,
-        embed: Embed,
-        fingerprint: str,
-        on_progress: OnProgress = lambda _: None,
+        self, embed: Embed, fingerprint: str, on_progress: OnProgress = lambda _: None
     ) -> None:
         """Embed all raw inputs by another model, then search those embeddings.
 
@@ -555,13 +485,48 @@ class Store(StoreReader):
         if fingerprint == self.fingerprint:
             return
         with self._alone():
-            filler = _Reembedding(self._rows, embed, fingerprint, self._stopping)
-            version = filler.fill(on_progress)
+            version = self._fill(embed, fingerprint, on_progress)
             self._require_room(version)
             index = self._live.built(version)
             with self._changing:
                 # What arrived since; few, so that nobody is held up for long.
-                self._live.switch(filler.fill(on_progress), index)
+                version = self._fill(embed, fingerprint, on_progress)
+                self._live.switch(version, index)
+
+    def _fill(self, embed: Embed, fingerprint: str, on_progress: OnProgress) -> Version:
+        """Embed by a model what has no embedding by it yet; return its version.
+
+        What is there already is not done again: a process that was killed, or a
+        version that is rolled back to, goes on where it was left.
+        """
+        known = {one.fingerprint: one for one in self._rows.versions()}
+        version, after = known.get(fingerprint), 0
+        while True:
+            if self._stopping.is_set():
+                raise ReembeddingStopped(
+                    "the store was closed while it was embedded anew; start again to "
+                    "go on from where it was left"
+                )
+            # At one moment: an example may leave between the two reads.
+            with self._rows.reading():
+                if version is None:
+                    ids = self._rows.contents(after).ids[:AT_ONCE]
+                else:
+                    ids = self._rows.without_vector(version.number, after, AT_ONCE)
+                inputs = torch.from_numpy(self._rows.inputs(ids))
+            if version is not None and len(ids) == 0:
+                return version
+            vectors = embed(inputs)
+            if len(ids):
+                dim = None if version is None else version.embedding_dim
+                require_embeddings("embeddings by the new model", vectors, dim)
+            if version is None:
+                dim = int(vectors.shape[1])
+                version = self._rows.add_version(fingerprint, dim)
+            if len(ids):
+                self._rows.add_vectors(version.number, ids, vectors.detach().numpy())
+                on_progress(len(ids))
+                after = int(ids[-1])
 
     def roll_back(self) -> None:
         """Search the embeddings from before the last `reembed` again.
@@ -698,16 +663,15 @@ def create_store(
     ConfigError
         If the settings do not go together.
     """
-    settings = settings or StoreSettings()
-    require_settings(settings, spec, embedding_dim)
+    row = _new_row(spec, embedding_dim, settings)
     with new_folder(folder) as draft:
-        path, row = draft / DATABASE, _new_row(spec, settings)
+        path = draft / DATABASE
         with (
             contextlib.closing(connect(path, writable=True)) as connection,
             transaction(connection, path, writing=True),
         ):
             create(connection, row, fingerprint, embedding_dim)
-        create_acknowledged(draft, row)
+        write_atomically(draft / ACKNOWLEDGED, Acknowledged.of(row).encoded())
     return open_store(folder, writable=True)
 
 
@@ -765,8 +729,8 @@ def open_store(
     StoreDamagedError
         If the files are not what was written.
     """
-    with contextlib.ExitStack() as opened:
-        identity, rows = opened.enter_context(open_rows(folder, writable=writable))
+    with contextlib.ExitStack() as held:
+        identity, rows = held.enter_context(open_rows(folder, writable=writable))
         cache = IndexCache(folder / INDEX, rows)
         if writable:
             _tidy_up(rows, cache)
@@ -778,7 +742,7 @@ def open_store(
             identity.spec,
             identity.settings,
             fingerprint=fingerprint,
-            resources=opened.pop_all(),
+            resources=held.pop_all(),
         )
 
 
@@ -788,12 +752,20 @@ def open_rows(
 ) -> Iterator[tuple[Identity, Rows]]:
     """Yield what a store was made for, and its rows, without the index."""
     require_database(folder)
-    with contextlib.ExitStack() as opened:
+    path = folder / DATABASE
+    with contextlib.ExitStack() as held:
         if writable:
-            opened.callback(writer_lock(folder / LOCK).release)
+            held.callback(writer_lock(folder / LOCK).release)
         identity = read_identity(folder, writable=writable)
-        rows = Rows.on_disk(folder / DATABASE, identity.spec.input, writable=writable)
-        opened.callback(rows.close)
+        layout = identity.spec.input
+        if writable:
+            writer, witness = connect(path, writable=True), Witness(folder)
+            held.callback(witness.close)
+            reader = connect(path, writable=False)
+            rows = Rows(path, layout, reader, writer, witness.write)
+        else:
+            rows = Rows(path, layout, connect(path, writable=False), None)
+        held.callback(rows.close)
         yield identity, rows
 
 
@@ -806,14 +778,21 @@ def read_identity(folder: Path, *, writable: bool = False) -> Identity:
     broken = _log_damage(folder, writable=writable)
     if writable and broken is None:
         migrate(path)
-    with (
-        contextlib.closing(connect(path, writable=False)) as connection,
-        transaction(connection, path, writing=False),
-    ):
-        read_damaged_text(connection)
+    with opened(path) as connection, transaction(connection, path, writing=False):
         require_tables(connection, path)
         row = StoreRow.read(connection, path)
-    _require_acknowledged(path, row, acknowledged, broken)
+    if row.store_id != acknowledged.store_id:
+        raise connection_damaged(
+            path, "the files in its folder are of different stores"
+        )
+    if row.num_changes < acknowledged.num_changes:
+        broken = (
+            f"found {row.num_changes} changes, expected the {acknowledged.num_changes} "
+            "that were acknowledged; "
+            f"{broken or 'its log is damaged at the end, or missing'}"
+        )
+    if broken is not None:
+        raise connection_damaged(path, broken)
     return identity_of(row)
 
 
@@ -850,25 +829,6 @@ def _log_damage(folder: Path, *, writable: bool) -> str | None:
     return found
 
 
-def _require_acknowledged(
-    path: Path, row: StoreRow, acknowledged: Acknowledged, broken: str | None
-) -> None:
-    if row.store_id != acknowledged.store_id:
-        raise connection_damaged(
-            path, "the files in its folder are of different stores"
-        )
-    lost = acknowledged.num_changes - row.num_changes
-    if lost > 0:
-        why = broken or "its log is damaged at the end, or missing"
-        raise connection_damaged(
-            path,
-            f"found {row.num_changes} changes, expected the {acknowledged.num_changes} "
-            f"that were acknowledged; {why}",
-        )
-    if broken is not None:
-        raise connection_damaged(path, broken)
-
-
 def require_database(folder: Path) -> None:
     """Refuse a folder without a store."""
     if not (folder / DATABASE).is_file():
@@ -901,7 +861,11 @@ def _tidy_up(rows: Rows, cache: IndexCache) -> None:
     cache.remove_leftovers()
 
 
-def _new_row(spec: StoreSpec, settings: StoreSettings) -> StoreRow:
+def _new_row(
+    spec: StoreSpec, embedding_dim: int, settings: StoreSettings | None
+) -> StoreRow:
+    settings = settings or StoreSettings()
+    require_settings(settings, spec, embedding_dim)
     return StoreRow(
         store_id=uuid4().hex,
         created=time.time(),
@@ -956,9 +920,8 @@ def empty_memory_store(
     settings: StoreSettings | None = None,
 ) -> Store:
     """Return an empty store in memory; see `create_store`."""
+    row = _new_row(spec, embedding_dim, settings)
+    rows = Rows.in_memory(row, spec.input, fingerprint, embedding_dim)
     settings = settings or StoreSettings()
-    require_settings(settings, spec, embedding_dim)
-    row, first = _new_row(spec, settings), Version(1, fingerprint, embedding_dim)
-    rows = Rows.in_memory(row, first, spec.input)
     live = LiveView(rows, None, settings.index)
     return Store(rows, live, spec, settings)

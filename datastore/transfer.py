@@ -14,7 +14,7 @@ from torch import Tensor
 
 from knnper.data.cache import Array, load_array, load_arrays
 from knnper.data.images import ImageShape, decoded, list_class_folders
-from knnper.datastore.database import Rows, Version
+from knnper.datastore.database import ROWS_AT_ONCE, Rows, Version
 from knnper.datastore.examples import (
     Ids,
     NewExamples,
@@ -24,7 +24,6 @@ from knnper.datastore.examples import (
     StoreSpec,
     require_labels,
 )
-from knnper.datastore.schema import ROWS_AT_ONCE
 from knnper.datastore.store import (
     INDEX,
     LOCK,

@@ -4,14 +4,22 @@ import contextlib
 import itertools
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from knnper.datastore import schema
-from knnper.datastore.database import ACKNOWLEDGED, Change, Rows
+from knnper.datastore.database import (
+    EXAMPLE,
+    Change,
+    Rows,
+    blob_tables,
+    contents_of,
+    damaged,
+    damaged_rows,
+    opened,
+)
 from knnper.datastore.examples import (
     Ids,
     Selection,
@@ -23,16 +31,10 @@ from knnper.datastore.examples import (
     to_restore,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_cache import MANIFEST, IndexCache, file_sha256
-from knnper.datastore.policy import StreamState, forget
+from knnper.datastore.journal import ACKNOWLEDGED
+from knnper.datastore.policy import forget
 from knnper.datastore.salvage import Salvage, what_is_intact
-from knnper.datastore.schema import (
-    EXAMPLE,
-    all_rows,
-    blob_tables,
-    damaged_rows,
-    opened,
-)
+from knnper.datastore.search import MANIFEST, IndexCache, file_sha256
 from knnper.datastore.store import (
     DATABASE,
     INDEX,
@@ -63,19 +65,18 @@ def delete_examples(folder: Path, ids: Ids) -> None:
 
 def _delete_unopened(folder: Path, ids: Ids) -> None:
     with open_rows(folder, writable=True) as (_, rows):
-        stream = _without(rows.head().stream, rows.labels_as_found(ids))
-        rows.apply(Change(stream=stream, removed=ids, must_erase=True))
+        stream, labels = rows.head().stream, rows.labels_as_found(ids)
+        num_classes = len(stream.num_seen)
+        # As far as its labels can be believed.
+        known = [
+            one for one in labels if isinstance(one, int) and 0 <= one < num_classes
+        ]
+        counts = np.bincount(np.array(known, np.int64), minlength=num_classes)
+        counts = np.minimum(counts, stream.num_seen)
+        left = forget(stream, np.repeat(np.arange(num_classes), counts))
+        rows.apply(Change(stream=left, removed=ids, must_erase=True))
         IndexCache(folder / INDEX, rows).clear()
         rows.erase_removed()
-
-
-def _without(stream: StreamState, labels: Iterable[object]) -> StreamState:
-    """Return the state less what is gone, as far as its labels can be believed."""
-    num_classes = len(stream.num_seen)
-    known = [one for one in labels if isinstance(one, int) and 0 <= one < num_classes]
-    counts = np.bincount(np.array(known, np.int64), minlength=num_classes)
-    counts = np.minimum(counts, stream.num_seen)
-    return forget(stream, np.repeat(np.arange(num_classes), counts))
 
 
 OWN = frozenset(
@@ -125,18 +126,13 @@ def _verdict(folder: Path) -> Verdict:
                 other = (*check.erasure(), *check_index(folder, identity, rows))
                 return Verdict(other, *counted)
     except StoreDamagedError as error:
-        findings, counted = (
-            (Finding(error.found or str(error), to_restore(folder)),),
-            (0, 0),
-        )
-    return Verdict(findings, *counted, _saving(folder))
-
-
-def _saving(folder: Path) -> Salvage | None:
+        findings = (Finding(error.found or str(error), to_restore(folder)),)
+        counted = 0, 0
+    saving = None
     # Somebody may write, TMPDIR be full, or nothing be left.
     with contextlib.suppress(StoreError, OSError):
-        return what_is_intact(folder)
-    return None
+        saving = what_is_intact(folder)
+    return Verdict(findings, *counted, saving)
 
 
 @dataclass(frozen=True)
@@ -152,13 +148,19 @@ class DatabaseCheck:
         """Yield what is wrong; of a broken database, nothing but that it is."""
         broken = [row[0] for row in self._query("PRAGMA integrity_check(10)")]
         if broken != ["ok"]:
-            found = f"the database is damaged: {'; '.join(broken)}"
-            yield Finding(found, to_restore(self.folder))
+            yield self._lost(f"the database is damaged: {'; '.join(broken)}")
             return
         for table in blob_tables(self.connection):
             yield from self._content(table)
-        for table in self._complete_tables():
-            yield from self._gaps(table)
+        complete = [f"embeddings_{self._query('SELECT active FROM store')[0][0]}"]
+        if self.spec.input is not None:
+            complete.append("inputs")
+        for table in complete:
+            lacking = self._ids(
+                f"SELECT id FROM examples WHERE id NOT IN (SELECT id FROM {table})"
+            )
+            if lacking:
+                yield self._damage(f"{table} lacks a row", lacking)
         yield from self._small_rows()
 
     def num_examples(self) -> int:
@@ -192,19 +194,15 @@ class DatabaseCheck:
             self.rows.contents()
             self.rows.versions()
         except StoreDamagedError as error:
-            yield Finding(error.found, to_restore(self.folder))
+            yield self._lost(error.found)
 
     def _content(self, table: str) -> Iterator[Finding]:
         orphans = self._ids(
             f"SELECT id FROM {table} WHERE id NOT IN (SELECT id FROM examples)"
         )
         if orphans:
-            found = f"{table} has rows of no example: {named(orphans)}"
-            yield Finding(found, to_restore(self.folder))
-        wrong = {
-            *schema.damaged(self.connection, table),
-            *self._misfits(table),
-        }
+            yield self._lost(f"{table} has rows of no example: {named(orphans)}")
+        wrong = {*damaged(self.connection, table), *self._misfits(table)}
         wrong -= set(orphans)
         if wrong:
             yield self._damage(f"{table} is not what was written", sorted(wrong))
@@ -218,29 +216,19 @@ class DatabaseCheck:
                 "SELECT embedding_dim FROM versions WHERE number = ?", table[11:]
             )
             expected = 4 * dim[0][0] if dim else -1
-        parts = all_rows(self.connection, table)
+        parts = contents_of(self.connection, table)
         for example, content in itertools.chain.from_iterable(parts):
             if len(content) != expected or (
                 is_vector and not np.isfinite(np.frombuffer(content, np.float32)).all()
             ):
                 yield example
 
-    def _complete_tables(self) -> Iterator[str]:
-        """Yield the tables that have a row of every example."""
-        yield f"embeddings_{self._query('SELECT active FROM store')[0][0]}"
-        if self.spec.input is not None:
-            yield "inputs"
-
-    def _gaps(self, table: str) -> Iterator[Finding]:
-        lacking = self._ids(
-            f"SELECT id FROM examples WHERE id NOT IN (SELECT id FROM {table})"
-        )
-        if lacking:
-            yield self._damage(f"{table} lacks a row", lacking)
-
     def _damage(self, what: str, ids: Sequence[object]) -> Finding:
         found = f"{len(ids)} examples: {what}: {named(ids)}"
         return Finding(found, to_delete(self.folder, ids))
+
+    def _lost(self, what: str) -> Finding:
+        return Finding(what, to_restore(self.folder))
 
     def _ids(self, statement: str) -> list[int]:
         return [row[0] for row in self._query(statement)]

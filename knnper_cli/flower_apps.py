@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from knnper.client.app import Node, Worker, make_client_app
+from knnper.client.app import Node, make_client_app
 from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
@@ -50,35 +50,16 @@ from knnper.strategies.core.exported_model import (
     global_model,
     save_model,
 )
-from knnper.transport.messages import Job, Purpose
+from knnper.transport.messages import Purpose
 from knnper.transport.polling import Pace
 
 
-class AnyHost:
-    """A node of either kind: it is a site's where it is configured with a client."""
-
-    def open(self, context: Context, job: Job) -> Worker:
-        """See `knnper.client.app.Node`."""
-        return _host(context).open(context, job)
-
-    def carrier_folder(self, context: Context, job: Job) -> Path | None:
-        """See `knnper.client.app.Node`."""
-        return _host(context).carrier_folder(context, job)
-
-    def introduce(self, context: Context, job: Job | None) -> RecordDict:
-        """See `knnper.client.app.Node`."""
-        return _host(context).introduce(context, job)
-
-    def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.app.Node`."""
-        _host(context).refused(context, reason)
-
-
-def _host(context: Context) -> Node:
+def _node_of(context: Context) -> Node:
+    """Return a site's node where a client is configured, else a simulation's."""
     return SiteNode() if CONFIG in context.node_config else VirtualHost()
 
 
-client_app = make_client_app(AnyHost())
+client_app = make_client_app(_node_of)
 APP_FOLDER = Path(__file__).resolve().parents[1]
 
 

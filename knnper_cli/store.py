@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from knnper.datastore.erasure import Proof
     from knnper.datastore.examples import Ids as StoredIds
     from knnper.datastore.examples import Selection, StoreSpec
-    from knnper.datastore.index_kinds import IndexSettings
+    from knnper.datastore.index import IndexSettings
+    from knnper.datastore.policy import StoreSettings
     from knnper.datastore.salvage import Salvage
-    from knnper.datastore.settings import StoreSettings
     from knnper.datastore.transfer import Summary
 
 SHOWN = 10
@@ -58,7 +58,7 @@ def store_settings(
     A change of ``index.name`` alone replaces the section: parameters of one kind mean
     nothing to another.
     """
-    from knnper.datastore.settings import StoreSettings
+    from knnper.datastore.policy import StoreSettings
     from knnper.errors import ConfigError
     from knnper.loading import apply_overrides, parse_overrides, parse_settings
 

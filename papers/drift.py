@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from knnper.datastore.examples import NewExamples
-from knnper.datastore.policy import PolicyName
+from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.prediction import NeighborClassifier, interpolate
-from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import Store, memory_store
 from knnper.datastore.tuning import choose_knn_weight, weights_to_choose_from
 from knnper.errors import RunError

@@ -130,7 +130,7 @@ class VirtualHost:
         raise RunError(f"a node of a simulation was refused: {reason}")
 
 
-client_app = make_client_app(VirtualHost())
+client_app = make_client_app(lambda _: VirtualHost())
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 _REQUESTS_PER_WORKER = 4

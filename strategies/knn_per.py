@@ -13,6 +13,7 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.policy import StoreSettings, require_settings
 from knnper.datastore.prediction import (
     KERNELS,
     ClassPriorSettings,
@@ -23,7 +24,6 @@ from knnper.datastore.prediction import (
     count_labels,
     require_class_shares,
 )
-from knnper.datastore.settings import StoreSettings, require_settings
 from knnper.datastore.store import UNNAMED, Store, StoreReader, empty_memory_store
 from knnper.datastore.tuning import (
     CRITERIA,

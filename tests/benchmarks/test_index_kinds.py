@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.index_kinds import (
-    Embedded,
-    build,
-    kinds_to_compare,
-    measure,
-    recall,
-)
-from knnper.datastore.index import Vectors
-from knnper.datastore.index_kinds import INDEX_KINDS, FlatSettings, ListsSettings
+from benchmarks.index_kinds import Embedded, build, kinds_to_compare, measure, recall
+from knnper.datastore.index import INDEX_KINDS, FlatSettings, ListsSettings, Vectors
 
 
 @pytest.fixture(name="data", scope="module")

@@ -14,9 +14,9 @@ import pytest
 import typer
 
 from knnper.data.digits import DigitsSettings
-from knnper.datastore.database import ACKNOWLEDGED
 from knnper.datastore.examples import Selection
-from knnper.datastore.index_kinds import ScalarSettings
+from knnper.datastore.index import ScalarSettings
+from knnper.datastore.journal import ACKNOWLEDGED
 from knnper.datastore.store import DATABASE, open_store
 from knnper_cli.app import app
 from knnper_cli.store import as_section

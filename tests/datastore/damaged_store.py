@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from knnper.datastore.database import PAGE_BYTES, log_of
 from knnper.datastore.examples import Selection, StoreDamagedError
-from knnper.datastore.sqlite import PAGE_BYTES, log_of
 from knnper.datastore.store import DATABASE, Store, open_store
 from knnper.datastore.verify import verify
 from tests.datastore.care.store_cases import small_store, some

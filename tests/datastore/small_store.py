@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from knnper.datastore.examples import InputLayout, NewExamples, StoreSpec
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import Store, StoreReader, create_store
 from knnper.seeding import RandomKey
 

@@ -13,18 +13,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from knnper.datastore.index_kinds import IndexSettings
-from knnper.datastore.policy import PolicyName
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.index import IndexSettings
+from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import (
     StoreReader,
     create_store,

@@ -44,9 +44,7 @@ def foreign(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [tamper, rename_version, truncate, remove, foreign])
 def test_an_index_that_is_not_what_was_saved_is_built_anew(
-    tmp_path: Path,
-    damage: Callable[[Path], None],
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     new_store(tmp_path / "s", 9).close()
     damage(tmp_path / "s")

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.datastore.index_kinds import INDEX_KINDS
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.index import INDEX_KINDS
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import StoreReader, create_store, open_store
 from knnper.datastore.verify import verify
 from tests.datastore.crashing_store import (

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from knnper.datastore.database import ACKNOWLEDGED, Acknowledged
+from knnper.datastore.database import PAGE_BYTES
 from knnper.datastore.examples import StoreDamagedError, StoreError
-from knnper.datastore.sqlite import PAGE_BYTES, frames
+from knnper.datastore.journal import ACKNOWLEDGED, Acknowledged, frames
 from knnper.datastore.store import DATABASE, INDEX, LOCK, Store, open_store
 from knnper.datastore.verify import verify
 from tests.datastore.care.store_cases import small_store, some

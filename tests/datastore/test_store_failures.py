@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.datastore.database import Rows
+from knnper.datastore.database import Rows, transaction
 from knnper.datastore.examples import (
     NotErasedError,
     Selection,
@@ -22,7 +22,6 @@ from knnper.datastore.examples import (
     StoreFullError,
 )
 from knnper.datastore.search import LiveView
-from knnper.datastore.sqlite import transaction
 from knnper.datastore.store import DATABASE, INDEX, open_store
 from knnper.datastore.verify import verify
 from tests.datastore.small_store import examples, ids, new_store
@@ -103,9 +102,7 @@ def test_keeping_a_budget_does_not_pass_for_an_erasure(
 
 
 def test_upkeep_that_fails_is_no_error_of_the_addition(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def busy(self: Rows) -> None:
         raise StoreBusyError("a reader")
@@ -121,7 +118,7 @@ def test_upkeep_that_fails_is_no_error_of_the_addition(
 def test_a_reader_that_lingers_does_not_hold_up_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("knnper.datastore.sqlite.LOG_BYTES", 10_000)
+    monkeypatch.setattr("knnper.datastore.database.LOG_BYTES", 10_000)
     store = new_store(tmp_path / "s", 3)
     with open_store(tmp_path / "s") as reader, reader._rows.reading():
         assert len(reader._rows.contents()) == 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.datastore import schema
+from knnper.datastore import database as schema
 from knnper.datastore.examples import (
     Selection,
     StoreBusyError,

@@ -6,24 +6,21 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import (
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
-from knnper.datastore import index_kinds as ivf
-from knnper.datastore import index_kinds as quantized
+from knnper.datastore import index as ivf
+from knnper.datastore import index as quantized
 from knnper.datastore.examples import NewExamples, StoreFullError, StoreSpec
-from knnper.datastore.index import KindSettings
-from knnper.datastore.index_kinds import (
+from knnper.datastore.index import (
     INDEX_KINDS,
     HalfSettings,
     IndexSettings,
+    KindSettings,
     ListsSettings,
     ProductSettings,
     ScalarSettings,
 )
-from knnper.datastore.policy import POLICIES
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.policy import POLICIES, StoreSettings
 from knnper.datastore.store import empty_memory_store
 from knnper.seeding import RandomKey
 from tests.datastore.store_machine import INPUT_DIM, StoreMachine

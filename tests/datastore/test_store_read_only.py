@@ -63,10 +63,7 @@ class _Reader:
     """A process that cannot write in a folder, and does a part of its work if asked."""
 
     def __init__(
-        self,
-        folder: Path,
-        work: Work,
-        bar: Callable[[Path], bool] = _make_read_only,
+        self, folder: Path, work: Work, bar: Callable[[Path], bool] = _make_read_only
     ) -> None:
         self._pipe, theirs = _FORK.Pipe()
         given = (folder, work, bar, theirs)

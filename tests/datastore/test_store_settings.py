@@ -12,8 +12,8 @@ from knnper.datastore.examples import (
     StoreFullError,
     StoreSpec,
 )
-from knnper.datastore.index_kinds import GraphSettings
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.index import GraphSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import (
     configure_store,
     create_store,

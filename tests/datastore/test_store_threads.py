@@ -18,10 +18,9 @@ from knnper.datastore.examples import (
     StoreMismatchError,
     StoreSpec,
 )
-from knnper.datastore.index import VectorIndex
-from knnper.datastore.index_kinds import INDEX_KINDS, GraphSettings, HalfSettings
+from knnper.datastore.index import INDEX_KINDS, GraphSettings, HalfSettings, VectorIndex
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.search import LiveView
-from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import (
     StoreReader,
     create_store,

@@ -221,4 +221,5 @@ SPOILING: Mapping[str, Callable[[Any], Any]] = {
     NOTHING: lambda update: dataclasses.replace(update, num_examples=0),
     BOAST: lambda update: dataclasses.replace(update, num_examples=BOASTED),
 }
-app = make_client_app(_Host())
+
+app = make_client_app(lambda _: _Host())

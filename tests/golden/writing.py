@@ -20,7 +20,7 @@ from flwr.common.serde import recorddict_to_proto
 
 from knnper.client.install import SiteState
 from knnper.datastore.examples import NewExamples
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import create_store
 from knnper.strategies.core.records import ModelUpdate
 from knnper.transport.messages import Job, pack, to_content

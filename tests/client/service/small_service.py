@@ -22,8 +22,8 @@ from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.examples import InputSpec
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.datastore.examples import InputLayout, StoreSpec
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import Names
-from knnper.datastore.settings import StoreSettings
 from knnper.datastore.store import Store, create_store
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.policy import StoreSettings
 from tests.client.service.small_service import (
     SmallServed,
     asking,

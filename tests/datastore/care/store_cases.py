@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from knnper.datastore.examples import InputLayout, NewExamples, StoreSpec
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import Store, create_store
 
 SHAPE, DIM = (4, 4, 3), 6

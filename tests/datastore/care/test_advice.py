@@ -17,7 +17,7 @@ from knnper.datastore.advice import (
 )
 from knnper.datastore.database import Rows
 from knnper.datastore.examples import NewExamples, StoreSpec
-from knnper.datastore.index_kinds import INDEX_KINDS, FlatSettings
+from knnper.datastore.index import INDEX_KINDS, FlatSettings
 from knnper.datastore.store import empty_memory_store
 
 NUM_CLASSES, DIM = 3, 8

@@ -25,9 +25,8 @@ from knnper.datastore.examples import (
     Selection,
     StoreSpec,
 )
-from knnper.datastore.index_kinds import INDEX_KINDS, IndexSettings
-from knnper.datastore.policy import PolicyName
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.index import INDEX_KINDS, IndexSettings
+from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import DATABASE, Store, create_store, open_store
 
 SHAPE, DIM, NUM_CLASSES = (32, 32, 3), 512, 4

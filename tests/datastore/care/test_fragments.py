@@ -34,7 +34,7 @@ def test_what_is_plain_or_short_cannot_be_proven(secret: bytes) -> None:
 def test_a_fragment_of_several_secrets_is_of_all() -> None:
     shared = noise(16)
     fragments = Fragments([shared, noise(16, 1), shared])
-    assert fragments.owners(shared) == [0, 2]
+    assert fragments.owners[shared] == [0, 2]
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,12 +52,12 @@ def test_whatever_is_there_is_found_at_any_place(
     content = b"\0".join([rng.bytes(before), *secrets, rng.bytes(9)])
     expected = {
         (place, fragment)
-        for fragment in fragments.all
+        for fragment in fragments.owners
         for place in range(len(content))
         if content.startswith(fragment, place)
     }
     assert set(found(fragments, content)) == expected
     provable = [one for i, one in enumerate(secrets) if i not in fragments.unprovable]
-    assert {owner for _, one in expected for owner in fragments.owners(one)} == {
+    assert {owner for _, one in expected for owner in fragments.owners[one]} == {
         secrets.index(one) for one in provable
     }

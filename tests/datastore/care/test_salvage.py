@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from knnper.datastore.database import ACKNOWLEDGED
+from knnper.datastore.database import PAGE_BYTES, Log
 from knnper.datastore.examples import (
     Selection,
     StoreBusyError,
     StoreDamagedError,
     StoreError,
 )
+from knnper.datastore.journal import ACKNOWLEDGED, frames
 from knnper.datastore.salvage import Salvage, salvage, what_is_intact
-from knnper.datastore.sqlite import PAGE_BYTES, Log, frames
 from knnper.datastore.store import DATABASE, Store, open_store
 from knnper.datastore.verify import verify
 from tests.datastore.care.store_cases import small_store, some

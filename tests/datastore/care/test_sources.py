@@ -11,15 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from knnper.datastore.examples import StoreFullError, StoreMismatchError
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import create_store
-from knnper.datastore.transfer import (
-    AT_ONCE,
-    Source,
-    fill,
-    open_source,
-    read_inputs,
-)
+from knnper.datastore.transfer import AT_ONCE, Source, fill, open_source, read_inputs
 from knnper.errors import DataError
 from tests.datastore.care.store_cases import DIM, SHAPE, SPEC
 

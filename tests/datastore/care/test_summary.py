@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from knnper.datastore.examples import StoreError, StoreSpec
-from knnper.datastore.index_kinds import GraphSettings
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.index import GraphSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import create_store, open_store
 from knnper.datastore.transfer import num_to_embed, summarize
 from tests.datastore.care.store_cases import DIM, small_store, some

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from knnper.datastore.database import content_checksum
 from knnper.datastore.examples import (
     Selection,
     StoreDamagedError,
     StoreError,
     StoreSpec,
 )
-from knnper.datastore.index_kinds import GraphSettings
-from knnper.datastore.schema import content_checksum
-from knnper.datastore.settings import StoreSettings
+from knnper.datastore.index import GraphSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import (
     DATABASE,
     configure_store,

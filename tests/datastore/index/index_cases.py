@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from knnper.datastore.index import ExactVectorsSettings, Vectors
-from knnper.datastore.index_kinds import (
+from knnper.datastore.index import (
+    ExactVectorsSettings,
     FlatSettings,
     GraphSettings,
     HalfSettings,
@@ -11,6 +11,7 @@ from knnper.datastore.index_kinds import (
     ListsSettings,
     ProductSettings,
     ScalarSettings,
+    Vectors,
 )
 
 DIM = 8

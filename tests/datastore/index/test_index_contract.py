@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.datastore.index import NOTHING, Ids, VectorIndex, Vectors
-from knnper.datastore.index_kinds import (
+from knnper.datastore.index import (
+    NOTHING,
+    Ids,
     IndexSettings,
     ProductSettings,
+    VectorIndex,
+    Vectors,
 )
 from tests.datastore.index.index_cases import (
     CASES,

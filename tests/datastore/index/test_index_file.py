@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from knnper.datastore.examples import StoreDamagedError
-from knnper.datastore.index_kinds import (
+from knnper.datastore.index import (
     FlatSettings,
     IndexSettings,
     ProductSettings,

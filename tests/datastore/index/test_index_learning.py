@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from knnper.datastore.index import VectorIndex, Vectors
-from knnper.datastore.index_kinds import (
+from knnper.datastore.index import (
     FlatSettings,
     GraphSettings,
     HalfSettings,
@@ -12,6 +11,8 @@ from knnper.datastore.index_kinds import (
     ListsSettings,
     ProductSettings,
     ScalarSettings,
+    VectorIndex,
+    Vectors,
 )
 from tests.datastore.index.index_cases import clustered, squared_distances
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.datastore.index_kinds import (
+from knnper.datastore.index import (
     INDEX_KINDS,
     IndexSettings,
     ListsSettings,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from knnper.datastore.examples import Contents, no_contents
-from knnper.datastore.policy import Policy, StreamState, forget
+from knnper.datastore.examples import Contents, StreamState, no_contents
+from knnper.datastore.policy import Policy, forget
 from knnper.seeding import RandomKey
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from knnper.datastore.policy import StreamState, forget
+from knnper.datastore.examples import StreamState
+from knnper.datastore.policy import forget
 
 STATE = StreamState(9, np.array([5, 3, 0]), np.array([True, True, False]))
 

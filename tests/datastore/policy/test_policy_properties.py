@@ -42,11 +42,7 @@ def same(first: PolicyStream, second: PolicyStream) -> bool:
     seed=st.integers(0, 100),
 )
 def test_a_batch_is_its_examples_one_by_one(
-    name: PolicyName,
-    batches: list[Batch],
-    capacity: int,
-    deleted: set[int],
-    seed: int,
+    name: PolicyName, batches: list[Batch], capacity: int, deleted: set[int], seed: int
 ) -> None:
     whole = PolicyStream(POLICIES[name], capacity, seed=seed)
     single = PolicyStream(POLICIES[name], capacity, seed=seed)

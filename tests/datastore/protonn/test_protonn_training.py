@@ -132,9 +132,7 @@ def test_all_prototypes_untrained_are_the_examples() -> None:
 
 
 @pytest.mark.parametrize("wanted", [None, 4, 9])
-def test_as_many_dimensions_or_more_start_from_the_identity(
-    wanted: int | None,
-) -> None:
+def test_as_many_dimensions_or_more_start_from_the_identity(wanted: int | None) -> None:
     assert torch.equal(initial_projection(4, wanted, KEY), torch.eye(4))
 
 

@@ -220,12 +220,7 @@ def test_a_strong_prior_decides(
 ) -> None:
     chosen = chosen_weight(evidence, GRID, CRITERIA[criterion], Prior(expected, 1e9))
     scores = [
-        separate_score(
-            evidence,
-            Choice(weight, 1, 1.0),
-            criterion,
-        )
-        for weight in GRID
+        separate_score(evidence, Choice(weight, 1, 1.0), criterion) for weight in GRID
     ]
     allowed = [
         weight

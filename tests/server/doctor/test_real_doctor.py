@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.client.doctor import Connection, Credentials, Trust
+from knnper.client.doctor import client_checks
 from knnper.client.settings import read_client
 from knnper.server.link.doctor import server_checks
 from knnper.server.link.registration import census
@@ -47,15 +47,15 @@ def _process(*command: object, until: str) -> Iterator[None]:
 
 
 def registration(place: FederationFolder, key: Path | None = None) -> Finding:
-    client = place.client("site-a")
-    settings = read_server(place.server_file)
-    server = f"127.0.0.1:{settings.listen_address.port}"
-    trust = Trust(Connection(server, with_tls=True), client / "ca.crt")
-    assert trust.connection.gateway_answers().verdict is Verdict.OK
-    assert trust.certificate_is_accepted().verdict is Verdict.OK
-    key = key or client / "site-a.key"
-    own = replace(read_client(client / "client.yaml"), state=key.parent / "state")
-    return Credentials(own, key, client / "ca.crt").key_is_registered()
+    config = read_client(place.client("site-a") / "client.yaml")
+    port = read_server(place.server_file).listen_address.port
+    key = key or place.client("site-a") / "site-a.key"
+    state, server = key.parent / "state", f"127.0.0.1:{port}"
+    own = replace(config, state=state, key=key, server=server)
+    found = {one.subject: one.look for one in client_checks(own)}
+    for subject in ("gateway", "certificate"):
+        assert found[subject]().verdict is Verdict.OK
+    return found["registration"]()
 
 
 def status(place: FederationFolder) -> str:

@@ -12,9 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.datastore.index_kinds import INDEX_KINDS, ProductSettings, ScalarSettings
+from knnper.datastore.index import INDEX_KINDS, ProductSettings, ScalarSettings
+from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import KernelName, KnnPredictor
-from knnper.datastore.settings import StoreSettings
 from knnper.datastore.tuning import EvidenceName, TuningSettings
 from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
