@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from knnper.errors import CodecError, KnnPerError, RefusedError
-from knnper.foreign_text import printable
+from knnper.errors import CodecError, KnnPerError, RefusedError, printable
 from knnper.transport.messages import (
     CannotPlayError,
     CarrierError,

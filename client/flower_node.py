@@ -74,7 +74,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
 
 from knnper import lifeline
-from knnper.errors import RunError
+from knnper.errors import RunError, printable, write_harmlessly
 from knnper.files import (
     FileLock,
     LockHeldError,
@@ -82,7 +82,6 @@ from knnper.files import (
     make_private,
     write_atomically,
 )
-from knnper.foreign_text import printable, write_harmlessly
 from knnper.lifeline import die_with_parent
 from knnper.transport.flower_protocol import (
     DEACTIVATE,

@@ -18,9 +18,8 @@ from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from knnper.client.settings import ClientSettings
 from knnper.errors import RefusedError, RunError
-from knnper.experiment import Experiment
+from knnper.experiment import Experiment, results_identity
 from knnper.files import JsonLines, make_private
-from knnper.loading import results_identity
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.training import num_steps, steps_per_epoch
 

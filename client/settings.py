@@ -9,8 +9,12 @@ from pydantic import AfterValidator, Field
 
 from knnper.data.catalogue import SITE_DATA
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Choice, Name, NonNegativeInt, PositiveInt, Settings
-from knnper.loading import (
+from knnper.experiment import (
+    Choice,
+    Name,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
     alternatives,
     apply_overrides,
     parse_overrides,
@@ -18,7 +22,7 @@ from knnper.loading import (
     read_yaml,
     shown,
 )
-from knnper.models.catalogue import MODELS
+from knnper.models import MODELS
 from knnper.strategies.catalogue import METHODS
 from knnper.transport.credentials import parse_address
 

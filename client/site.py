@@ -23,9 +23,8 @@ from knnper.data.examples import ClientData, Examples
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SitesSettings, SiteTask
 from knnper.errors import KnnPerError, RefusedError, RunError
-from knnper.experiment import Experiment
+from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
-from knnper.loading import from_json, results_identity
 from knnper.process import compute_device, keep_freed_memory
 from knnper.strategies.catalogue import Assembly, assemble, site_catalogue, title_of
 from knnper.strategies.core.exported_model import (

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knnper.errors import RunError
-from knnper.foreign_text import write_harmlessly
+from knnper.errors import RunError, write_harmlessly
 from knnper_cli.terminal import (
     INTERRUPTED,
     AsJson,
@@ -273,7 +272,7 @@ def submit(  # noqa: PLR0913 (one parameter an option)
     detach: Detach = False,
 ) -> None:
     """Train the clients of a federation, and hand the model to each of them."""
-    from knnper.loading import read_experiment, to_json
+    from knnper.experiment import read_experiment, to_json
     from knnper.server.link import submission
     from knnper.server.run_folder import RunFolder
     from knnper.server.settings import read_server

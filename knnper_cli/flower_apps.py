@@ -18,8 +18,13 @@ from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError
-from knnper.experiment import Experiment
-from knnper.loading import from_json, read_experiment, results_identity, to_json
+from knnper.experiment import (
+    Experiment,
+    from_json,
+    read_experiment,
+    results_identity,
+    to_json,
+)
 from knnper.process import with_fixed_threads
 from knnper.server.federation import FlowerFederation
 from knnper.server.link.authorized import Registered, read_roster

@@ -52,7 +52,7 @@ def list_choices(
 ) -> None:
     """List what an experiment may choose, with the settings of each."""
     from knnper.data.catalogue import DATA_SETS
-    from knnper.models.catalogue import MODELS
+    from knnper.models import MODELS
     from knnper.simulation.partition.schemes import PARTITIONS
 
     if what is Choosable.METHODS:
@@ -151,7 +151,7 @@ def partition(
     if plot is not None and plot.suffix not in PLOT_FORMATS:
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
-    from knnper.loading import read_experiment
+    from knnper.experiment import read_experiment
     from knnper.simulation.partition.split import describe_partition
     from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
@@ -297,7 +297,7 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
 def _start(
     path: Path, changes: Sequence[str], output: Path | None, overwrite: bool
 ) -> "tuple[Workbench, RunFolder]":
-    from knnper.loading import read_experiment
+    from knnper.experiment import read_experiment
     from knnper.process import with_fixed_threads
     from knnper.server.run_folder import RunFolder
     from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign

@@ -87,7 +87,7 @@ def check(
 
 def _experiment(task: Path) -> "Experiment | None":
     """Return the experiment as the sites see it; None where the file holds none."""
-    from knnper.loading import parse_yaml, read_experiment
+    from knnper.experiment import parse_yaml, read_experiment
     from knnper.simulation.workbench import experiment_catalogue, over_sites
     from knnper.strategies.catalogue import without_start
 
@@ -101,7 +101,7 @@ def _asked(
 ) -> dict[str, object]:
     """Return the experiment's fingerprint, and what the client's limits say to it."""
     from knnper.client.limits import Limits
-    from knnper.loading import results_identity
+    from knnper.experiment import results_identity
 
     limits = Limits(settings, experiment, run=0)
     refused, without_training = limits.objections(), limits.without_training(num_train)
@@ -531,7 +531,7 @@ Scopes = Annotated[
 def add(config: ClientFile, name: TokenName, scopes: Scopes = None) -> None:
     """Make a token and write it to standard output; it is never shown again."""
     from knnper.client.service.access import SCOPES, add_token
-    from knnper.loading import alternatives
+    from knnper.experiment import alternatives
 
     wanted = scopes or ["predict"]
     for scope in wanted:

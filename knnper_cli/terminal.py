@@ -27,8 +27,7 @@ from rich.progress import (
 from rich.table import Table
 from typer.core import TyperGroup
 
-from knnper.errors import ConfigError, FolderTakenError, KnnPerError
-from knnper.foreign_text import harmless
+from knnper.errors import ConfigError, FolderTakenError, KnnPerError, harmless
 from knnper.server.observer import Observer
 
 # What loads torch is imported inside the functions: `knnper --help` need not wait.

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.errors import RunError
-from knnper.experiment import Choice, Experiment, Settings
-from knnper.loading import results_identity
+from knnper.experiment import Choice, Experiment, Settings, results_identity
 from knnper.seeding import RandomKey
 from knnper.server.results import summarise_groups
 from knnper.server.rounds import RoundLoop

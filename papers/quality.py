@@ -24,8 +24,8 @@ from knnper.experiment import (
     PositiveFloat,
     PositiveInt,
     Settings,
+    results_identity,
 )
-from knnper.loading import results_identity
 from knnper.seeding import RandomKey
 from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled

@@ -19,8 +19,13 @@ from pydantic import Field
 
 from knnper.data.examples import ClientData
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
-from knnper.loading import load_experiment, results_identity
+from knnper.experiment import (
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    load_experiment,
+    results_identity,
+)
 from knnper.server.rounds import RoundLoop
 from knnper.server.run import untrained
 from knnper.server.run_folder import CheckpointFolder

@@ -11,8 +11,7 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from knnper.errors import CodecError, RunError
-from knnper.foreign_text import printable
+from knnper.errors import CodecError, RunError, printable
 from knnper.records import is_same
 from knnper.strategies.core.predictors import ClientResults, Evaluation
 from knnper.transport.flower_protocol import UNKNOWN_ERROR

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from knnper.errors import RunError
-from knnper.foreign_text import printable
+from knnper.errors import RunError, printable
 from knnper.records import canonical, is_finite, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request

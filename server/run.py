@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knnper.errors import RunError
-from knnper.foreign_text import printable
-from knnper.loading import results_identity, to_document
+from knnper.errors import RunError, printable
+from knnper.experiment import results_identity, to_document
 from knnper.records import canonical, fingerprint, is_same
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request

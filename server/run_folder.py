@@ -29,7 +29,13 @@ from knnper.errors import (
     Problem,
     RunError,
 )
-from knnper.experiment import Catalogue, Experiment
+from knnper.experiment import (
+    Catalogue,
+    Experiment,
+    read_experiment,
+    results_identity,
+    to_yaml,
+)
 from knnper.files import (
     FileLock,
     JsonLines,
@@ -38,7 +44,6 @@ from knnper.files import (
     sync_to_disc,
     write_atomically,
 )
-from knnper.loading import read_experiment, results_identity, to_yaml
 from knnper.records import Parts, canonical, fingerprint, put_together, take_apart
 from knnper.server.results import with_present_names, write_clients_csv
 from knnper.server.screening import Norms

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Name, PositiveInt, Settings
-from knnper.loading import (
+from knnper.experiment import (
+    Name,
+    PositiveInt,
+    Settings,
     alternatives,
     apply_overrides,
     parse_overrides,

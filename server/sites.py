@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from knnper.errors import RunError
+from knnper.errors import RunError, printable
 from knnper.experiment import FederationSettings
-from knnper.foreign_text import printable
 from knnper.server.federation import Federation, FlowerFederation, Reply, Request
 from knnper.server.link.authorized import Registered
 from knnper.server.run import Conductor

@@ -16,8 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime, ClientStateStore
-from knnper.data.catalogue import DATA_SETS, load_data
-from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
+from knnper.data.catalogue import DATA_SETS
+from knnper.data.examples import (
+    ClientData,
+    Dataset,
+    Examples,
+    LabelledArrays,
+    load_data,
+)
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment

@@ -20,9 +20,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from knnper.errors import CodecError, RunError
+from knnper.errors import CodecError, RunError, printable
 from knnper.experiment import LARGEST_COUNT, is_name
-from knnper.foreign_text import printable
 from knnper.records import Flat, flatten, plain_fields, unflatten
 
 _MOST_HEADER_BYTES = 4096

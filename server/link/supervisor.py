@@ -13,9 +13,8 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from knnper.errors import RunError
+from knnper.errors import RunError, printable
 from knnper.files import FileLock, LockHeldError
-from knnper.foreign_text import printable
 from knnper.server.link import superlink as database
 from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
 from knnper.server.link.gateway import Gateway, Meter, Notices

@@ -8,9 +8,8 @@ from enum import Enum, auto
 from pathlib import Path
 
 from knnper.errors import CheckpointError, RunError
-from knnper.experiment import Choice, Experiment
+from knnper.experiment import Choice, Experiment, from_json, results_identity
 from knnper.files import write_atomically
-from knnper.loading import from_json, results_identity
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run import DistributionError

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from knnper.client.settings import read_client
-from knnper.loading import SECTIONS, load_experiment, parse_yaml, read_experiment
+from knnper.experiment import SECTIONS, load_experiment, parse_yaml, read_experiment
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.app import app
 

@@ -9,9 +9,8 @@ import torch
 
 import knnper
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import Catalogue, Experiment, Settings
+from knnper.experiment import Catalogue, Experiment, Settings, load_experiment
 from knnper.files import JsonLines, draft_of
-from knnper.loading import load_experiment
 from knnper.server.run_folder import CheckpointFolder, RunFolder, asides, rounds_in
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 from knnper.strategies.core.records import ModelState

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from knnper.experiment import Experiment
-from knnper.loading import load_experiment, to_yaml
+from knnper.experiment import Experiment, load_experiment, to_yaml
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder, asides
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate

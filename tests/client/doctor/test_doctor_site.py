@@ -18,8 +18,8 @@ from knnper.client.limits import Answer, Answers, note_refusal
 from knnper.client.runtime import Personalized
 from knnper.client.settings import read_client
 from knnper.client.site import installer_of
+from knnper.experiment import load_experiment
 from knnper.files import write_atomically
-from knnper.loading import load_experiment
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import ModelError, save_model

@@ -9,8 +9,7 @@ from flwr.app import Context, RecordDict
 from torch import Tensor
 
 from knnper.client.site import SiteNode, SiteWorker
-from knnper.experiment import Experiment
-from knnper.loading import to_json
+from knnper.experiment import Experiment, to_json
 from knnper.simulation.workbench import over_sites
 from knnper.transport.messages import Introduction, Job, read_introduction
 from tests.apps.site_grid import experiment

@@ -15,8 +15,8 @@ from knnper.client.flower_node import without_folders
 from knnper.client.runtime import ClientStateStore
 from knnper.client.site import KEPT, OWN_LOG, Discretion, SiteNode, run_states
 from knnper.errors import DataError, RefusedError, RunError
+from knnper.experiment import to_json
 from knnper.files import is_private
-from knnper.loading import to_json
 from knnper.simulation.workbench import over_sites
 from knnper.strategies.core.predictors import ClientResults
 from knnper.strategies.core.records import ModelPayload, ModelUpdate

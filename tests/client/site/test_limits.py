@@ -23,8 +23,8 @@ from knnper.client.limits import (
 from knnper.client.runtime import ClientRuntime
 from knnper.client.settings import read_client
 from knnper.errors import RefusedError, RunError
+from knnper.experiment import results_identity
 from knnper.files import is_private
-from knnper.loading import results_identity
 from knnper.strategies.catalogue import METHODS
 from tests.apps.site_grid import experiment, make_sites
 from tests.client.site.hostile_server import (
