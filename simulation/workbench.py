@@ -32,9 +32,9 @@ from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request
-from knnper.server.observer import Member, Observer, Roster
+from knnper.server.observer import Observer
 from knnper.server.run import Conductor
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import Member, Roster, RunFolder
 from knnper.simulation.partition.schemes import (
     PARTITIONS,
     CountedSettings,
