@@ -5,11 +5,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from knnper.client import install
 from knnper.client.install import SiteState, open_served, store_spec
+from knnper.client.onboarding import onboard
+from knnper.client.settings import read_client
 from knnper.client.state import SiteStateError, read_pending
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
@@ -315,3 +318,30 @@ def test_what_was_cut_short_is_made_up_for(
         served.refresh()
         assert served.model.fingerprint == newer.fingerprint
     assert stored_names(site_state) == [*data.train.names[:4], *data.validation.names]
+
+
+@pytest.mark.parametrize(
+    ("train", "said", "assumed"),
+    [
+        ("true", None, True),
+        ("false", None, False),
+        ("true", False, False),
+        ("false", True, True),
+    ],
+)
+def test_a_site_that_trains_is_taken_as_trained_on(
+    tmp_path: Path, train: str, said: bool | None, assumed: bool
+) -> None:
+    data = site(12, 0)
+    images, labels = data.train.examples.images, data.train.examples.labels
+    np.savez(tmp_path / "site.npz", inputs=images.numpy(), labels=labels.numpy())
+    file = tmp_path / "client.yaml"
+    file.write_text(
+        f"name: site-a\nserver: nowhere.invalid:1\ninsecure: true\ntrain: {train}\n"
+        "data: {name: npz, path: site.npz}\n"
+    )
+    found = onboard(read_client(file), small_model(), took_part=said)
+    assert found.took_part is assumed
+    measured_on = found.serving.expected_gain.num_examples
+    kept = found.serving.num_train + found.serving.num_validation
+    assert measured_on == (found.serving.num_validation if assumed else kept)
