@@ -23,17 +23,16 @@ from knnper.client.service.inputs import Limits
 from knnper.client.settings import ServiceSettings
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.examples import InputSpec
+from knnper.data.site_data import SiteTask
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.datastore.examples import InputLayout, StoreSpec
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import Names
 from knnper.datastore.store import Store, create_store
-from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.exported_model import GlobalModel, ModelCard, model_of_card
-from knnper.strategies.knn_per import KnnSettings
+from knnper.strategies.core.exported_model import GlobalModel
 from knnper.transport.sockets import SocketLimits
+from tests.client.state.small_site import small_experiment, untrained
 
 TOKEN = "a token of the tests"
 JSON, NPY, PNG = "application/json", "application/x-npy", "image/png"
@@ -73,28 +72,9 @@ def classes_of(spec: InputSpec) -> tuple[str, ...]:
 
 def tiny_model(seed: int = 0, spec: InputSpec = IMAGE) -> GlobalModel:
     """Return an untrained model."""
-    card = ModelCard(
-        name="tests",
-        model={"name": MODELS[spec.dtype]},
-        precision="float32",
-        evaluation_batch_size=64,
-        num_threads=1,
-        seed=seed,
-        spec=spec,
-        class_names=classes_of(spec),
-        feature_names=(),
-        method="kNN-Per",
-        num_rounds=1,
-        memory=KnnSettings(),
-    )
-    task = build_task(
-        card.architecture(),
-        TrainingSettings(),
-        card.spec,
-        RandomKey(card.seed),
-        evaluation_batch_size=card.evaluation_batch_size,
-    )
-    return model_of_card(card, task.initial_weights)
+    model, run = {"name": MODELS[spec.dtype]}, {"seed": seed}
+    document = small_experiment(model=model, run=run)
+    return untrained(document, SiteTask(spec, classes_of(spec), ()))
 
 
 def some_inputs(count: int, spec: InputSpec = IMAGE, seed: int = 0) -> Tensor:
