@@ -16,7 +16,6 @@ from typing import Any, Self, TypeVar
 from knnper.errors import RunError
 
 _LOG = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 UNFINISHED = ".unfinished"

@@ -336,9 +336,7 @@ def require_channels(spec: InputSpec, model: str) -> None:
 
 
 Norm = Literal["batch", "group"]
-
 OptionalNorm = Literal["none", "batch", "group"]
-
 NUM_GROUPS = 8
 
 

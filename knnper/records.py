@@ -19,9 +19,7 @@ from torch import Tensor
 from knnper.errors import CodecError, KnnPerError
 
 R = TypeVar("R")
-
 _OTHER_VERSIONS = "the two sides run different versions"
-
 _LARGEST_INTEGER = 2**63 - 1
 
 

@@ -15,15 +15,10 @@ from knnper.experiment import NonNegativeInt
 from knnper.seeding import RandomKey
 
 Images = NDArray[np.uint8]
-
 Integers = NDArray[np.int64]
-
 TEST_FRACTION = 0.25  # of each class; scikit-learn ships no official split
-
 _SPLIT_KEY = RandomKey(0, ("digits", "test"))
-
 _LARGEST_VALUE = 16
-
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 
 

@@ -53,7 +53,6 @@ def mark_tested(count: int, user: str, settings: DividingSettings) -> NDArray[np
 
 
 Split: TypeAlias = Literal["train", "validation", "test"]
-
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 

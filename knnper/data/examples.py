@@ -15,7 +15,6 @@ from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import Augmentation, Choice, Settings
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
-
 StoredDtype: TypeAlias = Literal["uint8", "float32"]
 
 _STORED_DTYPES: Mapping[InputDtype, StoredDtype] = {

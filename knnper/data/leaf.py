@@ -25,7 +25,6 @@ from knnper.data.text import CHARACTER_NAMES, UnknownCharacters, encode
 from knnper.errors import DataError
 
 _LOG = logging.getLogger(__name__)
-
 _SPLITS: tuple[Split, ...] = ("train", "test")
 
 _LAYOUT = (
@@ -83,11 +82,8 @@ def _json_files(folder: Path) -> tuple[Path, ...]:
 
 
 PIXELS_SHAPE = (28, 28, 1)
-
 WINDOW = 80
-
 _NUM_PIXELS = 28 * 28
-
 _NAMED_AT_MOST = 3
 
 

@@ -36,14 +36,12 @@ from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt, ProperFraction, alternatives
 
 _PARQUET = (".parquet", ".pq")
-
 _CSV = (".csv", ".tsv", ".txt")
 
 # What pandas and NumPy write where a number is missing.
 _NOT_A_NUMBER = ("nan", "NaN")
 
 _LARGEST = float(np.finfo(np.float32).max)
-
 _NUMBERS = ("integer", "floating", "boolean", "decimal", "null")
 
 

@@ -39,11 +39,8 @@ ALPHABET = (
 )  # fmt: skip
 
 UNKNOWN = len(ALPHABET)
-
 NUM_TOKENS = len(ALPHABET) + 1
-
 CHARACTER_NAMES = (*(repr(character) for character in ALPHABET), "unknown")
-
 _FIRST_OUTSIDE = 128
 
 # Curly quotation marks, and the two longer dashes.
@@ -83,11 +80,8 @@ def plain(text: str) -> str:
 
 
 _LOG = logging.getLogger(__name__)
-
 _MUCH = 0.1
-
 _HEADING = re.compile(r"\s*(?:ACT|SCENE)\b")
-
 _DIRECTION = re.compile(r"\[[^\]]*\]")
 
 # HAMLET. To be, or not to be    FIRST LORD:    1 CLOWN.    SECOND CLOWN 2.
@@ -185,11 +179,8 @@ def _lines(play: str) -> Iterator[tuple[str | None, str]]:
 
 
 _MANY = 0.05
-
 _MOST = 0.5
-
 _NUM_SHOWN = 5
-
 _WITHOUT_KNOWN = str.maketrans("", "", ALPHABET)
 
 

@@ -34,7 +34,6 @@ COARSE_OF: tuple[int, ...] = (
 
 
 _Source = IO[bytes] | gzip.GzipFile
-
 _DAMAGED = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
 
