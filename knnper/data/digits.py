@@ -138,12 +138,7 @@ DOMAINS: Mapping[str, Callable[[Images], Images]] = {
 
 
 def domains_of(labels: Integers, key: RandomKey) -> Integers:
-    """Share out every class evenly among the domains.
-
-    Returns
-    -------
-    Positions in `DOMAINS`, shape (n,), for labels of shape (n,).
-    """
+    """Share out every class evenly among `DOMAINS`, whose positions are returned."""
     shuffled = [
         key.child(label).numpy().permutation(np.flatnonzero(labels == label))
         for label in np.unique(labels).tolist()

@@ -51,6 +51,7 @@ class OfficialFiles:
     downloads: tuple[str, ...]  # the names of what is to be downloaded
     url: str  # where from
     archive: str | None = None  # the one among them that holds all, if one does
+    inside: str = ""  # the folder that it unpacks to, where that is not torchvision's
     # Of files that are packed by themselves, where another data set has files of the
     # same name; in hexadecimal.
     md5: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +65,8 @@ class OfficialFiles:
         """Return the folders where the files may be, that of torchvision first."""
         folder = Path(self.folder)
         below = [folder, *folder.parents[:-1], Path("raw"), Path()]
-        return [root / one for one in below]
+        places = (root / one / more for one in below for more in ("", self.inside))
+        return list(dict.fromkeys(places))
 
 
 @contextlib.contextmanager
@@ -314,7 +316,9 @@ def _files_of(kind: Any, split: str = "") -> OfficialFiles:
             for half in ("train", "test")
             for what in ("images-idx3", "labels-idx1")
         )
-        return OfficialFiles(title, folder, names, (packed,), kind.url, archive=packed)
+        return OfficialFiles(
+            title, folder, names, (packed,), kind.url, archive=packed, inside="gzip"
+        )
     md5 = dict(kind.resources)
     names = tuple(name.removesuffix(".gz") for name in md5)
     return OfficialFiles(title, folder, names, (*md5,), kind.mirrors[0], md5=md5)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import TORCH_DTYPES, Examples, InputSpec, no_examples
+from knnper.data.examples import Examples, InputSpec, no_examples
 from knnper.errors import ConfigError, Problem, RunError
 from knnper.experiment import TrainingSettings
 from knnper.models import EmbeddingModel, FlatModel
@@ -405,7 +405,7 @@ def taken(
     """Return ``count`` examples of a sample at random, all if there are fewer."""
     if sample is None:
         return no_examples(spec)
-    images = sample.images.to(TORCH_DTYPES[spec.dtype])
+    images = sample.images.to(spec.torch_dtype)
     return _some(Examples(images, sample.labels.to(torch.int64)), count, rng)
 
 
