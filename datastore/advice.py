@@ -16,7 +16,6 @@ from knnper.datastore.index import (
     INDEX_KINDS,
     FlatSettings,
     IndexSettings,
-    LearningIndex,
     LossySettings,
     Vectors,
 )
@@ -128,7 +127,7 @@ class _Trials:
             num_bytes / len(self.stored),
             self._query_ms(view),
             build_s,
-            not isinstance(view.index, LearningIndex) or view.index.has_learnt,
+            view.index.has_learnt,
         )
 
     def nearest(self) -> Ids:

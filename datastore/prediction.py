@@ -90,11 +90,10 @@ def require_class_shares(settings: ClassPriorSettings, num_classes: int) -> None
     ConfigError
         If there are some, and not c.
     """
-    found = len(settings.class_shares)
-    if found not in (0, num_classes):
+    if len(settings.class_shares) not in (0, num_classes):
         message = (
             f"expected {num_classes} numbers, one for each class, or none for classes "
-            f"that are all alike, found {found}"
+            f"that are all alike, found {len(settings.class_shares)}"
         )
         raise ConfigError([Problem("class_shares", message)], "the class prior")
 
@@ -168,24 +167,12 @@ def class_ratios(label_counts: Tensor, settings: ClassPriorSettings) -> Tensor:
     counts, expected = label_counts.double(), strengths * shares
     totals = counts.sum(dim=1, keepdim=True)
     own = (counts + expected) / (totals + strengths)
-    belief = torch.softmax(_log_evidence(counts, expected), dim=0)
-    return (belief[:, :, None] * own).sum(dim=0) / shares
-
-
-def _log_evidence(counts: Tensor, expected: Tensor) -> Tensor:
-    """Return log P(labels | s), shape (s, m): the Dirichlet-multinomial distribution.
-
-    Parameters
-    ----------
-    counts
-        n_y, shape (m, c).
-    expected
-        s π(y), shape (s, 1, c).
-    """
-    total, strength = counts.sum(dim=1), expected.sum(dim=2)
+    # log P(labels | s), shape (s, m): the Dirichlet-multinomial distribution.
+    strength = expected.sum(dim=2)
     of_classes = torch.lgamma(counts + expected) - torch.lgamma(expected)
-    of_total = torch.lgamma(strength) - torch.lgamma(total + strength)
-    return of_total + of_classes.sum(dim=2)
+    of_total = torch.lgamma(strength) - torch.lgamma(counts.sum(dim=1) + strength)
+    belief = torch.softmax(of_total + of_classes.sum(dim=2), dim=0)
+    return (belief[:, :, None] * own).sum(dim=0) / shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,26 +295,13 @@ def interpolate(
 KernelName = Literal["paper", "squared"]
 
 Kernel = Callable[[Tensor, float, int], Tensor]
-"""``(squared_distances (m, k), kernel_scale, embedding_dim) -> log-weights (m, k)``."""
+"""From d² (m, k), σ > 0 and p, the size of a representation, to log-weights (m, k)."""
 
 
-def paper_kernel(
-    squared_distances: Tensor,
-    kernel_scale: float,
-    embedding_dim: int,  # noqa: ARG001 (all kernels have one signature)
-) -> Tensor:
+def paper_kernel(squared_distances: Tensor, kernel_scale: float, _: int) -> Tensor:
     """Return -d/σ with the Euclidean distance d.
 
     Marfoq et al. 2022, Eq. 6, with the scale σ of Appendix B.
-
-    Parameters
-    ----------
-    squared_distances
-        d², shape (m, k).
-    kernel_scale
-        σ, positive.
-    embedding_dim
-        p; not used.
     """
     return -squared_distances.sqrt() / kernel_scale
 
@@ -335,17 +309,7 @@ def paper_kernel(
 def squared_kernel(
     squared_distances: Tensor, kernel_scale: float, embedding_dim: int
 ) -> Tensor:
-    """Return -d²/(p σ), as the paper's public reference implementation weighs.
-
-    Parameters
-    ----------
-    squared_distances
-        d², shape (m, k).
-    kernel_scale
-        σ, positive.
-    embedding_dim
-        p, the size of a representation.
-    """
+    """Return -d²/(p σ), as the paper's public reference implementation weighs."""
     return -squared_distances / (embedding_dim * kernel_scale)
 
 

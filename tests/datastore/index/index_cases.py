@@ -3,12 +3,12 @@
 import numpy as np
 
 from knnper.datastore.index import (
-    ExactVectorsSettings,
     FlatSettings,
     GraphSettings,
     HalfSettings,
     IndexSettings,
     ListsSettings,
+    LossySettings,
     ProductSettings,
     ScalarSettings,
     Vectors,
@@ -45,7 +45,7 @@ def clustered(num_vectors: int, dim: int = DIM, seed: int = 0) -> Vectors:
 
 def keeps_vectors(settings: IndexSettings) -> bool:
     """Return whether the kind keeps vectors bit by bit."""
-    return isinstance(settings, ExactVectorsSettings)
+    return not isinstance(settings, LossySettings)
 
 
 def squared_distances(queries: Vectors, vectors: Vectors) -> Vectors:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from knnper.datastore.examples import Ids
 from knnper.datastore.index import (
     NOTHING,
-    Ids,
     IndexSettings,
     ProductSettings,
     VectorIndex,

@@ -105,7 +105,7 @@ def test_a_single_weight_is_fixed() -> None:
 def test_an_empty_grid_is_refused(
     values: tuple[list[float], list[int], list[float]],
 ) -> None:
-    with pytest.raises(ValueError, match=r"expected at least one .* found none"):
+    with pytest.raises(ValueError, match="expected at least one"):
         candidates(*values)
 
 
