@@ -295,7 +295,7 @@ def interpolate(
 KernelName = Literal["paper", "squared"]
 
 Kernel = Callable[[Tensor, float, int], Tensor]
-"""From d² (m, k), σ > 0 and p, the size of a representation, to log-weights (m, k)."""
+"""From d² (m, k), the scale and p, the size of an embedding, to log-weights (m, k)."""
 
 
 def paper_kernel(squared_distances: Tensor, kernel_scale: float, _: int) -> Tensor:

@@ -178,7 +178,6 @@ class _Remains:
         for (page,) in connection.execute("SELECT name FROM sqlite_master").fetchall():
             self._note(page)
         self._num_saved, self._lost = 0, list[int]()
-        self._names = set[str]()
 
     @property
     def say_what_they_are(self) -> bool:

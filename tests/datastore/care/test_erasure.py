@@ -13,10 +13,10 @@ from knnper.datastore.erasure import (
     CHUNK_BYTES,
     Fragments,
     Secrets,
+    Trace,
     prove_absence,
     search,
     stored_rows,
-    traces,
 )
 from knnper.datastore.examples import (
     Ids,
@@ -80,6 +80,16 @@ def drop(store: Store, folder: Path, ids: Ids) -> list[bytes]:
 
 def stored_bytes(folder: Path, ids: Ids) -> list[bytes]:
     return [content for _, content in stored_rows(folder, ids)]
+
+
+def traces(folder: Path, secrets: list[bytes]) -> list[Trace]:
+    fragments = Fragments(secrets)
+    return [
+        Trace(*place, secret)
+        for fragment, places in search(folder, fragments)[0].items()
+        for place in places
+        for secret in fragments.owners[fragment]
+    ]
 
 
 def require_clean(folder: Path, secrets: list[bytes]) -> None:

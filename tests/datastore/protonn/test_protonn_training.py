@@ -10,21 +10,32 @@ from torch import Tensor
 
 from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.protonn import (
+    LOSSES,
     LossName,
+    ProtoNN,
     ProtoNNSettings,
     cross_entropy_loss,
     fit_protonn,
     initial_projection,
     initial_prototypes,
     inverse_width,
+    log_similarity,
     prototypes_per_label,
     squared_loss,
-    training_loss,
 )
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
 
 KEY = RandomKey(5)
+
+
+def training_loss(
+    model: ProtoNN, embeddings: Tensor, labels: Tensor, loss: LossName
+) -> float:
+    """Return what training lowers."""
+    projected = embeddings @ model.projection.T
+    kernel = log_similarity(projected, model.prototypes, model.inverse_width).exp()
+    return float(LOSSES[loss](kernel @ model.label_scores, labels))
 
 
 def clusters(num_each: int = 20, seed: int = 0) -> tuple[Tensor, Tensor]:
