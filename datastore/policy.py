@@ -26,22 +26,11 @@ from knnper.seeding import RandomKey
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a batch of arriving examples.
+    """What becomes of a batch of arriving examples."""
 
-    Attributes
-    ----------
-    kept
-        The arriving examples that are in the store after the whole batch, bool of
-        shape (m,).
-    evicted
-        Ids that were stored before and no longer are, ascending, int64.
-    state
-        To be remembered with it.
-    """
-
-    kept: NDArray[np.bool_]
-    evicted: Ids
-    state: StreamState
+    kept: NDArray[np.bool_]  # of those: in the store after the whole batch, shape (m,)
+    evicted: Ids  # that were stored before and no longer are, ascending
+    state: StreamState  # to be remembered with it
 
 
 Gone = Sequence[int] | NDArray[np.intp]

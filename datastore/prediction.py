@@ -68,28 +68,14 @@ class ClassPriorSettings(Settings):
 
 @dataclass(frozen=True)
 class ClassPrior:
-    """What a client uses.
+    """What a client uses."""
 
-    Attributes
-    ----------
-    settings
-        How its shares of the classes are learned, of one strength at least.
-    sharpness
-        β.
-    """
-
-    settings: ClassPriorSettings
-    sharpness: float = 1.0
+    settings: ClassPriorSettings  # of one strength at least
+    sharpness: float = 1.0  # β
 
 
 def require_class_shares(settings: ClassPriorSettings, num_classes: int) -> None:
-    """Refuse shares of other classes than the c of the task.
-
-    Raises
-    ------
-    ConfigError
-        If there are some, and not c.
-    """
+    """Refuse shares of other classes than the c of the task."""
     if len(settings.class_shares) not in (0, num_classes):
         message = (
             f"expected {num_classes} numbers, one for each class, or none for classes "
@@ -105,27 +91,10 @@ def count_labels(contents: Contents, num_classes: int) -> Tensor:
 
 
 def adapted(probabilities: Tensor, label_counts: Tensor, prior: ClassPrior) -> Tensor:
-    """Return the global model's probabilities to the power β times q/π, normalised.
+    """Return the global model's probabilities (n, c), to the power β times q/π.
 
-    Parameters
-    ----------
-    probabilities
-        Float32, shape (n, c), rows summing to 1.
-    label_counts
-        n_y, int64 of shape (n, c), or (1, c) for all rows. A row without examples
-        changes nothing.
-    prior
-        s, π and β.
-
-    Returns
-    -------
-    Tensor
-        Float32, shape (n, c), rows summing to 1.
-
-    Raises
-    ------
-    ConfigError
-        As `require_class_shares`.
+    Rows sum to 1. The counts n_y are of shape (n, c), or (1, c) for all rows; a row
+    without examples changes nothing.
     """
     ratios = class_ratios(label_counts, prior.settings)
     found = reweighted(probabilities, ratios, prior.sharpness)
@@ -133,17 +102,7 @@ def adapted(probabilities: Tensor, label_counts: Tensor, prior: ClassPrior) -> T
 
 
 def reweighted(probabilities: Tensor, ratios: Tensor, sharpness: float) -> Tensor:
-    """Return p^β r, normalised: float32 of shape (n, c), rows summing to 1.
-
-    Parameters
-    ----------
-    probabilities
-        p, shape (n, c), rows summing to 1.
-    ratios
-        r, positive, shape (n, c) or (1, c).
-    sharpness
-        β.
-    """
+    """Return p^β r, normalised, for p (n, c) and positive r (n, c) or (1, c)."""
     largest = probabilities.double().amax(dim=1, keepdim=True)
     # Relative to the largest, of which no power is 0.
     weighted = (probabilities / largest).pow(sharpness) * ratios
@@ -151,13 +110,7 @@ def reweighted(probabilities: Tensor, ratios: Tensor, sharpness: float) -> Tenso
 
 
 def class_ratios(label_counts: Tensor, settings: ClassPriorSettings) -> Tensor:
-    """Return q/π, float64 of shape (m, c), for counts n_y of that shape.
-
-    Raises
-    ------
-    ConfigError
-        As `require_class_shares`.
-    """
+    """Return q/π, float64 of shape (m, c), for counts n_y of that shape."""
     num_classes = label_counts.shape[1]
     require_class_shares(settings, num_classes)
     given = settings.class_shares or (1.0,) * num_classes
@@ -407,25 +360,8 @@ def neighbor_vote(log_weights: Tensor, labels: Tensor, num_classes: int) -> Tens
 
     Marfoq et al. 2022, Eq. 6, normalised. The weights are taken relative to the largest
     of the row before the exponential, so none is lost at any distance.
-
-    Parameters
-    ----------
-    log_weights
-        Logarithms of the weights, float64 of shape (m, k'), k' at least 1.
-    labels
-        int64, shape (m, k'), in [0, c).
-    num_classes
-        c.
-
-    Returns
-    -------
-    Tensor
-        float32, shape (m, c).
-
-    Raises
-    ------
-    ValueError
-        If there are no neighbours: an empty store says nothing about the labels.
+    ``log_weights``, float64, and ``labels`` are of shape (m, k'), the result (m, c).
+    An empty store says nothing about the labels: k' is at least 1.
     """
     if log_weights.shape[1] == 0:
         raise ValueError(

@@ -86,7 +86,8 @@ class IndexCache:
                 "sha256": file_sha256(file),
             }
             write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=2))
-            self.rows.set_index_token(token)
+            with self.rows.writing() as (_, row):
+                row.index_token = token
             self.remove_leftovers()
         except (OSError, RuntimeError, StoreError) as error:
             _LOG.warning("the index is not saved in %s: %s", self.folder, error)
@@ -101,7 +102,7 @@ class IndexCache:
 
     def remove_leftovers(self) -> None:
         """Remove what a save that was cut short, or an earlier one, has left."""
-        wanted = {MANIFEST, f"{self.rows.index_token()}.index"}
+        wanted = {MANIFEST, f"{self.rows.row().index_token}.index"}
         for path in self._files():
             if path.name not in wanted:
                 path.unlink()
@@ -110,7 +111,7 @@ class IndexCache:
         """Return why the saved index cannot be relied on; None if it can."""
         try:
             manifest = self.manifest()
-            expected = _identity(self.rows.index_token(), version, settings)
+            expected = _identity(self.rows.row().index_token, version, settings)
             for key, value in expected.items():
                 if manifest.get(key) != value:
                     return f"{key} is {manifest.get(key)!r}, expected {value!r}"
@@ -135,7 +136,7 @@ class IndexCache:
         return (path for path in found if not path.is_dir() or path.is_symlink())
 
     def _index_file(self) -> Path:
-        return self.folder / f"{self.rows.index_token()}.index"
+        return self.folder / f"{self.rows.row().index_token}.index"
 
 
 def _identity(

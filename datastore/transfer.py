@@ -399,7 +399,7 @@ def summarize(folder: Path) -> Summary:
     """Return what the store in ``folder`` is; another process may write meanwhile."""
     with open_rows(folder) as (identity, rows), rows.reading():
         head, contents = rows.head(), rows.contents()
-        versions, is_erasing = tuple(rows.versions()), rows.is_erasing()
+        versions, is_erasing = tuple(rows.versions()), bool(rows.row().erasing)
     spec, settings, dim = identity.spec, identity.settings, head.active.embedding_dim
     files = {
         path.relative_to(folder).as_posix(): path.stat().st_size

@@ -30,24 +30,12 @@ from knnper.experiment import (
 
 @dataclass(frozen=True)
 class Choice:
-    """How a client's memory is used.
+    """How a client's memory is used."""
 
-    Attributes
-    ----------
-    knn_weight
-        λ, in [0, 1].
-    num_neighbors
-        k, at least 1.
-    kernel_scale
-        σ, positive.
-    class_prior
-        How the global model is adapted to the client's shares of the classes; None
-        leaves it as it is.
-    """
-
-    knn_weight: float
-    num_neighbors: int
-    kernel_scale: float
+    knn_weight: float  # λ, in [0, 1]
+    num_neighbors: int  # k, at least 1
+    kernel_scale: float  # σ, positive
+    # How the global model is adapted to the client's shares of the classes, if it is.
     class_prior: ClassPrior | None = None
 
     @property
@@ -62,20 +50,11 @@ class Candidates:
 
     Of equally good ones the first counts: the smallest λ, then the smallest k, then
     the largest σ, with which neighbours count most alike.
-
-    Attributes
-    ----------
-    knn_weights
-        λ, ascending.
-    num_neighbors
-        k, ascending.
-    kernel_scales
-        σ, descending.
     """
 
-    knn_weights: tuple[float, ...]
-    num_neighbors: tuple[int, ...]
-    kernel_scales: tuple[float, ...]
+    knn_weights: tuple[float, ...]  # λ, ascending
+    num_neighbors: tuple[int, ...]  # k, ascending
+    kernel_scales: tuple[float, ...]  # σ, descending
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -130,25 +109,13 @@ class Searchable(Protocol):
 
 @dataclass(frozen=True)
 class Queries:
-    """m examples as the global model sees them.
+    """m examples as the global model sees them."""
 
-    Attributes
-    ----------
-    embeddings
-        φ(x), float32 of shape (m, p).
-    probabilities
-        p_global, shape (m, c), rows summing to 1.
-    labels
-        int64, shape (m,), in [0, c).
-    class_ratios
-        q/π of the examples that a query is looked up in, float64 of shape (m, c) or
-        (1, c); None where the global model stays as it is. See
-        `knnper.datastore.prediction`.
-    """
-
-    embeddings: Tensor
-    probabilities: Tensor
-    labels: Tensor
+    embeddings: Tensor  # φ(x), float32 of shape (m, p)
+    probabilities: Tensor  # p_global, shape (m, c), rows summing to 1
+    labels: Tensor  # int64, shape (m,), in [0, c)
+    # q/π of the examples that a query is looked up in, float64 of shape (m, c) or
+    # (1, c), see `knnper.datastore.prediction`; None leaves the global model as it is.
     class_ratios: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -177,21 +144,11 @@ class Queries:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Queries and what is near them in the store; nothing where no neighbour is.
+    """Queries and what is near them in the store; nothing where no neighbour is."""
 
-    Attributes
-    ----------
-    queries
-        m examples.
-    squared_distances
-        To their neighbours, ascending, float64 of shape (m, k').
-    neighbor_labels
-        int64, shape (m, k').
-    """
-
-    queries: Queries
-    squared_distances: Tensor
-    neighbor_labels: Tensor
+    queries: Queries  # m
+    squared_distances: Tensor  # to their neighbours, ascending, float64, shape (m, k')
+    neighbor_labels: Tensor  # int64, shape (m, k')
 
     def __len__(self) -> int:
         return len(self.queries) if self.squared_distances.shape[1] > 0 else 0
@@ -323,18 +280,10 @@ class TuningSettings(Settings):
 
 @dataclass(frozen=True)
 class Prior:
-    """A normal distribution of λ around λ_0, with variance 1 / (2 s).
+    """A normal distribution of λ around λ_0, with variance 1 / (2 s)."""
 
-    Attributes
-    ----------
-    knn_weight
-        λ_0.
-    strength
-        s: how many scored examples it counts for.
-    """
-
-    knn_weight: float
-    strength: float
+    knn_weight: float  # λ_0
+    strength: float  # s: how many scored examples it counts for
 
 
 NO_PRIOR = Prior(0.0, 0.0)
