@@ -18,9 +18,8 @@ from knnper.datastore.examples import (
     StoreError,
 )
 from knnper.datastore.journal import ACKNOWLEDGED, frames
-from knnper.datastore.salvage import Salvage, salvage, what_is_intact
 from knnper.datastore.store import DATABASE, Store, open_store
-from knnper.datastore.verify import verify
+from knnper.datastore.verify import Salvage, salvage, verify, what_is_intact
 from tests.datastore.damaged_store import (
     COUNT,
     FRAME,
