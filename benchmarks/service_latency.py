@@ -35,7 +35,7 @@ from knnper.client.service.app import make_service, serve
 from knnper.client.settings import ServiceSettings
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
-from knnper.loading import load_experiment
+from knnper.experiment import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import assemble
@@ -188,10 +188,7 @@ def untrained(name: str, index: str) -> GlobalModel:
         "partition": {"name": "iid", "num_clients": 1},
         "model": {"name": name},
         "method": {"name": "knn_per"},
-        "personalization": {
-            "knn_weights": [0.5],
-            "store": {"index": {"name": index}},
-        },
+        "personalization": {"knn_weights": [0.5], "store": {"index": {"name": index}}},
         "run": {"engine": "serial"},
     }
     experiment = load_experiment(document, experiment_catalogue())

@@ -30,7 +30,7 @@ from knnper.client.service.endpoints import (
 from knnper.data.digits import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
-from knnper.loading import load_experiment
+from knnper.experiment import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import assemble

@@ -24,8 +24,7 @@ from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement
 from knnper.client.site import SiteNode, SiteWorker
 from knnper.errors import RefusedError
-from knnper.experiment import Experiment
-from knnper.loading import load_experiment, to_json
+from knnper.experiment import Experiment, load_experiment, to_json
 from knnper.simulation.partition.split import export_shares
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, over_sites
 from knnper.strategies.core.records import ModelPayload

@@ -20,8 +20,7 @@ from knnper.client.runtime import ClientRuntime
 from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
 from knnper.data.images import ImageFolderSettings
 from knnper.errors import DataError
-from knnper.experiment import Experiment
-from knnper.loading import load_experiment
+from knnper.experiment import Experiment, load_experiment
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, FlowerFederation
 from knnper.simulation.flower_engine import (
@@ -205,4 +204,4 @@ class _WorkloadHost(VirtualHost):
         return _resident_runtime(job.experiment, job.run_folder)
 
 
-client_app = make_client_app(_WorkloadHost())
+client_app = make_client_app(lambda _: _WorkloadHost())

@@ -1,13 +1,13 @@
 """The Flower ClientApp: messages in, whoever runs the clients, messages out."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from knnper.errors import CodecError, KnnPerError, RefusedError
-from knnper.foreign_text import printable
+from knnper.errors import CodecError, KnnPerError, RefusedError, printable
 from knnper.transport.messages import (
     CannotPlayError,
     CarrierError,
@@ -46,14 +46,13 @@ class Node(Protocol):
         """Take note that the server does not let this node take part."""
 
 
-def make_client_app(node: Node) -> ClientApp:
-    """Return the ClientApp of a federation whose nodes are like ``node``."""
+def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
+    """Return the ClientApp of nodes that are found by their context."""
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        job, worker = _opened(node, message, context)
-        folder = node.carrier_folder(context, job)
+        job, worker, folder = _opened(node_of(context), message, context)
         payload = _record(message, "payload", worker.method.payload_type, folder)
         if (len(job.clients), len(job.state_rounds)) != (1, 1):
             raise CodecError(
@@ -69,15 +68,13 @@ def make_client_app(node: Node) -> ClientApp:
 
     @app.evaluate(Purpose.VALIDATE.action)
     def validate(message: Message, context: Context) -> Message:
-        job, worker = _opened(node, message, context)
-        folder = node.carrier_folder(context, job)
+        job, worker, folder = _opened(node_of(context), message, context)
         reference = _record(message, "payload", worker.method.payload_type, folder)
         return _reply(message, worker.validate(job.clients, reference), folder)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
     def personalize(message: Message, context: Context) -> Message:
-        job, worker = _opened(node, message, context)
-        folder = node.carrier_folder(context, job)
+        job, worker, folder = _opened(node_of(context), message, context)
         payload, reference = (
             _record(message, name, worker.method.payload_type, folder)
             for name in ("payload", "reference")
@@ -88,21 +85,24 @@ def make_client_app(node: Node) -> ClientApp:
     @app.query()
     def who_are_you(message: Message, context: Context) -> Message:
         job = job_of(message.content) if has_job(message.content) else None
-        return Message(node.introduce(context, job), reply_to=message)
+        content = node_of(context).introduce(context, job)
+        return Message(content, reply_to=message)
 
     @app.query(Purpose.REFUSE.action)
     def refused(message: Message, context: Context) -> Message:
         reason = message.content.config_records["refusal"]["reason"]
-        node.refused(context, printable(str(reason)))
+        node_of(context).refused(context, printable(str(reason)))
         return Message(RecordDict(), reply_to=message)
 
     return app
 
 
-def _opened(node: Node, message: Message, context: Context) -> tuple[Job, Worker]:
+def _opened(
+    node: Node, message: Message, context: Context
+) -> tuple[Job, Worker, Path | None]:
     job = job_of(message.content)
     try:
-        return job, node.open(context, job)
+        return job, node.open(context, job), node.carrier_folder(context, job)
     except RefusedError:
         raise
     except (KnnPerError, OSError) as error:

@@ -7,7 +7,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -34,7 +34,7 @@ from knnper.client.state import (
     write_pending,
     write_serving,
 )
-from knnper.data.examples import Examples, no_examples
+from knnper.data.examples import TORCH_DTYPES, Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import (
     Added,
@@ -66,7 +66,7 @@ from knnper.datastore.store import (
     open_store,
     read_identity,
 )
-from knnper.datastore.tuning import Choice, Evidence
+from knnper.datastore.tuning import Evidence
 from knnper.files import sync_to_disc
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import (
@@ -135,26 +135,20 @@ def _outcomes(
 ) -> Tensor:
     """Return who is right in a fold, bool (m, 3): global model, neighbours, both."""
     choice = choose_on(evidence.take(~fold), len(store), settings)
-    asked = evidence.take(fold)
-    alone, labels = asked.queries.probabilities, asked.queries.labels
-    knn = _votes(asked, choice, settings)
-    prior = choice.class_prior
-    served = asked.queries if prior is None else asked.queries.adapted(prior.sharpness)
+    asked, count = evidence.take(fold), choice.num_neighbors
+    queries, prior = asked.queries, choice.class_prior
+    log_weights = KERNELS[settings.kernel](
+        asked.squared_distances[:, :count],
+        choice.kernel_scale,
+        queries.embeddings.shape[1],
+    )
+    alone, labels = queries.probabilities, queries.labels
+    knn = neighbor_vote(log_weights, asked.neighbor_labels[:, :count], alone.shape[1])
+    served = queries if prior is None else queries.adapted(prior.sharpness)
     mixed = interpolate(knn, served.probabilities, choice.knn_weight)
     return torch.stack(
         [one.argmax(dim=1) == labels for one in (alone, knn, mixed)], dim=1
     )
-
-
-def _votes(evidence: Evidence, choice: Choice, settings: KnnSettings) -> Tensor:
-    count, embeddings = choice.num_neighbors, evidence.queries.embeddings
-    log_weights = KERNELS[settings.kernel](
-        evidence.squared_distances[:, :count],
-        choice.kernel_scale,
-        embeddings.shape[1],
-    )
-    labels = evidence.neighbor_labels[:, :count]
-    return neighbor_vote(log_weights, labels, evidence.queries.probabilities.shape[1])
 
 
 @dataclass(frozen=True)
@@ -164,7 +158,6 @@ class Decided:
     serving: Serving
     mixed: Evaluation
     global_model: Evaluation
-    knn: Evaluation | None
     chosen: Mapping[str, float]
 
 
@@ -189,8 +182,7 @@ def decide(
         if took_part:
             positions, measured_on = positions[ids > num_train], "validation"
         accuracy, gain = estimate(model, store, positions, settings, measured_on)
-    is_loss = gain.is_loss
-    if is_loss:
+    if is_loss := gain.is_loss:
         alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
         tuned = replace(tuned, choice=alone)
     choice = tuned.choice
@@ -203,15 +195,10 @@ def decide(
     votes = made.vote.probabilities
     mixed = score(made.probabilities, test.labels)
     reference = score(made.global_probabilities, test.labels)
-    knn = None if votes is None else score(votes, test.labels)
     if len(test) > 0:
-        accuracy = Accuracy(
-            reference.accuracy,
-            None if knn is None else knn.accuracy,
-            mixed.accuracy,
-            len(test),
-            "test",
-        )
+        knn = None if votes is None else score(votes, test.labels).accuracy
+        figures = reference.accuracy, knn, mixed.accuracy
+        accuracy = Accuracy(*figures, len(test), "test")
     serving = Serving(
         model=model.fingerprint,
         knn_weight=choice.knn_weight,
@@ -228,7 +215,7 @@ def decide(
         installed=time.time(),
         class_prior=choice.class_prior,
     )
-    return Decided(serving, mixed, reference, knn, predictor.describe())
+    return Decided(serving, mixed, reference, predictor.describe())
 
 
 _LOG = logging.getLogger(__name__)
@@ -316,23 +303,40 @@ def settle(places: Places, store: Store, pending: Pending, model: GlobalModel) -
     # Whatever a kill cuts short is made up for by the next call.
     offered = Offered(places)
     if pending.moved:
-        _delete(store, pending.moved)
+        try:
+            store.delete(Selection(external_ids=pending.moved))
+        except NotErasedError as error:
+            # They are found no longer; the store makes up for the rest by itself.
+            _LOG.warning("%s", error)
         offered.withdraw(pending.moved)
     store.reembed(model.embed, model.fingerprint)
-    _add_new(store, pending.new, model)
-    offered.add(pending.new.names)
+    new = pending.new
+    # Some may have been added before a kill, or by name meanwhile.
+    known = set(store.external_ids(store.select(Selection(external_ids=new.names))))
+    missing = [at for at, name in enumerate(new.names) if name not in known]
+    for start in range(0, len(missing), AT_ONCE):
+        part = _taken(new, missing[start : start + AT_ONCE])
+        store.add(embedded(model, part), model.fingerprint)
+    offered.add(new.names)
+    _serve(places, pending.serving)
+
+
+def _serve(places: Places, serving: Serving) -> None:
+    """Serve that from now on, and remove the models that nothing names."""
     with places.committing():
-        before = _served_before(read_serving(places.serving), model)
-        write_serving(places.serving, replace(pending.serving, previous=before))
-        if pending_serving(places) == pending.serving:
+        previous, now = None, read_serving(places.serving)
+        if now is not None:
+            previous = now.previous if now.model == serving.model else now.model
+        write_serving(places.serving, replace(serving, previous=previous))
+        named = {serving.model, previous}
+        pending = pending_serving(places)
+        if pending == serving:
             remove_pending(places)
-        _remove_models(places)
-
-
-def _served_before(now: Serving | None, model: GlobalModel) -> str | None:
-    if now is None:
-        return None
-    return now.previous if now.model == model.fingerprint else now.model
+        elif pending is not None:
+            named |= {pending.model, pending.previous}
+        for folder in places.models.iterdir():
+            if folder.name not in named:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_same_task(places: Places, model: GlobalModel) -> None:
@@ -355,25 +359,32 @@ def _whole(
 ) -> tuple[tuple[Examples, Examples], NamedExamples, tuple[str, ...]]:
     """Return what the store will hold, as splits, what is new, and what leaves it."""
     stored, names = _stored(store)
-    known, in_test = set(names), set(data.test.names)
-    is_held_out, is_tested = _in(names, data.validation.names), _in(names, in_test)
+    known, in_test, held_out = (
+        set(one) for one in (names, data.test.names, data.validation.names)
+    )
+    is_held_out, is_tested = (
+        torch.tensor([name in split for name in names], dtype=torch.bool)
+        for split in (held_out, in_test)
+    )
     train, validation = (
-        _without(split, known, offered) for split in (data.train, data.validation)
+        _taken(
+            split,
+            [
+                place
+                for place, name in enumerate(split.names)
+                if name not in known and name not in offered
+            ],
+        )
+        for split in (data.train, data.validation)
     )
     own = stored.take((~is_held_out & ~is_tested).nonzero()[:, 0])
-    held_out = stored.take(is_held_out.nonzero()[:, 0])
+    kept = stored.take(is_held_out.nonzero()[:, 0])
     new = train.examples.join(validation.examples)
     return (
-        (own.join(train.examples), held_out.join(validation.examples)),
+        (own.join(train.examples), kept.join(validation.examples)),
         NamedExamples(new, train.names + validation.names),
         tuple(name for name in names if name is not None and name in in_test),
     )
-
-
-def _in(names: Sequence[str | None], split: Iterable[str]) -> torch.Tensor:
-    """Return which names are a split's, bool of shape (n,)."""
-    wanted = set(split)
-    return torch.tensor([name in wanted for name in names], dtype=torch.bool)
 
 
 def _stored(store: StoreReader) -> tuple[Examples, list[str | None]]:
@@ -392,49 +403,9 @@ def _stored(store: StoreReader) -> tuple[Examples, list[str | None]]:
     return Examples(images, torch.from_numpy(contents.labels)), names
 
 
-def _without(
-    split: NamedExamples, known: set[str | None], offered: Offered
-) -> NamedExamples:
-    """Return the examples that are new to the store."""
-    places = [
-        place
-        for place, name in enumerate(split.names)
-        if name not in known and name not in offered
-    ]
-    return _taken(split, places)
-
-
 def _taken(split: NamedExamples, places: list[int]) -> NamedExamples:
     examples = split.examples.take(torch.tensor(places, dtype=torch.int64))
     return NamedExamples(examples, tuple(split.names[place] for place in places))
-
-
-def _delete(store: Store, names: tuple[str, ...]) -> None:
-    try:
-        store.delete(Selection(external_ids=names))
-    except NotErasedError as error:
-        # They are found no longer; the store makes up for the rest by itself.
-        _LOG.warning("%s", error)
-
-
-def _add_new(store: Store, new: NamedExamples, model: GlobalModel) -> None:
-    # Some may have been added before a kill, or by name meanwhile.
-    known = set(store.external_ids(store.select(Selection(external_ids=new.names))))
-    places = [place for place, name in enumerate(new.names) if name not in known]
-    for start in range(0, len(places), AT_ONCE):
-        part = _taken(new, places[start : start + AT_ONCE])
-        store.add(embedded(model, part), model.fingerprint)
-
-
-def _remove_models(places: Places) -> None:
-    """Remove the model folders that nothing names."""
-    named = set[str | None]()
-    for serving in (read_serving(places.serving), pending_serving(places)):
-        if serving is not None:
-            named |= {serving.model, serving.previous}
-    for folder in places.models.iterdir():
-        if folder.name not in named:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class SiteState:
@@ -457,7 +428,13 @@ class SiteState:
             if not self.has_store():
                 return build(self.places, self.name, model, data, took_part=took_part)
             decided = prepare(self.places, model, data, took_part=took_part)
-            self._settle_unless_busy(model)
+            pending = read_pending(self.places)
+            try:
+                if pending is not None:
+                    with open_store(self.places.store, writable=True) as store:
+                        settle(self.places, store, pending, model)
+            except StoreBusyError as error:
+                _LOG.info("left to the process that serves: %s", error)
         return decided
 
     def served(self) -> Serving | None:
@@ -483,16 +460,6 @@ class SiteState:
         """Return whether there is a memory."""
         return (self.places.store / DATABASE).is_file()
 
-    def _settle_unless_busy(self, model: GlobalModel) -> None:
-        pending = read_pending(self.places)
-        if pending is None:
-            return
-        try:
-            with open_store(self.places.store, writable=True) as store:
-                settle(self.places, store, pending, model)
-        except StoreBusyError as error:
-            _LOG.info("left to the process that serves: %s", error)
-
 
 def _require_read_for(model: GlobalModel, data: SiteData) -> None:
     found, expected = data.task, model.card.learned
@@ -503,6 +470,11 @@ def _require_read_for(model: GlobalModel, data: SiteData) -> None:
             f"the classes {', '.join(expected.class_names)}. Read the data for the "
             "model at hand"
         )
+
+
+def blank_input(spec: InputSpec) -> Tensor:
+    """Return one input of zeros, with which a model can be tried."""
+    return torch.zeros((1, *spec.image_shape), dtype=TORCH_DTYPES[spec.dtype])
 
 
 MODEL_CHANGES = 4  # while one question is answered: more than there ever are
@@ -630,10 +602,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
             return state[0]
         model = self._state_folder.load(fingerprint)
         # The first pass copies the weights into the model, which one thread must do.
-        nothing = no_examples(model.spec).images
-        model.head(
-            model.embed(torch.zeros((1, *nothing.shape[1:]), dtype=nothing.dtype))
-        )
+        model.head(model.embed(blank_input(model.spec)))
         return model
 
     def _writable(self) -> Store:
@@ -661,17 +630,14 @@ def open_served(site_state: SiteState, *, writable: bool) -> ServedModel:
     store = open_store(folder, writable=True) if writable else open_store(folder)
     try:
         if isinstance(store, Store) and store.fingerprint != serving.model:
-            _finish(site_state, store, serving)
+            # A kill cut something short after the store had changed its model.
+            pending = read_pending(site_state.places)
+            model = site_state.load((pending.serving if pending else serving).model)
+            if pending is None:
+                store.reembed(model.embed, serving.model)
+            else:
+                settle(site_state.places, store, pending, model)
         return ServedModel(site_state, store)
     except BaseException:
         store.close()
         raise
-
-
-def _finish(site_state: SiteState, store: Store, serving: Serving) -> None:
-    """Make up for what a kill cut short after the store had changed its model."""
-    pending = read_pending(site_state.places)
-    if pending is None:
-        store.reembed(site_state.load(serving.model).embed, serving.model)
-        return
-    settle(site_state.places, store, pending, site_state.load(pending.serving.model))

@@ -18,19 +18,21 @@ from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from knnper.client.settings import ClientSettings
 from knnper.errors import RefusedError, RunError
-from knnper.experiment import Experiment
+from knnper.experiment import Experiment, results_identity
 from knnper.files import JsonLines, make_private
-from knnper.loading import results_identity
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.training import num_steps, steps_per_epoch
 
 REFUSALS, ANSWERS = "refusals.jsonl", "answers.jsonl"  # in the state folder
 MOST = 100
 REPEATED = timedelta(days=1)  # within it, the same refusal is noted once
+_BEGUN_KEPT = 1000
+_TIDIED_BEYOND_BYTES = 10**6
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger("flwr")
 
 About = Literal["client", "model", "run"]
+Kind = Literal["begun", "training", "validation"]
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,25 @@ class RefusalNote:
     reason: str
 
 
+@dataclass(frozen=True)
+class Answer:
+    """One answer to a server."""
+
+    time: AwareDatetime
+    run: int
+    experiment: str
+    kind: Kind
+
+
 _NOTE = TypeAdapter(RefusalNote)
+_ANSWERS = TypeAdapter(list[Answer])
 
 
 def note_refusal(state: Path, about: About, reason: str) -> bool:
     """Write down that there was one now; return whether it is a new one."""
     # What is asked again within a day is not written again, nor is it news that the
     # server repeats why this client refused its run.
-    now = datetime.now(UTC).replace(microsecond=0)
+    now = _now()
     last = None
     with contextlib.suppress(RunError):  # a damaged file
         last = last_refusal(state)
@@ -66,7 +79,7 @@ def note_refusal(state: Path, about: About, reason: str) -> bool:
         if len(found) > MOST:
             notes.replace(found[-MOST:])
     except RunError as error:
-        _LOG.warning("%s", error)
+        log.warning("%s", error)
     return True
 
 
@@ -79,26 +92,6 @@ def last_refusal(state: Path) -> RefusalNote | None:
         raise RunError(
             f"the last line of {state / REFUSALS} is damaged; remove the file"
         ) from error
-
-
-Kind = Literal["begun", "training", "validation"]
-_BEGUN_KEPT = 1000
-_TIDIED_BEYOND_BYTES = 10**6
-
-log = logging.getLogger("flwr")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer to a server."""
-
-    time: AwareDatetime
-    run: int
-    experiment: str
-    kind: Kind
-
-
-_ANSWERS = TypeAdapter(list[Answer])
 
 
 @dataclass(frozen=True)
@@ -136,23 +129,27 @@ class Answers:
 
     def left(self, kind: Kind, answers: Sequence[Answer]) -> float:
         """Return how many more of a kind may be given."""
-        given, most = self._counts(kind, answers)
-        return math.inf if most is None else most - given
+        most = self._most(kind)
+        return math.inf if most is None else most - _count(kind, answers)
 
     def state(self, kind: Kind, answers: Sequence[Answer]) -> str:
         """Return in words how many of a kind were given, and may be."""
-        (given, most), days = self._counts(kind, answers), self.client.limits.days
+        most, days = self._most(kind), self.client.limits.days
         window = f"in {days} days" if days else "in all"
         of = "any number" if most is None else most
-        return f"{given} of {of} {window} (limits.{kind}_rounds)"
+        return f"{_count(kind, answers)} of {of} {window} (limits.{kind}_rounds)"
 
-    def _counts(self, kind: Kind, answers: Sequence[Answer]) -> tuple[int, int | None]:
-        given = sum(one.kind == kind for one in answers)
-        return given, getattr(self.client.limits, f"{kind}_rounds")
+    def _most(self, kind: Kind) -> int | None:
+        most: int | None = getattr(self.client.limits, f"{kind}_rounds")
+        return most
 
     @property
     def _file(self) -> JsonLines:
         return JsonLines(self.client.state / ANSWERS)
+
+
+def _count(kind: Kind, answers: Sequence[Answer]) -> int:
+    return sum(one.kind == kind for one in answers)
 
 
 @dataclass(frozen=True)
@@ -240,7 +237,7 @@ class Limits:
         same = [one for one in given if one.experiment == self._fingerprint]
         for kind, number in needed.items():
             # A run that is resumed has had a part of them.
-            missing = number - sum(one.kind == kind for one in same) % number
+            missing = number - _count(kind, same) % number
             if missing > answers.left(kind, given):
                 reasons.append(
                     f"found a run that needs {missing} more answers ({kind}), after "
@@ -289,13 +286,16 @@ class Limits:
         raise RefusedError(reason)
 
     def _note(self, kind: Kind) -> None:
-        now = datetime.now(UTC).replace(microsecond=0)
-        answer = Answer(now, self.run, self._fingerprint, kind)
+        answer = Answer(_now(), self.run, self._fingerprint, kind)
         Answers(self.client).note(answer)
 
     @property
     def _fingerprint(self) -> str:
         return results_identity(self.experiment)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
 
 
 def _as_line(noted: Answer | RefusalNote) -> dict[str, object]:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import httpx
 
 from knnper.client import flower_node as flower_supernode
-from knnper.client.doctor import GATEWAY, Connection, Trust
+from knnper.client.doctor import GATEWAY, server_checks
 from knnper.client.flower_node import (
     CLIENT_APP,
     Activation,
@@ -47,23 +47,6 @@ SHORTEST_S = 0.05
 LONGEST_S = 1.0
 PART_OF_IDLE_TIME = 0.05
 REPLY_S = 0.01
-
-
-class Pace:
-    """Waits that grow with the time in which nothing came: asking costs the server."""
-
-    def __init__(self) -> None:
-        self._last_work = time.monotonic()
-
-    def wait_for_message(self) -> None:
-        """Wait until it is time to ask for a message again."""
-        idle = time.monotonic() - self._last_work
-        time.sleep(min(max(idle * PART_OF_IDLE_TIME, SHORTEST_S), LONGEST_S))
-
-    def wait_for_reply(self) -> None:
-        """Wait a moment for work that is being done on this machine."""
-        time.sleep(REPLY_S)
-        self._last_work = time.monotonic()
 
 
 log = logging.getLogger(__name__)
@@ -108,25 +91,21 @@ class Patience:
         self._reminder_s = min(2 * self._reminder_s, _LONGEST_REMINDER_S)
 
 
+_REACHED_BY = ("address", "port", "tls", "authority", "certificate")
+
+
 def require_server(server: str, ca: Path | None) -> None:
     """Check address, port and certificate of the server, as the doctor does."""
-    connection = Connection(server, with_tls=ca is not None)
-    looks = [
-        connection.name_resolves,
-        connection.port_is_open,
-        connection.tls_is_agreed,
-    ]
-    if ca is not None:
-        trust = Trust(connection, ca)
-        looks += [trust.authority_is_readable, trust.certificate_is_accepted]
-    for look in looks:
+    for check in server_checks(server, ca):
+        if check.subject not in _REACHED_BY:
+            continue
         try:
-            found = look()
+            found = check.look()
         except OSError as error:
             raise Refusal(f"nothing answers at {server} ({error})") from error
         if found.verdict is Verdict.PROBLEM:
             # Of these, a server that is just starting may be the cause.
-            passes = look in looks[:2] or found.expected == GATEWAY
+            passes = check.subject in _REACHED_BY[:2] or found.expected == GATEWAY
             raise Refusal(f"{found.found}; {found.mend}", lasting=not passes)
 
 
@@ -148,6 +127,11 @@ class NodeOptions:
 
 class Told(BaseException):
     """SIGTERM, or all is done; no `except Exception` of a library holds it up."""
+
+
+def _leave_if(is_done: bool) -> None:
+    if is_done:
+        raise Told
 
 
 def run_client(settings: ClientSettings, options: NodeOptions) -> None:
@@ -213,13 +197,9 @@ class _Node:
                 with plain_supernode(
                     server, settings.key, settings.file, home
                 ) as process:
-                    serve_plainly(process, self._leave_if_done)
+                    serve_plainly(process, lambda: _leave_if(self._options.is_done()))
             except Refusal as refusal:
                 patience.bear(refusal)
-
-    def _leave_if_done(self) -> None:
-        if self._options.is_done():
-            raise Told
 
     def _join(self, stay: "_Stay", serve: Callable[[], None]) -> None:
         """Try until the stay has begun, and is over."""
@@ -285,7 +265,7 @@ class _Stay:
         self.runner = runner
         self._activation = activation
         self._is_done = is_done
-        self._pace = Pace()
+        self._last_work = time.monotonic()
 
     def hooks(self) -> Hooks:
         return Hooks(self._begin, self._await_message, self._await_reply)
@@ -296,13 +276,15 @@ class _Stay:
         log.info("in the federation of %s as node %d", self._server.address, node_id)
 
     def _await_message(self) -> None:
-        if self._is_done():
-            raise Told
-        self._pace.wait_for_message()
+        _leave_if(self._is_done())
+        # Longer and longer while nothing comes: asking costs the server.
+        idle = time.monotonic() - self._last_work
+        time.sleep(min(max(idle * PART_OF_IDLE_TIME, SHORTEST_S), LONGEST_S))
 
     def _await_reply(self) -> None:
         self.runner.wake()
-        self._pace.wait_for_reply()
+        time.sleep(REPLY_S)
+        self._last_work = time.monotonic()
 
 
 @contextlib.contextmanager

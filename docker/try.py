@@ -19,10 +19,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trial.engine import Engine, TrialError, require_engine
-from trial.federation import SEEN, UNSEEN, Federation, make_federation
-from trial.figures import Figures, require_figures, require_rows
-from trial.service import Service
+from trial import (
+    SEEN,
+    UNSEEN,
+    Answers,
+    Engine,
+    Federation,
+    TrialError,
+    asked,
+    require_engine,
+    require_figures,
+    require_rows,
+)
 
 PORTS = {"0000": 8100, "0001": 8101, UNSEEN: 8102, "0003": 8103}
 RUN = "state/runs/trial"
@@ -48,7 +56,9 @@ class Trial:
         self.engine.up()
         self.tell("server, three clients and their services are healthy")
         self._require_closed()
-        self.engine.knnper("server", "fed", "submit", "experiment.yaml", "--stay", "0")
+        self.engine.run(
+            "server", "knnper", "fed", "submit", "experiment.yaml", "--stay", "0"
+        )
         self._require_rows(SEEN)
         before = {name: self._predictions(name) for name in SEEN}
         self.tell("three clients were trained and serve; figures are the simulation's")
@@ -63,8 +73,17 @@ class Trial:
     def _onboard(self) -> None:
         self.federation.add(UNSEEN)
         self.engine.give_keys()
-        resume = ("fed", "submit", "--resume", RUN, "--stay", str(STAY_S), "--detach")
-        self.engine.knnper("server", *resume)
+        resume = (
+            "knnper",
+            "fed",
+            "submit",
+            "--resume",
+            RUN,
+            "--stay",
+            str(STAY_S),
+            "--detach",
+        )
+        self.engine.run("server", *resume)
         self.engine.up(f"service-{UNSEEN}")
         self._predictions(UNSEEN)
         self._require_rows((*SEEN, UNSEEN))
@@ -91,14 +110,12 @@ class Trial:
         self.engine.copy(f"server:/knnper/{RUN}", run)
         require_rows(run, self.federation.reference, names)
 
-    def _predictions(self, name: str) -> list[dict[str, object]]:
-        token = self.engine.read(f"service-{name}", "state/token")
-        service = Service(f"http://127.0.0.1:{PORTS[name]}", token)
-        service.wait_until_ready()
+    def _predictions(self, name: str) -> Answers:
+        token = self.engine.run(f"service-{name}", "cat", "state/token")
         images, labels = self.federation.test_split(name)
-        answers = service.predict(images)
+        answers, info = asked(f"http://127.0.0.1:{PORTS[name]}", token, images)
         row = self.federation.expected(name)
-        require_figures(name, Figures.of(answers, labels, service.info()), row)
+        require_figures(name, answers, labels, info, row)
         return answers
 
 
@@ -124,7 +141,8 @@ def main() -> int:
 
 
 def _run(folder: Path, *, build: bool) -> None:
-    federation = make_federation(folder)
+    federation = Federation(folder)
+    federation.make()
     engine = Engine(federation.place)
     trial = Trial(engine, federation)
     with engine.cleaned_up():

@@ -33,9 +33,9 @@ from knnper_cli.app import app
 from papers.catalogue import FIGURES, FigureFileSettings
 
 PYTHON = {
-    "Experiments": ["knnper.loading", "knnper.experiment"],
+    "Experiments": ["knnper.experiment"],
     "Methods": ["knnper.strategies.core.method"],
-    "Data and models": ["knnper.data.examples", "knnper.models.networks"],
+    "Data and models": ["knnper.data.examples", "knnper.models"],
     "Memory and prediction": ["knnper.datastore.store", "knnper.datastore.prediction"],
     "Results": ["knnper.server.results"],
 }

@@ -1,5 +1,7 @@
-"""Errors that say what was found, what was expected and how to mend it."""
+"""Errors, and what somebody else wrote on its way into a log or to a terminal."""
 
+import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +22,10 @@ def _rebuilt(kind: type[KnnPerError], arguments: tuple[Any, ...]) -> KnnPerError
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a configuration.
+    """One thing that is wrong in a configuration."""
 
-    Attributes
-    ----------
-    place
-        Dotted path of the setting, as in ``training.num_rounds``.
-    message
-        What was found, what was expected, how to mend it.
-    """
-
-    place: str
-    message: str
+    place: str  # dotted path of the setting, as in ``training.num_rounds``
+    message: str  # what was found, what was expected, how to mend it
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"
@@ -78,3 +72,61 @@ class CredentialError(KnnPerError):
 
 class CodecError(KnnPerError):
     """Something cannot be encoded, or what arrived is not what was expected."""
+
+
+MOST_CHARACTERS = 500
+
+MOST_LOGGED = 20_000
+
+# All that steers a terminal, or turns the direction of a line round; not the ends of
+# lines and tabs.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+_CUT = " ... "
+
+# Of a traceback, the end says what is wrong.
+_FROM_THE_START = 150
+
+
+def printable(text: str) -> str:
+    """Return ``text`` as one line of at most `MOST_CHARACTERS` characters."""
+    if len(text) > MOST_CHARACTERS:
+        text = _shortened(text)
+    if not text.isprintable():
+        text = "".join(one if one.isprintable() else _escaped(one) for one in text)
+    return _shortened(text) if len(text) > MOST_CHARACTERS else text
+
+
+def harmless(text: str) -> str:
+    """Return ``text``, of any number of lines, with what steers a terminal escaped."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class HarmlessFormatter(logging.Formatter):
+    """Writes records of which no part can pass for another record.
+
+    All lines of one but the first are indented, and what steers a terminal is escaped.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        text = super().format(record)
+        if len(text) > MOST_LOGGED:
+            text = f"{text[:MOST_LOGGED]}{_CUT}"
+        return harmless(text).replace("\n", "\n    ")
+
+
+def write_harmlessly(layout: str) -> None:
+    """Let this process log to standard error, from INFO on, harmlessly."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(HarmlessFormatter(layout))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _shortened(text: str) -> str:
+    to_the_end = MOST_CHARACTERS - _FROM_THE_START - len(_CUT)
+    return text[:_FROM_THE_START] + _CUT + text[-to_the_end:]
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,17 +1,42 @@
-"""What the sections of an experiment may choose from by name."""
+"""An experiment: its settings, and how they are read from a file and written."""
 
+import copy
+import dataclasses
+import difflib
+import functools
+import hashlib
+import itertools
+import json
+import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Generic, Literal, TypeVar
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from pydantic import ConfigDict, Field
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, to_jsonable_python
 
-from knnper.errors import Problem
+from knnper.errors import ConfigError, Problem
 
 _PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 Name = Annotated[str, Field(pattern=f"^{_PATTERN}$")]
+
 """A field of settings that is such a name."""
 
 
@@ -21,6 +46,7 @@ def is_name(text: str) -> bool:
 
 
 LARGEST_COUNT = 2**53
+
 """No client has more examples: up to here, a float holds every integer."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -259,11 +285,11 @@ class RunSettings(Settings):
     federation: FederationSettings = field(default_factory=FederationSettings)
 
 
-S = TypeVar("S", bound=Settings, covariant=True)
+S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 
 @dataclass(frozen=True)
-class Choice(Generic[S]):
+class Choice(Generic[S_co]):
     """Something chosen by name together with the settings it takes.
 
     Attributes
@@ -275,7 +301,7 @@ class Choice(Generic[S]):
     """
 
     name: str
-    settings: S
+    settings: S_co
 
 
 @dataclass(frozen=True)
@@ -329,3 +355,700 @@ class Catalogue:
     personalization: SettingsTypes
     personalization_of: Mapping[str, str]
     check: Callable[[Experiment], Sequence[Problem]]
+
+
+LONGEST_VALUE = 60
+
+_LOG = logging.getLogger(__name__)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the question whether the most similar name was meant; may be empty."""
+    matches = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {matches[0]!r}?" if matches else ""
+
+
+def alternatives(name: str, known: Iterable[str]) -> str:
+    """Return what could have been meant by ``name``: the nearest, then all of them."""
+    names = sorted(known)
+    everything = f"known: {', '.join(names)}" if names else "none are known here"
+    return " ".join(filter(None, (nearest(name, names), everything)))
+
+
+def shown(value: object) -> str:
+    """Return ``value`` as it would be written in a file, cut where it gets long."""
+    text = json.dumps(value, default=repr, ensure_ascii=False)
+    if len(text) <= LONGEST_VALUE:
+        return text
+    return f"{text[:LONGEST_VALUE]}..."
+
+
+S = TypeVar("S", bound=Settings)
+
+# By pydantic's name of an error; the braces are filled from the error's context.
+_EXPECTATIONS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping; write {{}} for the defaults",
+    "none_required": "null",
+    "finite_number": "a finite number",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "string_pattern_mismatch": "text that matches {pattern}",
+}
+
+# By the name of a limit, in pydantic as in its errors.
+_LIMITS = {
+    "gt": "greater than",
+    "ge": "of at least",
+    "lt": "less than",
+    "le": "of at most",
+}
+
+
+def parse_settings(
+    settings_type: type[S],
+    value: object,
+    place: str,
+    problems: list[Problem],
+    hint: str = "",
+) -> S | None:
+    """Return ``value`` as ``settings_type``, or None after adding to ``problems``."""
+    try:
+        # mypy takes the hash of a class for that of its instances.
+        adapter = _adapter(settings_type)  # type: ignore[arg-type]
+        parsed: S = adapter.validate_json(json.dumps(value))
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        problems.extend(_translate(settings_type, details, place, hint))
+        return None
+    return parsed
+
+
+@functools.cache
+def _adapter(settings_type: type[Settings]) -> TypeAdapter[Any]:
+    """Return what validates a type; making one takes longer than using it."""
+    return TypeAdapter(settings_type)
+
+
+def _translate(
+    settings_type: type[Settings],
+    details: Sequence[ErrorDetails],
+    place: str,
+    hint: str,
+) -> Iterable[Problem]:
+    """Yield one problem a place: each member of a union has its own complaint."""
+    messages: dict[str, list[str]] = {}
+    inner = {detail["loc"][:-1] for detail in details}
+    for detail in details:
+        if detail["type"] == "too_short" and detail["loc"] in inner:
+            continue
+        keys, parent, annotation = _resolve(settings_type, detail["loc"])
+        message = _message(detail, parent, annotation, hint)
+        where = ".".join(key for key in (place, *keys) if key)
+        messages.setdefault(where or "document", []).append(message)
+    for where, found in messages.items():
+        yield Problem(where, ", or ".join(dict.fromkeys(found)))
+
+
+def _message(
+    detail: ErrorDetails, parent: object, annotation: object, hint: str
+) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "unexpected_keyword_argument":
+        known = alternatives(str(detail["loc"][-1]), _field_names(parent))
+        return f"unknown setting; {known}{hint}"
+    if kind == "missing":
+        return "expected a value, found nothing; there is no default"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "union_tag_not_found":
+        return "expected a key 'name' that says which one is meant, found none"
+    found = shown(detail["input"])
+    if kind == "union_tag_invalid":
+        known = alternatives(context["tag"], _quoted(context["expected_tags"]))
+        return f"unknown name {context['tag']!r}; {known}"
+    if kind == "literal_error":
+        guess = nearest(str(detail["input"]), _quoted(context["expected"]))
+        return f"found {found}, expected {context['expected']}; {guess}".rstrip("; ")
+    expected = _expected(kind, context, annotation)
+    if expected is None:
+        return f"found {found}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    return f"found {found}, expected {expected}"
+
+
+def _expected(kind: str, context: Mapping[str, Any], annotation: object) -> str | None:
+    """Return what would be right; None for an error that has no words here."""
+    if context.keys() & _LIMITS.keys():
+        return f"a number {_range(annotation, context)}"
+    words = _EXPECTATIONS.get(kind)
+    return words and words.format(**context)
+
+
+def _range(annotation: object, context: Mapping[str, Any]) -> str:
+    """Return both ends of what a number may be, also the one that was not missed."""
+    limits = {**_limits(annotation), **context}
+    if limits.keys() == {"ge", "le"}:
+        return f"from {limits['ge']:.12g} to {limits['le']:.12g}"
+    return " and ".join(
+        f"{words} {limits[name]:.12g}"
+        for name, words in _LIMITS.items()
+        if name in limits
+    )
+
+
+def _limits(annotation: object) -> dict[str, Any]:
+    """Return the limits in an annotation, by their names in `_LIMITS`."""
+    if get_origin(annotation) in (Union, UnionType):
+        members = [one for one in get_args(annotation) if one is not NoneType]
+        return _limits(members[0]) if len(members) == 1 else {}
+    if get_origin(annotation) is not Annotated:
+        return {}
+    fields = [one for one in get_args(annotation) if isinstance(one, FieldInfo)]
+    return {
+        name: getattr(limit, name)
+        for field in fields
+        for limit in field.metadata
+        for name in _LIMITS
+        if hasattr(limit, name)
+    }
+
+
+def _quoted(text: str) -> list[str]:
+    """Return what stands between single quotes in ``text``."""
+    return text.split("'")[1::2]
+
+
+def _field_names(annotation: object) -> list[str]:
+    if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
+        return []
+    return [field.name for field in dataclasses.fields(annotation)]
+
+
+def _resolve(
+    settings_type: type[Settings], location: Sequence[str | int]
+) -> tuple[list[str], object, object]:
+    """Return the keys in pydantic's ``location``, what holds the last, and its type."""
+    keys: list[str] = []
+    here: object = settings_type
+    parent = here
+    for part in location:
+        parent = _bare(here)
+        here, is_key = _step(parent, part)
+        if is_key:
+            keys.append(str(part))
+    return keys, parent, here
+
+
+def _step(annotation: object, part: str | int) -> tuple[object, bool]:
+    """Return the type of ``part`` of a value, and whether ``part`` is a key in it."""
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        hints: Mapping[str, object] = get_type_hints(annotation, include_extras=True)
+        return hints.get(str(part)), True
+    members = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType):
+        tagged = (one for one in members if getattr(one, "name", None) == part)
+        return next(tagged, None), False
+    elements = [member for member in members if member is not Ellipsis]
+    return (elements[-1] if elements else None), True
+
+
+def _bare(annotation: object) -> Any:
+    """Return ``annotation`` without its ranges and without ``| None``."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        members = [one for one in get_args(annotation) if one is not NoneType]
+        return _bare(members[0]) if len(members) == 1 else annotation
+    return annotation
+
+
+class _ExperimentLoader(yaml.SafeLoader):
+    """Reads YAML 1.2's plain values and refuses a key that occurs twice.
+
+    PyYAML follows YAML 1.1, where ``1e-3`` is text, ``no`` is false, ``010`` is 8 and
+    ``1:30`` is 90.
+    """
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (as in the base class)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return the mapping that comes next, once its keys have been looked at."""
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(
+                    problem="a key must be plain text", problem_mark=key.start_mark
+                )
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} occurs twice; keep one of the two",
+                    problem_mark=key.start_mark,
+                )
+            seen.add(key.value)
+        return node
+
+
+class _ExperimentDumper(yaml.SafeDumper):
+    """Quotes text that the loader, or any reader of YAML 1.1, would take for more."""
+
+
+_PLAIN_VALUES = {
+    "null": (r"~|null|Null|NULL|", "~nN\0"),
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?(?:0|[1-9][0-9_]*)", "-+0123456789"),
+    "float": (
+        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?[0-9]+[eE][-+]?[0-9]+"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+}
+
+for _kind, (_pattern, _first) in _PLAIN_VALUES.items():
+    for _yaml in (_ExperimentLoader, _ExperimentDumper):
+        _yaml.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_kind}",
+            re.compile(f"^(?:{_pattern})$"),
+            ["" if character == "\0" else character for character in _first],
+        )
+
+
+def dump_yaml(value: Any) -> str:
+    """Return plain values as YAML that `parse_yaml` reads back unchanged."""
+    return yaml.dump(value, Dumper=_ExperimentDumper, sort_keys=False)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Return the value of ``text``."""
+    try:
+        value = yaml.load(text, _ExperimentLoader)
+        json.dumps(value)
+    except yaml.YAMLError as error:
+        raise ConfigError([_as_problem(error)], source) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        message = (
+            f"holds a value that is not text, a number, a list or the like: {error}"
+        )
+        raise ConfigError([Problem("document", message)], source) from error
+    return value
+
+
+def read_yaml(path: Path, missing: str = "expected the path of a YAML file") -> Any:
+    """Return the value of the YAML file at ``path``; say ``missing`` without one."""
+    source = str(path)
+    try:
+        return parse_yaml(path.read_text(encoding="utf-8"), source)
+    except FileNotFoundError as error:
+        message = f"there is no such file; {missing}"
+        raise ConfigError([Problem(source, message)], source) from error
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"expected a readable text file in UTF-8: {error}"
+        raise ConfigError([Problem(source, message)], source) from error
+
+
+def _as_problem(error: yaml.YAMLError) -> Problem:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return Problem("document", f"invalid YAML: {error}")
+    mark = error.problem_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}"
+    context = f"{error.context}, " if error.context else ""
+    return Problem(place, f"invalid YAML: {context}{error.problem}")
+
+
+@dataclass(frozen=True)
+class Override:
+    """One setting that replaces what a file says."""
+
+    path: tuple[str, ...]
+    value: Any
+
+
+def parse_overrides(
+    texts: Sequence[str], problems: list[Problem]
+) -> tuple[Override, ...]:
+    """Return the overrides among ``texts``; what is malformed joins ``problems``."""
+    overrides = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        path = tuple(part.strip() for part in name.split("."))
+        if not equals or not all(path):
+            expected = "expected KEY=VALUE, as in training.num_rounds=50"
+            problems.append(Problem("override", f"{expected}, found {shown(text)}"))
+            continue
+        try:
+            overrides.append(Override(path, parse_yaml(value, text)))
+        except ConfigError as error:
+            reasons = "; ".join(problem.message for problem in error.problems)
+            message = f"found {shown(value)}, expected a YAML value: {reasons}"
+            problems.append(Problem(".".join(path), message))
+    return tuple(overrides)
+
+
+def with_overrides(source: str, overrides: Sequence[str]) -> str:
+    """Return what errors call ``source`` once it is changed by ``overrides``."""
+    return f"{source} with {', '.join(overrides)}" if overrides else source
+
+
+def apply_overrides(
+    document: Mapping[str, Any], overrides: Sequence[Override], problems: list[Problem]
+) -> dict[str, Any]:
+    """Return a copy of ``document`` with ``overrides`` made in order: the last wins."""
+    result = copy.deepcopy(dict(document))
+    for override in overrides:
+        section = _section(result, override.path, problems)
+        if section is not None:
+            section[override.path[-1]] = override.value
+    return result
+
+
+def _section(
+    document: dict[str, Any], path: tuple[str, ...], problems: list[Problem]
+) -> dict[str, Any] | None:
+    """Return the mapping that holds the last key of ``path``."""
+    here = document
+    for depth, part in enumerate(path[:-1], start=1):
+        below = here.get(part)
+        if below is None:
+            below = here[part] = {}
+        if not isinstance(below, dict):
+            message = (
+                f"{'.'.join(path[:depth])} is {shown(below)} and holds no settings; "
+                f"set {'.'.join(path[:depth])} as a whole"
+            )
+            problems.append(Problem(".".join(path), message))
+            return None
+        here = below
+    return here
+
+
+SECTIONS = tuple(field.name for field in dataclasses.fields(Experiment))
+
+
+def read_experiment(
+    path: Path, catalogue: Catalogue, overrides: Sequence[str] = ()
+) -> Experiment:
+    """Return the experiment that the YAML file at ``path`` describes."""
+    source = str(path)
+    document = read_yaml(path)
+    if document is None:
+        message = f"the file is empty; expected the keys {', '.join(SECTIONS)}"
+        raise ConfigError([Problem(source, message)], source)
+    return load_experiment(
+        document, catalogue, overrides, with_overrides(source, overrides)
+    )
+
+
+def load_experiment(
+    document: Mapping[str, Any],
+    catalogue: Catalogue,
+    overrides: Sequence[str] = (),
+    source: str = "experiment",
+) -> Experiment:
+    """Return the experiment that ``document`` describes.
+
+    Parameters
+    ----------
+    document
+        Plain values: mappings, lists, text, numbers, booleans, None.
+    catalogue
+        What can be chosen by name.
+    overrides
+        ``KEY=VALUE`` with a dotted key and a YAML value; made in order on a copy.
+    source
+        Where the document is from; named in errors.
+
+    Raises
+    ------
+    ConfigError
+        With *all* problems: unknown keys and names (with the nearest valid one),
+        values of a wrong type or out of range, missing keys, and settings that do not
+        go together.
+    """
+    if not isinstance(document, Mapping):
+        message = f"found {shown(document)}, expected the keys {', '.join(SECTIONS)}"
+        raise ConfigError([Problem("document", message)], source)
+    problems: list[Problem] = []
+    parsed = [_with_new_name(one) for one in parse_overrides(overrides, problems)]
+    merged = apply_overrides(_with_new_names(document, problems), parsed, problems)
+    # An override may bring a section as a whole.
+    merged = _with_new_names(merged, problems)
+    experiment = Sections(merged, parsed, problems).experiment(catalogue)
+    if experiment is not None and not problems:
+        problems.extend(catalogue.check(experiment))
+    if experiment is None or problems:
+        raise ConfigError(problems, source)
+    return experiment
+
+
+RENAMED_SETTINGS: Mapping[str, str] = {
+    "method.newcomer_epochs": "unseen_epochs",
+    "method.newcomer_steps": "unseen_steps",
+    "run.federation.hand_over_timeout_s": "distribution_timeout_s",
+}
+
+"""What settings of 0.1.0 are called now; the old names are taken for one version."""
+
+
+def _with_new_names(
+    document: Mapping[str, Any], problems: list[Problem]
+) -> dict[str, Any]:
+    """Return a copy in which old names are replaced."""
+    result = copy.deepcopy(dict(document))
+    for place, new in RENAMED_SETTINGS.items():
+        *above, old = place.split(".")
+        section: Any = result
+        for part in above:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or old not in section:
+            continue
+        _notify(place, new)
+        if new in section:
+            problems.append(Problem(place, f"is called {new} now; give it once"))
+        section[new] = section.pop(old)
+    return result
+
+
+def _with_new_name(override: Override) -> Override:
+    place = ".".join(override.path)
+    if place not in RENAMED_SETTINGS:
+        return override
+    _notify(place, RENAMED_SETTINGS[place])
+    return Override((*override.path[:-1], RENAMED_SETTINGS[place]), override.value)
+
+
+@functools.cache
+def _notify(old: str, new: str) -> None:
+    """Log once in a process that a name is old."""
+    _LOG.warning("the setting %s is called %s now; the old name goes soon", old, new)
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Reads the sections of one document and collects what is wrong with them."""
+
+    document: Mapping[str, Any]
+    overrides: Sequence[Override]
+    problems: list[Problem]
+
+    def experiment(self, catalogue: Catalogue) -> Experiment | None:
+        """Return the experiment; None when a section of it is wrong."""
+        for key in self.document:
+            if key not in SECTIONS:
+                known = alternatives(str(key), SECTIONS)
+                self._add(str(key), f"unknown section; {known}")
+        name = self._name()
+        data = self.choice("data", catalogue.data)
+        partition = self.choice("partition", catalogue.partition)
+        model = self.choice("model", catalogue.model)
+        training = self._settings("training", TrainingSettings)
+        if training is not None:
+            self.problems.extend(training_problems(training))
+        method = self.choice("method", catalogue.method)
+        personalization = self._personalization(catalogue)
+        run = self._settings("run", RunSettings)
+        if run is not None:
+            self.problems.extend(run_problems(run))
+        sections = (name, data, partition, model, training, method)
+        if any(section is None for section in (*sections, personalization, run)):
+            return None
+        return Experiment(*sections, personalization, run)  # type: ignore[arg-type]
+
+    def _name(self) -> str | None:
+        name = self.document.get("name")
+        if isinstance(name, str) and is_name(name):
+            return name
+        found = shown(name) if "name" in self.document else "nothing"
+        message = (
+            "expected a name for the run's folder: letters, digits, '.', '_' and '-', "
+            f"a letter or digit first; found {found}"
+        )
+        self._add("name", message)
+        return None
+
+    def choice(
+        self, section: str, known: SettingsTypes, default: str | None = None
+    ) -> Choice[Settings] | None:
+        """Return what a section chooses by name; None if it is wrong."""
+        value = self.document.get(section, {} if default else None)
+        if default is not None and isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            found = shown(value) if section in self.document else "nothing"
+            example = f"{{name: {sorted(known)[0]}}}" if known else "{name: ...}"
+            self._add(section, f"found {found}, expected a mapping such as {example}")
+            return None
+        name = value.get("name", default)
+        if not isinstance(name, str) or name not in known:
+            found = "found no name" if name is None else f"unknown name {shown(name)}"
+            nearest = alternatives(str(name), known)
+            self._add(f"{section}.name", f"{found}; {nearest}")
+            return None
+        settings = {key: item for key, item in value.items() if key != "name"}
+        parsed = self._settings(section, known[name], settings)
+        return None if parsed is None else Choice(name, parsed)
+
+    def _personalization(self, catalogue: Catalogue) -> Choice[Settings] | None:
+        """Return what is put on top of the method; None without a method."""
+        method = self.document.get("method")
+        name = method.get("name") if isinstance(method, Mapping) else None
+        if not isinstance(name, str) or name not in catalogue.personalization_of:
+            return None
+        default = catalogue.personalization_of[name]
+        return self.choice("personalization", catalogue.personalization, default)
+
+    def _settings(
+        self, section: str, settings_type: type[S], value: object = None
+    ) -> S | None:
+        if value is None:
+            value = self.document.get(section, {})
+        hint = self._hint(section)
+        return parse_settings(settings_type, value, section, self.problems, hint)
+
+    def _hint(self, section: str) -> str:
+        """Return how to get rid of keys that belong to what an override replaced."""
+        for chooser in (section, *["method"] * (section == "personalization")):
+            changes = {(chooser,), (chooser, "name")}
+            names = [one.value for one in self.overrides if one.path in changes]
+            if names:
+                whole = "{}" if chooser != section else f"{{name: {names[-1]}}}"
+                return (
+                    f"; an override changed {chooser}: if this key belongs to the "
+                    "former one, replace the section, "
+                    f"--set '{section}={whole}'"
+                )
+        return ""
+
+    def _add(self, place: str, message: str) -> None:
+        self.problems.append(Problem(place, message))
+
+
+def run_problems(run: RunSettings) -> Iterable[Problem]:
+    """Yield what does not go together in the section ``run``."""
+    if run.ray_address is None:
+        return
+    if run.engine == "serial":
+        message = (
+            f"found {run.ray_address!r} with engine = serial, expected null: only the "
+            "engine flower runs on Ray; set one of the two"
+        )
+        yield Problem("run.ray_address", message)
+    if run.num_workers is not None:
+        message = (
+            f"found {run.num_workers} with a ray_address, expected null: a cluster has "
+            "as many workers as it has room for; set run.cpus_per_client instead"
+        )
+        yield Problem("run.num_workers", message)
+
+
+def training_problems(training: TrainingSettings) -> Iterable[Problem]:
+    """Yield what does not go together in the section ``training``."""
+    if training.local_epochs is not None and training.local_steps is not None:
+        message = (
+            f"found local_epochs = {training.local_epochs} and local_steps = "
+            f"{training.local_steps}, expected one of the two; set the other to null"
+        )
+        yield Problem("training.local_steps", message)
+    if isinstance(training.schedule, MultiStepSchedule):
+        milestones = training.schedule.milestones
+        if any(b <= a for a, b in itertools.pairwise(milestones)):
+            message = f"found {shown(milestones)}, expected increasing rounds"
+            yield Problem("training.schedule.milestones", message)
+
+
+_NUMERIC = (
+    "seed",
+    "max_failed_fraction",
+    "max_update_norm_ratio",
+    "threads_per_worker",
+    "evaluation_batch_size",
+)
+
+# As far as it is not the default: runs that began before there was such a setting stay
+# the runs that they are.
+_NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio",)
+
+
+def to_document(experiment: Experiment) -> dict[str, Any]:
+    """Return every setting of ``experiment``, defaults too, as plain values."""
+    document = {}
+    for section in SECTIONS:
+        value = getattr(experiment, section)
+        plain = to_jsonable_python(value)
+        is_choice = isinstance(value, Choice)
+        document[section] = (
+            {"name": value.name, **plain["settings"]} if is_choice else plain
+        )
+    return document
+
+
+def to_yaml(experiment: Experiment) -> str:
+    """Return ``experiment`` as the text of an experiment file."""
+    return dump_yaml(to_document(experiment))
+
+
+def to_json(experiment: Experiment) -> str:
+    """Return ``experiment`` as one line of JSON."""
+    return json.dumps(to_document(experiment))
+
+
+def from_json(
+    text: str,
+    catalogue: Catalogue,
+    overrides: Sequence[str] = (),
+    source: str = "experiment",
+) -> Experiment:
+    """Return the experiment of which `to_json` made ``text``."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError([Problem("document", f"no JSON: {error}")], source) from error
+    return load_experiment(document, catalogue, overrides, source)
+
+
+def results_identity(experiment: Experiment) -> str:
+    """Return a SHA-256, in hexadecimal, of all that the results depend on.
+
+    Of the section ``run`` that is the seed, what makes an update or a round count as
+    failed, and the threads, batches and kind of device by which sums are made. Two
+    experiments with the same identity end with the same numbers, whatever they are
+    called and wherever they run.
+    """
+    relevant = relevant_settings(experiment)
+    # Runs of 0.1.0 stay the runs that they are: by the names that settings had then.
+    for place, new in RENAMED_SETTINGS.items():
+        section, _, old = place.partition(".")
+        if new in relevant[section]:
+            relevant[section][old] = relevant[section].pop(new)
+    run = relevant.pop("run")
+    text = json.dumps([run, relevant], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def relevant_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return what `results_identity` is made of, as plain values by section."""
+    document = to_document(experiment)
+    run = {name: document["run"][name] for name in _NUMERIC}
+    for name in _NUMERIC_UNLESS_DEFAULT:
+        if document["run"][name] != getattr(RunSettings, name):
+            run[name] = document["run"][name]
+    run["gpu"] = experiment.run.gpus_per_client > 0
+    relevant = {key: document[key] for key in document if key not in ("name", "run")}
+    return {**relevant, "run": run}
+
+
+def dotted(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value that is no mapping, with its dotted key behind ``place``."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value

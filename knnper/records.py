@@ -247,17 +247,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class Flat:
-    """A record as one array, the cheapest thing to send.
+    """A record as one array, the cheapest thing to send."""
 
-    Attributes
-    ----------
-    vector
-        All tensors one after the other, float32 of shape (d,).
-    layout
-        JSON: the record's structure, and path and shape of each tensor in order.
-    """
-
-    vector: Tensor
+    vector: Tensor  # all tensors one after the other, float32 of shape (d,)
+    # JSON: the record's structure, and path and shape of each tensor in order.
     layout: str
 
 

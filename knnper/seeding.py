@@ -16,17 +16,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class RandomKey:
-    """A seed and the path of what it is used for.
+    """A seed and the path of what it is used for."""
 
-    Attributes
-    ----------
-    seed
-        The experiment's seed.
-    path
-        Purpose, then round, client or whatever tells two uses apart.
-    """
-
-    seed: int
+    seed: int  # the experiment's seed
+    # Purpose, then round, client or whatever tells two uses apart.
     path: tuple[str | int, ...] = ()
 
     def child(self, *parts: str | int) -> "RandomKey":

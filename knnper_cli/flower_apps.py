@@ -10,28 +10,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from knnper.client.app import Node, Worker, make_client_app
+from knnper.client.app import Node, make_client_app
 from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError
-from knnper.experiment import Experiment
-from knnper.loading import from_json, read_experiment, results_identity, to_json
+from knnper.experiment import (
+    Experiment,
+    from_json,
+    read_experiment,
+    results_identity,
+    to_json,
+)
 from knnper.process import with_fixed_threads
-from knnper.server.checkpoint import Checkpoint
 from knnper.server.federation import FlowerFederation
+from knnper.server.link.authorized import Registered, read_roster
 from knnper.server.link.superlink import WARNINGS_VARIABLE
-from knnper.server.observer import LoggingObserver, Observer, Roster
+from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import Checkpoint, Roster, RunFolder
 from knnper.server.sites import (
     OVER_NETWORK,
     Directory,
     LateClients,
-    Registry,
     SiteFederation,
 )
 from knnper.simulation.flower_engine import (
@@ -51,37 +55,16 @@ from knnper.strategies.core.exported_model import (
     global_model,
     save_model,
 )
-from knnper.transport.messages import Job, Purpose
+from knnper.transport.messages import Purpose
 from knnper.transport.polling import Pace
 
 
-class AnyHost:
-    """A node of either kind: it is a site's where it is configured with a client."""
-
-    def open(self, context: Context, job: Job) -> Worker:
-        """See `knnper.client.app.Node`."""
-        return _host(context).open(context, job)
-
-    def carrier_folder(self, context: Context, job: Job) -> Path | None:
-        """See `knnper.client.app.Node`."""
-        return _host(context).carrier_folder(context, job)
-
-    def introduce(self, context: Context, job: Job | None) -> RecordDict:
-        """See `knnper.client.app.Node`."""
-        return _host(context).introduce(context, job)
-
-    def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.app.Node`."""
-        _host(context).refused(context, reason)
-
-
-def _host(context: Context) -> Node:
+def _node_of(context: Context) -> Node:
+    """Return a site's node where a client is configured, else a simulation's."""
     return SiteNode() if CONFIG in context.node_config else VirtualHost()
 
 
-client_app = make_client_app(AnyHost())
-
-
+client_app = make_client_app(_node_of)
 APP_FOLDER = Path(__file__).resolve().parents[1]
 
 
@@ -172,7 +155,7 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     assembly = assemble(experiment, task.spec)
     sent = without_start(experiment)
     log.info("the fingerprint of the experiment is %s", results_identity(sent))
-    directory = Directory(grid, to_json(sent), lambda: Registry.read(order.registry))
+    directory = Directory(grid, to_json(sent), lambda: _roster(order.registry))
     messenger = _messenger(grid, assembly, directory, stop)
     federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
     folder = order.folder()
@@ -191,6 +174,10 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
             "why of each. Resume the run when they can"
         )
     return folder
+
+
+def _roster(path: Path | None) -> Mapping[str, Registered]:
+    return {} if path is None else read_roster(path)
 
 
 def _task(experiment: Experiment) -> SiteTask:
@@ -267,7 +254,9 @@ def main(grid: Grid, context: Context) -> None:
         order = order_of(context.run_config)
         observer = LoggingObserver(log)
         try:
-            folder = _lead(grid, order, observer)
+            over_sites = isinstance(order.experiment.data.settings, SitesSettings)
+            lead = lead_sites if over_sites else lead_virtual_clients
+            folder = lead(grid, order, observer)
         finally:
             observer.finished()
     cells = as_cells(table_of_run(load_run(folder.path)))
@@ -300,12 +289,6 @@ def _warning_the_server() -> Iterator[None]:
         for logger, handler in added:
             logger.removeHandler(handler)
         file.close()
-
-
-def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
-    if isinstance(order.experiment.data.settings, SitesSettings):
-        return lead_sites(grid, order, observer)
-    return lead_virtual_clients(grid, order, observer)
 
 
 def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFolder:

@@ -52,7 +52,7 @@ def list_choices(
 ) -> None:
     """List what an experiment may choose, with the settings of each."""
     from knnper.data.catalogue import DATA_SETS
-    from knnper.models.catalogue import MODELS
+    from knnper.models import MODELS
     from knnper.simulation.partition.schemes import PARTITIONS
 
     if what is Choosable.METHODS:
@@ -127,13 +127,10 @@ def _list_methods(as_json: bool) -> None:
 
 
 PLOT_FORMATS = (".png", ".pdf", ".svg")
-
 _BARS = " ▁▂▃▄▅▆▇█"
-
 PlotFile = Annotated[
     Path | None, typer.Option(metavar="FILE.png", help="Draw clients against labels.")
 ]
-
 ExportFolder = Annotated[
     Path | None,
     typer.Option(
@@ -154,7 +151,7 @@ def partition(
     if plot is not None and plot.suffix not in PLOT_FORMATS:
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
-    from knnper.loading import read_experiment
+    from knnper.experiment import read_experiment
     from knnper.simulation.partition.split import describe_partition
     from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
@@ -238,11 +235,9 @@ class Engine(StrEnum):
 ChosenEngine = Annotated[
     Engine | None, typer.Option(help="Shorthand for --set run.engine=...")
 ]
-
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Shorthand for --set run.num_workers=...")
 ]
-
 RayAddress = Annotated[
     str | None,
     typer.Option(
@@ -250,7 +245,6 @@ RayAddress = Annotated[
         help="Join this Ray cluster. Shorthand for --set run.ray_address=...",
     ),
 ]
-
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
 ]
@@ -303,7 +297,7 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
 def _start(
     path: Path, changes: Sequence[str], output: Path | None, overwrite: bool
 ) -> "tuple[Workbench, RunFolder]":
-    from knnper.loading import read_experiment
+    from knnper.experiment import read_experiment
     from knnper.process import with_fixed_threads
     from knnper.server.run_folder import RunFolder
     from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign

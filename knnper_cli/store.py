@@ -60,7 +60,7 @@ def store_settings(
     """
     from knnper.datastore.policy import StoreSettings
     from knnper.errors import ConfigError
-    from knnper.loading import apply_overrides, parse_overrides, parse_settings
+    from knnper.experiment import apply_overrides, parse_overrides, parse_settings
 
     problems: list[Any] = []
     overrides = parse_overrides(changes, problems)

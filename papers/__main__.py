@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment
-from knnper.loading import parse_yaml, read_experiment
+from knnper.experiment import Experiment, parse_yaml, read_experiment
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.terminal import (

@@ -10,8 +10,14 @@ from typing import Any, Literal
 from pydantic_core import to_jsonable_python
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment, Name, Settings
-from knnper.loading import load_experiment, parse_settings, read_yaml
+from knnper.experiment import (
+    Experiment,
+    Name,
+    Settings,
+    load_experiment,
+    parse_settings,
+    read_yaml,
+)
 from knnper.process import with_fixed_threads
 from knnper.simulation.batches.plan import shared_sections
 from knnper.simulation.reports.runs import Shown

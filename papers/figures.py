@@ -17,9 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from knnper.errors import FolderTakenError
-from knnper.experiment import Experiment
+from knnper.experiment import Experiment, dotted, to_document
 from knnper.files import JsonLines, write_atomically
-from knnper.loading import dotted, to_document
 from knnper.server.run_folder import LOCK, RunFolder
 from knnper.simulation.batches.folder import (
     code_fingerprint,

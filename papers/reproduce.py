@@ -18,7 +18,7 @@ from markupsafe import Markup
 from rich.console import Console
 from rich.progress import Progress
 
-from knnper.data.catalogue import load_data
+from knnper.data.examples import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import (
@@ -29,9 +29,16 @@ from knnper.errors import (
     Problem,
     RunError,
 )
-from knnper.experiment import Choice, Experiment, Settings
+from knnper.experiment import (
+    Choice,
+    Experiment,
+    Settings,
+    read_experiment,
+    read_yaml,
+    results_identity,
+    shown,
+)
 from knnper.files import JsonLines, write_atomically
-from knnper.loading import read_experiment, read_yaml, results_identity, shown
 from knnper.process import usable_cores, with_fixed_threads
 from knnper.server.observer import Observer
 from knnper.server.run_folder import EXPERIMENT, RunFolder, environment

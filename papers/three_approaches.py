@@ -19,10 +19,16 @@ from pydantic import Field
 
 from knnper.data.examples import ClientData
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
-from knnper.experiment import NonNegativeInt, PositiveInt, Settings
-from knnper.loading import load_experiment, results_identity
-from knnper.server.checkpoint import CheckpointFolder
-from knnper.server.run import round_loop, untrained
+from knnper.experiment import (
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    load_experiment,
+    results_identity,
+)
+from knnper.server.rounds import RoundLoop
+from knnper.server.run import untrained
+from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
 from knnper.simulation.reports.runs import Table
 from knnper.simulation.workbench import (
@@ -263,7 +269,7 @@ def _train(bench: Workbench) -> Any:
         identity = results_identity(bench.experiment)
         checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
         federation = SerialFederation(runtime_of(bench, Path(name)))
-        loop = round_loop(bench, bench.roster, federation, checkpoints, lambda _: None)
+        loop = RoundLoop(bench, federation, bench.roster, checkpoints, lambda _: None)
         return loop.train(untrained(bench, bench.roster)).state
 
 

@@ -55,9 +55,8 @@ from flwr.simulation import run_simulation
 from knnper.client.app import make_client_app
 from knnper.client.runtime import ClientRuntime
 from knnper.errors import RunError
-from knnper.experiment import RunSettings
+from knnper.experiment import RunSettings, from_json, to_json
 from knnper.files import write_atomically
-from knnper.loading import from_json, to_json
 from knnper.process import compute_device, num_workers
 from knnper.server.federation import Federation, FlowerFederation
 from knnper.simulation.workbench import (
@@ -130,7 +129,7 @@ class VirtualHost:
         raise RunError(f"a node of a simulation was refused: {reason}")
 
 
-client_app = make_client_app(VirtualHost())
+client_app = make_client_app(lambda _: VirtualHost())
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 _REQUESTS_PER_WORKER = 4

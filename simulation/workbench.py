@@ -16,8 +16,14 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime, ClientStateStore
-from knnper.data.catalogue import DATA_SETS, load_data
-from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
+from knnper.data.catalogue import DATA_SETS
+from knnper.data.examples import (
+    ClientData,
+    Dataset,
+    Examples,
+    LabelledArrays,
+    load_data,
+)
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
@@ -26,9 +32,9 @@ from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request
-from knnper.server.observer import Member, Observer, Roster
+from knnper.server.observer import Observer
 from knnper.server.run import Conductor
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import Member, Roster, RunFolder
 from knnper.simulation.partition.schemes import (
     PARTITIONS,
     CountedSettings,

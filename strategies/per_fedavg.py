@@ -28,7 +28,7 @@ where F_i has one on all of them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ from knnper.experiment import (
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import ModelPayload, NoState
+from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.training import (
     Batch,
     LocalModel,
@@ -98,11 +98,7 @@ class PerFedAvg(Method):
         return local_sgd(self.task, weights, examples, rate, rng, local_step=step)
 
     def personalize(
-        self,
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
+        self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         """Return the model after steps on both splits: nothing is chosen."""
 

@@ -10,8 +10,7 @@ import torch
 
 from knnper import process as machine
 from knnper.errors import RunError
-from knnper.experiment import RunSettings
-from knnper.loading import load_experiment
+from knnper.experiment import RunSettings, load_experiment
 from knnper.process import (
     compute_device,
     keep_freed_memory,

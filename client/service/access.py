@@ -85,9 +85,11 @@ class Caller:
     name: str
     scopes: frozenset[Scope]
 
-    def may(self, scope: Scope) -> bool:
-        """Return whether it has a scope."""
-        return scope in self.scopes
+    @staticmethod
+    def by(token: Token) -> "Caller":
+        """Return who has a token."""
+        included = [one for scope in token.scopes for one in _INCLUDED.get(scope, ())]
+        return Caller(token.name, frozenset((*token.scopes, *included)))
 
 
 EVERYBODY = Caller("this machine", frozenset(SCOPES))
@@ -176,7 +178,7 @@ class Tokens:
         self._state = state
         self._owner = Token(OWNER, tuple(SCOPES), _digest(owner), 0.0)
         self._seen: object = None
-        self._callers = self._read()
+        self._known = (self._owner, *read_tokens(state))
 
     def caller(self, header: str) -> Caller | None:
         """Return whose token an ``Authorization`` header bears; None if nobody's."""
@@ -184,14 +186,10 @@ class Tokens:
         self._follow()
         scheme, _, secret = header.partition(" ")
         digest, found = _digest(secret.strip()), None
-        for known, caller in self._callers:
-            if hmac.compare_digest(known, digest):
-                found = caller
+        for token in self._known:
+            if hmac.compare_digest(token.sha256, digest):
+                found = Caller.by(token)
         return found if scheme.lower() == "bearer" else None
-
-    def _read(self) -> tuple[tuple[str, Caller], ...]:
-        named = (self._owner, *read_tokens(self._state))
-        return tuple((one.sha256, _caller(one)) for one in named)
 
     def _follow(self) -> None:
         seen = None
@@ -200,17 +198,11 @@ class Tokens:
             seen = (status.st_ino, status.st_size, status.st_mtime_ns)
         if seen == self._seen:
             return
-        self._seen = seen
+        self._seen, self._known = seen, (self._owner,)
         try:
-            self._callers = self._read()
+            self._known = (self._owner, *read_tokens(self._state))
         except RunError as error:
-            self._callers = ((self._owner.sha256, _caller(self._owner)),)
             _LOG.error("%s", error)
-
-
-def _caller(token: Token) -> Caller:
-    included = [one for scope in token.scopes for one in _INCLUDED.get(scope, ())]
-    return Caller(token.name, frozenset((*token.scopes, *included)))
 
 
 class Guard:
@@ -235,11 +227,9 @@ class Guard:
 
         app = self._app
         try:
-            caller = self._caller(scope)
+            scope.setdefault("state", {})["caller"] = self._caller(scope)
         except RequestError as error:
             app = answer(error.status, str(error), error.headers)
-        else:
-            scope.setdefault("state", {})["caller"] = caller
         await app(scope, receive, send_with_headers)
 
     def _caller(self, scope: Connection) -> Caller | None:
@@ -258,10 +248,9 @@ class Guard:
         if caller is None:
             if scope["path"] in PUBLIC_PATHS:
                 return None
-            is_given = "authorization" in headers
-            found = (
-                "one that is not known: mistyped, or revoked" if is_given else "none"
-            )
+            found = "none"
+            if "authorization" in headers:
+                found = "one that is not known: mistyped, or revoked"
             raise RequestError(
                 401,
                 f"found {found}, expected the header `Authorization: Bearer TOKEN`; "
@@ -297,8 +286,8 @@ class _Needs(HTTPBearer):
     async def __call__(self, request: Request) -> Caller:  # type: ignore[override]
         caller: Caller = request.state.caller
         for scope in self._scopes:
-            if not caller.may(scope):
-                has = ", ".join(one for one in SCOPES if caller.may(one)) or "none"
+            if scope not in caller.scopes:
+                has = ", ".join(one for one in SCOPES if one in caller.scopes) or "none"
                 challenge = 'Bearer realm="knnper", error="insufficient_scope", '
                 raise RequestError(
                     403,

@@ -96,12 +96,10 @@ def _application(service: Service) -> FastAPI:
         generate_unique_id_function=lambda route: route.name,
         lifespan=functools.partial(_lifespan, service),
     )
-    all_routes: list[BaseRoute] = []
-    for router in routes(service):
-        app.include_router(router)
-        all_routes += router.routes
+    router = routes(service)
+    app.include_router(router)
     app.add_exception_handler(KnnPerError, answer_known)
-    answer_http = functools.partial(_answer_http, all_routes)
+    answer_http = functools.partial(_answer_http, router.routes)
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(Exception, answer_unknown)

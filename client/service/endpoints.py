@@ -3,7 +3,7 @@
 import functools
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated, Any, Literal, TypeVar
@@ -35,7 +35,6 @@ from knnper.client.state import Accuracy
 from knnper.datastore.examples import ExamplesMissingError, NotErasedError, Selection
 from knnper.datastore.prediction import Prediction
 
-D = TypeVar("D", bound=BaseModel)
 R = TypeVar("R")
 
 
@@ -51,7 +50,7 @@ class Document(BaseModel):
             name: True
             for name, field in cls.model_fields.items()
             if isinstance(field.json_schema_extra, dict)
-            and not caller.may(field.json_schema_extra["x-scope"])  # type: ignore[arg-type]
+            and field.json_schema_extra["x-scope"] not in caller.scopes
         }
 
 
@@ -195,31 +194,53 @@ class Info(Document):
 
 def predictions(prediction: Prediction, class_names: Sequence[str]) -> Predictions:
     """Return the document of predictions for n inputs."""
-    vote = prediction.vote
+
+    def by_class(probabilities: Tensor | None) -> Sequence[_Shares]:
+        if probabilities is None:
+            return [None] * len(labels)
+        return [
+            dict(zip(class_names, row, strict=True)) for row in probabilities.tolist()
+        ]
+
+    # They are our own numbers, which need not be validated one by one.
+    vote, near = prediction.vote, prediction.vote.neighbors
     labels: list[int] = prediction.labels.tolist()
-    distances, count = vote.neighbors.squared_distances.sqrt(), len(labels)
-    near: list[list[int]] = vote.neighbors.labels.tolist()
-    neighbors = zip(
-        vote.neighbors.ids.tolist(),
-        vote.names,
-        near,
-        [[class_names[one] for one in row] for row in near],
-        distances.tolist(),
-        vote.weights.tolist(),
-        strict=True,
+    distances, weights = near.squared_distances.sqrt().tolist(), vote.weights.tolist()
+    columns = near.ids.tolist(), vote.names, near.labels.tolist(), distances, weights
+    neighbors = [
+        [
+            NeighborDocument.model_construct(
+                id=one,
+                name=name,
+                label=label,
+                class_name=class_names[label],
+                distance=distance,
+                weight=weight,
+            )
+            for one, name, label, distance, weight in zip(*row, strict=True)
+        ]
+        for row in zip(*columns, strict=True)
+    ]
+    shares = (
+        prediction.probabilities,
+        prediction.global_probabilities,
+        prediction.adapted_probabilities,
+        vote.probabilities,
     )
-    rows = zip(
-        labels,
-        [class_names[label] for label in labels],
-        _by_class(prediction.probabilities, class_names, count),
-        _by_class(prediction.global_probabilities, class_names, count),
-        _by_class(prediction.adapted_probabilities, class_names, count),
-        _by_class(vote.probabilities, class_names, count),
-        [list(_made(NeighborDocument, zip(*one, strict=True))) for one in neighbors],
-        strict=True,
-    )
+    rows = zip(labels, *map(by_class, shares), neighbors, strict=True)
     return Predictions.model_construct(
-        predictions=list(_made(InputPrediction, rows)),
+        predictions=[
+            InputPrediction.model_construct(
+                label=label,
+                class_name=class_names[label],
+                probabilities=mixed,
+                global_probabilities=alone,
+                adapted_probabilities=adapted,
+                knn_probabilities=knn,
+                neighbors=those,
+            )
+            for label, mixed, alone, adapted, knn, those in rows
+        ],
         model=vote.fingerprint,
         knn_weight=prediction.knn_weight,
         num_stored=vote.num_stored,
@@ -234,22 +255,6 @@ def shown_to(caller: Caller, answer: Predictions) -> str:
     )
 
 
-def _made(document: type[D], rows: Iterable[Sequence[Any]]) -> Iterator[D]:
-    """Yield documents of rows of values, in the order of the fields."""
-    # They are our own numbers, which need not be validated one by one.
-    for row in rows:
-        values = dict(zip(document.model_fields, row, strict=True))
-        yield document.model_construct(**values)
-
-
-def _by_class(
-    probabilities: Tensor | None, names: Sequence[str], count: int
-) -> Sequence[_Shares]:
-    if probabilities is None:
-        return [None] * count
-    return [dict(zip(names, row, strict=True)) for row in probabilities.tolist()]
-
-
 def info(client_name: str, served: ServedModel, reader: Reader, caller: Caller) -> Info:
     """Return what is served."""
     serving, store, contents = served.serving, served.store, served.store.contents()
@@ -258,7 +263,7 @@ def info(client_name: str, served: ServedModel, reader: Reader, caller: Caller) 
         client=client_name,
         version=knnper.__version__,
         token=caller.name,
-        scopes=[scope for scope in SCOPES if caller.may(scope)],
+        scopes=[scope for scope in SCOPES if scope in caller.scopes],
         model=served.model.fingerprint,
         class_names=list(reader.class_names),
         input_shape=list(reader.sent_shape),
@@ -281,14 +286,6 @@ def info(client_name: str, served: ServedModel, reader: Reader, caller: Caller) 
     )
 
 
-def encode_png(pixels: NDArray[np.uint8]) -> bytes:
-    """Return a PNG file of pixels, uint8 of shape (height, width, 1 or 3)."""
-    file = io.BytesIO()
-    flat = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
-    Image.fromarray(np.ascontiguousarray(flat)).save(file, "PNG")
-    return file.getvalue()
-
-
 PICTURE_PATH = "/examples/{example}/image"
 _PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -306,12 +303,10 @@ _Id = Annotated[
     int, Path(description="Of the example in the store.", ge=1, le=2**63 - 1)
 ]
 
-_AnyCaller = Annotated[Caller, needs()]
-
 
 @dataclass(frozen=True)
 class Service:
-    """One service's parts: what is served, what it may cost, who works on it."""
+    """One service's parts, and what it does for each of its paths."""
 
     client_name: str
     current: Current
@@ -321,7 +316,100 @@ class Service:
     writers: Workers
     metrics: Metrics
 
-    async def work(
+    def reader(self, served: ServedModel) -> Reader:
+        """Return what reads that which is sent for a model."""
+        names = served.model.class_names or map(str, range(served.store.num_classes))
+        return reader_of(served.model.spec, tuple(names), self.limits)
+
+    async def predict(
+        self, request: Request, caller: Annotated[Caller, needs("predict")]
+    ) -> Response:
+        """Answer with the classes of the inputs in a request's body."""
+
+        def do(served: ServedModel, body: Body, budget: Budget) -> str:
+            reader = self.reader(served)
+            inputs = reader.inputs(body, budget)
+            self.current.require_time_for(len(inputs), budget.seconds)
+            began = time.perf_counter()
+            prediction = served.predict(inputs)
+            self.current.took(len(inputs), time.perf_counter() - began)
+            answer = predictions(prediction, reader.class_names)
+            self.metrics.predicted(one.class_name for one in answer.predictions)
+            return shown_to(caller, answer)
+
+        answer = await self._work(request, self.readers, do)
+        return Response(answer, media_type="application/json")
+
+    async def add(self, request: Request) -> Addition:
+        """Store the examples in a request's body."""
+
+        def do(served: ServedModel, body: Body, budget: Budget) -> Addition:
+            inputs, labels, names = self.reader(served).examples(body, budget)
+            self.current.require_time_for(len(inputs), budget.seconds)
+            _require_new_names(served, names)
+            added = served.add(inputs, labels, names)
+            ids: list[int] = added.ids.tolist()
+            return Addition(
+                examples=[
+                    StoredExample(id=one if one >= 0 else None, kept=one >= 0)
+                    for one in ids
+                ],
+                evicted=added.evicted.tolist(),
+                num_stored=len(served.store),
+            )
+
+        return await self._work(request, self.writers, do, changes=True)
+
+    async def delete(self, request: Request) -> Deletion:
+        """Delete the examples that a request's body describes."""
+
+        def do(served: ServedModel, body: Body, _: Budget) -> Deletion:
+            selection = self.reader(served).selection(body)
+            # Only this thread changes the store, so these are the ones.
+            ids: list[int] = served.store.select(selection).tolist()
+            message = None
+            try:
+                served.delete(selection)
+            except NotErasedError as error:
+                message = str(error)
+            return Deletion(
+                deleted=ids,
+                erased=message is None,
+                message=message,
+                num_stored=len(served.store),
+            )
+
+        return await self._work(request, self.writers, do, changes=True)
+
+    async def picture(self, example: _Id) -> Response:
+        """Answer with what the model sees of a stored example."""
+        served = self.current.served()
+        png = await self.readers.run(functools.partial(_picture, served, example))
+        return Response(png, media_type="image/png")
+
+    async def health(self) -> Health:
+        """Answer: the process does."""
+        return Health()
+
+    async def ready(self) -> Readiness:
+        """Answer which model is served, if one is."""
+        return Readiness(model=self.current.served().model.fingerprint)
+
+    async def told(self, caller: Annotated[Caller, needs()]) -> Response:
+        """Answer what is served, and what the caller may."""
+        served = self.current.served()
+        reader = self.reader(served)
+        work = functools.partial(info, self.client_name, served, reader, caller)
+        found = await self.readers.run(work)
+        shown = found.model_dump_json(exclude=Info.hidden_from(caller))
+        return Response(shown, media_type="application/json")
+
+    async def figures(self) -> Response:
+        """Answer with what is counted and measured."""
+        text = await self.readers.run(self.metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def _work(
         self,
         request: Request,
         workers: Workers,
@@ -335,119 +423,90 @@ class Service:
             begun = functools.partial(do, served, body, Budget(self.limits))
             return await workers.run(begun, changes=changes)
 
-    def reader(self, served: ServedModel) -> Reader:
-        """Return what reads that which is sent for a model."""
-        names = served.model.class_names or map(str, range(served.store.num_classes))
-        return reader_of(served.model.spec, tuple(names), self.limits)
 
-
-def routes(service: Service) -> list[APIRouter]:
+def routes(service: Service) -> APIRouter:
     """Return all paths."""
-    made = (_prediction_routes, _example_routes, _status_routes)
-    return [*(one(service) for one in made), _page_routes()]
-
-
-def _prediction_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["predictions"])
-
-    @router.post(
+    router = APIRouter()
+    errors = documented(400, 401, 403, 408, 409, 413, 415, 422, 503, 507)
+    router.post(
         "/predict",
+        tags=["predictions"],
         response_model=Predictions,
         responses=documented(400, 401, 403, 408, 413, 415, 422, 503),
         summary="Predict the classes of one or many inputs",
         description="All inputs of a request are answered from one state of model and "
         "store.",
-    )
-    async def predict(
-        request: Request, caller: Annotated[Caller, needs("predict")]
-    ) -> Response:
-        predicting = functools.partial(_predict, service, caller)
-        answer = await service.work(request, service.readers, predicting)
-        return Response(answer, media_type="application/json")
-
-    return router
-
-
-def _predict(
-    service: Service, caller: Caller, served: ServedModel, body: Body, budget: Budget
-) -> str:
-    reader = service.reader(served)
-    inputs = reader.inputs(body, budget)
-    service.current.require_time_for(len(inputs), budget.seconds)
-    began = time.perf_counter()
-    prediction = served.predict(inputs)
-    service.current.took(len(inputs), time.perf_counter() - began)
-    answer = predictions(prediction, reader.class_names)
-    service.metrics.predicted(one.class_name for one in answer.predictions)
-    return shown_to(caller, answer)
-
-
-def _example_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["examples"])
-    errors = documented(400, 401, 403, 408, 409, 413, 415, 422, 503, 507)
-
-    @router.post(
+    )(service.predict)
+    router.post(
         "/examples",
-        response_model=Addition,
+        tags=["examples"],
         responses={200: {"links": {"picture": _PICTURE_LINK}}, **errors},
         summary="Store examples",
         description="When this answers they are on disk, and every later prediction "
         "searches among them.",
         dependencies=[needs("add")],
-    )
-    async def add(request: Request) -> Addition:
-        adding = functools.partial(_add, service)
-        return await service.work(request, service.writers, adding, changes=True)
-
-    @router.delete(
+    )(service.add)
+    router.delete(
         "/examples",
-        response_model=Deletion,
+        tags=["examples"],
         responses={status: errors[status] for status in errors if status != 507},
         summary="Delete examples, and every trace of them",
         description="Those that everything which is given describes. The store's "
         "database is written anew, so delete many at once.",
         dependencies=[needs("delete")],
-    )
-    async def delete(request: Request) -> Deletion:
-        deleting = functools.partial(_delete, service)
-        return await service.work(request, service.writers, deleting, changes=True)
-
-    @router.get(
+    )(service.delete)
+    png = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
+    router.get(
         PICTURE_PATH,
+        tags=["examples"],
         response_class=Response,
         responses={
-            200: {
-                "description": "The input as a PNG file.",
-                "content": {
-                    "image/png": {"schema": {"type": "string", "format": "binary"}}
-                },
-            },
+            200: {"description": "The input as a PNG file.", "content": png},
             **documented(401, 403, 404, 422, 503),
         },
         summary="Show a stored input",
         dependencies=[needs("read")],
+    )(service.picture)
+    status = functools.partial(router.get, tags=["status"])
+    status("/health", responses=documented(403), summary="Whether the process answers")(
+        service.health
     )
-    async def picture(example: _Id) -> Response:
-        served = service.current.served()
-        png = await service.readers.run(functools.partial(_picture, served, example))
-        return Response(png, media_type="image/png")
-
+    status(
+        "/ready",
+        responses=documented(403, 503),
+        summary="Whether the service predicts",
+    )(service.ready)
+    status(
+        "/info",
+        response_model=Info,
+        responses=documented(401, 403, 503),
+        summary="What is served, and what the token may",
+    )(service.told)
+    text = {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}
+    status(
+        "/metrics",
+        name="metrics",
+        response_class=Response,
+        responses={
+            200: {
+                "description": "Figures in Prometheus' text format.",
+                "content": text,
+            },
+            **documented(401, 403, 503),
+        },
+        summary="Figures for Prometheus",
+        dependencies=[needs("metrics")],
+    )(service.figures)
+    for path, (name, media_type) in _PAGE.items():
+        # The page needs nothing from elsewhere.
+        content = files("knnper.client.service").joinpath("page", name).read_bytes()
+        file = functools.partial(_file, content, media_type)
+        router.get(path, name=name, include_in_schema=False)(file)
     return router
 
 
-def _add(service: Service, served: ServedModel, body: Body, budget: Budget) -> Addition:
-    inputs, labels, names = service.reader(served).examples(body, budget)
-    service.current.require_time_for(len(inputs), budget.seconds)
-    _require_new_names(served, names)
-    added = served.add(inputs, labels, names)
-    ids: list[int] = added.ids.tolist()
-    return Addition(
-        examples=[
-            StoredExample(id=one if one >= 0 else None, kept=one >= 0) for one in ids
-        ],
-        evicted=added.evicted.tolist(),
-        num_stored=len(served.store),
-    )
+async def _file(content: bytes, media_type: str) -> Response:
+    return Response(content, headers={"content-type": media_type})
 
 
 def _require_new_names(served: ServedModel, sent: tuple[str | None, ...]) -> None:
@@ -462,23 +521,6 @@ def _require_new_names(served: ServedModel, sent: tuple[str | None, ...]) -> Non
         )
 
 
-def _delete(service: Service, served: ServedModel, body: Body, _: Budget) -> Deletion:
-    selection = service.reader(served).selection(body)
-    # Only this thread changes the store, so these are the ones.
-    ids: list[int] = served.store.select(selection).tolist()
-    message = None
-    try:
-        served.delete(selection)
-    except NotErasedError as error:
-        message = str(error)
-    return Deletion(
-        deleted=ids,
-        erased=message is None,
-        message=message,
-        num_stored=len(served.store),
-    )
-
-
 def _picture(served: ServedModel, example: int) -> bytes:
     if not is_picture(served.model.spec):
         raise RequestError(404, "the stored inputs are no pictures")
@@ -489,68 +531,9 @@ def _picture(served: ServedModel, example: int) -> bytes:
     return encode_png(pixels.numpy())
 
 
-def _status_routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["status"])
-
-    @router.get(
-        "/health",
-        responses=documented(403),
-        summary="Whether the process answers",
-    )
-    async def health() -> Health:
-        return Health()
-
-    @router.get(
-        "/ready",
-        responses=documented(403, 503),
-        summary="Whether the service predicts",
-    )
-    async def ready() -> Readiness:
-        return Readiness(model=service.current.served().model.fingerprint)
-
-    @router.get(
-        "/info",
-        response_model=Info,
-        responses=documented(401, 403, 503),
-        summary="What is served, and what the token may",
-    )
-    async def told(caller: _AnyCaller) -> Response:
-        served = service.current.served()
-        reader = service.reader(served)
-        work = functools.partial(info, service.client_name, served, reader, caller)
-        told = await service.readers.run(work)
-        shown = told.model_dump_json(exclude=Info.hidden_from(caller))
-        return Response(shown, media_type="application/json")
-
-    @router.get(
-        "/metrics",
-        response_class=Response,
-        responses={
-            200: {
-                "description": "Figures in Prometheus' text format.",
-                "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}},
-            },
-            **documented(401, 403, 503),
-        },
-        summary="Figures for Prometheus",
-        dependencies=[needs("metrics")],
-    )
-    async def metrics() -> Response:
-        text = await service.readers.run(service.metrics.text)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
-
-    return router
-
-
-def _page_routes() -> APIRouter:
-    """Return the paths of the page, which needs nothing from elsewhere."""
-    router = APIRouter(include_in_schema=False)
-    for path, (name, media_type) in _PAGE.items():
-        content = files("knnper.client.service").joinpath("page", name).read_bytes()
-        answer = functools.partial(_file, content, media_type)
-        router.add_api_route(path, answer, methods=["GET"], name=name)
-    return router
-
-
-async def _file(content: bytes, media_type: str) -> Response:
-    return Response(content, headers={"content-type": media_type})
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return a PNG file of pixels, uint8 of shape (height, width, 1 or 3)."""
+    file = io.BytesIO()
+    flat = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels
+    Image.fromarray(np.ascontiguousarray(flat)).save(file, "PNG")
+    return file.getvalue()

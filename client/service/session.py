@@ -1,23 +1,26 @@
 """What is served now, how it is replaced meanwhile, and the threads that ask it."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from knnper.client.install import ServedModel
+from knnper.client.install import ServedModel, blank_input
 from knnper.client.service.inputs import RequestError
-from knnper.data.examples import no_examples
 from knnper.errors import KnnPerError
 
 T = TypeVar("T")
@@ -33,7 +36,8 @@ class Current:
     def __init__(self, open_served: Callable[[], ServedModel], poll_s: float) -> None:
         self._open, self._poll_s = open_served, poll_s
         self._served: ServedModel | None = None
-        self._problem = "the service has just been started"
+        # Why the last look failed, or nothing is served; empty if neither.
+        self.problem = "the service has just been started"
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow")
         self._seconds_per_input = 0.0
@@ -42,15 +46,10 @@ class Current:
         """Begin to look."""
         self._thread.start()
 
-    @property
-    def problem(self) -> str:
-        """Why the last look failed, or nothing is served; empty if neither."""
-        return self._problem
-
     def served(self) -> ServedModel:
         """Return what is served; if nothing is, refuse (503) with the reason."""
         if self._served is None:
-            raise RequestError(503, f"nothing can be served yet: {self._problem}")
+            raise RequestError(503, f"nothing can be served yet: {self.problem}")
         return self._served
 
     def close(self) -> None:
@@ -83,38 +82,31 @@ class Current:
             self._look()
 
     def _look(self) -> None:
+        found, trace = "", None
         try:
             self._renew()
+        except KnnPerError as error:
+            found = str(error)
         except Exception as error:  # noqa: BLE001 (a full disk, say, may pass)
-            is_known, found = isinstance(error, KnnPerError), str(error)
-            if not is_known:
-                found = f"{type(error).__name__}: {error}"
-            if found != self._problem:
-                trace = None if is_known else error
-                _LOG.warning("%s; tried again", found, exc_info=trace)
-            self._problem = found
-        else:
-            self._problem = ""
+            found, trace = f"{type(error).__name__}: {error}", error
+        if found and found != self.problem:
+            _LOG.warning("%s; tried again", found, exc_info=trace)
+        self.problem = found
 
     def _renew(self) -> None:
         if self._served is None:
             self._served = self._open()
         elif not self._served.refresh():
             return
-        _LOG.info("serving the model %s", self._served.model.fingerprint[:12])
-        self._seconds_per_input = _seconds_per_input(self._served)
-
-
-def _seconds_per_input(served: ServedModel) -> float:
-    """Return how long one input takes, at best."""
-    nothing = no_examples(served.model.spec).images
-    one = torch.zeros((1, *nothing.shape[1:]), dtype=nothing.dtype)
-    seconds = []
-    for _ in range(_TRIALS):
-        began = time.perf_counter()
-        served.predict(one)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+        model = self._served.model
+        _LOG.info("serving the model %s", model.fingerprint[:12])
+        one = blank_input(model.spec)
+        seconds = []
+        for _ in range(_TRIALS):
+            began = time.perf_counter()
+            self._served.predict(one)
+            seconds.append(time.perf_counter() - began)
+        self._seconds_per_input = min(seconds)
 
 
 class Workers:
@@ -140,12 +132,11 @@ class Workers:
         self._num_pending += 1
         submitted = self._pool.submit(work)
         answer = asyncio.wrap_future(submitted)
-        answer.add_done_callback(self._leave)
+        answer.add_done_callback(self._left)
         done, _ = await asyncio.wait({answer}, timeout=self._timeout_s)
         if not done and submitted.cancel():
             raise self._too_busy(f"it waited {self._timeout_s:g} s")
         if not done and not changes:
-            answer.add_done_callback(_look_away)
             raise self._too_busy(f"it took more than {self._timeout_s:g} s")
         return await answer
 
@@ -153,19 +144,16 @@ class Workers:
         """Finish what has begun, and end the threads."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _leave(self, answer: "asyncio.Future[T]") -> None:  # noqa: ARG002 (a callback)
+    def _left(self, answer: "asyncio.Future[T]") -> None:
         self._num_pending -= 1
+        # So that no error is complained of that nobody waits for any more.
+        if not answer.cancelled():
+            answer.exception()
 
     def _too_busy(self, why: str) -> RequestError:
         return RequestError(
             503, f"too busy to {self._name}: {why}; try again in a moment"
         )
-
-
-def _look_away(answer: "asyncio.Future[T]") -> None:
-    """Take notice of an error that nobody waits for."""
-    if not answer.cancelled():
-        answer.exception()
 
 
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"))
@@ -176,7 +164,7 @@ class Metrics:
     """Counters of one service, and figures of what it serves now."""
 
     def __init__(self, current: Current) -> None:
-        self._registry = CollectorRegistry()
+        self._current, self._registry = current, CollectorRegistry()
         counter = functools.partial(Counter, registry=self._registry)
         names = ("method", "path", "status")
         self._requests = counter(
@@ -195,7 +183,6 @@ class Metrics:
         self._predictions = counter(
             "knnper_predictions", "Inputs by the predicted class.", ("class_name",)
         )
-        self._registry.register(_ServedCollector(current))
 
     def answered(self, method: str, path: str, status: int, seconds: float) -> None:
         """Count a request; its path has names for its variable parts."""
@@ -212,43 +199,20 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return all figures in Prometheus' text format."""
-        return generate_latest(self._registry)
-
-
-class _ServedCollector(Collector):
-    """The figures of what is served, read when they are asked for."""
-
-    def __init__(self, current: Current) -> None:
-        self._current = current
-
-    def collect(self) -> Iterator[Metric]:
-        try:
+        now = CollectorRegistry()
+        gauge = functools.partial(Gauge, registry=now)
+        ready = gauge("knnper_ready", "Whether the service predicts.")
+        with contextlib.suppress(RequestError):  # nothing is served yet
             served = self._current.served()
-        except RequestError:
-            yield _gauge("knnper_ready", "Whether the service predicts.", 0)
-            return
-        yield _gauge("knnper_ready", "Whether the service predicts.", 1)
-        yield _gauge(
-            "knnper_following",
-            "Whether a newer model would be served; 0: the log says why not.",
-            0 if self._current.problem else 1,
-        )
-        size, weight = len(served.store), served.serving.knn_weight
-        yield _gauge("knnper_store_examples", "Examples in the store.", size)
-        yield _gauge("knnper_knn_weight", "The neighbours' weight, lambda.", weight)
-        model = GaugeMetricFamily(
-            "knnper_model_info", "The model that is served.", labels=["model"]
-        )
-        model.add_metric([served.model.fingerprint], 1)
-        yield model
-
-    def describe(self) -> Sequence[Metric]:
-        """Return nothing: what is collected is not known before it is asked for."""
-        return ()
-
-
-def _gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, documentation, value=value)
+            ready.set(1)
+            following = "Whether a newer model would be served; 0: the log says why."
+            gauge("knnper_following", following).set(not self._current.problem)
+            stored, weight = len(served.store), served.serving.knn_weight
+            gauge("knnper_store_examples", "Examples in the store.").set(stored)
+            gauge("knnper_knn_weight", "The neighbours' weight, lambda.").set(weight)
+            model = gauge("knnper_model_info", "The model that is served.", ["model"])
+            model.labels(served.model.fingerprint).set(1)
+        return generate_latest(self._registry) + generate_latest(now)
 
 
 class Metered:

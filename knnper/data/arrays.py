@@ -5,12 +5,12 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,19 +28,16 @@ from knnper.data.site_data import (
     split_texts,
 )
 from knnper.errors import DataError, KnnPerError
-from knnper.loading import alternatives
+from knnper.experiment import alternatives
 
 Arrays = Mapping[str, NDArray[Any]]
 
-PER_SPLIT = tuple(
-    f"{split}_{what}" for split in SPLITS for what in ("inputs", "labels", "names")
-)
-
 WHOLE = ("inputs", "labels", "names", "split")
 
-CLASS_NAMES = "class_names"
+PER_SPLIT = tuple(f"{one}_{what}" for one in SPLITS for what in WHOLE[:3])
 
-KEYS = (*WHOLE, *PER_SPLIT, CLASS_NAMES)
+
+KEYS = (*WHOLE, *PER_SPLIT, "class_names")
 
 _LAYOUT = (
     "expected inputs and labels, or train_inputs and train_labels and the same of "
@@ -49,23 +46,13 @@ _LAYOUT = (
 
 
 def collect_arrays(arrays: Arrays, source: str) -> Collected:
-    """Return the examples in ``arrays``.
+    """Return the examples in ``arrays``; ``source`` is named in errors.
 
-    Parameters
-    ----------
-    arrays
-        Either ``inputs`` (n, ...) and ``labels`` (n,), optionally ``names`` (n,) and
-        ``split`` (n,) with the texts train, validation and test; or ``train_inputs``,
-        ``train_labels``, optionally ``train_names``, and the same of validation and
-        test. Labels are names of classes, or whole numbers: positions in
-        ``class_names``, where this is there.
-    source
-        Named in errors.
-
-    Raises
-    ------
-    DataError
-        If arrays are missing, or of other lengths or types than they should be.
+    Either ``inputs`` (n, ...) and ``labels`` (n,), optionally ``names`` (n,) and
+    ``split`` (n,) with the texts train, validation and test; or ``train_inputs``,
+    ``train_labels``, optionally ``train_names``, and the same of validation and test.
+    Labels are names of classes, or whole numbers: positions in ``class_names``, where
+    this is there.
     """
     given = _given(arrays, source)
     prefixes = [f"{split}_" for split in given] or [""]
@@ -81,11 +68,10 @@ def collect_arrays(arrays: Arrays, source: str) -> Collected:
         inputs, labels = (np.concatenate([one[at] for one in parts]) for at in (0, 1))
     splits: tuple[Split, ...] | None = None
     if given:
-        sizes = [len(names) for *_, names in parts]
-        splits = tuple(np.repeat(given, sizes).tolist())
+        splits = tuple(np.repeat(given, [len(names) for *_, names in parts]).tolist())
     elif "split" in arrays:
         splits = split_texts(_texts(arrays, "split", len(inputs), source), source)
-    texts, numbered = _label_texts(labels, arrays.get(CLASS_NAMES), source)
+    texts, numbered = _label_texts(labels, arrays.get("class_names"), source)
     return Collected(
         source=source,
         names=tuple(name for *_, names in parts for name in names),
@@ -187,8 +173,6 @@ class NpzSettings(SiteSettings):
         return collect_arrays(load_arrays(path, KEYS), str(path))
 
 
-T = TypeVar("T")
-
 _MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
 
 
@@ -216,43 +200,33 @@ class PythonSettings(SiteSettings):
     def collect(self, base: Path, task: SiteTask | None) -> Collected:
         """Return what a function gives: `SiteData`, or a mapping of arrays."""
         source = f"data.entry {self.entry}"
-        module_name, _, function_name = self.entry.partition(":")
-        with _importable(base, module_name):
-            module = _called(lambda: _module(module_name, base), base, source)
-            function = _function(module, function_name, source)
-            returned = _called(
-                lambda: function(base, task, **self.arguments), base, source
-            )
-        if isinstance(returned, SiteData):
-            return _called(lambda: _of_site_data(returned, source), base, source)
-        if not isinstance(returned, Mapping):
-            raise DataError(
-                f"{source} returned {type(returned).__name__}, expected SiteData or a "
-                "mapping of arrays such as inputs and labels"
-            )
-        for name in returned:
-            if name not in KEYS:
+        module_name, _, name = self.entry.partition(":")
+        with _importable(base, module_name), _owners_code(base, source):
+            module = _module(module_name, base)
+            function = getattr(module, name, None)
+            if not callable(function):
+                known = [one for one, value in vars(module).items() if callable(value)]
                 raise DataError(
-                    f"{source} returned an array {name!r}; "
-                    f"{alternatives(str(name), KEYS)}"
+                    f"{source}: {module.__file__} has no function {name!r}; "
+                    f"{alternatives(name, known)}"
                 )
-        arrays = _called(
-            lambda: {name: np.asarray(value) for name, value in returned.items()},
-            base,
-            source,
-        )
+            returned = function(base, task, **self.arguments)
+        with _owners_code(base, source):
+            if isinstance(returned, SiteData):
+                return _of_site_data(returned, source)
+            if not isinstance(returned, Mapping):
+                raise DataError(
+                    f"{source} returned {type(returned).__name__}, expected SiteData "
+                    "or a mapping of arrays such as inputs and labels"
+                )
+            for key in returned:
+                if key not in KEYS:
+                    raise DataError(
+                        f"{source} returned an array {key!r}; "
+                        f"{alternatives(str(key), KEYS)}"
+                    )
+            arrays = {key: np.asarray(value) for key, value in returned.items()}
         return collect_arrays(arrays, source)
-
-
-def _function(module: ModuleType, name: str, source: str) -> Callable[..., object]:
-    function = getattr(module, name, None)
-    if not callable(function):
-        known = [name for name, value in vars(module).items() if callable(value)]
-        raise DataError(
-            f"{source}: {module.__file__} has no function {name!r}; "
-            f"{alternatives(name, known)}"
-        )
-    return function  # type: ignore[no-any-return]
 
 
 def _module(name: str, base: Path) -> ModuleType:
@@ -270,8 +244,7 @@ class _AsItIsNow(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of what the file holds."""
         path = self.get_filename(fullname)
-        code: CodeType = self.source_to_code(self.get_data(path), path)
-        return code
+        return self.source_to_code(self.get_data(path), path)
 
 
 def _fresh(name: str, file: Path) -> ModuleType:
@@ -300,10 +273,11 @@ def _importable(base: Path, name: str) -> Iterator[None]:
             sys.modules[name] = before
 
 
-def _called(call: Callable[[], T], base: Path, source: str) -> T:
-    """Return what the owner's code returns; its errors become ours, with the place."""
+@contextlib.contextmanager
+def _owners_code(base: Path, source: str) -> Iterator[None]:
+    """Make errors of the owner's code ours, with their place."""
     try:
-        return call()
+        yield
     except KnnPerError:
         raise
     except Exception as error:
@@ -321,17 +295,13 @@ def _of_site_data(data: SiteData, source: str) -> Collected:
     """Return data that is split and labelled as what a reader found."""
     parts = list(data.splits())
     class_of = dict(enumerate(data.task.class_names))
+    labels = [label for _, one in parts for label in one.examples.labels.tolist()]
+    images = np.concatenate([one.examples.images.numpy() for _, one in parts])
     return Collected(
         source=source,
-        names=tuple(name for _, part in parts for name in part.names),
-        labels=tuple(
-            class_of[label]
-            for _, part in parts
-            for label in part.examples.labels.tolist()
-        ),
-        inputs=ArrayInputs(
-            source, np.concatenate([part.examples.images.numpy() for _, part in parts])
-        ),
-        splits=tuple(split for split, part in parts for _ in part.names),
+        names=tuple(name for _, one in parts for name in one.names),
+        labels=tuple(class_of[label] for label in labels),
+        inputs=ArrayInputs(source, images),
+        splits=tuple(split for split, one in parts for _ in one.names),
         given_splits=frozenset(split for split, _ in parts),
     )

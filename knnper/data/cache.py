@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 
 from knnper.data.examples import (
     Dataset,
-    InputDtype,
     InputSpec,
     LabelledArrays,
     channel_statistics,
@@ -122,39 +121,24 @@ _MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Contents:
-    """What is known of a data set besides its arrays.
+    """What is known of a data set besides its arrays."""
 
-    Attributes
-    ----------
-    class_names
-        One for each label.
-    coarse_of
-        The coarse label of each label, or None.
-    dtype
-        What the images are: pixels, or the ids of text.
-    domain_names
-        One for each domain, where there are any.
-    """
-
-    class_names: tuple[str, ...]
-    coarse_of: tuple[int, ...] | None = None
+    class_names: tuple[str, ...]  # one for each label
+    coarse_of: tuple[int, ...] | None = None  # the coarse label of each label, or None
+    # What the images are: pixels, or the ids of text.
     dtype: Literal["uint8", "token"] = "uint8"
-    domain_names: tuple[str, ...] = ()
+    domain_names: tuple[str, ...] = ()  # one for each domain, where there are any
 
 
-@dataclass(frozen=True)
-class Manifest:
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Contents):
     """What ``manifest.json`` holds; ``shapes`` names every array of the entry."""
 
     format_version: int
     name: str
-    class_names: tuple[str, ...]
-    coarse_of: tuple[int, ...] | None
     mean: tuple[float, ...]
     std: tuple[float, ...]
     shapes: dict[str, tuple[int, ...]]
-    dtype: InputDtype = "uint8"
-    domain_names: tuple[str, ...] = ()
 
 
 _Integers: TypeAlias = Sequence[int] | NDArray[np.integer]
@@ -173,10 +157,7 @@ class EntryWriter:
     ) -> NDArray[np.uint8]:
         """Return a zeroed array on disc, (n, height, width, channels), to decode into.
 
-        Raises
-        ------
-        DataError
-            If there are no images or not enough room on the disc.
+        A `DataError` says that there are no images, or not enough room on the disc.
         """
         if shape[0] == 0:
             raise DataError(f"there are no {split} images; at least one is needed")
@@ -210,12 +191,8 @@ class EntryWriter:
         """Store some of a client's images after those that are there already."""
         self._require_room(images.nbytes)
         owners = np.full(len(labels), client_id, np.int64)
-        parts: dict[str, NDArray[Any]] = {
-            "images": images,
-            "labels": labels,
-            "client_ids": owners,
-        }
-        for what, rows in parts.items():
+        parts = (("images", images), ("labels", labels), ("client_ids", owners))
+        for what, rows in parts:
             name = f"{split}_{what}"
             if name not in self._grown:
                 file = self._file(name)
@@ -232,7 +209,12 @@ class EntryWriter:
         if contents.dtype != "token":
             mean, std = channel_statistics(rows_in_parts(self._file("train_images")))
         manifest = Manifest(
-            FORMAT_VERSION, name, **asdict(contents), mean=mean, std=std, shapes=shapes
+            **asdict(contents),
+            format_version=FORMAT_VERSION,
+            name=name,
+            mean=mean,
+            std=std,
+            shapes=shapes,
         )
         (self._folder / _MANIFEST).write_text(json.dumps(asdict(manifest), indent=1))
         for file in self._folder.iterdir():
@@ -274,18 +256,14 @@ def read_entry(folder: Path) -> Dataset:
         for name, shape in manifest.shapes.items()
     }
     _, height, width, channels = arrays["train_images"].shape
+    names = manifest.class_names
+    shape, mean, std = (height, width, channels), manifest.mean, manifest.std
     return Dataset(
         name=manifest.name,
         train=_labelled("train", arrays),
         test=_labelled("test", arrays),
-        spec=InputSpec(
-            image_shape=(height, width, channels),
-            num_classes=len(manifest.class_names),
-            mean=manifest.mean,
-            std=manifest.std,
-            dtype=manifest.dtype,
-        ),
-        class_names=manifest.class_names,
+        spec=InputSpec(shape, len(names), mean, std, manifest.dtype),
+        class_names=names,
         coarse_of=manifest.coarse_of,
         domain_names=manifest.domain_names,
     )
@@ -396,28 +374,15 @@ def cached_images(
 ) -> Decoded:
     """Return what ``decode`` makes of a site's files, from the cache where it is there.
 
-    An entry belongs to the path, size, and times of modification and change of *each*
-    file, and to the form. When a file is new, gone or another, all entries are removed.
-    Otherwise the three that were last used are kept, so that tasks with different forms
-    can take turns. Images of which some cannot be read are not kept: the reason may lie
-    outside of the files.
+    An entry in ``folder``, readable by this user alone, belongs to the path, size, and
+    times of modification and change of *each* of the site's files, and to the ``form``:
+    what else decides on the images, such as their ``shape`` and which ones. When a file
+    is new, gone or another, all entries are removed. Otherwise the three that were last
+    used are kept, so that tasks with different forms can take turns. Images of which
+    some cannot be read are not kept: the reason may lie outside of the files.
 
-    Parameters
-    ----------
-    folder
-        Where entries are kept, readable by this user alone; of no other use. Where it
-        cannot be written, images are decoded each time.
-    paths
-        All files of the site.
-    form
-        What else decides on the images: the decoder, their size, which ones.
-    shape
-        Of the images.
-
-    Returns
-    -------
-    In memory, or as a private map: it can be written to, which changes neither the
-    entry nor what others see.
+    They are in memory, or a private map, which can be written to: neither the entry nor
+    what others see changes.
     """
     listing, changed_ns = _state_of(paths)
     digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]
@@ -433,7 +398,10 @@ def cached_images(
 
     def fill(entry: Path) -> None:
         _remove_unused(entry, listing)
-        _wait_a_tick(changed_ns)
+        # Let time pass until another change would be told by another time.
+        left = changed_ns + _TICK_NS - time.time_ns()
+        if 0 < left <= _TICK_NS:
+            time.sleep(left / 1e9)
         decoded.append(decode())
         images, unreadable = decoded[0]
         if unreadable:
@@ -473,23 +441,14 @@ def _state_of(paths: Sequence[str]) -> tuple[str, int]:
     return digest.hexdigest()[:32], changed_ns
 
 
-def _wait_a_tick(changed_ns: int) -> None:
-    """Let time pass until another change would be told by another time."""
-    left = changed_ns + _TICK_NS - time.time_ns()
-    if 0 < left <= _TICK_NS:
-        time.sleep(left / 1e9)
-
-
 def _remove_unused(new: Path, listing: str) -> None:
     """Remove what is of no use any more beside a new entry, and leave room for it."""
     entries = {one for one in new.parent.iterdir() if one.is_dir()} - {new}
-    useful = sorted(
-        (
-            one
-            for one in entries
-            if one.name.startswith(listing) and not one.name.endswith(UNFINISHED)
-        ),
-        key=lambda one: one.stat().st_mtime_ns,
-    )
+    useful = [
+        one
+        for one in entries
+        if one.name.startswith(listing) and not one.name.endswith(UNFINISHED)
+    ]
+    useful.sort(key=lambda one: one.stat().st_mtime_ns)
     for one in entries.difference(useful[-(_MOST_FORMS - 1) :]):
         shutil.rmtree(one, ignore_errors=True)

@@ -1,11 +1,10 @@
 """All formats of data that an experiment, or a site, can name."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from knnper.data.arrays import NpzSettings, PythonSettings
 from knnper.data.digits import DigitDomainsSettings, DigitsSettings
-from knnper.data.examples import DataFormat, Dataset
+from knnper.data.examples import DataFormat
 from knnper.data.images import (
     DomainFolderSettings,
     ImageFolderSettings,
@@ -23,7 +22,6 @@ from knnper.data.torchvision_sets import (
     FashionMnistSettings,
 )
 from knnper.data.user_csv import UserCsvSettings
-from knnper.experiment import Choice, Settings
 
 _FORMATS: tuple[type[DataFormat], ...] = (
     DigitsSettings,
@@ -51,21 +49,8 @@ _SITE_FORMATS: tuple[type[SiteSettings], ...] = (
     PythonSettings,
 )
 
-DATA_SETS: Mapping[str, type[DataFormat]] = MappingProxyType(
-    {one.name: one for one in _FORMATS}
-)
+DATA_SETS: Mapping[str, type[DataFormat]] = {one.name: one for one in _FORMATS}
 """What the section ``data`` of an experiment names."""
 
-SITE_DATA: Mapping[str, type[SiteSettings]] = MappingProxyType(
-    {one.name: one for one in _SITE_FORMATS}
-)
+SITE_DATA: Mapping[str, type[SiteSettings]] = {one.name: one for one in _SITE_FORMATS}
 """What the section ``data`` of a client's file names."""
-
-
-def load_data(choice: Choice[Settings]) -> Dataset:
-    """Return the data set that the section ``data`` of an experiment names."""
-    kind, settings = DATA_SETS[choice.name], choice.settings
-    if not isinstance(settings, kind):
-        found = type(settings).__name__
-        raise TypeError(f"{choice.name} takes {kind.__name__}, found {found}")
-    return settings.load()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
@@ -133,15 +132,13 @@ def _blurred(images: Images) -> Images:
     return blurred
 
 
-DOMAINS: Mapping[str, Callable[[Images], Images]] = MappingProxyType(
-    {
-        "plain": lambda images: images,
-        "inverted": lambda images: 255 - images,
-        # By 90 degrees, against the clock.
-        "rotated": lambda images: np.rot90(images, axes=(1, 2)),
-        "blurred": _blurred,
-    }
-)
+DOMAINS: Mapping[str, Callable[[Images], Images]] = {
+    "plain": lambda images: images,
+    "inverted": lambda images: 255 - images,
+    # By 90 degrees, against the clock.
+    "rotated": lambda images: np.rot90(images, axes=(1, 2)),
+    "blurred": _blurred,
+}
 """By name what a domain makes of images, uint8 of shape (n, height, width, 1)."""
 
 

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -13,27 +12,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import Augmentation, Settings
+from knnper.experiment import Augmentation, Choice, Settings
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
 
 StoredDtype: TypeAlias = Literal["uint8", "float32"]
 
-_STORED_DTYPES: Mapping[InputDtype, StoredDtype] = MappingProxyType(
-    {"uint8": "uint8", "float32": "float32", "token": "uint8"}
-)
+_STORED_DTYPES: Mapping[InputDtype, StoredDtype] = {
+    "uint8": "uint8",
+    "float32": "float32",
+    "token": "uint8",
+}
 
-TORCH_DTYPES: Mapping[InputDtype, torch.dtype] = MappingProxyType(
-    {"uint8": torch.uint8, "float32": torch.float32, "token": torch.uint8}
-)
+TORCH_DTYPES: Mapping[InputDtype, torch.dtype] = {
+    "uint8": torch.uint8,
+    "float32": torch.float32,
+    "token": torch.uint8,
+}
 
-KINDS_OF_INPUT: Mapping[InputDtype, str] = MappingProxyType(
-    {
-        "uint8": "images (uint8)",
-        "float32": "rows of features (float32)",
-        "token": "text (token)",
-    }
-)
+KINDS_OF_INPUT: Mapping[InputDtype, str] = {
+    "uint8": "images (uint8)",
+    "float32": "rows of features (float32)",
+    "token": "text (token)",
+}
 """What inputs of each type are called where they are refused."""
 
 
@@ -194,13 +195,11 @@ def _random_crop_flip(images: Tensor, generator: np.random.Generator) -> Tensor:
 
 AUGMENTATIONS: Mapping[
     Augmentation, Callable[[Tensor, np.random.Generator], Tensor]
-] = MappingProxyType(
-    {
-        "none": lambda images, generator: images,  # noqa: ARG005
-        "flip": _random_flip,
-        "crop_flip": _random_crop_flip,
-    }
-)
+] = {
+    "none": lambda images, generator: images,  # noqa: ARG005
+    "flip": _random_flip,
+    "crop_flip": _random_crop_flip,
+}
 """``(images, generator) -> images`` by name.
 
 Images are uint8 of shape (n, height, width, channels) on any device; the generator
@@ -300,6 +299,13 @@ class DataFormat(Settings, ABC):
     @abstractmethod
     def load(self) -> Dataset:
         """Return the data set; a `DataError` says what is wrong with its files."""
+
+
+def load_data(choice: Choice[Settings]) -> Dataset:
+    """Return the data set that the section ``data`` of an experiment names."""
+    if not isinstance(choice.settings, DataFormat):
+        raise TypeError(f"{choice.name} is no data format: {choice.settings}")
+    return choice.settings.load()
 
 
 _PIXELS_AT_ONCE = 2**20

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch import Tensor
 from knnper.data.cache import (
     Contents,
     EntryWriter,
+    Source,
     Split,
     cached_dataset,
     cached_images,
@@ -39,8 +40,7 @@ from knnper.data.site_data import (
     place_of,
 )
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt
-from knnper.loading import alternatives
+from knnper.experiment import NonNegativeInt, PositiveInt, alternatives
 from knnper.seeding import RandomKey
 
 _LOG = logging.getLogger(__name__)
@@ -69,25 +69,14 @@ def read_image(
 ) -> NDArray[np.uint8]:
     """Return one image, uint8 of shape (height, width, channels).
 
-    Parameters
-    ----------
-    path
-        Of a file in any format that Pillow reads.
-    channels
-        3 for colour, 1 for grey; others are converted.
-    size
-        Height and width that it is resized to; None keeps its own.
-
-    Raises
-    ------
-    DataError
-        If `open_image` does not take it, or it cannot be decoded.
+    ``channels`` are 3 for colour or 1 for grey, whatever the file has; it is resized to
+    ``size`` (height, width). A `DataError` says that it cannot be decoded.
     """
     with open_image(path) as image:
         converted = image.convert(_MODES[channels])
     if size is not None:
-        height, width = size
-        converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+        resampling = Image.Resampling.BILINEAR
+        converted = converted.resize((size[1], size[0]), resampling)
     pixels: NDArray[np.uint8] = np.asarray(converted, dtype=np.uint8)
     return pixels.reshape(converted.height, converted.width, channels)
 
@@ -119,22 +108,10 @@ def wide_pixels(mode: str) -> str | None:
 def decode_files(
     paths: Sequence[str], images: NDArray[np.uint8], like: str | None = None
 ) -> dict[int, str]:
-    """Fill ``images`` with the files' pixels, and return why some could not be read.
+    """Fill ``images`` with the pixels of n files; return, by position, why not some.
 
-    Threads decode: Pillow lets go of the interpreter's lock.
-
-    Parameters
-    ----------
-    paths
-        Of n files.
-    images
-        Shape (n, height, width, channels), on disc or in memory.
-    like
-        The file whose size all must have. None resizes all.
-
-    Returns
-    -------
-    The reasons by position.
+    ``images``, shape (n, height, width, channels), are on disc or in memory. All must
+    have the size of the file ``like``; without, all are resized.
     """
     height, width, channels = images.shape[1:]
     failed: dict[int, str] = {}
@@ -154,6 +131,7 @@ def decode_files(
             except DataError as error:
                 failed[at] = str(error)
 
+    # Threads, since Pillow lets go of the interpreter's lock.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS)) as pool:
         deque(pool.map(decode_from, range(0, len(paths), _FILES_PER_TASK)), maxlen=0)
     return dict(sorted(failed.items()))
@@ -174,13 +152,7 @@ def require_all_read(failed: Iterable[str]) -> None:
 
 
 def decoded(paths: Sequence[Path], image_shape: ImageShape) -> Tensor:
-    """Return images, uint8 of shape (n, *image_shape), all of which can be read.
-
-    Raises
-    ------
-    DataError
-        If some cannot be read, or inputs of this shape are no images.
-    """
+    """Return images, uint8 of shape (n, *image_shape), all of which can be read."""
     images = _room_for(len(paths), image_shape, str(paths[0]))
     require_all_read(decode_files(list(map(str, paths)), images).values())
     return torch.from_numpy(images)
@@ -211,15 +183,14 @@ def write_images(
     channels: int,
 ) -> None:
     """Decode the files of each split, in their order; ``train`` has one at least."""
-    first = paths["train"][0]
+    like = paths["train"][0] if image_size is None else None
     width = height = image_size or 0
-    if image_size is None:
-        with open_image(first) as image:
+    if like is not None:
+        with open_image(like) as image:
             width, height = image.size
     digests: dict[Split, list[bytes]] = {}
     for split, files in paths.items():
         images = writer.new_images(split, (len(files), height, width, channels))
-        like = first if image_size is None else None
         require_all_read(decode_files(files, images, like).values())
         digests[split] = digests_of(images)
     trained_on = set(digests["train"])
@@ -234,14 +205,46 @@ def write_images(
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class DecodedSettings(DataFormat):
+    """What image files are decoded to.
+
+    Attributes
+    ----------
+    image_size
+        Height and width that every image is resized to, in pixels; null keeps the
+        size, which must then be the same for all.
+    channels
+        3 for colour, 1 for grey.
+    """
+
+    image_size: PositiveInt | None = None
+    channels: Literal[1, 3] = 3
+
+    def decoded(
+        self,
+        source: Source,
+        files: Mapping[Split, Sequence[str]],
+        describe: Callable[[EntryWriter], Contents],
+    ) -> Dataset:
+        """Return the data set; ``describe`` stores what is known of the images."""
+
+        def build(writer: EntryWriter) -> Contents:
+            write_images(writer, files, self.image_size, self.channels)
+            return describe(writer)
+
+        form = {"image_size": self.image_size, "channels": self.channels}
+        return cached_dataset(self.name, {**source, **form}, build)
+
+
 def mixed(names: Iterable[str]) -> list[str]:
     """Return ``names`` in an order as good as chance, but always the same."""
-    return sorted(names, key=_place)
 
+    def place(name: str) -> bytes:
+        encoded = name.encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(encoded, digest_size=16).digest()
 
-def _place(name: str) -> bytes:
-    encoded = name.encode("utf-8", "surrogateescape")
-    return hashlib.blake2b(encoded, digest_size=16).digest()
+    return sorted(names, key=place)
 
 
 def _visible(folder: Path) -> list[os.DirEntry[str]]:
@@ -351,18 +354,13 @@ _LAYOUT = "train/CLASS/FILE and test/CLASS/FILE"
 
 
 @dataclass(frozen=True)
-class ImageFolderSettings(DataFormat):
-    """Where the images are and what they are decoded to.
+class ImageFolderSettings(DecodedSettings):
+    """Where the images are.
 
     Attributes
     ----------
     root
         The folder that holds ``train`` and ``test``, each with one folder per class.
-    image_size
-        Height and width that every image is resized to, in pixels; null keeps the
-        size, which must then be the same for all.
-    channels
-        3 for colour, 1 for grey.
     client_separator
         Where file names begin with the name of the client whose image it is, the text
         that ends this name: "_" for ``f0123_17.png``. The partition ``natural`` needs
@@ -374,8 +372,6 @@ class ImageFolderSettings(DataFormat):
     summary = "your own images: ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE"
 
     root: str
-    image_size: PositiveInt | None = None
-    channels: Literal[1, 3] = 3
     client_separator: Annotated[str, Field(min_length=1)] | None = None
 
     def load(self) -> Dataset:
@@ -393,17 +389,13 @@ class ImageFolderSettings(DataFormat):
             )
         source = {
             "files": _digest_of(class_names, (*files["train"], *files["test"])),
-            "image_size": self.image_size,
-            "channels": self.channels,
             "client_separator": self.client_separator,
         }
+        paths = {
+            split: [f"{root}/{one.name}" for one in files[split]] for split in files
+        }
 
-        def build(writer: EntryWriter) -> Contents:
-            paths = {
-                split: [f"{root}/{file.name}" for file in part]
-                for split, part in files.items()
-            }
-            write_images(writer, paths, self.image_size, self.channels)
+        def describe(writer: EntryWriter) -> Contents:
             for split, part in files.items():
                 classes = (file.class_name for file in part)
                 writer.put_labels(split, numbered(classes, class_names))
@@ -411,29 +403,26 @@ class ImageFolderSettings(DataFormat):
                 _put_clients(writer, paths, self.client_separator)
             return Contents(class_names)
 
-        return cached_dataset("image_folder", source, build)
+        return self.decoded(source, paths, describe)
 
 
 def _put_clients(
     writer: EntryWriter, paths: Mapping[Split, Sequence[str]], separator: str
 ) -> None:
     """Store for each image its client, numbered in the order of their names."""
-    owners = {
-        split: [_owner(one, separator) for one in paths[split]] for split in paths
-    }
+    owners: dict[Split, list[str]] = {}
+    for split, part in paths.items():
+        pieces = [(path, Path(path).name.partition(separator)) for path in part]
+        for path, (owner, found, _) in pieces:
+            if not found or not owner:
+                raise DataError(
+                    f"the name of {path} does not begin with a client's name and "
+                    f"{separator!r}; rename it, or set data.client_separator to null"
+                )
+        owners[split] = [owner for _, (owner, _, _) in pieces]
     names = sorted({name for part in owners.values() for name in part})
     for split, part in owners.items():
         writer.put_client_ids(split, numbered(part, names))
-
-
-def _owner(path: str, separator: str) -> str:
-    owner, found, _ = Path(path).name.partition(separator)
-    if not found or not owner:
-        raise DataError(
-            f"the name of {path} does not begin with a client's name and "
-            f"{separator!r}; rename it, or set data.client_separator to null"
-        )
-    return owner
 
 
 _DOMAIN_LAYOUT = "DOMAIN/CLASS/FILE"
@@ -442,18 +431,13 @@ _NO_DOMAINS = frozenset({"train", "test", "val", "validation"})
 
 
 @dataclass(frozen=True)
-class DomainFolderSettings(DataFormat):
-    """Where the images are, what they are decoded to, and how many are test images.
+class DomainFolderSettings(DecodedSettings):
+    """Where the images are, and how many are test images.
 
     Attributes
     ----------
     root
         The folder that holds one folder per domain, each with one folder per class.
-    image_size
-        Height and width that every image is resized to, in pixels; null keeps the
-        size, which must then be the same for all.
-    channels
-        3 for colour, 1 for grey.
     test_fraction
         Part of each domain that is tested on, (0, 1), about: the same number of images
         of every class, but at most half of those that a class has. 0.15 in
@@ -467,8 +451,6 @@ class DomainFolderSettings(DataFormat):
     summary = "your own images of several domains: ROOT/DOMAIN/CLASS/FILE"
 
     root: str
-    image_size: PositiveInt | None = None
-    channels: Literal[1, 3] = 3
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     seed: NonNegativeInt = 0
 
@@ -488,70 +470,54 @@ class DomainFolderSettings(DataFormat):
                     "test/CLASS/FILE with data.name: image_folder"
                 )
         files = [_files_below(root, name, _DOMAIN_LAYOUT) for name in domains]
-        class_names = tuple(
-            sorted({file.class_name for part in files for file in part})
-        )
-        images = _divided_domains(dict(zip(domains, files, strict=True)), self)
+        class_names = tuple(sorted({one.class_name for part in files for one in part}))
+        images = self._divided(dict(zip(domains, files, strict=True)))
         if not images["test"]:
             raise DataError(
                 f"{root}: there are no images to test on, since data.test_fraction "
                 "takes at most half of a class; some domain needs two images of a class"
             )
-        source = {
+        source: Source = {
             "files": _digest_of(class_names, (file for part in files for file in part)),
-            "image_size": self.image_size,
-            "channels": self.channels,
             "test_fraction": self.test_fraction,
             "seed": self.seed,
         }
 
-        def build(writer: EntryWriter) -> Contents:
-            paths = {
-                split: [f"{root}/{file.name}" for _, file in part]
-                for split, part in images.items()
-            }
-            write_images(writer, paths, self.image_size, self.channels)
+        def describe(writer: EntryWriter) -> Contents:
             for split, part in images.items():
                 classes = (file.class_name for _, file in part)
                 writer.put_labels(split, numbered(classes, class_names))
                 writer.put_domain_ids(split, [domain for domain, _ in part])
             return Contents(class_names, domain_names=domains)
 
-        return cached_dataset("domain_folder", source, build)
+        paths = {
+            split: [f"{root}/{file.name}" for _, file in part]
+            for split, part in images.items()
+        }
+        return self.decoded(source, paths, describe)
 
-
-def _divided_domains(
-    files: Mapping[str, Sequence[FoundFile]], settings: DomainFolderSettings
-) -> dict[Split, list[tuple[int, FoundFile]]]:
-    """Return the files of each split, each with the position of its domain."""
-    key = RandomKey(settings.seed).child("domain test")
-    images: dict[Split, list[tuple[int, FoundFile]]] = {"train": [], "test": []}
-    for domain, (name, part) in enumerate(files.items()):
-        kinds = [file.class_name for file in part]
-        tested = balanced_part(kinds, settings.test_fraction, key.child(name))
-        for file, is_test in zip(part, tested, strict=True):
-            images["test" if is_test else "train"].append((domain, file))
-    return images
+    def _divided(
+        self, files: Mapping[str, Sequence[FoundFile]]
+    ) -> dict[Split, list[tuple[int, FoundFile]]]:
+        """Return the files of each split, each with the position of its domain."""
+        key = RandomKey(self.seed).child("domain test")
+        images: dict[Split, list[tuple[int, FoundFile]]] = {"train": [], "test": []}
+        for domain, (name, part) in enumerate(files.items()):
+            kinds = [file.class_name for file in part]
+            tested = balanced_part(kinds, self.test_fraction, key.child(name))
+            for file, is_test in zip(part, tested, strict=True):
+                images["test" if is_test else "train"].append((domain, file))
+        return images
 
 
 def balanced_part(
     kinds: Sequence[str], fraction: float, key: RandomKey
 ) -> NDArray[np.bool_]:
-    """Choose about a part of some images, of each kind the same number.
+    """Choose about a part of n images, of each kind the same number, shape (n,).
 
-    Parameters
-    ----------
-    kinds
-        What each of the n images is, n >= 1.
-    fraction
-        Part that is chosen, (0, 1). Shared out among the kinds that is the nearest
-        whole number of each, and one at least; but of no kind more than half.
-    key
-        Fixes which. The choice within a kind does not depend on the others' names.
-
-    Returns
-    -------
-    Whether each image is chosen, shape (n,).
+    ``kinds`` are what the images are. The ``fraction``, (0, 1), is shared out among the
+    kinds: the nearest whole number of each, one at least, but of no kind more than
+    half. The choice within a kind does not depend on the others' names.
     """
     found, kind_of = np.unique(np.asarray(kinds), return_inverse=True)
     wanted = max(1, int(fraction * len(kinds) / len(found) + 0.5))
@@ -592,10 +558,11 @@ class SiteImageFolderSettings(SiteSettings):
                 "PATH/train/CLASS/IMAGE and so on"
             )
         given: list[SiteSplit] = []
-        folders = {"": list_class_folders(root)} if not _has_splits(root, self) else {}
-        if not folders:
+        if self.layout == "auto" and (root / "train").is_dir():
             given = _split_names(root)
             folders = {f"{split}/": list_class_folders(root / split) for split in given}
+        else:
+            folders = {"": list_class_folders(root)}
         class_of = {
             f"{prefix}{name}": class_name
             for prefix, found in folders.items()
@@ -625,13 +592,14 @@ class ImageFiles(Inputs):
         """Return size and channels of the first image."""
         with open_image(self.root / self.names[0]) as image:
             channels = 1 if image.mode in _MODES_OF_GREY else 3
-            return InputForm((image.height, image.width, channels), "uint8")
+            return (image.height, image.width, channels), "uint8"
 
     def read(
         self, positions: Sequence[int], task: SiteTask, cache: Path | None = None
     ) -> ReadInputs:
         """Bring each image to the task's size and channels."""
         paths = [f"{self.root}/{name}" for name in self.names]
+        shape = task.spec.image_shape
         if task.spec.dtype != "uint8":
             raise DataError(
                 f"{paths[0]} is an image, but the federation agreed on "
@@ -639,7 +607,7 @@ class ImageFiles(Inputs):
             )
 
         def decode() -> tuple[NDArray[np.uint8], Mapping[int, str]]:
-            room = _room_for(len(positions), task.spec.image_shape, paths[0])
+            room = _room_for(len(positions), shape, paths[0])
             failed = decode_files([paths[at] for at in positions], room)
             good = [row for row in range(len(room)) if row not in failed]
             reasons = {positions[row]: why for row, why in failed.items()}
@@ -648,14 +616,10 @@ class ImageFiles(Inputs):
         if cache is None:
             images, failed = decode()
         else:
-            shape = (len(positions), *task.spec.image_shape)
-            form = (DECODER, task.spec.image_shape, list(positions))
-            images, failed = cached_images(cache, paths, form, shape, decode)
+            form = (DECODER, shape, list(positions))
+            room = (len(positions), *shape)
+            images, failed = cached_images(cache, paths, form, room, decode)
         return ReadInputs(torch.from_numpy(images), failed)
-
-
-def _has_splits(root: Path, settings: SiteImageFolderSettings) -> bool:
-    return settings.layout == "auto" and (root / "train").is_dir()
 
 
 def _split_names(root: Path) -> list[SiteSplit]:

@@ -92,19 +92,11 @@ _NAMED_AT_MOST = 3
 
 
 class User(NamedTuple):
-    """A user and what it has in one file.
-
-    Attributes
-    ----------
-    inputs
-        uint8, shape (n, height, width, channels).
-    labels
-        int64, shape (n,).
-    """
+    """A user and what it has in one file."""
 
     name: str
-    inputs: NDArray[np.uint8]
-    labels: NDArray[np.int64]
+    inputs: NDArray[np.uint8]  # uint8, shape (n, height, width, channels)
+    labels: NDArray[np.int64]  # int64, shape (n,)
 
     def take(self, chosen: NDArray[np.bool_]) -> "User":
         """Return the user with the chosen ones of the n samples."""

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
-from knnper.data.catalogue import DATA_SETS, SITE_DATA
+from knnper.data.catalogue import DATA_SETS
 from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
 from knnper.data.examples import DataFormat, Examples, InputSpec, no_examples
 from knnper.data.images import digests_of, require_all_read
@@ -29,8 +28,14 @@ from knnper.data.site_data import (
 )
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import Choice, Settings
-from knnper.loading import alternatives, nearest, parse_settings, parse_yaml
+from knnper.experiment import (
+    Choice,
+    Settings,
+    alternatives,
+    nearest,
+    parse_settings,
+    parse_yaml,
+)
 
 MOST_SHOWN = 10
 
@@ -77,11 +82,9 @@ def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
             first_of.setdefault(place.split, place)
         other = next((one for one in group if one.label != group[0].label), None)
         if other is not None:
-            shown = [
-                f"{one.name} ({data.task.class_names[one.label]})"
-                for one in (group[0], other)
-            ]
-            conflicts.append((shown[0], shown[1]))
+            class_of = data.task.class_names
+            one, two = (f"{it.name} ({class_of[it.label]})" for it in (group[0], other))
+            conflicts.append((one, two))
     copies = tuple(
         Copies(*pair, len(found), tuple(found[:MOST_SHOWN]))
         for pair, found in pairs.items()
@@ -103,44 +106,25 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """All that a check finds.
+    """All that a check finds."""
 
-    Attributes
-    ----------
-    class_names
-        Of the task.
-    input_shape, input_type
-        Of one input: (height, width, channels), ``uint8`` or ``float32``.
-    splits
-        In numbers.
-    missing_classes
-        Classes of the task of which the site has no example at all.
-    dropped
-        How many examples were left out, by their label that nobody else knows.
-    num_ignored
-        Files beside the images that are no images by their names.
-    unreadable
-        Why, by name, of the images that cannot be read.
-    copies, conflicts
-        Equal inputs.
-    problems
-        Why training cannot work, or what it would report would be wrong.
-    warnings
-        What may not be meant.
-    """
-
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # of the task
+    # Of one input: (height, width, channels), ``uint8`` or ``float32``.
     input_shape: tuple[int, int, int]
     input_type: str
-    splits: Mapping[Split, SplitSummary]
+    splits: Mapping[Split, SplitSummary]  # in numbers
+    # Classes of the task of which the site has no example at all.
     missing_classes: tuple[str, ...]
+    # How many examples were left out, by their label that nobody else knows.
     dropped: Mapping[str, int]
-    num_ignored: int
-    unreadable: Mapping[str, str]
+    num_ignored: int  # files beside the images that are no images by their names
+    unreadable: Mapping[str, str]  # why, by name, of the images that cannot be read
+    # Equal inputs.
     copies: tuple[Copies, ...]
     conflicts: Conflicts
+    # Why training cannot work, or what it would report would be wrong.
     problems: tuple[str, ...]
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # what may not be meant
 
     def document(self) -> dict[str, Any]:
         """Return all of it as plain values."""
@@ -149,10 +133,10 @@ class DataCheck:
 
 def check_site(data: SiteData) -> DataCheck:
     """Look at all of a site's data; nothing of it goes anywhere."""
-    splits = {split: _summary(part, data) for split, part in data.splits()}
+    names = data.task.class_names
+    splits = {split: _summary(part, len(names)) for split, part in data.splits()}
     copies, conflicts = find_copies(data)
     totals = torch.tensor([one.class_counts for one in splits.values()]).sum(dim=0)
-    names = data.task.class_names
     return DataCheck(
         class_names=names,
         input_shape=data.task.spec.image_shape,
@@ -171,18 +155,14 @@ def check_site(data: SiteData) -> DataCheck:
     )
 
 
-def _summary(part: NamedExamples, data: SiteData) -> SplitSummary:
+def _summary(part: NamedExamples, num_classes: int) -> SplitSummary:
     labels, images = part.examples.labels, part.examples.images
-    counts = torch.bincount(labels, minlength=data.task.spec.num_classes)
+    counts = tuple(torch.bincount(labels, minlength=num_classes).tolist())
     if len(part) == 0:
-        return SplitSummary(0, tuple(counts.tolist()), None, None, None)
-    return SplitSummary(
-        num_examples=len(part),
-        class_counts=tuple(counts.tolist()),
-        smallest=float(images.min()),
-        largest=float(images.max()),
-        mean=float(images.double().mean()),
-    )
+        return SplitSummary(0, counts, None, None, None)
+    smallest, largest = float(images.min()), float(images.max())
+    mean = float(images.double().mean())
+    return SplitSummary(len(part), counts, smallest, largest, mean)
 
 
 def _problems(data: SiteData, copies: tuple[Copies, ...]) -> Iterator[str]:
@@ -205,12 +185,10 @@ def _problems(data: SiteData, copies: tuple[Copies, ...]) -> Iterator[str]:
             )
 
 
-_OVERLAP_EFFECTS = MappingProxyType(
-    {
-        ("train", "validation"): "the weight of the memory will be tuned too high",
-        ("validation", "test"): "measured accuracies may be too high",
-    }
-)
+_OVERLAP_EFFECTS = {
+    ("train", "validation"): "the weight of the memory will be tuned too high",
+    ("validation", "test"): "measured accuracies may be too high",
+}
 
 
 def _warnings(
@@ -258,62 +236,42 @@ def _odd_splits(data: SiteData, splits: Mapping[Split, SplitSummary]) -> Iterato
 _MOST_SHOWN = 20
 
 
-class Agreed(NamedTuple):
-    """The label of each example, None where it is unknown; how many have each such."""
-
-    labels: tuple[int | None, ...]
-    unknown: Mapping[str, int]
-
-
 def agree_labels(
     found: Collected, settings: SiteSettings, class_names: Sequence[str]
-) -> Agreed:
-    """Find each example's label among those of the federation, by name."""
+) -> tuple[tuple[int | None, ...], dict[str, int]]:
+    """Find labels among the federation's by name; count those that it has not."""
     for name, target in settings.label_map.items():
         if target not in class_names:
-            guess = nearest(target, class_names)
             raise DataError(
                 f"data.label_map leads from {name!r} to {target!r}, which is no class "
-                f"of the federation; {guess} known: {_listed(class_names)}"
+                f"of the federation; {nearest(target, class_names)} known: "
+                f"{_listed(class_names)}"
             )
-    # Numbers are names where the federation has whole numbers for names, else places.
-    known = _label_of(found.numbered, class_names)
-    label_of = {
-        name: known.get(settings.label_map.get(name, name))
-        for name in set(found.labels)
-    }
-    labels = tuple(label_of[name] for name in found.labels)
-    counts = Counter(name for name in found.labels if label_of[name] is None)
+    known = {name: label for label, name in enumerate(class_names)}
+    # Numbers are names where the federation has whole numbers for names, else places;
+    # then both are known, since the map of labels leads to names.
+    if found.numbered and not any(name.isdecimal() for name in class_names):
+        known = {str(label): label for label in range(len(class_names))} | known
+    named = [settings.label_map.get(name, name) for name in found.labels]
+    labels = tuple(known.get(name) for name in named)
+    pairs = zip(found.labels, labels, strict=True)
+    counts = Counter(name for name, label in pairs if label is None)
     unknown = dict(sorted(counts.items()))
     if unknown and settings.unknown_labels == "error":
-        raise _unknown(found.source, unknown, class_names)
-    return Agreed(labels, unknown)
-
-
-def _label_of(numbered: bool, class_names: Sequence[str]) -> Mapping[str, int]:
-    by_name = {name: label for label, name in enumerate(class_names)}
-    if not numbered or any(name.isdecimal() for name in class_names):
-        return by_name
-    # The map of labels leads to names, so that both are known here.
-    return {**{str(label): label for label in range(len(class_names))}, **by_name}
-
-
-def _unknown(
-    source: str, unknown: Mapping[str, int], class_names: Sequence[str]
-) -> DataError:
-    lines = [
-        f"  - {name!r}: {_counted(count, 'example')}; {nearest(name, class_names)}"
-        for name, count in unknown.items()
-    ]
-    pairs = ", ".join(f"{name!r}: ..." for name in list(unknown)[:2])
-    return DataError(
-        f"{source} has {_counted(len(unknown), 'label')} that the federation does not "
-        "know:\n"
-        + "\n".join(line.rstrip("; ") for line in lines)
-        + f"\nIts classes: {_listed(class_names)}. Say which of them is meant (data."
-        f"label_map: {{{pairs}}}), or leave the examples out (data.unknown_labels: "
-        "drop)"
-    )
+        lines = [
+            f"  - {name!r}: {_counted(count, 'example')}; {nearest(name, class_names)}"
+            for name, count in unknown.items()
+        ]
+        pairs_to_give = ", ".join(f"{name!r}: ..." for name in list(unknown)[:2])
+        raise DataError(
+            f"{found.source} has {_counted(len(unknown), 'label')} that the federation "
+            "does not know:\n"
+            + "\n".join(line.rstrip("; ") for line in lines)
+            + f"\nIts classes: {_listed(class_names)}. Say which of them is meant (data"
+            f".label_map: {{{pairs_to_give}}}), or leave the examples out "
+            "(data.unknown_labels: drop)"
+        )
+    return labels, unknown
 
 
 def _counted(number: int, noun: str) -> str:
@@ -325,14 +283,12 @@ def _listed(names: Sequence[str]) -> str:
     return shown if len(names) <= _MOST_SHOWN else f"{shown}, ... ({len(names)})"
 
 
-def settle(
+def _settled(
     found: Collected, settings: SiteSettings, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
     """Agree on labels, split, and read the inputs."""
-    _require_examples(found)
-    _require_names(found)
-    agreed = agree_labels(found, settings, task.class_names)
-    kept = [at for at, label in enumerate(agreed.labels) if label is not None]
+    labels, unknown = agree_labels(found, settings, task.class_names)
+    kept = [at for at, label in enumerate(labels) if label is not None]
     splits = _splits(found, kept, settings.fractions)
     members = {split: [at for at in kept if splits[at] == split] for split in SPLITS}
     # At once: what is read is then kept as a whole, and each split is a part of it.
@@ -340,41 +296,80 @@ def settle(
     read = ReadInputs(no_examples(task.spec).images)
     if wanted:
         read = found.inputs.read(wanted, task, cache)
+    parts: dict[Split, NamedExamples] = {}
+    start = 0
+    for split, positions in members.items():
+        good = [at for at in positions if at not in read.unreadable]
+        images = read.images[start : start + len(good)]
+        chosen = torch.tensor([labels[at] for at in good], dtype=torch.int64)
+        names = tuple(found.names[at] for at in good)
+        parts[split] = NamedExamples(Examples(images, chosen), names)
+        start += len(good)
     return SiteData(
-        **_named(found, members, agreed.labels, read),
+        **parts,
         task=task,
-        dropped=agreed.unknown,
+        dropped=unknown,
         num_ignored=found.num_ignored,
         unreadable={found.names[at]: why for at, why in read.unreadable.items()},
     )
 
 
-def own_task(found: Collected) -> SiteTask:
+def _splits(
+    found: Collected, kept: Sequence[int], fractions: FractionSettings
+) -> Mapping[int, Split]:
+    """Return the split of each example that is kept: as given, else by its name."""
+    splits: dict[int, Split] = {}
+    rest = kept
+    if found.splits is not None:
+        splits = {at: found.splits[at] for at in kept}
+        if "validation" in found.given_splits:
+            return splits
+        # What the site gave as test data stays that; it may have chosen to have none.
+        rest = [at for at in kept if splits[at] == "train"]
+        fractions = replace(fractions, test=0.0)
+    chosen = split_by_name([found.names[at] for at in rest], fractions)
+    return splits | dict(zip(rest, chosen, strict=True))
+
+
+def _own_task(found: Collected) -> SiteTask:
     """Return the task that the data itself suggests: its form and its labels."""
-    _require_examples(found)
-    form = found.inputs.form()
-    if form.dtype == "token":
-        spec = InputSpec(form.shape, NUM_TOKENS, (), (), dtype=form.dtype)
-        return SiteTask(spec, CHARACTER_NAMES)
-    channels = form.shape[2]
+    shape, dtype = found.inputs.form()
+    if dtype == "token":
+        return SiteTask(InputSpec(shape, NUM_TOKENS, (), (), dtype), CHARACTER_NAMES)
     key = int if found.numbered else None
     class_names = tuple(sorted(set(found.labels), key=key))
-    spec = InputSpec(
-        image_shape=form.shape,
-        num_classes=len(class_names),
-        mean=(0.0,) * channels,
-        std=(1.0,) * channels,
-        dtype=form.dtype,
-    )
-    return SiteTask(spec, class_names)
+    mean, std = (0.0,) * shape[2], (1.0,) * shape[2]
+    return SiteTask(InputSpec(shape, len(class_names), mean, std, dtype), class_names)
 
 
-def _require_examples(found: Collected) -> None:
+def open_site(
+    choice: Choice[Settings], base: Path, task: SiteTask, cache: Path | None = None
+) -> SiteData:
+    """Return the data that was chosen by name, all of which can be read.
+
+    ``cache`` keeps decoded image files; other data is read, or made, each time.
+    """
+    data = _settled(*_collected(choice, base, task), task, cache)
+    require_all_read(data.unreadable.values())
+    return data
+
+
+def survey_site(
+    choice: Choice[Settings], base: Path, task: SiteTask | None
+) -> SiteData:
+    """Return the data as `open_site`; what cannot be read is left out and named."""
+    found, settings = _collected(choice, base, task)
+    return _settled(found, settings, _own_task(found) if task is None else task)
+
+
+def _collected(
+    choice: Choice[Settings], base: Path, task: SiteTask | None
+) -> tuple[Collected, SiteSettings]:
+    if not isinstance(choice.settings, SiteSettings):
+        raise TypeError(f"{choice.name} is no site's data: {choice.settings}")
+    found = choice.settings.collect(base, task)
     if not found.names:
         raise DataError(f"{found.source} holds no examples; expected at least one")
-
-
-def _require_names(found: Collected) -> None:
     counts = Counter(found.names)
     wrong = [
         name for name, count in counts.items() if count > 1 or not _can_be_kept(name)
@@ -385,6 +380,7 @@ def _require_names(found: Collected) -> None:
             f"empty or cannot be written as UTF-8, such as {wrong[0]!r}; expected one "
             "name for each example"
         )
+    return found, choice.settings
 
 
 def _can_be_kept(name: str) -> bool:
@@ -393,82 +389,6 @@ def _can_be_kept(name: str) -> bool:
         return name.encode() != b"" and "\0" not in name
     except UnicodeEncodeError:
         return False
-
-
-def _splits(
-    found: Collected, kept: Sequence[int], fractions: FractionSettings
-) -> Mapping[int, Split]:
-    """Return the split of each example that is kept: as given, else by its name."""
-    given = found.splits
-    if given is None:
-        return _dealt(found, kept, fractions)
-    splits = {at: given[at] for at in kept}
-    if "validation" in found.given_splits:
-        return splits
-    # What the site gave as test data stays that; it may also have chosen to have none.
-    rest = [at for at in kept if splits[at] == "train"]
-    return splits | _dealt(found, rest, replace(fractions, test=0.0))
-
-
-def _dealt(
-    found: Collected, positions: Sequence[int], fractions: FractionSettings
-) -> dict[int, Split]:
-    splits = split_by_name([found.names[at] for at in positions], fractions)
-    return dict(zip(positions, splits, strict=True))
-
-
-def _named(
-    found: Collected,
-    members: Mapping[Split, Sequence[int]],
-    labels: Sequence[int | None],
-    read: ReadInputs,
-) -> dict[Split, NamedExamples]:
-    """Return each split: its images follow those of the split before it."""
-    kept = {
-        split: [at for at in members[split] if at not in read.unreadable]
-        for split in SPLITS
-    }
-    images = torch.split(read.images, [len(kept[split]) for split in SPLITS])
-    return {
-        split: NamedExamples(
-            Examples(
-                part, torch.tensor([labels[at] for at in positions], dtype=torch.int64)
-            ),
-            tuple(found.names[at] for at in positions),
-        )
-        for (split, positions), part in zip(kept.items(), images, strict=True)
-    }
-
-
-def open_site(
-    choice: Choice[Settings], base: Path, task: SiteTask, cache: Path | None = None
-) -> SiteData:
-    """Return the data that was chosen by name, all of which can be read.
-
-    ``cache`` keeps decoded image files; other data is read, or made, each time.
-    """
-    found, settings = _collected(choice, base, task)
-    data = settle(found, settings, task, cache)
-    require_all_read(data.unreadable.values())
-    return data
-
-
-def survey_site(
-    choice: Choice[Settings], base: Path, task: SiteTask | None
-) -> SiteData:
-    """Return the data as `open_site`; what cannot be read is left out and named."""
-    found, settings = _collected(choice, base, task)
-    return settle(found, settings, own_task(found) if task is None else task)
-
-
-def _collected(
-    choice: Choice[Settings], base: Path, task: SiteTask | None
-) -> tuple[Collected, SiteSettings]:
-    kind, settings = SITE_DATA[choice.name], choice.settings
-    if not isinstance(settings, kind):
-        found = type(settings).__name__
-        raise TypeError(f"{choice.name} takes {kind.__name__}, found {found}")
-    return settings.collect(base, task), settings
 
 
 MODEL_CARD = "model.json"

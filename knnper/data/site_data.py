@@ -25,8 +25,7 @@ from knnper.data.examples import (
     InputSpec,
 )
 from knnper.errors import DataError
-from knnper.experiment import PositiveFloat, PositiveInt, Settings
-from knnper.loading import alternatives
+from knnper.experiment import PositiveFloat, PositiveInt, Settings, alternatives
 
 SITES = "sites"
 """The name, in an experiment's section ``data``, of data that stays where it is."""
@@ -40,20 +39,12 @@ ClassName = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class SiteTask:
-    """What is learned from inputs of which form.
+    """What is learned from inputs of which form."""
 
-    Attributes
-    ----------
-    spec
-        Form of the inputs, and how they are normalised.
-    class_names
-        One for each of the ``spec.num_classes`` labels; sites agree by these names.
-    feature_names
-        For rows of features, what each of them is called, in order; may be empty.
-    """
-
-    spec: InputSpec
+    spec: InputSpec  # form of the inputs, and how they are normalised
+    # One for each of the ``spec.num_classes`` labels; sites agree by these names.
     class_names: tuple[str, ...]
+    # For rows of features, what each of them is called, in order; may be empty.
     feature_names: tuple[str, ...] = ()
 
 
@@ -106,13 +97,8 @@ class SitesSettings(Settings):
 
     def task(self) -> SiteTask:
         """Return what is learned."""
-        spec = InputSpec(
-            image_shape=self.image_shape,
-            num_classes=len(self.class_names),
-            mean=self.mean,
-            std=self.std,
-            dtype=self.dtype,
-        )
+        num_classes = len(self.class_names)
+        spec = InputSpec(self.image_shape, num_classes, self.mean, self.std, self.dtype)
         return SiteTask(spec, self.class_names, self.feature_names)
 
 
@@ -123,15 +109,9 @@ def task_of(dataset: Dataset) -> SiteTask:
 
 def sites_settings(task: SiteTask) -> SitesSettings:
     """Return the settings of which `SitesSettings.task` makes ``task``."""
-    spec = task.spec
-    return SitesSettings(
-        spec.image_shape,
-        task.class_names,
-        spec.mean,
-        spec.std,
-        spec.dtype,
-        task.feature_names,
-    )
+    it, names = task.spec, task.class_names
+    shape, features = it.image_shape, task.feature_names
+    return SitesSettings(shape, names, it.mean, it.std, it.dtype, features)
 
 
 def site_task_of(document: Mapping[str, Any], source: str) -> SiteTask:
@@ -173,19 +153,12 @@ def place_of(base: Path, path: str) -> Path:
 
 @dataclass(frozen=True)
 class NamedExamples:
-    """Examples with their owner's names for them.
+    """Examples with their owner's names for them."""
 
-    Attributes
-    ----------
-    examples
-        n of them.
-    names
-        One each, unique over all of the site's splits and the same whenever the data
-        is opened: a path relative to the data folder, a value of an id column, or a
-        place such as ``train/00012``.
-    """
-
-    examples: Examples
+    examples: Examples  # n of them
+    # One each, unique over all of the site's splits and the same whenever the data is
+    # opened: a path relative to the data folder, a value of an id column, or a place
+    # such as ``train/00012``.
     names: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -194,29 +167,18 @@ class NamedExamples:
 
 @dataclass(frozen=True)
 class SiteData:
-    """All of a site's data, in memory.
+    """All of a site's data, in memory."""
 
-    Attributes
-    ----------
-    train, validation, test
-        The splits; labels are those of ``task``.
-    task
-        What the data was read for.
-    dropped
-        How many examples have each label that the federation does not know, where the
-        site chose to leave these out.
-    num_ignored
-        Files beside the images that are no images by their names.
-    unreadable
-        Why, by name, of the images that cannot be read; `open_site` refuses them.
-    """
-
+    # The splits; labels are those of ``task``.
     train: NamedExamples
     validation: NamedExamples
     test: NamedExamples
-    task: SiteTask
+    task: SiteTask  # what the data was read for
+    # How many examples have each label that the federation does not know, where the
+    # site chose to leave these out.
     dropped: Mapping[str, int] = field(default_factory=dict)
-    num_ignored: int = 0
+    num_ignored: int = 0  # files beside the images that are no images by their names
+    # Why, by name, of the images that cannot be read; `open_site` refuses them.
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def splits(self) -> Iterator[tuple[Split, NamedExamples]]:
@@ -258,27 +220,17 @@ class SiteSettings(Settings, ABC):
         """Return the examples; relative paths start at ``base``."""
 
 
-class InputForm(NamedTuple):
-    """What inputs look like by themselves: shape of one, and type."""
-
-    shape: tuple[int, int, int]
-    dtype: InputDtype
+InputForm = tuple[tuple[int, int, int], InputDtype]
+"""What inputs look like by themselves: shape of one, and type."""
 
 
 class ReadInputs(NamedTuple):
-    """Inputs in memory.
+    """Inputs in memory."""
 
-    Attributes
-    ----------
-    images
-        Of the readable ones among those that were asked for, in order: shape
-        (m, height, width, channels), of the task's type.
-    unreadable
-        Why, by position in the data, of the others.
-    """
-
+    # Of the readable ones among those that were asked for, in order: shape (m, height,
+    # width, channels), of the task's type.
     images: Tensor
-    unreadable: Mapping[int, str] = {}
+    unreadable: Mapping[int, str] = {}  # why, by position in the data, of the others
 
 
 class Inputs(ABC):
@@ -297,36 +249,18 @@ class Inputs(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """n examples as the site has them.
+    """n examples as the site has them."""
 
-    Attributes
-    ----------
-    source
-        The file or folder; named in errors.
-    names
-        Of the examples, unique.
-    labels
-        What the site calls each example's label.
-    inputs
-        Of the examples.
-    splits
-        Of each example, or None where the data does not say it.
-    given_splits
-        Those that the data has, be they empty.
-    numbered
-        Whether labels are numbers that no class names belong to.
-    num_ignored
-        Files beside them that are no images by their names.
-    """
-
-    source: str
-    names: tuple[str, ...]
-    labels: tuple[str, ...]
-    inputs: Inputs
+    source: str  # the file or folder; named in errors
+    names: tuple[str, ...]  # of the examples, unique
+    labels: tuple[str, ...]  # what the site calls each example's label
+    inputs: Inputs  # of the examples
+    # Of each example, or None where the data does not say it.
     splits: tuple[Split, ...] | None = None
+    # Those that the data has, be they empty.
     given_splits: frozenset[Split] = frozenset()
-    numbered: bool = False
-    num_ignored: int = 0
+    numbered: bool = False  # whether labels are numbers that no class names belong to
+    num_ignored: int = 0  # files beside them that are no images by their names
 
 
 _NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
@@ -343,15 +277,14 @@ class ArrayInputs(Inputs):
 
     def form(self) -> InputForm:
         """Return (height, width, channels), as the number of dimensions suggests."""
-        is_image = self.array.dtype == np.uint8
-        dtype: InputDtype = "uint8" if is_image else "float32"
+        dtype: InputDtype = "uint8" if self.array.dtype == np.uint8 else "float32"
         match self.array.shape[1:]:
             case (num_features,):
-                return InputForm((1, 1, num_features), dtype)
+                return (1, 1, num_features), dtype
             case (height, width):
-                return InputForm((height, width, 1), dtype)
+                return (height, width, 1), dtype
             case (height, width, channels):
-                return InputForm((height, width, channels), dtype)
+                return (height, width, channels), dtype
         raise DataError(
             f"{self.source}: found inputs of shape {_shown(self.array.shape)}, "
             "expected (n, height, width, channels), (n, height, width) or (n, features)"
@@ -370,19 +303,11 @@ class ArrayInputs(Inputs):
 
 
 def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any]:
-    """Return ``array`` in the form that ``spec`` asks for; itself where it has it.
+    """Return numbers in the form that ``spec`` asks for; themselves where they have it.
 
-    Parameters
-    ----------
-    array
-        Numbers, shape (n, height, width, channels), without the channels where there
-        is one, or (n, height * width * channels).
-
-    Raises
-    ------
-    DataError
-        If the shape is another one, or the values do not fit: whole numbers from 0 to
-        255 for ``uint8``, to c - 1 for ``token``, finite ones for ``float32``.
+    ``array`` has shape (n, height, width, channels), without the channels where there
+    is one, or (n, height * width * channels). The values must fit: whole numbers from 0
+    to 255 for ``uint8``, to c - 1 for ``token``, finite ones for ``float32``.
     """
     height, width, channels = spec.image_shape
     shapes = {(height, width, channels), (math.prod(spec.image_shape),)}
@@ -399,19 +324,15 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
         return _reals(shaped, source)
     largest = _LARGEST_PIXEL if spec.dtype == "uint8" else spec.num_classes - 1
     if array.dtype != np.uint8 or largest < _LARGEST_PIXEL:
-        _require_whole(shaped, largest, KINDS_OF_INPUT[spec.dtype], source)
+        with np.errstate(invalid="ignore"):
+            wrong = ~((shaped >= 0) & (shaped <= largest) & (shaped % 1 == 0))
+        if wrong.any():
+            raise DataError(
+                f"{source}: found {int(wrong.sum())} values in the inputs such as "
+                f"{shaped[wrong][0]}, expected whole numbers from 0 to {largest}: the "
+                f"federation agreed on {KINDS_OF_INPUT[spec.dtype]}"
+            )
     return shaped.astype(np.uint8, copy=False)
-
-
-def _require_whole(array: NDArray[Any], largest: int, kind: str, source: str) -> None:
-    with np.errstate(invalid="ignore"):
-        wrong = ~((array >= 0) & (array <= largest) & (array % 1 == 0))
-    if wrong.any():
-        raise DataError(
-            f"{source}: found {int(wrong.sum())} values in the inputs such as "
-            f"{array[wrong][0]}, expected whole numbers from 0 to {largest}: the "
-            f"federation agreed on {kind}"
-        )
 
 
 def _reals(array: NDArray[Any], source: str) -> NDArray[np.float32]:

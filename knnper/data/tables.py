@@ -33,8 +33,7 @@ from knnper.data.site_data import (
     split_texts,
 )
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, ProperFraction
-from knnper.loading import alternatives
+from knnper.experiment import NonNegativeInt, ProperFraction, alternatives
 
 _PARQUET = (".parquet", ".pq")
 

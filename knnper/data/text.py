@@ -19,12 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
-from knnper.data.dividing import (
-    SPLITS,
-    DividingSettings,
-    FractionSettings,
-    mark_tested,
-)
+from knnper.data.dividing import SPLITS, DividingSettings, FractionSettings, mark_tested
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.site_data import (
@@ -556,7 +551,7 @@ class WindowInputs(ArrayInputs):
 
     def form(self) -> InputForm:
         """See `Inputs`."""
-        return InputForm((1, 1, self.array.shape[3]), "token")
+        return (1, 1, self.array.shape[3]), "token"
 
 
 def _require_text(task: SiteTask | None, path: Path) -> None:

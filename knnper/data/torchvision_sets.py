@@ -44,37 +44,21 @@ class MissingFilesError(DataError):
 
 @dataclass(frozen=True)
 class OfficialFiles:
-    """The files of a data set that torchvision reads, and how they come.
+    """The files of a data set that torchvision reads, and how they come."""
 
-    Attributes
-    ----------
-    title
-        torchvision's name of the data set.
-    folder
-        Where torchvision looks for the files, below the root.
-    names
-        Of the files, unpacked. Packed by itself, each has ``.gz`` at its end.
-    downloads
-        The names of what is to be downloaded.
-    url
-        Where from.
-    archive
-        The one among ``downloads`` that holds all of them; None where each comes by
-        itself.
-    inside
-        The folder that the archive unpacks to, where that is not torchvision's.
-    md5
-        Of files that are packed by themselves, in hexadecimal, where another data set
-        has files of the same name.
-    """
-
-    title: str
-    folder: str
+    title: str  # torchvision's name of the data set
+    folder: str  # where torchvision looks for the files, below the root
+    # Of the files, unpacked. Packed by itself, each has ``.gz`` at its end.
     names: tuple[str, ...]
-    downloads: tuple[str, ...]
-    url: str
+    downloads: tuple[str, ...]  # the names of what is to be downloaded
+    url: str  # where from
+    # The one among ``downloads`` that holds all of them; None where each comes by
+    # itself.
     archive: str | None = None
+    # The folder that the archive unpacks to, where that is not torchvision's.
     inside: str = ""
+    # Of files that are packed by themselves, in hexadecimal, where another data set has
+    # files of the same name.
     md5: Mapping[str, str] = field(default_factory=dict)
 
     def places(self, root: Path) -> list[Path]:

@@ -2,19 +2,20 @@
 
 import csv
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.cache import Contents, EntryWriter, Split
 from knnper.data.dividing import numbered, require_known, values_in_order
-from knnper.data.examples import DataFormat, Dataset
-from knnper.data.images import write_images
+from knnper.data.examples import Dataset
+from knnper.data.images import DecodedSettings
 from knnper.errors import DataError
-from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction
+from knnper.experiment import NonNegativeInt, ProperFraction
 from knnper.seeding import RandomKey
 
 Name = Annotated[str, Field(min_length=1)]
@@ -23,7 +24,7 @@ _FOLDERS_DEEP = 3
 
 
 @dataclass(frozen=True)
-class UserCsvSettings(DataFormat):
+class UserCsvSettings(DecodedSettings):
     """Which lists, what their columns mean, and where the images are.
 
     Attributes
@@ -40,11 +41,6 @@ class UserCsvSettings(DataFormat):
         What the columns are called.
     suffix
         What follows an image's name.
-    image_size
-        Height and width that every image is resized to, in pixels; null keeps the
-        size, which must then be the same for all.
-    channels
-        3 for colour, 1 for grey.
     test_fraction, seed
         Part of each user's images that is tested on where there is no list of them,
         and what chooses these; a user's only image is not.
@@ -61,8 +57,6 @@ class UserCsvSettings(DataFormat):
     image_column: Name = "image_id"
     class_column: Name = "class"
     suffix: str = ".jpg"
-    image_size: PositiveInt | None = None
-    channels: Literal[1, 3] = 3
     test_fraction: ProperFraction = 0.2
     seed: NonNegativeInt = 0
 
@@ -90,21 +84,21 @@ class UserCsvSettings(DataFormat):
                 "there are no images to test on; raise data.test_fraction, of which a "
                 "user's only image is never taken, or list some in data.test"
             )
-        source = {
-            "rows": _digest(rows, files),
-            "image_size": self.image_size,
-            "channels": self.channels,
-        }
 
-        def build(writer: EntryWriter) -> Contents:
-            paths = {
-                split: [file.path for file in part] for split, part in files.items()
-            }
-            write_images(writer, paths, self.image_size, self.channels)
-            _put_rows(writer, rows, class_names)
+        def describe(writer: EntryWriter) -> Contents:
+            users = values_in_order(
+                row.user for part in rows.values() for row in part if row.user
+            )
+            for split, part in rows.items():
+                classes = (row.class_name for row in part)
+                writer.put_labels(split, numbered(classes, class_names))
+                owners = [row.user for row in part if row.user]
+                if len(owners) == len(part):
+                    writer.put_client_ids(split, numbered(owners, users))
             return Contents(class_names)
 
-        return cached_dataset("user_csv", source, build)
+        paths = {split: [one.path for one in part] for split, part in files.items()}
+        return self.decoded({"rows": _digest(rows, files)}, paths, describe)
 
 
 class _Row(NamedTuple):
@@ -194,25 +188,19 @@ def _splits(listed: list[_Row], settings: UserCsvSettings) -> Lists:
     if settings.test is not None:
         test = _read(settings.test, settings, needs_user=False)
         return {"train": listed, "test": test}
-    tested = _held_out(listed, settings)
-    return {
-        "train": [row for place, row in enumerate(listed) if place not in tested],
-        "test": [row for place, row in enumerate(listed) if place in tested],
-    }
-
-
-def _held_out(listed: list[_Row], settings: UserCsvSettings) -> set[int]:
-    """Return the places of the rows that are tested on, some of each user's."""
-    places_of: dict[str, list[int]] = {}
+    places_of = defaultdict[str, list[int]](list)
     for place, row in enumerate(listed):
-        places_of.setdefault(str(row.user), []).append(place)
+        places_of[str(row.user)].append(place)
     key = RandomKey(settings.seed).child("user test")
     tested: set[int] = set()
     for user, places in places_of.items():
         count = min(int(settings.test_fraction * len(places) + 0.5), len(places) - 1)
         shuffled = key.child(user).numpy().permutation(places)
         tested.update(shuffled[:count].tolist())
-    return tested
+    return {
+        "train": [row for place, row in enumerate(listed) if place not in tested],
+        "test": [row for place, row in enumerate(listed) if place in tested],
+    }
 
 
 def _require_each_once(rows: Lists, files: dict[Split, list[_File]]) -> None:
@@ -259,15 +247,3 @@ def _digest(rows: Lists, files: dict[Split, list[_File]]) -> str:
             line = (split, row.user, row.class_name, *state)
             digest.update(f"{line!r}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
-
-
-def _put_rows(writer: EntryWriter, rows: Lists, class_names: Sequence[str]) -> None:
-    users = values_in_order(
-        row.user for part in rows.values() for row in part if row.user is not None
-    )
-    for split, part in rows.items():
-        classes = (row.class_name for row in part)
-        writer.put_labels(split, numbered(classes, class_names))
-        owners = [row.user for row in part if row.user is not None]
-        if len(owners) == len(part):
-            writer.put_client_ids(split, numbered(owners, users))

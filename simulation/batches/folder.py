@@ -12,8 +12,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 import knnper
-from knnper.data.catalogue import load_data
-from knnper.data.examples import Dataset, LabelledArrays
+from knnper.data.examples import Dataset, LabelledArrays, load_data
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Experiment
 from knnper.files import draft_of, write_atomically

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from pydantic_core import to_jsonable_python
 
 from knnper.errors import RunError
+from knnper.experiment import dump_yaml, parse_overrides
 from knnper.files import write_atomically
-from knnper.loading import dump_yaml, parse_overrides
 from knnper.simulation.batches.family import FAILED
 from knnper.simulation.batches.folder import TABLE, older_code
 from knnper.simulation.batches.plan import (

@@ -12,10 +12,14 @@ import numpy as np
 from pydantic import Field
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment, NonNegativeInt, PositiveInt, Settings, is_name
-from knnper.loading import (
+from knnper.experiment import (
+    Experiment,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
     alternatives,
     apply_overrides,
+    is_name,
     load_experiment,
     parse_overrides,
     parse_settings,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from knnper.loading import dotted
+from knnper.experiment import dotted
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import Event, Family, Step, is_done
 

@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import RunError
-from knnper.experiment import Experiment
+from knnper.experiment import (
+    Experiment,
+    dotted,
+    relevant_settings,
+    results_identity,
+    to_json,
+)
 from knnper.lifeline import die_with_parent
-from knnper.loading import dotted, relevant_settings, results_identity, to_json
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import (
     Event,

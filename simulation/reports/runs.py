@@ -21,8 +21,8 @@ from pydantic_core import to_jsonable_python
 
 from knnper.data.catalogue import DATA_SETS
 from knnper.errors import ConfigError, RunError
-from knnper.loading import dotted, dump_yaml, load_experiment, to_document
-from knnper.models.catalogue import MODELS
+from knnper.experiment import dotted, dump_yaml, load_experiment, to_document
+from knnper.models import MODELS
 from knnper.server.results import fraction_degraded, summarise
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
+from pydantic import AfterValidator
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
@@ -369,23 +370,17 @@ def changed(method: AnyMethod, **attributes: Any) -> AnyMethod:
     return other
 
 
-def repetitions(place: str, values: Sequence[float]) -> tuple[Problem, ...]:
-    """Return that a grid names a value twice; nothing if all values differ.
+def _all_differ(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError(
+            f"found {list(values)}, expected values that all differ, since each costs "
+            "a model; name each one once"
+        )
+    return values
 
-    Parameters
-    ----------
-    place
-        Of the grid among the settings, as in ``method.prox_weights``.
-    values
-        The grid; a client trains or scores a model for each.
-    """
-    if len(set(values)) == len(values):
-        return ()
-    message = (
-        f"found {list(values)}, expected values that all differ, since each costs "
-        "a model; name each one once"
-    )
-    return (Problem(place, message),)
+
+ALL_DIFFER = AfterValidator(_all_differ)
+"""On a grid of values for each of which a client trains or scores a model."""
 
 
 def wrong_shape(update: Any, **shapes: tuple[int, ...]) -> str | None:

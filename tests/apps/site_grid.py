@@ -5,8 +5,7 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from knnper.experiment import Experiment
-from knnper.loading import load_experiment
+from knnper.experiment import Experiment, load_experiment
 from knnper.simulation.partition.split import export_shares
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
 from knnper.transport.messages import Purpose

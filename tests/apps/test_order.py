@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from knnper.errors import ConfigError, RunError
-from knnper.loading import to_json
+from knnper.experiment import to_json
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import over_sites
 from knnper_cli.flower_apps import order_of

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from knnper.client.install import SiteState
 from knnper.errors import RunError
-from knnper.experiment import Experiment
-from knnper.loading import results_identity
-from knnper.models.networks import TinyCnn
+from knnper.experiment import Experiment, results_identity
+from knnper.models import TinyCnn
 from knnper.server import sites
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
@@ -22,7 +21,6 @@ from knnper_cli.flower_apps import Order, lead_sites
 from tests.apps.site_grid import SiteGrid, experiment
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")
-
 SEEN = ("0000", "0001", "0003")
 
 

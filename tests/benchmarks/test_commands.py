@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from benchmarks.dormant_startup_s import write_experiment
-from knnper.loading import read_experiment
+from knnper.experiment import read_experiment
 from knnper.simulation.workbench import experiment_catalogue
 
 NAMES = [

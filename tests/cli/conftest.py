@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from knnper.data.digits import DigitsSettings
-from knnper.loading import load_experiment
+from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from knnper.loading import dump_yaml
+from knnper.experiment import dump_yaml
 from knnper.simulation.batches.progress import Progress, TimeLeft
 from knnper_cli.app import app
 from knnper_cli.terminal import line_counter, roughly, time_left

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from knnper.loading import dump_yaml
+from knnper.experiment import dump_yaml
 from knnper_cli.app import app
 from tests.simulation.batches.small_sweep import NEIGHBORS, document, in_this_process
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import ConfigError
-from knnper.experiment import Catalogue
-from knnper.loading import (
+from knnper.experiment import (
+    Catalogue,
     dotted,
     from_json,
     load_experiment,

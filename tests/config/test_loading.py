@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from knnper import loading
+from knnper import experiment as loading
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Catalogue,
     ConstantSchedule,
     FederationSettings,
     MultiStepSchedule,
+    load_experiment,
+    read_experiment,
+    results_identity,
 )
-from knnper.loading import load_experiment, read_experiment, results_identity
 from knnper.simulation.workbench import experiment_catalogue
 
 

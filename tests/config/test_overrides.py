@@ -3,7 +3,7 @@ import re
 import pytest
 
 from knnper.errors import Problem
-from knnper.loading import Override, apply_overrides, parse_overrides
+from knnper.experiment import Override, apply_overrides, parse_overrides
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import pytest
 from pydantic import Field
 
 from knnper.errors import Problem
-from knnper.experiment import Settings, UnitInterval
-from knnper.loading import parse_settings
+from knnper.experiment import Settings, UnitInterval, parse_settings
 
 
 @dataclass(frozen=True)

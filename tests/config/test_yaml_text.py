@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import ConfigError
-from knnper.loading import dump_yaml, parse_yaml
+from knnper.experiment import dump_yaml, parse_yaml
 
 SCALARS = (
     st.none()

@@ -91,7 +91,7 @@ def test_clients_reach_only_the_gateway() -> None:
 
 
 def test_trial_has_the_clients_of_the_compose_file() -> None:
-    tree = ast.parse((DOCKER / "trial/federation.py").read_text())
+    tree = ast.parse((DOCKER / "trial.py").read_text())
     values = {
         node.targets[0].id: ast.literal_eval(node.value)
         for node in tree.body

@@ -1,6 +1,7 @@
 """Links, experiments, commands and paths in the pages are those of the code."""
 
 import itertools
+import pkgutil
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 import typer
 
 from knnper.client.settings import read_client
-from knnper.loading import SECTIONS, load_experiment, parse_yaml, read_experiment
+from knnper.experiment import SECTIONS, load_experiment, parse_yaml, read_experiment
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.app import app
 
@@ -175,3 +176,13 @@ def test_files_that_are_named_exist(page: str) -> None:
         name for name in named if not any((one / name).exists() for one in places)
     }
     assert missing <= YET_TO_BE_WRITTEN
+
+
+@pytest.mark.parametrize("page", sorted({*PAGES_OF_WHAT_IS_THERE} - {"CHANGELOG.md"}))
+def test_modules_that_are_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in set(re.findall(r"\bknnper(?:_cli)?(?:\.\w+)+", text)):
+        # A name with capitals, or the last one, may be an attribute.
+        path = re.sub(r"\.[A-Z].*", "", name)
+        found = pkgutil.resolve_name(path)
+        assert found is not None

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from knnper.experiment import Experiment
-from knnper.loading import dump_yaml, parse_yaml, read_yaml
+from knnper.experiment import Experiment, dump_yaml, parse_yaml, read_yaml
 from knnper.simulation.batches.family import training_identity
 from knnper.simulation.batches.plan import TERMS, VARIANT, Comparison, Sweep
 from knnper.simulation.partition.schemes import PartitionSettings

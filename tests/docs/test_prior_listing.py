@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from knnper.loading import load_experiment
+from knnper.experiment import load_experiment
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.knn_per import KnnSettings
 

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from docs import reference
-from knnper.experiment import NonNegativeInt, ProperFraction, Settings
-from knnper.loading import parse_yaml, read_yaml
+from knnper.experiment import (
+    NonNegativeInt,
+    ProperFraction,
+    Settings,
+    parse_yaml,
+    read_yaml,
+)
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method

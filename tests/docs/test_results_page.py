@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from knnper.data.examples import Normalizer
-from knnper.loading import load_experiment
-from knnper.models.flat import FlatModel
+from knnper.experiment import load_experiment
+from knnper.models import FlatModel
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate

@@ -158,10 +158,7 @@ def put(root: Path, name: str) -> None:
     [
         (lambda root: put(root, "test/bird/a.png"), "no training example has: bird"),
         (lambda root: shutil.rmtree(root / "train"), r"train is not a .*data\.root"),
-        (
-            lambda root: (root / "test/dog/u0_c.png").unlink(),
-            "test holds no images",
-        ),
+        (lambda root: (root / "test/dog/u0_c.png").unlink(), "test holds no images"),
         (
             lambda root: put(root, "train/bird/.hidden"),
             "train holds no images of the classes bird,",

@@ -10,9 +10,14 @@ from torch.nn import functional
 from knnper.data.examples import TORCH_DTYPES, InputSpec, normalizer
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
-from knnper.models.catalogue import MODELS, build_model
-from knnper.models.flat import FlatModel, ModelSettings
-from knnper.models.networks import LeafCnnSettings, MlpSettings
+from knnper.models import (
+    MODELS,
+    FlatModel,
+    LeafCnnSettings,
+    MlpSettings,
+    ModelSettings,
+    build_model,
+)
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 

@@ -9,9 +9,13 @@ from torch.nn import functional
 
 from knnper.data.examples import InputSpec
 from knnper.experiment import Choice
-from knnper.models.catalogue import build_model
-from knnper.models.flat import EmbeddingModel, FlatModel
-from knnper.models.networks import StackedLstmSettings, TolerantBatchNorm2d
+from knnper.models import (
+    EmbeddingModel,
+    FlatModel,
+    StackedLstmSettings,
+    TolerantBatchNorm2d,
+    build_model,
+)
 from knnper.seeding import RandomKey
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from knnper.models.networks import NORMS, TolerantBatchNorm2d
+from knnper.models import NORMS, TolerantBatchNorm2d
 
 
 @pytest.fixture

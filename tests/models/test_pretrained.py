@@ -10,12 +10,12 @@ from torch import Tensor
 from knnper.data.examples import InputSpec
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
-from knnper.models.catalogue import build_model
-from knnper.models.flat import FlatModel
-from knnper.models.networks import (
+from knnper.models import (
+    FlatModel,
     MobileNetV2Settings,
     ResNet18Settings,
     TinyCnnSettings,
+    build_model,
 )
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from knnper.experiment import Experiment
-from knnper.loading import dump_yaml, load_experiment
+from knnper.experiment import Experiment, dump_yaml, load_experiment
 from knnper.server.observer import Observer
 from knnper.simulation.batches.progress import Advance, Progress
 from knnper.simulation.workbench import experiment_catalogue

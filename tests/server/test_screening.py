@@ -11,14 +11,7 @@ import torch
 
 from knnper.records import fingerprint
 from knnper.server import screening
-from knnper.server.screening import (
-    Change,
-    Measured,
-    Norms,
-    Screening,
-    changes_of,
-    norm,
-)
+from knnper.server.screening import Change, Measured, Norms, Screening, changes_of, norm
 from knnper.strategies.core.records import ModelUpdate
 
 LEARNED = {"weights": Norms([0.4, 0.5, 0.6], 0.5)}

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import pytest
 
-from knnper.experiment import Experiment
-from knnper.loading import load_experiment, to_yaml
-from knnper.server.checkpoint import asides
+from knnper.experiment import Experiment, load_experiment, to_yaml
 from knnper.server.observer import Observer, RoundRecord
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import RunFolder, asides
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import AS_IT_IS

@@ -11,7 +11,7 @@ import torch
 
 from knnper import simulation
 from knnper.errors import ConfigError, RunError
-from knnper.loading import load_experiment, parse_yaml, read_experiment, to_document
+from knnper.experiment import load_experiment, parse_yaml, read_experiment, to_document
 from knnper.simulation.workbench import (
     Workbench,
     count_labels,

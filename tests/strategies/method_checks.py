@@ -15,8 +15,8 @@ from knnper.experiment import (
     RunSettings,
     Settings,
     TrainingSettings,
+    load_experiment,
 )
-from knnper.loading import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.core.method import Method, Personalizer

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from knnper.errors import ConfigError, Problem
-from knnper.loading import parse_settings
+from knnper.experiment import parse_settings
 from knnper.seeding import RandomKey
 from knnper.strategies.agnostic import (
     Agnostic,

@@ -8,8 +8,7 @@ import torch
 
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
 from knnper.errors import RunError
-from knnper.experiment import TrainingSettings
-from knnper.loading import load_experiment
+from knnper.experiment import TrainingSettings, load_experiment
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
@@ -17,9 +16,15 @@ from knnper.strategies.catalogue import site_catalogue
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task, draw_sample, taken
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import Batch, LocalModel, local_sgd
-from knnper.strategies.dapper import Dapper, DapperSettings, extended
+from knnper.strategies.dapper import (
+    Dapper,
+    DapperSettings,
+    draw_sample,
+    extended,
+    taken,
+)
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import (
     linear_task,

@@ -11,7 +11,7 @@ from torch import Tensor
 from knnper.data.examples import InputSpec
 from knnper.errors import RunError
 from knnper.experiment import Choice, MultiStepSchedule, TrainingSettings
-from knnper.models.networks import MlpSettings
+from knnper.models import MlpSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import build_task

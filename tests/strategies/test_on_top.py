@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.experiment import TrainingSettings
-from knnper.loading import load_experiment
+from knnper.experiment import TrainingSettings, load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of

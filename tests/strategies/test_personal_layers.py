@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from knnper.experiment import MultiStepSchedule, TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
-from knnper.models.networks import TolerantBatchNorm2d
+from knnper.models import EmbeddingModel, FlatModel, TolerantBatchNorm2d
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import PersonalPart

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import EmbeddingModel
+from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task

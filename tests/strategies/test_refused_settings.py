@@ -5,13 +5,12 @@ from typing import Any
 import pytest
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import TrainingSettings
-from knnper.loading import parse_settings
+from knnper.experiment import TrainingSettings, parse_settings
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from tests.strategies.method_checks import problems_of
 from tests.strategies.tiny import linear_task, normed_task
 
-TWICE = (0.5, 1.0, 0.5)
+TWICE = [0.5, 1.0, 0.5]
 ALL_DIFFER = "found [0.5, 1.0, 0.5], expected values that all differ"
 HESSIAN = {"variant": "hessian_free"}
 TWO_GROUPS = {"groups": {"x": ("a", "b"), "y": ("b", "c")}}
@@ -38,28 +37,6 @@ def found_in(
             "domain: label",
         ),
         ("agnostic", TWO_GROUPS, {}, "method.groups", "found b more than once"),
-        (
-            "dapper",
-            {"client_shares": TWICE},
-            {},
-            "personalization.client_shares",
-            ALL_DIFFER,
-        ),
-        ("ditto", {"prox_weights": TWICE}, {}, "method.prox_weights", ALL_DIFFER),
-        (
-            "mapper",
-            {"interpolation_weights": TWICE},
-            {},
-            "method.interpolation_weights",
-            ALL_DIFFER,
-        ),
-        (
-            "mapper_two_stage",
-            {"interpolation_weights": TWICE},
-            {},
-            "personalization.interpolation_weights",
-            ALL_DIFFER,
-        ),
         (
             "per_fedavg",
             HESSIAN,
@@ -130,6 +107,10 @@ def test_what_goes_together_well(
         ("clustered_fl", "client_norm_tolerance", float("inf"), "a finite number"),
         ("clustered_fl", "separation_gap", 1.0, "less than 1"),
         ("clustered_fl", "min_cluster_size", 0, "at least 1"),
+        ("dapper", "client_shares", TWICE, ALL_DIFFER),
+        ("ditto", "prox_weights", TWICE, ALL_DIFFER),
+        ("mapper", "interpolation_weights", TWICE, ALL_DIFFER),
+        ("mapper_two_stage", "interpolation_weights", TWICE, ALL_DIFFER),
         ("ditto", "prox_weights", [], "a list of at least 1"),
         ("ditto", "prox_weights", [-1.0], "at least 0"),
         ("hypcluster", "num_clusters", 0, "at least 1"),
@@ -143,7 +124,7 @@ def test_what_goes_together_well(
 )
 def test_what_is_out_of_range(name: str, field: str, value: Any, hint: str) -> None:
     problems: list[Problem] = []
-    parse_settings(METHODS[name].settings_type, {field: value}, "method", problems)
+    parse_settings(ENTRIES[name].settings_type, {field: value}, "method", problems)
     (problem,) = problems
     assert problem.place.startswith(f"method.{field}")
     assert hint in problem.message

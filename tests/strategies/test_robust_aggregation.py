@@ -10,17 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import RunError
-from knnper.strategies.bulyan import Bulyan, BulyanSettings, iterated_krum
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.fedmedian import FedMedian
 from knnper.strategies.fedtrimmedavg import (
+    FedMedian,
     FedTrimmedAvg,
     FedTrimmedAvgSettings,
     trimmed_at_each_end,
 )
-from knnper.strategies.krum import Krum, KrumSettings
-from knnper.strategies.multikrum import MultiKrum, MultiKrumSettings
+from knnper.strategies.krum import (
+    Bulyan,
+    BulyanSettings,
+    Krum,
+    KrumSettings,
+    MultiKrum,
+    MultiKrumSettings,
+    iterated_krum,
+)
 from tests.strategies.tiny import (
     KEY,
     linear_task,

@@ -3,10 +3,16 @@
 import pytest
 import torch
 
-from knnper.strategies.fedadagrad import FedAdagrad, FedAdagradSettings
-from knnper.strategies.fedadam import FedAdam, FedAdamSettings, MomentState
+from knnper.strategies.fedadam import (
+    FedAdagrad,
+    FedAdagradSettings,
+    FedAdam,
+    FedAdamSettings,
+    FedYogi,
+    FedYogiSettings,
+    MomentState,
+)
 from knnper.strategies.fedavgm import FedAvgM, FedAvgMSettings, FedAvgMState
-from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
 from tests.strategies.tiny import (
     KEY,
     linear_task,

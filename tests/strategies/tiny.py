@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
-from knnper.models.networks import TolerantBatchNorm2d
+from knnper.models import EmbeddingModel, FlatModel, TolerantBatchNorm2d
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method

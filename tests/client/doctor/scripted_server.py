@@ -11,14 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from knnper.client.settings import ClientSettings, read_client
+from knnper.client.doctor import client_checks
+from knnper.client.settings import read_client
 from knnper.transport.credentials import Identity
-from knnper.transport.diagnosis import (
-    GATEWAY_HEADERS,
-    Finding,
-    Verdict,
-    own_versions,
-)
+from knnper.transport.diagnosis import GATEWAY_HEADERS, Finding, Verdict, own_versions
 
 OWN_VERSIONS = {GATEWAY_HEADERS[name]: own for name, own in own_versions().items()}
 
@@ -53,9 +49,10 @@ def answering(script: Script, files: tuple[Path, Path] | None) -> Iterator[str]:
 
 
 def written(folder: Path, identity: Identity, name: str) -> tuple[Path, Path]:
-    """Write certificate and key; return where."""
+    """Write certificate and key if they are not there; return where."""
     files = folder / f"{name}.crt", folder / f"{name}.key"
-    identity.write(*files)
+    if not files[0].exists():
+        identity.write(*files)
     return files
 
 
@@ -104,12 +101,22 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-def client(folder: Path, server: str = "127.0.0.1:1") -> ClientSettings:
-    """Return the settings of a client whose file is in ``folder``."""
+TRUST = "tls: {ca: ca.crt}\nkey: site-a.key"
+
+
+def client(folder: Path, server: str = "127.0.0.1:1", tls: bool = False) -> Path:
+    """Return the file of a client in ``folder``."""
     path = folder / "client.yaml"
+    trust = TRUST if tls else "insecure: true"
     data = "data: {name: image_folder, path: data}"
-    path.write_text(f"name: site-a\nserver: {server}\ninsecure: true\n{data}\n")
-    return read_client(path)
+    path.write_text(f"name: site-a\nserver: {server}\n{trust}\n{data}\n")
+    return path
+
+
+def look(file: Path, subject: str, *changes: str) -> Finding:
+    """Return what the check of a client finds."""
+    checks = client_checks(read_client(file, changes))
+    return {one.subject: one.look for one in checks}[subject]()
 
 
 def told(finding: Finding, verdict: Verdict, found: str = "", mend: str = "") -> None:

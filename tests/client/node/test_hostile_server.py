@@ -8,7 +8,7 @@ import pytest
 
 from knnper.client.flower_node import CLIENT_APP
 from knnper.client.limits import REFUSALS
-from knnper.loading import to_json
+from knnper.experiment import to_json
 from tests.apps.site_grid import experiment, make_sites
 from tests.client.node.real_processes import Link, client, link_running, new_client
 from tests.client.site.hostile_server import CLIENT, one_by_one
@@ -21,7 +21,7 @@ import json, time
 from pathlib import Path
 from flwr.app import Message
 from flwr.serverapp import ServerApp
-from knnper.loading import from_json
+from knnper.experiment import from_json
 from knnper.transport.messages import (Job, pack, packed_of, to_content, unpack)
 from knnper.strategies.catalogue import assemble, site_catalogue
 from knnper.strategies.core.records import ModelPayload, ModelUpdate

@@ -21,12 +21,7 @@ from starlette.types import Message
 from torch import Tensor
 
 from knnper.client.service.access import Tokens
-from knnper.client.service.app import (
-    is_loopback,
-    make_server,
-    make_service,
-    serve,
-)
+from knnper.client.service.app import is_loopback, make_server, make_service, serve
 from knnper.client.service.inputs import Bodies, Budget, Limits, RequestError
 from knnper.client.service.session import Current, Metrics, Workers
 from knnper.client.settings import ServiceCertificate, ServiceSettings

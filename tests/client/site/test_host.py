@@ -15,8 +15,8 @@ from knnper.client.flower_node import without_folders
 from knnper.client.runtime import ClientStateStore
 from knnper.client.site import KEPT, OWN_LOG, Discretion, SiteNode, run_states
 from knnper.errors import DataError, RefusedError, RunError
+from knnper.experiment import to_json
 from knnper.files import is_private
-from knnper.loading import to_json
 from knnper.simulation.workbench import over_sites
 from knnper.strategies.core.predictors import ClientResults
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
@@ -35,14 +35,8 @@ def context_of(file: Path, run: int = 1) -> Context:
     return Context(run, 1, {"config": str(file)}, RecordDict(), {})
 
 
-def job(**changes: object) -> Job:
-    values = {
-        "server_round": 1,
-        "keep_rounds": [0],
-        "experiment": EXPERIMENT,
-        **changes,
-    }
-    return Job(["0001"], **values)  # type: ignore[arg-type]
+def job(experiment: str = EXPERIMENT, timeout_s: float = 0.0) -> Job:
+    return Job(["0001"], 1, [0], experiment, timeout_s=timeout_s)
 
 
 def introduced(file: Path) -> Introduction:

@@ -201,8 +201,7 @@ def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
     alone = dataclasses.replace(predictor, knn_weight=0.0)
     assert decided.global_model == evaluate(alone, test)
     only = dataclasses.replace(predictor, knn_weight=1.0)
-    assert decided.knn is not None
-    assert decided.knn.num_correct == evaluate(only, test).num_correct
+    assert decided.serving.accuracy.knn == evaluate(only, test).accuracy
     assert decided.chosen == predictor.describe()
     assert decided.serving.accuracy.mixed == decided.mixed.accuracy
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from knnper.client import install as renewal
+from knnper.client import install
 from knnper.client.install import open_served
 from knnper.client.state import read_pending
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import Selection
+from knnper.datastore.store import Store
 from tests.client.state.small_site import (
     drawn,
     installed,
@@ -88,18 +89,20 @@ def test_an_example_of_the_service_counts_as_well(tmp_path: Path) -> None:
     assert stored_names(site_state) == [*data.train.names, *data.validation.names]
 
 
-@pytest.mark.parametrize("step", ["_delete", "_add_new"])
+@pytest.mark.parametrize(
+    ("owner", "step"), [(Store, "delete"), (Store, "reembed"), (install, "embedded")]
+)
 def test_what_was_cut_short_is_made_up_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    data = site(6, 2)
-    site_state = installed(tmp_path, MODEL, data)
+    data = site(6, 3)
+    site_state = installed(tmp_path, MODEL, site(6, 2))
     newer = small_model(seed=1)
     with monkeypatch.context() as broken:
-        broken.setattr(renewal, step, fails)
+        broken.setattr(owner, step, fails)
         with pytest.raises(OSError, match="No space left"):
             site_state.install(newer, with_test_of(data, 2), took_part=False)
     with open_served(site_state, writable=True) as served:

@@ -12,8 +12,7 @@ from knnper.data.examples import InputSpec
 from knnper.data.site import open_site, survey_site
 from knnper.data.site_data import SiteData, SiteSettings, SiteTask
 from knnper.errors import Problem
-from knnper.experiment import Choice
-from knnper.loading import parse_settings
+from knnper.experiment import Choice, parse_settings
 
 NAMES = ("cat", "dog", "fox")
 IMAGES = SiteTask(InputSpec((4, 4, 3), 3, (0.5,) * 3, (0.25,) * 3), NAMES)

@@ -8,14 +8,9 @@ import pytest
 from pydantic_core import to_jsonable_python
 
 from knnper.data.site import read_task
-from knnper.data.site_data import (
-    SitesSettings,
-    SiteTask,
-    site_task_of,
-    sites_settings,
-)
+from knnper.data.site_data import SitesSettings, SiteTask, site_task_of, sites_settings
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.loading import parse_settings
+from knnper.experiment import parse_settings
 from tests.knnper_data.site.site_cases import FEATURES, IMAGES
 
 SECTION: dict[str, Any] = {

@@ -219,10 +219,7 @@ def test_what_cannot_be_read_is_not_kept(root: Path, cache: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no array", None])
 def test_a_damaged_entry_is_replaced(
-    root: Path,
-    cache: Path,
-    content: bytes | None,
-    caplog: pytest.LogCaptureFixture,
+    root: Path, cache: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = kept(root, cache)
     file = entries(cache)[0] / "images.npy"

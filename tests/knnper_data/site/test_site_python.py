@@ -10,7 +10,7 @@ import pytest
 from knnper.data.arrays import PythonSettings
 from knnper.data.site_data import SiteData, SiteTask
 from knnper.errors import DataError, Problem
-from knnper.loading import parse_settings
+from knnper.experiment import parse_settings
 from tests.knnper_data.site.site_cases import (
     IMAGES,
     classes,

@@ -155,10 +155,7 @@ def test_no_features_are_too_few(tmp_path: Path) -> None:
             {"kind": ["cat", None, "cat", "cat"]},
             "1 rows hold nothing in the column 'kind'",
         ),
-        (
-            {"kind": None},
-            r"has no column 'kind'; .*known: age, dose, id, part",
-        ),
+        ({"kind": None}, r"has no column 'kind'; .*known: age, dose, id, part"),
         ({"age": ["a", "b", "c", "d"]}, r"found the columns age \(string\)"),
         ({"age": None, "dose": None}, "has no columns of features"),
         ({"age": None}, r"found inputs float64 of shape \(4, 1\), expected float32 of"),

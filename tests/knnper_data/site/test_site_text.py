@@ -21,14 +21,9 @@ from knnper.data.site_data import (
     fit_inputs,
     sites_settings,
 )
-from knnper.data.text import (
-    ALPHABET,
-    CHARACTER_NAMES,
-    NUM_TOKENS,
-    encode,
-)
+from knnper.data.text import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
 from knnper.errors import DataError, Problem
-from knnper.loading import parse_settings
+from knnper.experiment import parse_settings
 from tests.knnper_data.site.site_cases import FEATURES, opened, surveyed
 
 THREE = SiteTask(

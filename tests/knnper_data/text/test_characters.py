@@ -62,11 +62,7 @@ def test_windows_by_hand() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    length=st.integers(0, 60),
-    window=st.integers(1, 12),
-    stride=st.integers(1, 15),
-)
+@given(length=st.integers(0, 60), window=st.integers(1, 12), stride=st.integers(1, 15))
 def test_every_window_ends_before_its_target(
     length: int, window: int, stride: int
 ) -> None:

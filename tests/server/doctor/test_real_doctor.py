@@ -12,18 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from knnper.client.doctor import Connection, Credentials, Trust
+from knnper.client.doctor import client_checks
 from knnper.client.settings import read_client
 from knnper.server.link.doctor import server_checks
 from knnper.server.link.registration import census
 from knnper.server.link.setup import FederationFolder
 from knnper.server.settings import read_server
-from knnper.transport.credentials import new_node_key, write_node_key
 from knnper.transport.diagnosis import Finding, Verdict, examine, is_well
 from tests.server.link.running_server import running_server
 
 BIN = Path(sys.executable).parent
-
 pytestmark = pytest.mark.slow
 
 
@@ -49,19 +47,19 @@ def _process(*command: object, until: str) -> Iterator[None]:
 
 
 def registration(place: FederationFolder, key: Path | None = None) -> Finding:
-    client = place.client("site-a")
-    settings = read_server(place.server_file)
-    server = f"127.0.0.1:{settings.listen_address.port}"
-    trust = Trust(Connection(server, with_tls=True), client / "ca.crt")
-    assert trust.connection.gateway_answers().verdict is Verdict.OK
-    assert trust.certificate_is_accepted().verdict is Verdict.OK
-    key = key or client / "site-a.key"
-    own = replace(read_client(client / "client.yaml"), state=key.parent / "state")
-    return Credentials(own, key, client / "ca.crt").key_is_registered()
+    config = read_client(place.client("site-a") / "client.yaml")
+    port = read_server(place.server_file).listen_address.port
+    key = key or place.client("site-a") / "site-a.key"
+    state, server = key.parent / "state", f"127.0.0.1:{port}"
+    own = replace(config, state=state, key=key, server=server)
+    found = {one.subject: one.look for one in client_checks(own)}
+    for subject in ("gateway", "certificate"):
+        assert found[subject]().verdict is Verdict.OK
+    return found["registration"]()
 
 
 def status(place: FederationFolder) -> str:
-    (client,) = census(read_server(place.server_file)).clients
+    ((client,), _) = census(read_server(place.server_file))
     return client.status
 
 
@@ -69,13 +67,6 @@ def test_asking_leaves_no_trace(place: FederationFolder) -> None:
     for _ in range(2):
         assert registration(place) == Finding(Verdict.OK, "registered as site-a")
         assert status(place) == "registered"
-
-
-def test_an_unknown_key(place: FederationFolder, tmp_path: Path) -> None:
-    write_node_key(tmp_path / "stranger.key", new_node_key())
-    finding = registration(place, tmp_path / "stranger.key")
-    assert finding.verdict is Verdict.PROBLEM
-    assert "is not registered with the server" in finding.found
 
 
 def test_a_second_node_and_the_first_is_not_disturbed(

@@ -7,7 +7,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper.loading import parse_yaml
+from knnper.experiment import parse_yaml
 from knnper.server.settings import read_server
 from knnper.transport.credentials import (
     Address,

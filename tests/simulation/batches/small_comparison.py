@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from knnper.loading import dump_yaml
+from knnper.experiment import dump_yaml
 from knnper.simulation.batches.plan import Comparison, read_comparison
 
 ROWS: dict[str, Any] = {

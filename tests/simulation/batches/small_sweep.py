@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from knnper.loading import dump_yaml
+from knnper.experiment import dump_yaml
 from knnper.simulation.batches.family import Event, Family, make_runs
 from knnper.simulation.batches.plan import Sweep, read_sweep
 from knnper.simulation.batches.progress import Told

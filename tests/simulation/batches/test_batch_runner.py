@@ -19,7 +19,7 @@ import knnper.simulation.batches.runner as workers
 from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import DataError, FolderTakenError, RunError
-from knnper.loading import to_json
+from knnper.experiment import to_json
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import FAILED, Event, Family, Step, make_runs
 from knnper.simulation.batches.outputs import write_batch

@@ -9,9 +9,9 @@ import pytest
 
 import knnper.simulation.batches.family as family_runs
 from knnper.errors import CheckpointError, RunError
-from knnper.server.distribution import DistributionError
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
+from knnper.server.run import DistributionError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import FAILED, Event, Family, is_done, why_failed
 from knnper.simulation.batches.folder import (

@@ -15,8 +15,7 @@ from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Choice, Settings
-from knnper.models.catalogue import build_model
-from knnper.models.networks import TinyCnnSettings
+from knnper.models import TinyCnnSettings, build_model
 from knnper.seeding import RandomKey
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches import folder as inputs

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import ConfigError
-from knnper.experiment import Experiment
-from knnper.loading import dump_yaml
+from knnper.experiment import Experiment, dump_yaml
 from knnper.simulation.batches.plan import (
     Comparison,
     Point,

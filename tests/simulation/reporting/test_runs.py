@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import RunError
-from knnper.loading import load_experiment, to_document
+from knnper.experiment import load_experiment, to_document
 from knnper.server.results import summarise
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE
 from knnper.simulation.reports.runs import (

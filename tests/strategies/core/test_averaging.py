@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from knnper.strategies.agnostic import project_to_simplex
 from knnper.strategies.core.averaging import (
     RunningMean,
     average_weights,
     denominator,
-    project_to_simplex,
 )
 from knnper.strategies.core.records import ModelUpdate
 

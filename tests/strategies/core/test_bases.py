@@ -1,15 +1,17 @@
-"""Blocks of a model, and bases that are found again from their combination."""
+"""Blocks of a model, bases found again from their combination, clusters of points."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, InputSpec
 from knnper.experiment import TrainingSettings
-from knnper.models.flat import FlatModel
-from knnper.models.networks import (
+from knnper.models import (
+    FlatModel,
     Mlp,
     MlpSettings,
     MobileNetV2,
@@ -25,6 +27,7 @@ from knnper.strategies.fedbasis import (
     Blocks,
     Combination,
     clustered,
+    clusters,
     kept_by_decay,
     layers,
     learn_combination,
@@ -122,7 +125,6 @@ def test_sums_and_spread_follow_the_blocks() -> None:
     shares = torch.tensor([[0.25, 0.5, 1.0], [0.75, 0.5, 0.0]])
     expected = [0.5, 0.5, 0.25, 1.0, 1.0, 0.25]
     assert blocks.combine(models, shares).tolist() == expected
-    assert blocks.among(torch.tensor([True, False, False, True, True, False])) == [1, 2]
 
 
 @pytest.mark.parametrize(("momentum", "num_steps"), [(0.0, 3), (0.9, 5), (0.5, 0)])
@@ -256,3 +258,37 @@ def test_buffers_are_averaged_and_not_compared() -> None:
     center = torch.tensor([3.0, 3.0])
     found = clustered(updates, center, 2, RandomKey(0))
     assert sorted(mean.tolist() for mean in found) == [[0, 0.75, -450], [9, 9, 900]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_far_apart_are_found(seed: int) -> None:
+    points = torch.tensor([[0.0, 0], [9, 9], [0, 1], [9, 8], [-9, 5], [8, 9]])
+    found = clusters(points, 3, RandomKey(seed)).tolist()
+    groups = {tuple(i for i in range(6) if found[i] == k) for k in range(3)}
+    assert groups == {(0, 2), (1, 3, 5), (4,)}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_point_is_with_the_nearest_mean(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(30, 3, generator=generator)
+    found = clusters(points, 4, RandomKey(seed))
+    means = torch.stack([points[found == k].mean(dim=0) for k in range(4)])
+    assert torch.equal(torch.cdist(points, means).argmin(dim=1), found)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    values=st.lists(st.sampled_from([0.0, 1.0, 5.0]), min_size=1, max_size=8),
+    count=st.integers(1, 8),
+    seed=st.integers(0, 5),
+)
+def test_no_cluster_is_empty(values: list[float], count: int, seed: int) -> None:
+    points = torch.tensor(values)[:, None]
+    if len(points) < count:
+        with pytest.raises(ValueError, match=f"expected at least {count} points"):
+            clusters(points, count, RandomKey(seed))
+        return
+    found = clusters(points, count, RandomKey(seed))
+    assert sorted(set(found.tolist())) == list(range(count))
+    assert torch.equal(found, clusters(points, count, RandomKey(seed)))

@@ -33,14 +33,21 @@ from knnper.strategies.core.averaging import (
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelState, ModelUpdate
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedadagrad import FedAdagrad, FedAdagradSettings
-from knnper.strategies.fedadam import FedAdam, FedAdamSettings
+from knnper.strategies.fedadam import (
+    FedAdagrad,
+    FedAdagradSettings,
+    FedAdam,
+    FedAdamSettings,
+    FedYogi,
+    FedYogiSettings,
+)
 from knnper.strategies.fedavgm import FedAvgM, FedAvgMSettings
-from knnper.strategies.fedmedian import FedMedian
-from knnper.strategies.fedtrimmedavg import FedTrimmedAvg, FedTrimmedAvgSettings
-from knnper.strategies.fedyogi import FedYogi, FedYogiSettings
-from knnper.strategies.krum import Krum, KrumSettings
-from knnper.strategies.multikrum import MultiKrum, MultiKrumSettings
+from knnper.strategies.fedtrimmedavg import (
+    FedMedian,
+    FedTrimmedAvg,
+    FedTrimmedAvgSettings,
+)
+from knnper.strategies.krum import Krum, KrumSettings, MultiKrum, MultiKrumSettings
 from knnper.strategies.qfedavg import fair_terms
 from tests.strategies.tiny import KEY, linear_task, on_a_line, random_updates
 

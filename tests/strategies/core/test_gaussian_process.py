@@ -279,8 +279,7 @@ def test_the_quadrature_at_its_limits() -> None:
 CPU = torch.device("cpu")
 RBF = Kernel("rbf", output_scale=4.0, length_scale=1.0)
 TREE = ClassTree(
-    (0, 1, 3, 4),
-    (Split(0, (0, 3), (1, 4)), Split(1, (3,), (0,)), Split(1, (1,), (4,))),
+    (0, 1, 3, 4), (Split(0, (0, 3), (1, 4)), Split(1, (3,), (0,)), Split(1, (1,), (4,)))
 )
 LABELS = torch.tensor([0, 1, 3, 4, 0, 1, 3, 0])
 

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from knnper.data.examples import Examples
 from knnper.errors import ConfigError
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import draw_sample, first_layers, layers_left, taken
+from knnper.strategies.core.sharing import first_layers, layers_left
 from knnper.strategies.core.training import local_sgd
+from knnper.strategies.dapper import draw_sample, taken
 from tests.strategies.tiny import KEY, noisy, normed_task
 
 

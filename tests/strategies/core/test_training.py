@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.experiment import MultiStepSchedule, TrainingSettings
-from knnper.models.flat import EmbeddingModel, FlatModel
+from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd
@@ -33,7 +33,6 @@ from knnper.strategies.core.training import (
     pull,
     sgd_step,
     trained_on_both_splits,
-    unseen_client_rate,
 )
 from knnper.strategies.ditto import DittoSettings
 from tests.strategies.tiny import KEY, linear_task, noisy, normed_task, white
@@ -496,7 +495,7 @@ def test_the_rate_of_unseen_clients_is_that_of_the_first_round() -> None:
     schedule = MultiStepSchedule(milestones=(2,))
     task = linear_task(replace(TRAINING, schedule=schedule))
     assert task.training.learning_rate_at(2) == pytest.approx(0.01)
-    assert unseen_client_rate(task) == 0.1
+    assert task.first_rate == 0.1
 
 
 def test_without_validation_data_it_trains_once() -> None:

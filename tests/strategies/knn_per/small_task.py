@@ -8,8 +8,7 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
 from knnper.datastore.prediction import KnnPredictor
 from knnper.experiment import Choice, TrainingSettings
-from knnper.models.catalogue import build_model
-from knnper.models.networks import TinyCnnSettings
+from knnper.models import TinyCnnSettings, build_model
 from knnper.seeding import RandomKey
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.task import Task

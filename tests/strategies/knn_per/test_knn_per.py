@@ -45,9 +45,7 @@ def knn_per(task: Task, settings: KnnSettings) -> Method:
 @pytest.mark.parametrize("kernel", ["paper", "squared"])
 @pytest.mark.parametrize(("num_neighbors", "kernel_scale"), [(1, 1.0), (5, 0.2)])
 def test_the_neighbours_alone_equal_the_oracle(
-    kernel: KernelName,
-    num_neighbors: int,
-    kernel_scale: float,
+    kernel: KernelName, num_neighbors: int, kernel_scale: float
 ) -> None:
     settings = KnnSettings(num_neighbors, kernel, kernel_scale, knn_weights=(1.0,))
     data = client(40, 9)
@@ -128,9 +126,7 @@ def test_a_client_without_data_serves_the_global_model(
 @pytest.mark.parametrize(("num_train", "num_validation"), [(1, 0), (0, 1)])
 @pytest.mark.parametrize("evidence", ["validation", "leave_one_out", "auto"])
 def test_one_example_is_the_neighbour_of_everything(
-    num_train: int,
-    num_validation: int,
-    evidence: EvidenceName,
+    num_train: int, num_validation: int, evidence: EvidenceName
 ) -> None:
     data = client(num_train, num_validation)
     label = int(data.train_and_validation().labels[0])

@@ -70,9 +70,7 @@ def test_the_weight_is_tuned_with_the_training_split_only() -> None:
     ],
 )
 def test_without_evidence_the_client_does_as_expected_of_its_size(
-    num_train: int,
-    num_validation: int,
-    evidence: EvidenceName,
+    num_train: int, num_validation: int, evidence: EvidenceName
 ) -> None:
     data = client(num_train, num_validation)
     expecting = TuningSettings(
@@ -97,9 +95,7 @@ def test_without_evidence_the_client_does_as_expected_of_its_size(
     [("validation", 9, 0), ("leave_one_out", 0, 29), ("auto", 0, 29)],
 )
 def test_what_was_chosen_and_on_what_is_reported(
-    evidence: EvidenceName,
-    num_held_out: int,
-    num_left_out: int,
+    evidence: EvidenceName, num_held_out: int, num_left_out: int
 ) -> None:
     tuning = TuningSettings(
         evidence=evidence,
@@ -140,10 +136,7 @@ def test_where_all_is_fixed_nothing_is_scored() -> None:
     [(20, 10, 10, 0), (20, 9, 0, 29), (0, 10, 0, 10)],
 )
 def test_enough_validation_examples_are_preferred(
-    num_train: int,
-    num_validation: int,
-    num_held_out: int,
-    num_left_out: int,
+    num_train: int, num_validation: int, num_held_out: int, num_left_out: int
 ) -> None:
     tuning = TuningSettings(evidence="auto", min_validation=10)
     data = client(num_train, num_validation)

@@ -1,1 +1,0 @@
-"""Models that embed and classify, and their flat weights."""

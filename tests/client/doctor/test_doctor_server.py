@@ -1,0 +1,315 @@
+"""The server as a client reaches it, its certificate, and the client's own key."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+
+from knnper.client.flower_node import Activation, locked
+from knnper.transport.credentials import (
+    Identity,
+    issue_server_certificate,
+    new_authority,
+    new_node_key,
+    write_node_key,
+)
+from knnper.transport.diagnosis import GATEWAY_HEADERS, Finding, Verdict
+from tests.client.doctor.scripted_server import (
+    Script,
+    answering,
+    client,
+    look,
+    told,
+    written,
+)
+
+OK, WARNING, PROBLEM = Verdict.OK, Verdict.WARNING, Verdict.PROBLEM
+AUTHORITY = new_authority("CA of the federation")
+SERVER = issue_server_certificate(AUTHORITY, ["127.0.0.1"])
+DAY_S = timedelta(days=1).total_seconds()
+
+
+@contextlib.contextmanager
+def saying(words: bytes) -> Iterator[str]:
+    """Give the address of other software, which says ``words`` and hangs up."""
+
+    def talk() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(words)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=talk)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def asked(
+    folder: Path,
+    subject: str,
+    script: Script | None = None,
+    serves: Identity | None = None,
+    ca: Identity | None = None,
+) -> Finding:
+    """Return what is found of a server, with TLS if the client trusts ``ca``."""
+    files = None if serves is None else written(folder, serves, "server")
+    if ca is not None:
+        written(folder, ca, "ca")
+    with answering(script or Script(), files) as address:
+        return look(client(folder, address, tls=ca is not None), subject)
+
+
+SUBJECTS = "address port tls gateway clock version authority certificate"
+
+
+@pytest.mark.parametrize("subject", SUBJECTS.split())
+def test_a_gateway_as_it_should_be(tmp_path: Path, subject: str) -> None:
+    told(asked(tmp_path, subject, serves=SERVER, ca=AUTHORITY), OK)
+
+
+def test_a_name_that_stands_for_nothing(tmp_path: Path) -> None:
+    finding = look(client(tmp_path, "no-such-host.invalid:1"), "address")
+    told(finding, PROBLEM, "no-such-host.invalid cannot", "correct `server`")
+
+
+def test_a_proxy_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, file = "a.example.org", client(tmp_path, "a.example.org:8443", tls=True)
+    monkeypatch.setenv("https_proxy", "http://proxy.example.org:3128")
+    for exempt, expected in (
+        ("", (WARNING, "proxy.example.org:3128", f"export NO_PROXY={host}")),
+        (host, (OK, "", "")),
+    ):
+        monkeypatch.setenv("no_proxy", exempt)
+        told(look(file, "proxy"), *expected)
+
+
+@pytest.mark.parametrize(
+    ("error", "found", "mend"),
+    [
+        (ConnectionRefusedError(), "nothing listens at", "start the server there"),
+        (TimeoutError("timed out"), "", "let TCP port 1 through the firewalls"),
+        (OSError(113, "No route to host"), "", "mend this machine's network"),
+    ],
+)
+def test_no_way_to_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: OSError,
+    found: str,
+    mend: str,
+) -> None:
+    def fail(*args: object) -> socket.socket:
+        raise error
+
+    monkeypatch.setattr(socket, "create_connection", fail)
+    told(look(client(tmp_path), "port"), PROBLEM, found, mend)
+
+
+@pytest.mark.parametrize(
+    ("serves", "ca", "verdict", "found", "mend"),
+    [
+        (SERVER, None, PROBLEM, "speaks TLS", "remove `insecure: true`"),
+        (None, AUTHORITY, PROBLEM, "speaks HTTP without TLS", "started with `tls`"),
+        (None, None, WARNING, "insecure: true", "fed init"),
+    ],
+)
+def test_tls_on_one_side_or_none(
+    tmp_path: Path,
+    serves: Identity | None,
+    ca: Identity | None,
+    verdict: Verdict,
+    found: str,
+    mend: str,
+) -> None:
+    told(asked(tmp_path, "tls", None, serves, ca), verdict, found, mend)
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_software_that_speaks_neither(tmp_path: Path, tls: bool) -> None:
+    with saying(b"SSH-2.0-OpenSSH_9.6\r\n") as server:
+        finding = look(client(tmp_path, server, tls), "tls")
+    told(finding, PROBLEM, "other software has the port", "correct `server`")
+
+
+FLOWERS_OWN = {"/health": (200, ""), "/v1/control/list-nodes": (405, "")}
+OLD = {GATEWAY_HEADERS["knnper"]: "0.1.0", GATEWAY_HEADERS["flwr"]: "1.30.0"}
+DOWN = Script(answers={"/health": (503, "")})
+
+
+@pytest.mark.parametrize(
+    ("subject", "script", "verdict", "found", "mend"),
+    [
+        ("gateway", Script({}, FLOWERS_OWN), PROBLEM, "Flower's own", "correct `serv"),
+        ("gateway", Script({}, {}), PROBLEM, "HTTP status 404", "correct `server`"),
+        ("gateway", Script({}), WARNING, "no gateway of knnper's", "correct `server`"),
+        ("gateway", DOWN, PROBLEM, "Flower behind it does not", "superlink.log"),
+        ("version", Script(OLD), PROBLEM, "flwr 1.30.0 on the server", "same versions"),
+    ],
+)
+def test_who_is_behind_the_port(
+    tmp_path: Path,
+    subject: str,
+    script: Script,
+    verdict: Verdict,
+    found: str,
+    mend: str,
+) -> None:
+    told(asked(tmp_path, subject, script), verdict, found, mend)
+
+
+@pytest.mark.parametrize(
+    ("server_ahead_s", "verdict", "direction"),
+    [
+        (-3.5, WARNING, "ahead of"),
+        (-30, PROBLEM, "ahead of"),
+        (200, WARNING, "behind"),
+        (400, PROBLEM, "behind"),
+    ],
+)
+def test_clocks(
+    tmp_path: Path, server_ahead_s: float, verdict: Verdict, direction: str
+) -> None:
+    finding = asked(tmp_path, "clock", Script(ahead_s=server_ahead_s))
+    told(finding, verdict, direction, "NTP")
+    # The server tells whole seconds.
+    found = finding.found.split(" clock is ")[1].split(" s ")[0]
+    assert abs(float(found) - abs(server_ahead_s)) <= 0.75
+
+
+@pytest.mark.parametrize(
+    ("host", "days", "ahead_s", "verdict", "found", "mend"),
+    [
+        ("127.0.0.1", 10, 0, WARNING, "expires on", "knnper fed renew"),
+        ("127.0.0.1", -1, 0, PROBLEM, "expired on", "knnper fed renew"),
+        ("a.org", 100, 0, PROBLEM, "is for a.org, not for 127", "--host 127.0.0.1"),
+        # One that only this machine's clock has expired.
+        ("127.0.0.1", -1, -DAY_S - 600, PROBLEM, "valid at the server's", "set this"),
+    ],
+)
+def test_certificates(
+    tmp_path: Path,
+    host: str,
+    days: int,
+    ahead_s: float,
+    verdict: Verdict,
+    found: str,
+    mend: str,
+) -> None:
+    server = issue_server_certificate(AUTHORITY, [host], days=days)
+    script = Script(ahead_s=ahead_s)
+    finding = asked(tmp_path, "certificate", script, server, AUTHORITY)
+    told(finding, verdict, found, mend)
+
+
+def test_another_authority_and_all_that_is_wrong(tmp_path: Path) -> None:
+    server = issue_server_certificate(AUTHORITY, ["example.org"], days=-1)
+    other = new_authority("another CA")
+    finding = asked(tmp_path, "certificate", None, server, other)
+    for words in ("expired on", "not for 127.0.0.1", "not signed by CN=another CA"):
+        told(finding, PROBLEM, words, "copy the ca.crt")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_an_authority_that_cannot_be_read(tmp_path: Path, content: str | None) -> None:
+    ca = tmp_path / "ca.crt"
+    if content is not None:
+        ca.write_text(content)
+    finding = look(client(tmp_path, tls=True), "authority")
+    told(finding, PROBLEM, str(ca), "copy the federation's ca.crt there")
+
+
+def test_an_expired_authority(tmp_path: Path) -> None:
+    written(tmp_path, new_authority("old CA", days=-1), "ca")
+    finding = look(client(tmp_path, tls=True), "authority")
+    told(finding, PROBLEM, "of the authority, the certificate expired on")
+
+
+# What Flower answers to a key that it knows, and to one that it does not.
+KNOWN = {"code": 2003, "detail": "Invalid heartbeat interval."}
+UNKNOWN = {"code": 2004, "detail": "Failed to activate SuperNode."}
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    write_node_key(tmp_path / "site-a.key", new_node_key())
+    return tmp_path / "site-a.key"
+
+
+def registered(key: Path, status: int, body: object) -> Finding:
+    """Return what is found when the server answers with ``body``."""
+    answers = {"/v1/fleet/activate-node": (status, json.dumps(body))}
+    script = Script(answers=answers)
+    finding = asked(key.parent, "registration", script, SERVER, AUTHORITY)
+    (sent,) = script.bodies
+    # Flower refuses this one before it changes anything.
+    assert ActivateNodeRequest.FromString(sent).heartbeat_interval == 0
+    return finding
+
+
+def standing(name: str, idle_s: float | None) -> dict[str, object]:
+    return {**KNOWN, "standing": {"name": name, "idle_s": idle_s}}
+
+
+def test_a_key_as_it_should_be_and_one_that_others_can_read(key: Path) -> None:
+    file = client(key.parent, tls=True)
+    told(look(file, "key"), OK, "SHA256:")
+    key.chmod(0o644)
+    told(look(file, "key"), WARNING, mend=f"chmod 600 {key}")
+
+
+@pytest.mark.parametrize("content", [None, "no key", "pub"])
+def test_a_key_that_is_none(key: Path, content: str | None) -> None:
+    public = key.with_name("site-a.key.pub").read_text()
+    key.unlink()
+    if content is not None:
+        key.write_text(public if content == "pub" else content)
+    mend = "fed register SERVER.yaml site-a site-a.key.pub"
+    told(look(client(key.parent, tls=True), "key"), PROBLEM, str(key), mend)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "verdict", "found", "mend"),
+    [
+        (412, UNKNOWN, PROBLEM, "is not registered", "send site-a.key.pub"),
+        (400, standing("site-a", None), OK, "registered as site-a", ""),
+        # A server without the gateway tells no name.
+        (400, KNOWN, OK, "", ""),
+        (400, standing("site-b", None), PROBLEM, "as site-b, and", "`name: site-b`"),
+        (400, standing("site-a", 3.2), PROBLEM, "3 s ago", "stop the other node"),
+        (400, standing("site-a", 61.0), OK, "", ""),
+        (401, {"detail": "x", "extra": "9 s ahead"}, PROBLEM, "9 s ahead", "clocks"),
+        (500, {}, PROBLEM, "HTTP status 500", ""),
+    ],
+)
+def test_what_the_server_says_of_a_key(
+    key: Path, status: int, body: object, verdict: Verdict, found: str, mend: str
+) -> None:
+    told(registered(key, status, body), verdict, found, mend)
+
+
+def test_the_own_node_is_no_second_one(key: Path) -> None:
+    state = key.parent / "state"
+    with locked(state) as lock:
+        finding = registered(key, 400, standing("site-a", 0.1))
+        told(finding, OK, "its node runs")
+        Activation.of(state, lock).note(7)
+    finding = registered(key, 400, standing("site-a", 3.0))
+    told(finding, WARNING, "did not leave in order")
+
+
+def test_no_answer(key: Path) -> None:
+    written(key.parent, AUTHORITY, "ca")
+    finding = look(client(key.parent, tls=True), "registration")
+    assert finding.found == "the server did not answer"
