@@ -783,7 +783,7 @@ def load_experiment(
     merged = apply_overrides(_with_new_names(document, problems), parsed, problems)
     # An override may bring a section as a whole.
     merged = _with_new_names(merged, problems)
-    experiment = _Sections(merged, parsed, problems).experiment(catalogue)
+    experiment = Sections(merged, parsed, problems).experiment(catalogue)
     if experiment is not None and not problems:
         problems.extend(catalogue.check(experiment))
     if experiment is None or problems:
@@ -834,7 +834,7 @@ def _notify(old: str, new: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Sections:
+class Sections:
     """Reads the sections of one document and collects what is wrong with them."""
 
     document: Mapping[str, Any]
@@ -848,13 +848,13 @@ class _Sections:
                 known = alternatives(str(key), SECTIONS)
                 self._add(str(key), f"unknown section; {known}")
         name = self._name()
-        data = self._choice("data", catalogue.data)
-        partition = self._choice("partition", catalogue.partition)
-        model = self._choice("model", catalogue.model)
+        data = self.choice("data", catalogue.data)
+        partition = self.choice("partition", catalogue.partition)
+        model = self.choice("model", catalogue.model)
         training = self._settings("training", TrainingSettings)
         if training is not None:
             self.problems.extend(training_problems(training))
-        method = self._choice("method", catalogue.method)
+        method = self.choice("method", catalogue.method)
         personalization = self._personalization(catalogue)
         run = self._settings("run", RunSettings)
         if run is not None:
@@ -876,9 +876,10 @@ class _Sections:
         self._add("name", message)
         return None
 
-    def _choice(
+    def choice(
         self, section: str, known: SettingsTypes, default: str | None = None
     ) -> Choice[Settings] | None:
+        """Return what a section chooses by name; None if it is wrong."""
         value = self.document.get(section, {} if default else None)
         if default is not None and isinstance(value, str):
             value = {"name": value}
@@ -904,7 +905,7 @@ class _Sections:
         if not isinstance(name, str) or name not in catalogue.personalization_of:
             return None
         default = catalogue.personalization_of[name]
-        return self._choice("personalization", catalogue.personalization, default)
+        return self.choice("personalization", catalogue.personalization, default)
 
     def _settings(
         self, section: str, settings_type: type[S], value: object = None
