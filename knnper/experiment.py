@@ -642,18 +642,16 @@ def parse_yaml(text: str, source: str) -> Any:
     return value
 
 
-def read_yaml(path: Path, missing: str = "") -> Any:
+def read_yaml(path: Path, missing: str = "expected the path of a YAML file") -> Any:
     """Return the value of the YAML file at ``path``; say ``missing`` without one."""
     source = str(path)
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), source)
     except FileNotFoundError as error:
-        message = "there is no such file; expected the path of a YAML file"
+        message = f"there is no such file; {missing}"
         raise ConfigError([Problem(source, message)], source) from error
     except (OSError, UnicodeDecodeError) as error:
         message = f"expected a readable text file in UTF-8: {error}"
-        if missing and isinstance(error, FileNotFoundError):
-            message = f"there is no such file; {missing}"
         raise ConfigError([Problem(source, message)], source) from error
 
 
