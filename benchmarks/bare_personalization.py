@@ -100,10 +100,7 @@ def personalize_share(share: PersonalizationShare) -> list[BareResult]:
 
 
 def personalize(
-    model: nn.Module,
-    train: BareImages,
-    test: BareImages,
-    clients: Sequence[ClientPart],
+    model: nn.Module, train: BareImages, test: BareImages, clients: Sequence[ClientPart]
 ) -> list[BareResult]:
     """Embed the images of all clients in large batches, then tune and score each."""
     model.eval()

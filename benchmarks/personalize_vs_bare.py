@@ -23,9 +23,8 @@ from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, Turns, in_turn, rounded, seconds_of
 from benchmarks.processes import Processes
 from benchmarks.workload import Workload, on_flower
-from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation
-from knnper.server.run import untrained
+from knnper.server.run import ModelDistribution, untrained
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 
@@ -49,7 +48,7 @@ def measure(workload: Workload, repetitions: int) -> Measurement:
             def distribute_all() -> None:
                 say("personalize_vs_bare: all clients personalise")
                 handed = distribution.personalize(start, roster.sizes(), roster.seen())
-                results[:] = [one.result for one in handed if one.result]
+                results[:] = [result for _, result in handed if result]
 
             with tempfile.TemporaryDirectory() as folder:
                 weights_file = str(Path(folder) / "weights.safetensors")

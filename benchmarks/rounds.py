@@ -3,15 +3,15 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.measurement import seconds_of
 from benchmarks.workload import Workload, on_flower
-from knnper.server.checkpoint import CheckpointFolder
 from knnper.server.federation import Federation
 from knnper.server.observer import RoundRecord
-from knnper.server.run import round_loop, untrained
+from knnper.server.rounds import RoundLoop
+from knnper.server.run import untrained
+from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.core.method import changed
 
@@ -30,15 +30,15 @@ class Rounds:
     def __init__(self, bench: Workbench, federation: Federation, folder: Path) -> None:
         self._latest = untrained(bench, bench.roster)
         checkpoints = CheckpointFolder(folder, "benchmark")
-        self._loop = round_loop(
-            bench, bench.roster, federation, checkpoints, _require_all
+        self._loop = RoundLoop(
+            bench, federation, bench.roster, checkpoints, _require_all
         )
 
     def make_one(self) -> None:
         """Make the next round."""
         upto = self._latest.server_round + 1
-        method = changed(self._loop.method, num_rounds=upto)
-        self._latest = replace(self._loop, method=method).train(self._latest)
+        self._loop.method = changed(self._loop.method, num_rounds=upto)
+        self._latest = self._loop.train(self._latest)
 
     def seconds_of_one(self) -> float:
         """Make the next round and return how long it takes."""

@@ -188,10 +188,7 @@ def untrained(name: str, index: str) -> GlobalModel:
         "partition": {"name": "iid", "num_clients": 1},
         "model": {"name": name},
         "method": {"name": "knn_per"},
-        "personalization": {
-            "knn_weights": [0.5],
-            "store": {"index": {"name": index}},
-        },
+        "personalization": {"knn_weights": [0.5], "store": {"index": {"name": index}}},
         "run": {"engine": "serial"},
     }
     experiment = load_experiment(document, experiment_catalogue())

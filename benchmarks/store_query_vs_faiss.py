@@ -23,11 +23,7 @@ NUM_NEIGHBORS = 10
 
 
 def measure(
-    num_examples: int,
-    dim: int,
-    num_queries: int,
-    repetitions: int,
-    parent: Path | None,
+    num_examples: int, dim: int, num_queries: int, repetitions: int, parent: Path | None
 ) -> Measurement:
     """Return the ratio of each repetition: every query is put to both in turn.
 

@@ -179,7 +179,6 @@ def _end_process(seconds: float, job: str) -> None:
 _QUOTED = re.compile(
     r"""(?<!\w)(?P<quote>['"])[^'"\n]*/(?P<name>[^'"/\n]*)/?(?P=quote)(?!\w)"""
 )
-
 _PATH = re.compile(
     r"""(?<![\w:/.~])
     (?:
@@ -293,9 +292,7 @@ def _connect(address: str, token: str) -> RuntimeHttpClient:
     )
 
 
-def _pull_task_input(
-    client: RuntimeHttpClient,
-) -> tuple[Message, Context, Run, Fab]:
+def _pull_task_input(client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab]:
     """Pull as Flower does, but without its whole second between two tries."""
     pull = functools.partial(
         pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S
@@ -411,14 +408,14 @@ def log_to_stderr(*, verbose: bool = False) -> None:
     for handler in list(flower.handlers):
         flower.removeHandler(handler)
     flower.addFilter(lambda record: bool(record.getMessage().strip()))
-    if not verbose:
-        flower.addFilter(_is_no_routine)
-
-
-def _is_no_routine(record: logging.LogRecord) -> bool:
-    # Clients' apps write to the same log: Flower passes that one on, and no other.
-    is_flowers = Path(record.pathname).is_relative_to(_FLOWER)
-    return record.levelno > logging.INFO or not is_flowers
+    # Clients' apps write to the same log; only what is Flower's own is routine.
+    flower.addFilter(
+        lambda record: (
+            verbose
+            or record.levelno > logging.INFO
+            or not Path(record.pathname).is_relative_to(_FLOWER)
+        )
+    )
 
 
 READY = b"ready\n"
@@ -440,15 +437,6 @@ class Orders:
     # The app that comes with a run, as Flower does: who submits runs runs code here.
     allow_app_code: bool = False
     verbose: bool = False
-
-    def as_line(self) -> bytes:
-        """Return the orders as one line of JSON."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @staticmethod
-    def from_line(line: bytes) -> Orders:
-        """Return the orders that `as_line` wrote."""
-        return Orders(**json.loads(line))
 
 
 class Refusal(RunError):
@@ -578,14 +566,20 @@ def _adapted(hooks: Hooks, unknown: list[Refusal]) -> Iterator[None]:
     def sleep(seconds: float) -> None:  # 3 s without a message, 0.5 s without a reply
         (hooks.no_message if seconds > 1 else hooks.no_reply)()
 
+    def kill(process: int, number: int) -> None:
+        unknown.append(unknown_key())
+        os.kill(process, number)
+
     pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
     patches: tuple[tuple[object, str, object], ...] = (
         (main_loop, "time", SimpleNamespace(sleep=sleep)),
         (main_loop, "pull_objects", _tidied_up(pull)),
-        (main_loop, "register_signal_handlers", _no_handlers),
+        # Signals are left to the process: Flower's way out takes seconds.
+        (main_loop, "register_signal_handlers", lambda **_: None),
         (main_loop, "_init_connection", _announcing(hooks.connected)),
         (fleet_http_connection, "flwr_exit", _refuse),
-        (fleet_http_connection, "os", _noting(unknown)),
+        # The parts of `os` with which the heartbeat ends a process that is unknown.
+        (fleet_http_connection, "os", SimpleNamespace(getpid=os.getpid, kill=kill)),
         (fleet_http_connection, "make_simple_http_retry_invoker", _retries()),
     )
     with contextlib.ExitStack() as stack:
@@ -609,10 +603,6 @@ def _tidied_up(receive: Callable[..., T]) -> Callable[..., T]:
     return received
 
 
-def _no_handlers(**kwargs: object) -> None:
-    """Leave signals to the process; Flower's way out takes seconds."""
-
-
 def _announcing(connected: Callable[[int], None]) -> Callable[..., Any]:
     connect = main_loop._init_connection
 
@@ -629,16 +619,6 @@ def _announcing(connected: Callable[[int], None]) -> Callable[..., Any]:
 def _refuse(code: int, message: str = "") -> NoReturn:  # noqa: ARG001 (as Flower's)
     found = _CODE.search(message)
     raise _Ended(refusal_of(int(found[1]) if found else 0, message))
-
-
-def _noting(unknown: list[Refusal]) -> SimpleNamespace:
-    """Return the parts of `os` with which the heartbeat ends a process unknown."""
-
-    def kill(process: int, number: int) -> None:
-        unknown.append(unknown_key())
-        os.kill(process, number)
-
-    return SimpleNamespace(getpid=os.getpid, kill=kill)
 
 
 def _retries() -> Callable[[], RetryInvoker]:
@@ -668,7 +648,7 @@ _LONGEST_LINE = 65536
 
 def main() -> None:
     """Run until standard input ends or the node does."""
-    orders = Orders.from_line(_read_line())
+    orders = Orders(**json.loads(_read_line()))
     log_to_stderr(verbose=orders.verbose)
     die_with_parent(orders.parent)
     runner = Runner(orders)
@@ -835,8 +815,9 @@ class RunnerProcess:
             self.stop()
             self._process, self._is_ready = self._start(), False
             self.wait_until_ready()
+        assert self._process.stdin is not None
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            os.write(self._stdin(), b"\n")
+            os.write(self._process.stdin.fileno(), b"\n")
 
     def stop(self) -> None:
         """End the runner and whatever it runs."""
@@ -859,13 +840,9 @@ class RunnerProcess:
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(self._orders.as_line())
+            process.stdin.write(json.dumps(asdict(self._orders)).encode() + b"\n")
         os.set_blocking(process.stdin.fileno(), False)
         return process
-
-    def _stdin(self) -> int:
-        assert self._process.stdin is not None
-        return self._process.stdin.fileno()
 
 
 @contextlib.contextmanager

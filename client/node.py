@@ -49,23 +49,6 @@ PART_OF_IDLE_TIME = 0.05
 REPLY_S = 0.01
 
 
-class Pace:
-    """Waits that grow with the time in which nothing came: asking costs the server."""
-
-    def __init__(self) -> None:
-        self._last_work = time.monotonic()
-
-    def wait_for_message(self) -> None:
-        """Wait until it is time to ask for a message again."""
-        idle = time.monotonic() - self._last_work
-        time.sleep(min(max(idle * PART_OF_IDLE_TIME, SHORTEST_S), LONGEST_S))
-
-    def wait_for_reply(self) -> None:
-        """Wait a moment for work that is being done on this machine."""
-        time.sleep(REPLY_S)
-        self._last_work = time.monotonic()
-
-
 log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 10.0
@@ -146,6 +129,11 @@ class Told(BaseException):
     """SIGTERM, or all is done; no `except Exception` of a library holds it up."""
 
 
+def _leave_if(is_done: bool) -> None:
+    if is_done:
+        raise Told
+
+
 def run_client(settings: ClientSettings, options: NodeOptions) -> None:
     """Be a client of the federation until a signal ends it, or all is done."""
     with locked(settings.state) as lock, _told_by_sigterm():
@@ -209,13 +197,9 @@ class _Node:
                 with plain_supernode(
                     server, settings.key, settings.file, home
                 ) as process:
-                    serve_plainly(process, self._leave_if_done)
+                    serve_plainly(process, lambda: _leave_if(self._options.is_done()))
             except Refusal as refusal:
                 patience.bear(refusal)
-
-    def _leave_if_done(self) -> None:
-        if self._options.is_done():
-            raise Told
 
     def _join(self, stay: "_Stay", serve: Callable[[], None]) -> None:
         """Try until the stay has begun, and is over."""
@@ -281,7 +265,7 @@ class _Stay:
         self.runner = runner
         self._activation = activation
         self._is_done = is_done
-        self._pace = Pace()
+        self._last_work = time.monotonic()
 
     def hooks(self) -> Hooks:
         return Hooks(self._begin, self._await_message, self._await_reply)
@@ -292,13 +276,15 @@ class _Stay:
         log.info("in the federation of %s as node %d", self._server.address, node_id)
 
     def _await_message(self) -> None:
-        if self._is_done():
-            raise Told
-        self._pace.wait_for_message()
+        _leave_if(self._is_done())
+        # Longer and longer while nothing comes: asking costs the server.
+        idle = time.monotonic() - self._last_work
+        time.sleep(min(max(idle * PART_OF_IDLE_TIME, SHORTEST_S), LONGEST_S))
 
     def _await_reply(self) -> None:
         self.runner.wake()
-        self._pace.wait_for_reply()
+        time.sleep(REPLY_S)
+        self._last_work = time.monotonic()
 
 
 @contextlib.contextmanager

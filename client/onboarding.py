@@ -59,15 +59,14 @@ def join(
     """Be a node of the federation until it has distributed a model."""
     site_state = state_of(settings)
     deadline = time.monotonic() + patience_s
-    serving = site_state.served()
-    with (
-        contextlib.nullcontext()
-        if serving
-        else _node(settings, site_state, patience_s, verbose) as node
-    ):
-        while serving is None:
+    if (serving := site_state.served()) is not None:
+        return Onboarded(site_state, serving)
+    with _node(settings, site_state, patience_s, verbose) as node:
+        while True:
             has_ended = node is not None and node.exitcode is not None
-            if has_ended and site_state.served() is None:
+            if (serving := site_state.served()) is not None:
+                return Onboarded(site_state, serving)
+            if has_ended:
                 raise RunError(
                     "the client's node has ended before it was handed a model; its "
                     "log says why, and knnper site doctor looks for the cause"
@@ -79,8 +78,6 @@ def join(
                     "with an exported one: knnper site onboard --model FOLDER"
                 )
             time.sleep(POLL_S)
-            serving = site_state.served()
-    return Onboarded(site_state, serving)
 
 
 @contextlib.contextmanager

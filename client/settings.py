@@ -14,6 +14,7 @@ from knnper.experiment import (
     Name,
     NonNegativeInt,
     PositiveInt,
+    Sections,
     Settings,
     alternatives,
     apply_overrides,
@@ -219,7 +220,8 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
         raise ConfigError([Problem("document", message)], str(file))
     problems: list[Problem] = []
     merged = apply_overrides(document, parse_overrides(overrides, problems), problems)
-    data = _data(merged.pop("data", None), problems)
+    data = Sections(merged, (), problems).choice("data", SITE_DATA)
+    merged.pop("data", None)
     parsed = parse_settings(ClientDocument, merged, "", problems)
     if parsed is not None:
         problems.extend(_contradictions(parsed))
@@ -238,30 +240,13 @@ def _contradictions(document: ClientDocument) -> Iterator[Problem]:
         if document.insecure and is_given:
             message = f"found together with insecure: true; remove `{name}`, or that"
             yield Problem(name, message)
-        if not (document.insecure or is_given):
-            message = (
+        elif not document.insecure and not is_given:
+            yield Problem(
+                name,
                 f"found none, expected one such as `{name}: {example}`; what the "
                 "federation's operator gave you, or `insecure: true` for a trial on "
-                "one machine"
+                "one machine",
             )
-            yield Problem(name, message)
-
-
-def _data(section: object, problems: list[Problem]) -> Choice[Settings] | None:
-    if not isinstance(section, Mapping):
-        found = "nothing" if section is None else shown(section)
-        message = f"found {found}, expected a mapping such as {{name: image_folder}}"
-        problems.append(Problem("data", message))
-        return None
-    name = section.get("name")
-    if not isinstance(name, str) or name not in SITE_DATA:
-        found = "found no name" if name is None else f"unknown name {shown(name)}"
-        known = alternatives(str(name), SITE_DATA)
-        problems.append(Problem("data.name", f"{found}; {known}"))
-        return None
-    values = {key: value for key, value in section.items() if key != "name"}
-    settings = parse_settings(SITE_DATA[name], values, "data", problems)
-    return None if settings is None else Choice(name, settings)
 
 
 def _resolved(

@@ -244,25 +244,22 @@ CONFIG = "config"  # of a node's configuration: names the client's file
 
 
 @dataclass(frozen=True)
-class SiteSource:
+class _SiteSource:
     """The data of the only client of this process."""
 
     site: SiteData
     train: bool
 
     def data(self, client: str) -> ClientData:  # noqa: ARG002 (there is one)
-        """Return what the client learns from."""
         return self.site.client_data()
 
     def test(self, client: str) -> Examples:  # noqa: ARG002
-        """Return the test split."""
         return self.site.test.examples
 
     def class_weights(self, client: str) -> None:
         """Return None: a site's own test examples all count the same."""
 
     def is_seen(self, client: str) -> bool:  # noqa: ARG002
-        """Return whether the client takes part in training."""
         return self.train
 
 
@@ -273,24 +270,32 @@ class SiteNode:
         """See `knnper.client.app.Node`."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
-        discretion = Discretion(settings.share_metrics)
-        what = "reading the data"
+        discretion, what = Discretion(settings.share_metrics), "reading the data"
         # The owner's code may be what reads it, and may hang.
         with discretion.around(what), deadline.ends(what):
-            experiment = site_experiment(job.experiment)
-            limits = Limits(settings, experiment, context.run_id)
-            limits.require_allowed()
+            experiment, limits = _allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             trained: list[tuple[int, float]] = []
-            runtime = _runtime(settings, job, experiment, data, task, trained)
+            assembly = assemble(
+                experiment,
+                task.spec,
+                compute_device(experiment.run),
+                on_trained=lambda *found: trained.append(found),
+            )
+            keep_freed_memory()
+            states = run_states(settings.state, experiment, job.session)
+            runtime = ClientRuntime(
+                method=assembly.method,
+                spec=task.spec,
+                source=_SiteSource(data, job.seen and settings.train),
+                states=ClientStateStore(states),
+                key=assembly.key,
+                pool=assembly.task.pool,
+                keep=installer_of(settings, assembly, data, job.model),
+            )
+        num_train = len(data.train)
         return SiteWorker(
-            settings.name,
-            runtime,
-            deadline,
-            discretion,
-            limits,
-            len(data.train),
-            trained,
+            settings.name, runtime, deadline, discretion, limits, num_train, trained
         )
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:
@@ -310,6 +315,14 @@ class SiteNode:
                 "in nothing until that is mended; the server asks again by itself",
                 reason,
             )
+
+
+def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, Limits]:
+    """Return the experiment of a job, and what it may do here; refuse another."""
+    experiment = site_experiment(job.experiment)
+    limits = Limits(settings, experiment, run)
+    limits.require_allowed()
+    return experiment, limits
 
 
 def site_experiment(text: str) -> Experiment:
@@ -337,41 +350,13 @@ def site_data(
     return open_site(settings.data, settings.base, task, settings.cache), task
 
 
-def _runtime(
-    settings: ClientSettings,
-    job: Job,
-    experiment: Experiment,
-    data: SiteData,
-    task: SiteTask,
-    trained: list[tuple[int, float]],
-) -> ClientRuntime:
-    assembly = assemble(
-        experiment,
-        task.spec,
-        compute_device(experiment.run),
-        on_trained=lambda *found: trained.append(found),
-    )
-    keep_freed_memory()
-    return ClientRuntime(
-        method=assembly.method,
-        spec=task.spec,
-        source=SiteSource(data, job.seen and settings.train),
-        states=ClientStateStore(run_states(settings.state, experiment, job.session)),
-        key=assembly.key,
-        pool=assembly.task.pool,
-        keep=installer_of(settings, assembly, data, job.model),
-    )
-
-
 def _introduction(settings: ClientSettings, job: Job | None, run: int) -> Introduction:
     if job is None:
         return Introduction(settings.name, settings.train)
     discretion = Discretion(settings.share_metrics)
     try:
         with discretion.around("reading the data"):
-            experiment = site_experiment(job.experiment)
-            limits = Limits(settings, experiment, run)
-            limits.require_allowed()
+            experiment, limits = _allowed(settings, job, run)
             data, _ = site_data(settings, experiment)
             limits.require_plan(len(data.train))
     except RunError as error:

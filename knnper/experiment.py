@@ -616,18 +616,16 @@ def parse_yaml(text: str, source: str) -> Any:
     return value
 
 
-def read_yaml(path: Path, missing: str = "") -> Any:
+def read_yaml(path: Path, missing: str = "expected the path of a YAML file") -> Any:
     """Return the value of the YAML file at ``path``; say ``missing`` without one."""
     source = str(path)
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), source)
     except FileNotFoundError as error:
-        message = "there is no such file; expected the path of a YAML file"
+        message = f"there is no such file; {missing}"
         raise ConfigError([Problem(source, message)], source) from error
     except (OSError, UnicodeDecodeError) as error:
         message = f"expected a readable text file in UTF-8: {error}"
-        if missing and isinstance(error, FileNotFoundError):
-            message = f"there is no such file; {missing}"
         raise ConfigError([Problem(source, message)], source) from error
 
 
@@ -750,7 +748,7 @@ def load_experiment(
     merged = apply_overrides(_with_new_names(document, problems), parsed, problems)
     # An override may bring a section as a whole.
     merged = _with_new_names(merged, problems)
-    experiment = _Sections(merged, parsed, problems).experiment(catalogue)
+    experiment = Sections(merged, parsed, problems).experiment(catalogue)
     if experiment is not None and not problems:
         problems.extend(catalogue.check(experiment))
     if experiment is None or problems:
@@ -801,7 +799,7 @@ def _notify(old: str, new: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Sections:
+class Sections:
     """Reads the sections of one document and collects what is wrong with them."""
 
     document: Mapping[str, Any]
@@ -815,13 +813,13 @@ class _Sections:
                 known = alternatives(str(key), SECTIONS)
                 self._add(str(key), f"unknown section; {known}")
         name = self._name()
-        data = self._choice("data", catalogue.data)
-        partition = self._choice("partition", catalogue.partition)
-        model = self._choice("model", catalogue.model)
+        data = self.choice("data", catalogue.data)
+        partition = self.choice("partition", catalogue.partition)
+        model = self.choice("model", catalogue.model)
         training = self._settings("training", TrainingSettings)
         if training is not None:
             self.problems.extend(training_problems(training))
-        method = self._choice("method", catalogue.method)
+        method = self.choice("method", catalogue.method)
         personalization = self._personalization(catalogue)
         run = self._settings("run", RunSettings)
         if run is not None:
@@ -843,9 +841,10 @@ class _Sections:
         self._add("name", message)
         return None
 
-    def _choice(
+    def choice(
         self, section: str, known: SettingsTypes, default: str | None = None
     ) -> Choice[Settings] | None:
+        """Return what a section chooses by name; None if it is wrong."""
         value = self.document.get(section, {} if default else None)
         if default is not None and isinstance(value, str):
             value = {"name": value}
@@ -871,7 +870,7 @@ class _Sections:
         if not isinstance(name, str) or name not in catalogue.personalization_of:
             return None
         default = catalogue.personalization_of[name]
-        return self._choice("personalization", catalogue.personalization, default)
+        return self.choice("personalization", catalogue.personalization, default)
 
     def _settings(
         self, section: str, settings_type: type[S], value: object = None

@@ -1,5 +1,7 @@
 """The command ``knnper``."""
 
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 import click
@@ -8,11 +10,78 @@ import typer
 import knnper
 from knnper_cli.batches import compare, moved, report, sweep
 from knnper_cli.federation import federation
-from knnper_cli.renamed import with_new_names
 from knnper_cli.simulate import list_choices, partition, simulate
 from knnper_cli.site import site
 from knnper_cli.store import store
 from knnper_cli.terminal import ErrorReportingGroup, say
+
+# Names of 0.1.0, which still work for one version.
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "methods": "list methods",
+        "datasets": "list data",
+        "federation": "fed",
+        "server": "fed server",
+        "client": "fed client",
+        "submit": "fed submit",
+        "watch": "fed status",
+        "export": "fed export",
+        "data check": "site check",
+        "onboard": "site onboard",
+        "serve": "site serve",
+        "doctor": "site doctor",
+        "token": "site token",
+    }
+)
+
+# By the command's new name, or how it begins; an option that is an argument now, the
+# first one, has no new name.
+OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "fed client": {"--config": ""},
+        "site": {"--config": ""},
+        "store": {"--run": "--model"},
+    }
+)
+
+
+def with_new_names(
+    words: Sequence[str],
+    num_names: Callable[[list[str]], int],
+    notify: Callable[[str], None],
+) -> list[str]:
+    """Return what was typed behind ``knnper`` in the names of this version."""
+    typed = list(words)
+    for old, new in COMMANDS.items():
+        names = old.split()
+        if typed[: len(names)] == names:
+            notify(f"`knnper {old}` is `knnper {new}` now; the old name goes soon")
+            typed = [*new.split(), *typed[len(names) :]]
+            break
+    count = num_names(typed)
+    command = " ".join(typed[:count])
+    for beginning, options in OPTIONS.items():
+        if f"{command} ".startswith(f"{beginning} "):
+            for old, new in options.items():
+                typed = _with_option(typed, count, old, new, notify)
+    return typed
+
+
+def _with_option(
+    typed: list[str], count: int, old: str, new: str, notify: Callable[[str], None]
+) -> list[str]:
+    for place, word in enumerate(typed):
+        option, equals, value = word.partition("=")
+        if option != old or (not equals and place + 1 == len(typed)):
+            continue
+        rest = typed[place + 1 :] if equals else typed[place + 2 :]
+        value = value if equals else typed[place + 1]
+        if new:
+            notify(f"{old} is {new} now; the old name goes soon")
+            return [*typed[:place], new, value, *rest]
+        notify(f"{old} {value} is the argument {value} now; the old name goes soon")
+        return [*typed[:count], value, *typed[count:place], *rest]
+    return typed
 
 
 class Root(ErrorReportingGroup):
@@ -65,13 +134,16 @@ def root(
 
 for _command in (simulate, sweep, compare, report, partition):
     app.command()(_command)
+
 app.command(name="list")(list_choices)
+
 for _name in ("reproduce", "figure"):
     app.command(
         _name,
         hidden=True,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(moved)
+
 for _group in (federation, site, store):
     app.add_typer(_group)
 

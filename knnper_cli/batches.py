@@ -21,12 +21,10 @@ from knnper_cli.terminal import (
 ComparisonFile = Annotated[
     Path, typer.Argument(metavar="COMPARISON.yaml", help="The comparison's file.")
 ]
-
 Output = Annotated[
     Path | None,
     typer.Option(help="The folder of all its runs.", show_default="runs/NAME"),
 ]
-
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Runs side by side; one a CPU core.")
 ]
@@ -84,23 +82,19 @@ RunFolders = Annotated[
         metavar="RUN...", help="Folders of finished runs, of comparisons or of sweeps."
     ),
 ]
-
 AsMarkdown = Annotated[
     bool, typer.Option("--markdown", help="Write the whole report as Markdown.")
 ]
-
 HtmlFile = Annotated[
     Path | None,
     typer.Option(
         "--html", metavar="FILE", help="Write the report as one page that needs no net."
     ),
 ]
-
 CsvFile = Annotated[
     Path | None,
     typer.Option("--csv", metavar="FILE", help="Write the table with all figures."),
 ]
-
 FigureFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write each chart as SVG and as PDF."),
@@ -172,11 +166,9 @@ def moved(context: typer.Context) -> None:
 SweepFile = Annotated[
     Path, typer.Argument(metavar="SWEEP.yaml", help="The sweep's file.")
 ]
-
 SweepWorkers = Annotated[
     int | None, typer.Option(min=1, help="Trainings side by side; one a CPU core.")
 ]
-
 Trained = Annotated[
     list[Path] | None,
     typer.Option(

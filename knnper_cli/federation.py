@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,21 +41,16 @@ if TYPE_CHECKING:
 Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The federation's folder.")
 ]
-
 Place = Annotated[
     Path,
     typer.Argument(
         metavar="SERVER.yaml", help="The server's settings, or the federation's folder."
     ),
 ]
-
 ClientName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
-
-
 PublicKey = Annotated[
     Path, typer.Argument(metavar="PUBKEY", help="The client's NAME.key.pub.")
 ]
-
 Host = Annotated[
     str | None,
     typer.Option(
@@ -63,7 +59,6 @@ Host = Annotated[
         show_default="the first one of `init`",
     ),
 ]
-
 NumTrain = Annotated[
     int | None,
     typer.Option(
@@ -120,13 +115,13 @@ def list_clients(server: Place, as_json: AsJson = False) -> None:
     from knnper.server.link.setup import server_file
     from knnper.server.settings import read_server
 
-    found = census(read_server(server_file(server)))
+    clients, problems = census(read_server(server_file(server)))
     if as_json:
-        print_json([one.as_document() for one in found.clients])
+        print_json(list(map(asdict, clients)))
     else:
-        rows = [[one.name, one.status, one.key_sha256] for one in found.clients]
+        rows = [[one.name, one.status, one.key_sha256] for one in clients]
         print_table(["client", "status", "key"], rows)
-    for problem in found.problems:
+    for problem in problems:
         say(problem)
 
 
@@ -139,30 +134,23 @@ def _authorized(server: Path) -> "AuthorizedFolder":
 
 
 _HOST_HELP = "Name or IP address under which clients reach the server; may be repeated."
-
 Hosts = Annotated[
     list[str], typer.Option("--host", metavar="NAME_OR_IP", help=_HOST_HELP)
 ]
-
 MoreHosts = Annotated[
     list[str] | None, typer.Option("--host", metavar="NAME_OR_IP", help=_HOST_HELP)
 ]
-
 Clients = Annotated[
     list[str] | None,
     typer.Option("--client", metavar="NAME", help="A first client; may be repeated."),
 ]
-
 Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port.")]
-
 ControlPort = Annotated[
     int, typer.Option(min=1, max=65535, help="Flower's own port, on loopback only.")
 ]
-
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Neither encryption nor authentication.")
 ]
-
 Days = Annotated[
     int, typer.Option(min=1, help="How long the server's certificate is valid.")
 ]
@@ -179,13 +167,13 @@ def init(
 ) -> None:
     """Make a new federation: its authority, its server's files, its first clients."""
     from knnper.server.link.authorized import require_name
-    from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+    from knnper.server.link.setup import FederationFolder, add_client, found
     from knnper.transport.credentials import Address
 
     for name in client or ():
         require_name(name)
     place = FederationFolder(folder)
-    found(place, Founding(host, port, control_port, insecure, days))
+    found(place, host, port, control_port, insecure, days)
     for name in client or ():
         add_client(place, name, Address(host[0], port))
     on_site = "knnper fed server server.yaml"
@@ -214,7 +202,6 @@ def renew(folder: Folder, host: MoreHosts = None, days: Days = 825) -> None:
 ServerFile = Annotated[
     Path, typer.Argument(metavar="SERVER.yaml", help="The server's settings.")
 ]
-
 ServerOverrides = Annotated[list[str] | None, set_option("listen=0.0.0.0:9000")]
 
 
@@ -244,9 +231,7 @@ def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None
 
 
 SERVER_MAY_BE_AWAY_S = 60.0
-
 REMIND_S = 30.0
-
 SubmitServerFile = Annotated[
     Path,
     typer.Option(
@@ -255,11 +240,9 @@ SubmitServerFile = Annotated[
         help="The server, which runs on this machine.",
     ),
 ]
-
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="RUNS/NAME")
 ]
-
 Stay = Annotated[
     float | None,
     typer.Option(
@@ -269,11 +252,9 @@ Stay = Annotated[
         "--set run.federation.stay_s=...",
     ),
 ]
-
 Detach = Annotated[
     bool, typer.Option("--detach", help="Do not wait until the run is done.")
 ]
-
 RunFolderArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The run's folder.")
 ]
@@ -457,18 +438,15 @@ AllowAppCode = Annotated[
         "Whoever may submit runs may then run any code on this machine.",
     ),
 ]
-
 Patience = Annotated[
     float,
     typer.Option(
         min=0, metavar="SECONDS", help="How long to try to get into the federation."
     ),
 ]
-
 RetryForever = Annotated[
     bool, typer.Option("--retry-forever", help="Never give up trying.")
 ]
-
 App = Annotated[
     str | None,
     typer.Option(
@@ -530,7 +508,6 @@ federation = typer.Typer(
     no_args_is_help=True,
     help="Set up, run and train a federation of real clients.",
 )
-
 _COMMANDS: tuple[Callable[..., None], ...] = (
     init,
     server,

@@ -26,17 +26,16 @@ from knnper.experiment import (
     to_json,
 )
 from knnper.process import with_fixed_threads
-from knnper.server.checkpoint import Checkpoint
 from knnper.server.federation import FlowerFederation
+from knnper.server.link.authorized import Registered, read_roster
 from knnper.server.link.superlink import WARNINGS_VARIABLE
-from knnper.server.observer import LoggingObserver, Observer, Roster
+from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import Checkpoint, Roster, RunFolder
 from knnper.server.sites import (
     OVER_NETWORK,
     Directory,
     LateClients,
-    Registry,
     SiteFederation,
 )
 from knnper.simulation.flower_engine import (
@@ -156,7 +155,7 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     assembly = assemble(experiment, task.spec)
     sent = without_start(experiment)
     log.info("the fingerprint of the experiment is %s", results_identity(sent))
-    directory = Directory(grid, to_json(sent), lambda: Registry.read(order.registry))
+    directory = Directory(grid, to_json(sent), lambda: _roster(order.registry))
     messenger = _messenger(grid, assembly, directory, stop)
     federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
     folder = order.folder()
@@ -175,6 +174,10 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
             "why of each. Resume the run when they can"
         )
     return folder
+
+
+def _roster(path: Path | None) -> Mapping[str, Registered]:
+    return {} if path is None else read_roster(path)
 
 
 def _task(experiment: Experiment) -> SiteTask:
@@ -251,7 +254,9 @@ def main(grid: Grid, context: Context) -> None:
         order = order_of(context.run_config)
         observer = LoggingObserver(log)
         try:
-            folder = _lead(grid, order, observer)
+            over_sites = isinstance(order.experiment.data.settings, SitesSettings)
+            lead = lead_sites if over_sites else lead_virtual_clients
+            folder = lead(grid, order, observer)
         finally:
             observer.finished()
     cells = as_cells(table_of_run(load_run(folder.path)))
@@ -284,12 +289,6 @@ def _warning_the_server() -> Iterator[None]:
         for logger, handler in added:
             logger.removeHandler(handler)
         file.close()
-
-
-def _lead(grid: Grid, order: Order, observer: LoggingObserver) -> RunFolder:
-    if isinstance(order.experiment.data.settings, SitesSettings):
-        return lead_sites(grid, order, observer)
-    return lead_virtual_clients(grid, order, observer)
 
 
 def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFolder:

@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 from knnper.errors import RunError
 
 _LARGEST_BUBBLE = 120.0  # square points
-
-
 _INCHES_PER_CLIENT = 0.12
-
-
 _INCHES_PER_CLASS = 0.22
 
 

@@ -127,13 +127,10 @@ def _list_methods(as_json: bool) -> None:
 
 
 PLOT_FORMATS = (".png", ".pdf", ".svg")
-
 _BARS = " ▁▂▃▄▅▆▇█"
-
 PlotFile = Annotated[
     Path | None, typer.Option(metavar="FILE.png", help="Draw clients against labels.")
 ]
-
 ExportFolder = Annotated[
     Path | None,
     typer.Option(
@@ -238,11 +235,9 @@ class Engine(StrEnum):
 ChosenEngine = Annotated[
     Engine | None, typer.Option(help="Shorthand for --set run.engine=...")
 ]
-
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Shorthand for --set run.num_workers=...")
 ]
-
 RayAddress = Annotated[
     str | None,
     typer.Option(
@@ -250,7 +245,6 @@ RayAddress = Annotated[
         help="Join this Ray cluster. Shorthand for --set run.ray_address=...",
     ),
 ]
-
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
 ]

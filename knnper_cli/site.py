@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -16,6 +15,7 @@ from knnper_cli.terminal import (
     ErrorReportingGroup,
     Overrides,
     Verbose,
+    as_time,
     counted,
     print_json,
     print_table,
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from knnper.transport.diagnosis import Check, Examined
 
 _MOST_SHOWN = 10
-
 ClientOverrides = Annotated[list[str] | None, set_option("service.port=8081")]
-
 TaskFile = Annotated[
     Path | None,
     typer.Option(
@@ -173,13 +171,10 @@ def _list(what: str, lines: "Iterable[str]", count: int | None = None) -> None:
 
 
 _MARKS = {"ok": "✓", "skipped": "-", "warning": "!", "problem": "✗"}
-
 _INDENT = " " * 19
-
 DoctorClientFile = Annotated[
     Path | None, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
 ]
-
 ServerFile = Annotated[
     Path | None,
     typer.Option(
@@ -281,7 +276,6 @@ TokenFile = Annotated[
         "`knnper site token` makes others."
     ),
 ]
-
 NoToken = Annotated[
     bool,
     typer.Option(
@@ -371,14 +365,12 @@ ModelFolder = Annotated[
         show_default="from the federation",
     ),
 ]
-
 OnboardPatience = Annotated[
     float,
     typer.Option(
         min=0, metavar="SECONDS", help="How long to wait for the federation's model."
     ),
 ]
-
 TookPart = Annotated[
     bool | None,
     typer.Option(
@@ -388,17 +380,14 @@ TookPart = Annotated[
         show_default="took part, unless the client's file says `train: false`",
     ),
 ]
-
 StartService = Annotated[
     bool,
     typer.Option("--serve/--no-serve", help="Whether to serve predictions afterwards."),
 ]
-
 EVIDENCE = {
     "validation": "the validation split",
     "leave_one_out": "all stored examples, each left out in turn",
 }
-
 TOOK_PART = {
     True: "taken as trained with this site, too (--took-part): only the validation "
     "split says what to expect",
@@ -524,11 +513,9 @@ token = typer.Typer(
     no_args_is_help=True,
     help="Make, list and revoke the tokens of a client's service.",
 )
-
 TokenName = Annotated[
     str, typer.Argument(metavar="NAME", help="Of the token, as in ward-3-tablet.")
 ]
-
 Scopes = Annotated[
     list[str] | None,
     typer.Option(
@@ -565,7 +552,7 @@ def list_tokens(config: ClientFile, as_json: AsJson = False) -> None:
     from knnper.client.settings import read_client
 
     rows = [
-        (one.name, ", ".join(one.scopes), _day(one.made))
+        (one.name, ", ".join(one.scopes), as_time(one.made)[:10])
         for one in read_tokens(read_client(config).state)
     ]
     header = ("name", "scopes", "made")
@@ -592,10 +579,6 @@ def _claimed_state(config: Path) -> Path:
     settings = read_client(config)
     claim(Places(settings.state), settings.name, None)
     return settings.state
-
-
-def _day(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
 site = typer.Typer(

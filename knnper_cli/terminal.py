@@ -51,24 +51,19 @@ def set_option(example: str) -> Any:
 
 
 Overrides = Annotated[list[str] | None, set_option("training.num_rounds=50")]
-
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Log every message of Flower's, too.")
 ]
-
 ClientFile = Annotated[
     Path, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
 ]
-
 OptionalExperimentFile = Annotated[
     Path | None,
     typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file."),
 ]
-
 Resume = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")
 ]
-
 FromRound = Annotated[
     int | None,
     typer.Option(
@@ -78,11 +73,9 @@ FromRound = Annotated[
         "put aside.",
     ),
 ]
-
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
 ]
-
 AsJson = Annotated[
     bool, typer.Option("--json", help="Write JSON to standard output, nothing else.")
 ]
@@ -143,17 +136,11 @@ def tell(message: str) -> None:
 
 
 RUN_FAILED = 1
-
 WRONG_USAGE = 2
-
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-
 _FREE_SPACE = "free space, then give the same command again"
-
 _A_FOLDER = "expected a folder there; choose another path"
-
 _ALLOWED = "expected to be allowed; change its permissions or choose another path"
-
 _ADVICE: Mapping[int | None, str] = {
     errno.ENOSPC: _FREE_SPACE,
     errno.EDQUOT: _FREE_SPACE,
@@ -199,9 +186,7 @@ def system_error(error: OSError) -> str:
 
 
 SECONDS_BETWEEN_LINES = 5.0
-
 _SECONDS_WITHOUT_NEWS = 60.0
-
 _MINUTES_WITHOUT_SECONDS = 10
 
 
@@ -221,7 +206,7 @@ def _bars(*more: ProgressColumn) -> Iterator[Progress | None]:
 def progress_observer() -> Iterator[Observer]:
     """Yield an observer that draws bars on a terminal, and writes lines elsewhere."""
     with _bars(TimeRemainingColumn(), TextColumn("{task.fields[figures]}")) as progress:
-        yield LineObserver(say) if progress is None else BarObserver(progress)
+        yield TerminalObserver(progress)
 
 
 @contextlib.contextmanager
@@ -297,85 +282,64 @@ def round_figures(record: Mapping[str, float | int]) -> str:
     return ", ".join(phrases)
 
 
-class BarObserver(Observer):
-    """Draws one bar for the rounds and one for the personalisation."""
+class TerminalObserver(Observer):
+    """Draws bars for rounds and clients; without bars, writes a line now and then."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = TaskID(0)
+    def __init__(
+        self,
+        progress: Progress | None,
+        write: Callable[[str], None] = say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._progress, self._write, self._clock = progress, write, clock
+        self._task, self._total, self._done = TaskID(0), 0, 0
+        self._last_line = clock() - SECONDS_BETWEEN_LINES
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
         """Begin with the rounds that are still to be made."""
-        self._start("training", num_rounds, first_round - 1)
+        rounds = f"training: rounds {first_round} to {num_rounds}"
+        line = rounds if first_round <= num_rounds else ""
+        self._start("training", num_rounds, first_round - 1, line)
 
     def round_finished(self, record: Mapping[str, float | int]) -> None:
         """Show one more round."""
-        figures = round_figures(record)
-        self._progress.update(self._task, advance=1, figures=figures)
+        self._step(f"round {record['server_round']}", "", round_figures(record))
 
     def personalization_started(self, num_clients: int) -> None:
         """Begin with the clients."""
-        self._start("personalising", num_clients, 0)
+        self._start(
+            "personalising", num_clients, 0, f"personalising {num_clients} clients"
+        )
 
     def client_personalized(self) -> None:
         """Show one more client."""
-        self._progress.advance(self._task)
+        self._step(f"personalised {self._done + 1}", " clients")
 
     def finished(self) -> None:
         """Draw no more."""
-        self._progress.stop()
+        if self._progress is not None:
+            self._progress.stop()
 
-    def _start(self, description: str, total: int, completed: int) -> None:
-        self._task = self._progress.add_task(
-            description, total=total, completed=completed, figures=""
-        )
+    def _start(self, what: str, total: int, done: int, line: str) -> None:
+        self._total, self._done = total, done
+        if self._progress is not None:
+            self._task = self._progress.add_task(
+                what, total=total, completed=done, figures=""
+            )
+        elif line:
+            self._write(line)
 
-
-class LineObserver(Observer):
-    """Writes a line now and then."""
-
-    def __init__(
-        self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._write, self._clock = write, clock
-        self._last_line = clock() - SECONDS_BETWEEN_LINES
-        self._total = self._done = 0
-
-    def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Begin with the rounds that are still to be made."""
-        self._total = num_rounds
-        if first_round <= num_rounds:
-            self._write(f"training: rounds {first_round} to {num_rounds}")
-
-    def round_finished(self, record: Mapping[str, float | int]) -> None:
-        """Show one more round."""
-        number = int(record["server_round"])
-        self._now_and_then(number, f"round {number}/{self._total}", record)
-
-    def personalization_started(self, num_clients: int) -> None:
-        """Begin with the clients."""
-        self._total, self._done = num_clients, 0
-        self._write(f"personalising {num_clients} clients")
-
-    def client_personalized(self) -> None:
-        """Show one more client."""
+    def _step(self, line: str, noun: str, figures: str = "") -> None:
         self._done += 1
-        line = f"personalised {self._done}/{self._total} clients"
-        self._now_and_then(self._done, line)
-
-    def finished(self) -> None:
-        """Say nothing: the results follow."""
-
-    def _now_and_then(
-        self, done: int, line: str, record: Mapping[str, float | int] | None = None
-    ) -> None:
-        """Write the line if it is the last, or none was written just now."""
-        now = self._clock()
-        is_time = now - self._last_line >= SECONDS_BETWEEN_LINES
+        if self._progress is not None:
+            self._progress.update(self._task, advance=1, figures=figures)
+            return
+        is_time = self._clock() - self._last_line >= SECONDS_BETWEEN_LINES
         if is_time:
-            self._last_line = now
-        if is_time or done == self._total:
-            self._write(line if record is None else f"{line}: {round_figures(record)}")
+            self._last_line = self._clock()
+        if is_time or self._done == self._total:
+            more = f": {figures}" if figures else ""
+            self._write(f"{line}/{self._total}{noun}{more}")
 
 
 class Counter:
@@ -433,17 +397,13 @@ def resumable(progress: Counter) -> Iterator[None]:
 StoreFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The store's folder.")
 ]
-
 _EMBEDDING_MODEL = typer.Option(
     "--model",
     metavar="FOLDER",
     help="The exported model, or the folder of a finished run, that embeds.",
 )
-
 ModelRun = Annotated[Path, _EMBEDDING_MODEL]
-
 OptionalRun = Annotated[Path | None, _EMBEDDING_MODEL]
-
 Changes = Annotated[list[str] | None, set_option("'index={name: sq8, rerank: 4}'")]
 
 
@@ -503,8 +463,7 @@ def interruptible(folder: Path) -> Iterator[None]:
 
 def how_to_go_on(command: str, run: Path) -> str:
     """Return what to do with a run that ended before its results."""
-    from knnper.server.checkpoint import rounds_in
-    from knnper.server.run_folder import RunFolder
+    from knnper.server.run_folder import RunFolder, rounds_in
 
     resume = f"knnper {command} --resume {run}"
     *older, latest = rounds_in(RunFolder(run).checkpoints) or [0]

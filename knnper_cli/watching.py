@@ -11,8 +11,6 @@ from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.workbench import experiment_catalogue
 
 LOOK_EVERY_S = 0.5
-
-
 MOST_NAMED = 10
 
 
@@ -53,7 +51,10 @@ class Watch:
             observer.training_started(num_rounds, self._num_told + 1)
         rounds = folder.rounds()
         for record in rounds[self._num_told :]:
-            observer.round_finished(_with_numbers(record))
+            known = {
+                name: math.nan if one is None else one for name, one in record.items()
+            }
+            observer.round_finished(known)
             for line in failures_in(record):
                 self._write(line)
         self._num_told = max(self._num_told, len(rounds))
@@ -66,13 +67,6 @@ def failures_in(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"round {record['server_round']}: client {client} failed: {reason}"
     if named and record["num_failed"] > len(named):
         yield f"and {record['num_failed'] - len(named)} more, see rounds.jsonl"
-
-
-def _with_numbers(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round's figures with NaN for those that are not known."""
-    return {
-        name: math.nan if value is None else value for name, value in record.items()
-    }
 
 
 def _version(file: Path) -> tuple[int, int] | None:

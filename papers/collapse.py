@@ -21,10 +21,10 @@ from knnper.data.examples import ClientData
 from knnper.errors import RunError
 from knnper.experiment import Choice, Experiment, Settings, results_identity
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder
-from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
-from knnper.server.run import round_loop, untrained
+from knnper.server.rounds import RoundLoop
+from knnper.server.run import ModelDistribution, untrained
+from knnper.server.run_folder import Checkpoint, CheckpointFolder
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.workbench import (
@@ -131,13 +131,13 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
         federation = SerialFederation(runtime_of(watched, Path(name)))
         identity = results_identity(bench.experiment)
         checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
-        loop = round_loop(watched, roster, federation, checkpoints, lambda _: None)
+        loop = RoundLoop(watched, federation, roster, checkpoints, lambda _: None)
         start = untrained(watched, roster)
         trained = loop.train(start)
         handed = ModelDistribution(bench.method, federation, bench.key).personalize(
             trained, roster.sizes(), roster.seen()
         )
-        results = [one.result for one in handed if one.result is not None]
+        results = [result for _, result in handed if result is not None]
     return BasesFollowed(trained, results, *diary.curves(start.state))
 
 

@@ -27,7 +27,7 @@ from knnper.experiment import (
     results_identity,
 )
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import CheckpointFolder
+from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel, model_with

@@ -39,14 +39,8 @@ from knnper.transport.polling import (
 
 
 @dataclass(frozen=True)
-class Request:
-    """Something that clients are asked to do."""
-
+class _OfClients:
     clients: tuple[str, ...]
-    payload: object
-    reference: object | None = None
-    seen: bool = True
-    state_rounds: tuple[int, ...] = ()
 
     @property
     def client(self) -> str:
@@ -56,18 +50,21 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Request(_OfClients):
+    """Something that clients are asked to do."""
+
+    payload: object
+    reference: object | None = None
+    seen: bool = True
+    state_rounds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply(_OfClients):
     """What came of a request."""
 
-    clients: tuple[str, ...]
     record: Any
     failure: str | None = None
-
-    @property
-    def client(self) -> str:
-        """The name of the only client."""
-        (name,) = self.clients
-        return name
 
 
 class Federation(ABC):
@@ -182,7 +179,14 @@ class FlowerFederation(Federation):
                 records = packer.pack_request(request)
                 under_way.append((request, records))
                 job = self._job(purpose, request, server_round, keep_rounds)
-                yield self._message(purpose, job, records)
+                yield Message(
+                    content=to_content(job, records),
+                    dst_node_id=self.choose_node(request.clients[0]),
+                    message_type=purpose.value,
+                    group_id=str(server_round),
+                    # One that nobody has taken by then would only keep a client busy.
+                    ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
+                )
 
         pace = self.paces.get(purpose)
         if pace is not None:
@@ -196,7 +200,12 @@ class FlowerFederation(Federation):
             packer.answered(records)
             sent_bytes = sum(packed.num_bytes for packed in records.values())
             most_bytes = max(LEAST_LIMIT_BYTES, MOST_TIMES_SENT * sent_bytes)
-            yield self._reply(request, purpose, message, most_bytes)
+            try:
+                record = self._record(purpose, message, most_bytes)
+            except CodecError as error:
+                yield Reply(request.clients, None, printable(str(error)))
+            else:
+                yield Reply(request.clients, record)
         # Not when this ends early: clients may still be reading. The folder goes as a
         # whole at the end of the run.
         packer.discard_all()
@@ -208,6 +217,7 @@ class FlowerFederation(Federation):
         server_round: int,
         keep_rounds: Sequence[int],
     ) -> Job:
+        pace, first = self.paces.get(purpose), request.clients[0]
         return Job(
             clients=list(request.clients),
             server_round=server_round,
@@ -216,72 +226,38 @@ class FlowerFederation(Federation):
             run_folder=self.run_folder,
             shared_folder=self.shared_folder,
             session=self.session,
-            timeout_s=self._timeout_s(purpose, request),
+            timeout_s=0.0 if pace is None else pace.timeout_s(self.choose_node(first)),
             model=self.model,
             seen=request.seen,
             state_rounds=list(request.state_rounds),
-        )
-
-    def _timeout_s(self, purpose: Purpose, request: Request) -> float:
-        if purpose not in self.paces:
-            return 0.0
-        return self.paces[purpose].timeout_s(self.choose_node(request.clients[0]))
-
-    def _message(
-        self, purpose: Purpose, job: Job, records: dict[str, Packed]
-    ) -> Message:
-        return Message(
-            content=to_content(job, records),
-            dst_node_id=self.choose_node(job.clients[0]),
-            message_type=purpose.value,
-            group_id=str(job.server_round),
-            # One that nobody has taken by then would only keep a client busy.
-            ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
         )
 
     @property
     def _folder(self) -> Path | None:
         return Path(self.shared_folder) if self.shared_folder else None
 
-    def _reply(
-        self,
-        request: Request,
-        purpose: Purpose,
-        message: Message | NoReply,
-        most_bytes: int,
-    ) -> Reply:
-        clients = request.clients
+    def _record(
+        self, purpose: Purpose, message: Message | NoReply, most_bytes: int
+    ) -> object:
+        """Return what a client answers, of which nothing is trusted."""
         if isinstance(message, NoReply):
-            return Reply(clients, None, printable(message.reason))
+            raise CodecError(message.reason)
         if message.has_error():
             if not self.may_be_away:
                 _stop_if_no_client_is_to_blame(message)
-            reason = message.error.reason or "no reason was given"
-            return Reply(clients, None, printable(reason))
-        try:
-            record = self._record(purpose, message, most_bytes)
-        except CodecError as error:
-            return Reply(clients, None, printable(str(error)))
-        return Reply(clients, record)
-
-    def _record(self, purpose: Purpose, message: Message, most_bytes: int) -> object:
-        """Return what a client answers, of which nothing is trusted."""
+            raise CodecError(message.error.reason or "no reason was given")
         packed = packed_of(message.content, "reply")
         if packed is None:
             raise CodecError("the reply is empty")
-        record_type = self._record_type(purpose)
-        try:
-            return unpack(record_type, packed, self._folder, most_bytes)
-        finally:
-            discard(packed, self._folder)
-
-    def _record_type(self, purpose: Purpose) -> type:
         answers: dict[Purpose, type] = {
             Purpose.TRAIN: self.update_type,
             Purpose.VALIDATE: Evaluation,
             Purpose.PERSONALIZE: ClientResults,
         }
-        return answers[purpose]
+        try:
+            return unpack(answers[purpose], packed, self._folder, most_bytes)
+        finally:
+            discard(packed, self._folder)
 
 
 def _stop_if_no_client_is_to_blame(message: Message) -> None:

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from knnper.errors import RunError, printable
-from knnper.experiment import RunSettings, TrainingSettings
 from knnper.records import canonical, is_finite, take_apart
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
 from knnper.server.federation import Federation, Reply, Request
-from knnper.server.observer import RoundRecord, capped
-from knnper.server.reports import evaluation_problem, in_groups
+from knnper.server.observer import RoundRecord
+from knnper.server.results import evaluation_problem, in_groups
+from knnper.server.run_folder import Checkpoint, CheckpointFolder, History, Roster
 from knnper.server.screening import (
     LARGEST_LOSS,
     Measured,
@@ -30,7 +29,8 @@ from knnper.server.screening import (
     num_bytes,
     sign_of_explosion,
 )
-from knnper.strategies.core.method import UNSEEN_CLIENT, Method, Origin, UpdateProblem
+from knnper.strategies.catalogue import Assembly
+from knnper.strategies.core.method import UNSEEN_CLIENT, Origin, UpdateProblem
 from knnper.strategies.core.records import Update
 from knnper.transport.messages import Purpose
 
@@ -48,6 +48,28 @@ def sample_participants(
     generator = key.child("participants", server_round).numpy()
     chosen = generator.choice(len(clients), size=count, replace=False)
     return sorted(clients[position] for position in chosen)
+
+
+def capped(
+    counts: Mapping[str, int], claimed: Collection[str], most: float
+) -> dict[str, int]:
+    """Return counts of which no claimed one is more than a share of the total."""
+    claims = sorted((counts[name] for name in counts if name in claimed), reverse=True)
+    rest = sum(counts.values())
+    limit = claims[-1] if claims else 0
+    for num_cut, claim in enumerate([*claims, 0]):
+        # With so many clients at the limit, it is this part of what the others have.
+        if rest == 0 or num_cut * most >= 1:
+            break
+        share = most * rest / (1 - num_cut * most)
+        if claim <= share:
+            limit = max(1, int(share))
+            break
+        rest -= claim
+    return {
+        name: min(count, limit) if name in claimed else count
+        for name, count in counts.items()
+    }
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -154,24 +176,16 @@ def _measured(
     if not isinstance(update, update_type) or not isinstance(update, Update):
         expected = update_type.__name__
         return f"expected a {expected}, found a {type(update).__name__}"
-    problem = _weight_problem(reply.client, update, tally)
-    if problem is None and tally.update_problem is not None:
-        problem = tally.update_problem(sent.payload, update)
-    if problem is not None:
-        return problem
-    return _compared(reply.client, update, sent, tally)
-
-
-def _weight_problem(client: str, update: Update, tally: Tally) -> str | None:
-    """Return why an update cannot be weighed in a mean; None if it can."""
-    found = update.num_examples
-    if type(found) is not int:
-        return f"expected a number of training examples, found {found!r}"
-    if found < 1:
-        return f"expected at least one training example, found {found}"
-    if client not in tally.num_train:
+    if type(update.num_examples) is not int or update.num_examples < 1:
+        found = update.num_examples
+        return f"expected a number of training examples, at least 1, found {found!r}"
+    if reply.client not in tally.num_train:
         return "expected a client of this run, found one that takes no part in training"
-    return None
+    if tally.update_problem is not None:
+        problem = tally.update_problem(sent.payload, update)
+        if problem is not None:
+            return problem
+    return _compared(reply.client, update, sent, tally)
 
 
 def _compared(client: str, update: Any, sent: _Sent, tally: Tally) -> Measured | str:
@@ -216,6 +230,9 @@ MOST_QUOTED = 5
 """The same where they end the run."""
 
 
+_FAILED = "round %d: client %s failed: %s"
+
+
 class _Made(NamedTuple):
     state: Any
     history: History
@@ -223,21 +240,24 @@ class _Made(NamedTuple):
     wild: str  # the sign that the training explodes
 
 
-@dataclass(frozen=True)
 class RoundLoop:
     """Trains a method's server state over a federation."""
 
-    method: Method
-    federation: Federation
-    clients: Mapping[str, int]
-    claimed: Collection[str]
-    num_validation: Mapping[str, int]
-    training: TrainingSettings
-    run: RunSettings
-    key: RandomKey
-    checkpoints: CheckpointFolder
-    on_round: Callable[[RoundRecord], None]
-    _warned_of: set[str] = field(default_factory=set)
+    def __init__(
+        self,
+        assembly: Assembly,
+        federation: Federation,
+        roster: Roster,
+        checkpoints: CheckpointFolder,
+        on_round: Callable[[RoundRecord], None],
+    ) -> None:
+        self.method, self.key = assembly.method, assembly.key
+        self.training, self.run = assembly.experiment.training, assembly.experiment.run
+        self.federation, self.checkpoints = federation, checkpoints
+        self.clients, self.claimed = roster.trainable(), roster.claimed()
+        self.num_validation = roster.num_validation()
+        self.on_round = on_round
+        self._warned_of: set[str] = set()
 
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state."""
@@ -278,9 +298,14 @@ class RoundLoop:
 
     def _one_of_several_attempts(
         self, state: Any, history: History, server_round: int
-    ) -> "_Made":
+    ) -> _Made:
         """Return what a round comes to, made again where too many clients failed."""
-        participants = self._participants(server_round)
+        names = sample_participants(
+            sorted(self.clients), self.training.participation, server_round, self.key
+        )
+        # With a short task last, workers end at nearly the same time. It is also the
+        # order in which replies are aggregated: sums end in bits that depend on it.
+        participants = sorted(names, key=lambda one: self.clients[one], reverse=True)
         num_spare = int(self.run.max_failed_fraction * len(participants))
         least = max(1, len(participants) - num_spare)
         for attempts_left in reversed(range(self.federation.round_attempts)):
@@ -294,12 +319,8 @@ class RoundLoop:
         raise ValueError("expected at least one attempt")
 
     def _one_round(
-        self,
-        state: Any,
-        history: History,
-        server_round: int,
-        participants: Sequence[str],
-    ) -> "_Made":
+        self, state: Any, history: History, server_round: int, participants: list[str]
+    ) -> _Made:
         counts = {name: self.clients[name] for name in participants}
         weights = capped(counts, self.claimed, self.run.federation.max_share)
         self._warn_of_large_counts(counts, weights)
@@ -326,7 +347,7 @@ class RoundLoop:
             new_state = self._aggregated(state, tally.using(alike), server_round, tally)
         finally:
             for client, reason in tally.failures.items():
-                _warn_of_failure(server_round, client, reason)
+                log.warning(_FAILED, server_round, client, reason)
         if len(tally.failures) > self.run.max_failed_fraction * len(participants):
             raise _too_many_failures(server_round, tally)
         loss = median_loss(loss for _, loss in tally.losses)
@@ -369,15 +390,6 @@ class RoundLoop:
             # A method that compares clients cannot do without those that failed.
             raise _too_many_failures(server_round, tally) from error
 
-    def _participants(self, server_round: int) -> list[str]:
-        """Return the round's clients, the one with most to do first."""
-        # With a short task last, workers end at nearly the same time. It is also the
-        # order in which replies are aggregated: sums end in bits that depend on it.
-        names = sample_participants(
-            sorted(self.clients), self.training.participation, server_round, self.key
-        )
-        return sorted(names, key=lambda name: self.clients[name], reverse=True)
-
     def _requests(
         self,
         state: Any,
@@ -408,7 +420,7 @@ class RoundLoop:
             most = sum(self.num_validation[name] for name in reply.clients)
             problem = reply.failure or evaluation_problem(reply.record, most)
             if problem:
-                _warn_of_failure(server_round, ", ".join(reply.clients), problem)
+                log.warning(_FAILED, server_round, ", ".join(reply.clients), problem)
                 continue
             correct += reply.record.num_correct
             total += reply.record.num_examples
@@ -428,10 +440,6 @@ def _leeway(counts: Mapping[str, int], claimed: Collection[str]) -> dict[str, fl
 
 def _is_due(server_round: int, every: int) -> bool:
     return every > 0 and server_round % every == 0
-
-
-def _warn_of_failure(server_round: int, client: str, reason: str | None) -> None:
-    log.warning("round %d: client %s failed: %s", server_round, client, reason)
 
 
 class TooManyFailuresError(RunError):

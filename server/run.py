@@ -1,26 +1,155 @@
-"""One run from start, or from where it was left, to its results."""
+"""One run, from start or where it was left: training, then model distribution."""
 
 import contextlib
+import dataclasses
+import itertools
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from knnper.errors import RunError
+from knnper.errors import RunError, printable
 from knnper.experiment import results_identity, to_document
-from knnper.records import canonical, fingerprint
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
-from knnper.server.distribution import ModelDistribution
-from knnper.server.federation import Federation
-from knnper.server.observer import Observer, Roster, RoundRecord
-from knnper.server.results import summarise_groups, training_summary
+from knnper.records import canonical, fingerprint, is_same
+from knnper.seeding import RandomKey
+from knnper.server.federation import Federation, Reply, Request
+from knnper.server.observer import Observer, RoundRecord
+from knnper.server.results import (
+    in_groups,
+    result_problem,
+    summarise_groups,
+    training_summary,
+)
 from knnper.server.rounds import RoundLoop
-from knnper.server.run_folder import RunFolder, build_manifest
+from knnper.server.run_folder import (
+    Checkpoint,
+    CheckpointFolder,
+    History,
+    Roster,
+    RunFolder,
+)
 from knnper.strategies.catalogue import Assembly
-from knnper.strategies.core.predictors import ClientResult
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method
+from knnper.strategies.core.predictors import ClientResult, ClientResults
 from knnper.strategies.core.records import NoState
+from knnper.transport.messages import Purpose
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelDistribution:
+    """Gives the trained state to clients, seen or unseen."""
+
+    method: Method
+    federation: Federation
+    key: RandomKey
+
+    def personalize(
+        self,
+        trained: Checkpoint,
+        sizes: Mapping[str, int],
+        seen: Collection[str],
+        done: Collection[str] = (),
+    ) -> Iterator[tuple[str, ClientResult | None]]:
+        """Yield who gets the model and is not ``done``, and the result if shown."""
+        last = trained.server_round
+        requests = self._requests(trained, self._groups(sizes, seen), seen, set(done))
+        for reply in self.federation.exchange(
+            Purpose.PERSONALIZE, last, [last], requests
+        ):
+            for name, found in _told(reply, seen).items():
+                if isinstance(found, str):
+                    self._failed(name, found)
+                elif name not in done:
+                    yield name, found
+
+    def _groups(
+        self, sizes: Mapping[str, int], seen: Collection[str]
+    ) -> list[tuple[str, ...]]:
+        groups: list[tuple[str, ...]] = [(client,) for client in sizes]
+        if self.method.personalizes_by_inference:
+            kinds = (
+                {name: one for name, one in sizes.items() if (name in seen) == is_seen}
+                for is_seen in (True, False)
+            )
+            groups = [group for kind in kinds for group in in_groups(kind)]
+        # Those with most images first: workers end together.
+        return sorted(groups, key=lambda group: -sum(sizes[client] for client in group))
+
+    def _requests(
+        self,
+        trained: Checkpoint,
+        groups: list[tuple[str, ...]],
+        seen: Collection[str],
+        done: set[str],
+    ) -> Iterator[Request]:
+        key, state = self.key.child("broadcast", "hand-over"), trained.state
+        unseen = key.child(UNSEEN_CLIENT)
+        reference = self.method.broadcast(state, UNSEEN_CLIENT, unseen)
+
+        def payload_of(client: str) -> object:
+            if client not in seen:
+                return reference
+            return self.method.broadcast(state, client, key.child(client))
+
+        for group in groups:
+            if done.issuperset(group):
+                continue
+            for clients, payload in _sent_the_same(group, payload_of):
+                if not done.issuperset(clients):
+                    rounds = trained.history.state_rounds(clients, trained.server_round)
+                    is_seen = clients[0] in seen
+                    yield Request(clients, payload, reference, is_seen, rounds)
+
+    def _failed(self, client: str, reason: str) -> None:
+        message = f"client {client} could not personalise: {reason}"
+        if not self.federation.may_be_away:
+            raise DistributionError(message)
+        log.warning("%s", message)
+
+
+class DistributionError(RunError):
+    """A client could not be served, where none may be away."""
+
+
+def _told(reply: Reply, seen: Collection[str]) -> dict[str, ClientResult | str | None]:
+    """Return clients' results, None of those that withhold them, or why they failed."""
+    told, names = reply.record, ", ".join(reply.clients)
+    if not isinstance(told, ClientResults):
+        return {names: str(reply.failure)}
+    results = {one.client: one for one in told.results}
+    reported = [*(one.client for one in told.results), *told.failures, *told.withheld]
+    if sorted(reported) != sorted(reply.clients):
+        others = printable(", ".join(reported))
+        return {names: f"expected results of {names}, found those of {others}"}
+    problems = {name: result_problem(one) for name, one in results.items()}
+    return {
+        **{
+            name: dataclasses.replace(one, seen=name in seen)
+            for name, one in results.items()
+            if not problems[name]
+        },
+        **dict.fromkeys(told.withheld),
+        **{name: printable(reason) for name, reason in told.failures.items()},
+        **{name: problem for name, problem in problems.items() if problem},
+    }
+
+
+def _sent_the_same(
+    group: tuple[str, ...], payload_of: Callable[[str], object]
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the group in runs of clients that are sent one payload, and the payload."""
+    payloads = [(client, payload_of(client)) for client in group]
+    run = [payloads[0][0]]
+    for (_, before), (client, payload) in itertools.pairwise(payloads):
+        if not is_same(before, payload):
+            yield tuple(run), before
+            run = []
+        run.append(client)
+    yield tuple(run), payloads[-1][1]
 
 
 @contextlib.contextmanager
@@ -60,69 +189,12 @@ class Conductor:
 
     def train(self, roster: Roster, command: Sequence[str]) -> Checkpoint:
         """Make the rounds that are missing; return the last state."""
-        conditions = build_manifest(
-            results_identity=results_identity(self.assembly.experiment),
-            partition_hash=roster.split,
-            command=command,
-            started=datetime.now(UTC),
-        )
-        self.folder.write_manifest(conditions)
-        return self._train(roster)
-
-    def distribute(
-        self,
-        trained: Checkpoint,
-        roster: Roster,
-        to: Collection[str] | None = None,
-    ) -> Collection[str]:
-        """Give the model to the clients that lack it; write the results of all."""
-        began, before = time.monotonic(), self._seconds_before()
-        served = self._distribute(trained, roster, roster.names() if to is None else to)
-        if not served:
-            return served
-        results = [result for result in served.values() if result is not None]
-        away = [name for name in roster.names() if name not in served]
-        document = {
-            "method": self.assembly.experiment.method.name,
-            "personalization": self.assembly.experiment.personalization.name,
-            **summarise_groups(results),
-            "training": {
-                **training_summary(self.folder.rounds(), results),
-                "personalization_seconds": time.monotonic() - began + before,
-                "state_sha256": trained.fingerprint,
-            },
-            "model_distribution": {
-                "num_clients": len(served),
-                "withheld": [name for name, result in served.items() if not result],
-                "offline": away,
-            },
-            "manifest": {
-                **self.folder.manifest(),
-                "experiment": to_document(self.assembly.experiment),
-            },
-        }
-        self.folder.write_clients_csv(results)
-        self.folder.write_results(document)
-        self.folder.forget_aside()
-        return served
-
-    def _seconds_before(self) -> float:
-        """Return what earlier distributions of this run took."""
-        if not self.folder.is_finished():
-            return 0.0
-        return float(self.folder.results()["training"]["personalization_seconds"])
-
-    def last_checkpoint(self) -> Checkpoint | None:
-        """Return the newest checkpoint of the run; None if there is none."""
-        return self._checkpoints().load_latest(self.assembly.method.state_type)
-
-    def _checkpoints(self) -> CheckpointFolder:
         identity = results_identity(self.assembly.experiment)
+        self.folder.write_manifest(identity, roster.split, command)
         most = self.assembly.experiment.run.keep_checkpoints
-        return CheckpointFolder(self.folder.checkpoints, identity, most)
-
-    def _train(self, roster: Roster) -> Checkpoint:
-        start = self.last_checkpoint() or untrained(self.assembly, roster)
+        checkpoints = CheckpointFolder(self.folder.checkpoints, identity, most)
+        latest = checkpoints.load_latest(self.assembly.method.state_type)
+        start = latest or untrained(self.assembly, roster)
         self.folder.drop_rounds_after(start.server_round)
         first_round = start.server_round + 1
         self.observer.training_started(self.assembly.method.num_rounds, first_round)
@@ -133,9 +205,45 @@ class Conductor:
                 write_curves(record)
                 self.observer.round_finished(record)
 
-            checkpoints, federation = self._checkpoints(), self.federation
-            loop = round_loop(self.assembly, roster, federation, checkpoints, on_round)
-            return loop.train(start)
+            return RoundLoop(
+                self.assembly, self.federation, roster, checkpoints, on_round
+            ).train(start)
+
+    def distribute(
+        self, trained: Checkpoint, roster: Roster, to: Collection[str] | None = None
+    ) -> Collection[str]:
+        """Give the model to the clients that lack it; write the results of all."""
+        began, seconds = time.monotonic(), 0.0
+        if self.folder.is_finished():  # what earlier distributions of this run took
+            earlier = self.folder.results()["training"]
+            seconds = float(earlier["personalization_seconds"])
+        served = self._distribute(trained, roster, roster.names() if to is None else to)
+        if not served:
+            return served
+        results = [result for result in served.values() if result is not None]
+        document = {
+            "method": self.assembly.experiment.method.name,
+            "personalization": self.assembly.experiment.personalization.name,
+            **summarise_groups(results),
+            "training": {
+                **training_summary(self.folder.rounds(), results),
+                "personalization_seconds": time.monotonic() - began + seconds,
+                "state_sha256": trained.fingerprint,
+            },
+            "model_distribution": {
+                "num_clients": len(served),
+                "withheld": [name for name, result in served.items() if not result],
+                "offline": [name for name in roster.names() if name not in served],
+            },
+            "manifest": {
+                **self.folder.manifest(),
+                "experiment": to_document(self.assembly.experiment),
+            },
+        }
+        self.folder.write_clients_csv(results)
+        self.folder.write_results(document)
+        self.folder.forget_aside()
+        return served
 
     def _distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str]
@@ -150,9 +258,9 @@ class Conductor:
             self.assembly.method, self.federation, self.assembly.key
         )
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
-        for one in distribution.personalize(trained, sizes, seen, left_out):
-            self.folder.distributed.append(trained.fingerprint, one)
-            done[one.client] = one.result
+        for name, result in distribution.personalize(trained, sizes, seen, left_out):
+            self.folder.distributed.append(trained.fingerprint, name, result)
+            done[name] = result
             self.observer.client_personalized()
         return {name: done[name] for name in roster.names() if name in done}
 
@@ -169,25 +277,3 @@ def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
     keeps_state = assembly.method.client_state_type is not NoState
     history = History(trained_in={} if keeps_state else None)
     return Checkpoint(0, state, fingerprint(state), history)
-
-
-def round_loop(
-    assembly: Assembly,
-    roster: Roster,
-    federation: Federation,
-    checkpoints: CheckpointFolder,
-    on_round: Callable[[RoundRecord], None],
-) -> RoundLoop:
-    """Return the loop that trains the experiment's method over ``federation``."""
-    return RoundLoop(
-        method=assembly.method,
-        federation=federation,
-        clients=roster.trainable(),
-        claimed=roster.claimed(),
-        num_validation=roster.num_validation(),
-        training=assembly.experiment.training,
-        run=assembly.experiment.run,
-        key=assembly.key,
-        checkpoints=checkpoints,
-        on_round=on_round,
-    )

@@ -1,23 +1,34 @@
-"""The folder in which a run keeps all that it writes."""
+"""What a run keeps in its folder: its settings, clients, checkpoints and results."""
 
 import contextlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
+import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 import knnper
-from knnper.errors import ConfigError, FolderTakenError, Problem, RunError
+from knnper.errors import (
+    CheckpointError,
+    CodecError,
+    ConfigError,
+    FolderTakenError,
+    Problem,
+    RunError,
+)
 from knnper.experiment import (
     Catalogue,
     Experiment,
@@ -25,12 +36,269 @@ from knnper.experiment import (
     results_identity,
     to_yaml,
 )
-from knnper.files import FileLock, JsonLines, LockHeldError, draft_of, write_atomically
-from knnper.server.checkpoint import asides, put_aside, rounds_in
-from knnper.server.distribution import Delivered
-from knnper.server.observer import Roster
+from knnper.files import (
+    FileLock,
+    JsonLines,
+    LockHeldError,
+    draft_of,
+    sync_to_disc,
+    write_atomically,
+)
+from knnper.records import Parts, canonical, fingerprint, put_together, take_apart
 from knnper.server.results import with_present_names, write_clients_csv
+from knnper.server.screening import Norms
 from knnper.strategies.core.predictors import ClientResult
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+KEPT = 6
+
+"""Checkpoints that are kept where nothing else is said."""
+
+_NAME = re.compile(r"round-(\d+)")
+_ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
+_TENSORS = "state.safetensors"
+_MANIFEST = "manifest.json"
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
+
+
+@dataclass(frozen=True)
+class History:
+    """What the rounds so far tell of the next: the loop's part of a checkpoint."""
+
+    norms: Mapping[str, Norms] = field(default_factory=dict)
+    lowest_loss: float | None = None
+    trained_in: Mapping[str, int] | None = None
+
+    def after(
+        self,
+        server_round: int,
+        norms: Mapping[str, Norms],
+        loss: float | None,
+        used: Collection[str],
+    ) -> "History":
+        """Return what is known after one more round."""
+        lowest, trained_in = self.lowest_loss, self.trained_in
+        if loss is not None:
+            lowest = loss if lowest is None else min(loss, lowest)
+        if trained_in is not None:
+            trained_in = {**trained_in, **dict.fromkeys(used, server_round)}
+        return History(norms, lowest, trained_in)
+
+    def state_rounds(self, clients: Sequence[str], last_round: int) -> tuple[int, ...]:
+        """Return after which round each client goes on; 0 is from the start."""
+        if self.trained_in is None:
+            return (last_round,) * len(clients)
+        return tuple(self.trained_in.get(client, 0) for client in clients)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The server's state after a round."""
+
+    server_round: int
+    state: Any
+    fingerprint: str
+    history: History = field(default_factory=History)
+
+
+def rounds_in(folder: Path) -> list[int]:
+    """Return the rounds of which ``folder`` has a checkpoint, oldest first."""
+    matches = (_NAME.fullmatch(path.name) for path in folder.glob("*"))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+def checkpoint_of(folder: Path, server_round: int) -> Path:
+    """Return where ``folder`` has the checkpoint of a round."""
+    return folder / f"round-{server_round:06d}"
+
+
+def asides(folder: Path) -> dict[Path, int]:
+    """Return the folders of what was put aside, oldest first, and after which round."""
+    matches = {path: _ASIDE.fullmatch(path.name) for path in sorted(folder.glob("*"))}
+    return {path: int(match[2]) for path, match in matches.items() if match}
+
+
+def put_aside(folder: Path, server_round: int, files: Iterable[Path]) -> None:
+    """Move the checkpoints after a round to a folder in ``folder``; copy ``files``."""
+    earlier = (_ASIDE.fullmatch(path.name) for path in asides(folder))
+    number = 1 + max((int(match[1]) for match in earlier if match), default=0)
+    aside = folder / f"aside-{number:03d}-after-{server_round:06d}"
+    aside.mkdir()
+    for file in files:
+        shutil.copyfile(file, aside / file.name)
+    # The newest first: what is left at any time is a run to resume.
+    for later in reversed(rounds_in(folder)):
+        if later > server_round:
+            path = checkpoint_of(folder, later)
+            path.rename(aside / path.name)
+    sync_to_disc(folder)
+
+
+def to_keep(rounds: Sequence[int], most: int) -> list[int]:
+    """Return which of the rounds are kept, oldest first, where only so many are.
+
+    The newest two, and of those that 2, 4, 8, ... divide the newest two again, so that
+    each is about twice as far back as the next one. Where these are fewer, the newest
+    of the others too.
+    """
+    kept = set(rounds[-1:])
+    for power in range(most - 1):
+        kept.update([one for one in rounds if one % 2**power == 0][-2:])
+    others = [one for one in reversed(rounds) if one not in kept]
+    return sorted([*kept, *others[: most - len(kept)]])
+
+
+class CheckpointFolder:
+    """The newest checkpoints of a run, and older ones at growing distances."""
+
+    def __init__(self, folder: Path, experiment: str, most: int = KEPT) -> None:
+        self._folder = folder
+        self._experiment = experiment
+        self._most = most
+
+    @property
+    def waiting(self) -> Path:
+        """Where updates of a round may wait on disk."""
+        return self._folder / ".waiting"
+
+    def save(
+        self, server_round: int, state: object, history: History | None = None
+    ) -> Checkpoint:
+        """Write a checkpoint; it is complete on disk, or not there, at any time."""
+        parts = take_apart(state)
+        history = history or History()
+        saved = Checkpoint(server_round, state, fingerprint(state), history)
+        manifest = {
+            "format": FORMAT,
+            "server_round": server_round,
+            "experiment": self._experiment,
+            "fingerprint": saved.fingerprint,
+            "history": asdict(history),
+            "structure": json.loads(parts.structure),
+        }
+        draft = self._folder / f".round-{server_round}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
+        write_atomically(draft / _TENSORS, save(tensors))
+        write_atomically(draft / _MANIFEST, json.dumps(manifest, indent=2))
+        target = self._path(server_round)
+        shutil.rmtree(target, ignore_errors=True)
+        draft.replace(target)
+        sync_to_disc(self._folder)
+        rounds = self.rounds()
+        for old in set(rounds) - set(to_keep(rounds, self._most)):
+            shutil.rmtree(self._path(old), ignore_errors=True)
+        return saved
+
+    def load_latest(self, state_type: type) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole; None if there is none."""
+        rounds = self.rounds()
+        for server_round in reversed(rounds):
+            try:
+                return self._load(server_round, state_type)
+            except _DAMAGE as error:
+                path = self._path(server_round)
+                log.warning("the checkpoint %s is damaged: %s", path, error)
+        if rounds:
+            raise CheckpointError(
+                f"none of the checkpoints in {self._folder} can be read; start the "
+                "experiment again in another folder"
+            )
+        return None
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of which there is a checkpoint, oldest first."""
+        return rounds_in(self._folder)
+
+    def ways_back(self) -> list[int]:
+        """Return the rounds to which a run may go back, oldest first.
+
+        With those after which something was put aside: it may be brought back.
+        """
+        return sorted({*self.rounds(), *asides(self._folder).values()}) or [0]
+
+    def _load(self, server_round: int, state_type: type) -> Checkpoint:
+        path = self._path(server_round)
+        manifest = json.loads((path / _MANIFEST).read_text())
+        if manifest["format"] != FORMAT or manifest["experiment"] != self._experiment:
+            raise CheckpointError(
+                f"{path} belongs to another experiment or version; resume with the "
+                "settings that started the run, or start in another folder"
+            )
+        structure = json.dumps(manifest["structure"], separators=(",", ":"))
+        tensors = load_file(path / _TENSORS)
+        state: object = canonical(put_together(state_type, Parts(tensors, structure)))
+        found = fingerprint(state)
+        if found != manifest["fingerprint"]:
+            expected = manifest["fingerprint"]
+            raise ValueError(f"expected fingerprint {expected}, found {found}")
+        told = manifest.get("history", {})
+        norms = {name: Norms(**one) for name, one in told.pop("norms", {}).items()}
+        history = History(norms, **told)
+        return Checkpoint(server_round, state, found, history)
+
+    def _path(self, server_round: int) -> Path:
+        return checkpoint_of(self._folder, server_round)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client, and how much data it has."""
+
+    name: str
+    seen: bool
+    num_train: int
+    num_validation: int
+    num_test: int
+    is_claim: bool = False
+
+    @property
+    def num_examples(self) -> int:
+        """Examples in all splits."""
+        return self.num_train + self.num_validation + self.num_test
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Who there is when a run begins, and the same until it ends."""
+
+    members: tuple[Member, ...]
+    split: str
+
+    @classmethod
+    def of(cls, members: Iterable[Member], split: str) -> "Roster":
+        """Return the roster of ``members``, in any order."""
+        return cls(tuple(sorted(members, key=lambda member: member.name)), split)
+
+    def names(self) -> list[str]:
+        """Return all clients, sorted."""
+        return [member.name for member in self.members]
+
+    def trainable(self) -> dict[str, int]:
+        """Return the number of training examples of each client that may take part."""
+        return {one.name: one.num_train for one in self._training()}
+
+    def claimed(self) -> frozenset[str]:
+        """Return the `trainable` clients of whose number only they know."""
+        return frozenset(member.name for member in self._training() if member.is_claim)
+
+    def num_validation(self) -> dict[str, int]:
+        """Return the number of validation examples of each `trainable` client."""
+        return {one.name: one.num_validation for one in self._training()}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of examples of each client, in all splits; by name."""
+        return {member.name: member.num_examples for member in self.members}
+
+    def seen(self) -> frozenset[str]:
+        """Return the clients that are not held out."""
+        return frozenset(member.name for member in self.members if member.seen)
+
+    def _training(self) -> list[Member]:
+        return [one for one in self.members if one.seen and one.num_train > 0]
+
 
 _CLIENT_RESULT = TypeAdapter(ClientResult)
 
@@ -41,25 +309,23 @@ class DistributionLog:
 
     path: Path
 
-    def append(self, model: str, served: Delivered) -> None:
+    def append(self, model: str, client: str, result: ClientResult | None) -> None:
         """Add that a client has the model with fingerprint ``model``."""
-        result = served.result
-        document = {"result": asdict(result)} if result else {"client": served.client}
+        document = {"result": asdict(result)} if result else {"client": client}
         self._lines.append({"model": model, **document})
 
     def reported(self, model: str) -> dict[str, ClientResult | None]:
         """Return by name what clients that have that model reported."""
         records = [one for one in self._lines.read() if one.get("model") == model]
-        served = (self._served(record) for record in records)
-        return {one.client: one.result for one in served}
+        return dict(map(self._served, records))
 
     @property
     def _lines(self) -> JsonLines:
         return JsonLines(self.path)
 
-    def _served(self, record: Mapping[str, Any]) -> Delivered:
+    def _served(self, record: Mapping[str, Any]) -> tuple[str, ClientResult | None]:
         if isinstance(record.get("client"), str):
-            return Delivered(record["client"], None)
+            return record["client"], None
         text = json.dumps(record.get("result"))
         try:
             result = _CLIENT_RESULT.validate_json(text, strict=True)
@@ -68,27 +334,10 @@ class DistributionLog:
                 f"a line of {self.path} is no client's result; remove the file and "
                 f"resume the run: {error}"
             ) from error
-        return Delivered(result.client, result)
+        return result.client, result
 
 
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "faiss-cpu", "numpy")
-
-
-def build_manifest(
-    *,
-    results_identity: str,
-    partition_hash: str,
-    command: Sequence[str],
-    started: datetime,
-) -> dict[str, Any]:
-    """Return versions, machine and provenance as plain values."""
-    return {
-        "results_identity": results_identity,
-        "partition_hash": partition_hash,
-        "command": list(command),
-        "started": started.isoformat(timespec="seconds"),
-        **environment(),
-    }
 
 
 def environment() -> dict[str, Any]:
@@ -102,22 +351,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
     }
-
-
-def complete_manifest(
-    first: Mapping[str, Any] | None, manifest: Mapping[str, Any], folder: Path
-) -> dict[str, Any]:
-    """Return all that is known of a run that begins, or is gone on with."""
-    if first is None:
-        return {**manifest, "resumed": []}
-    expected, found = first["partition_hash"], manifest["partition_hash"]
-    if expected != found:
-        raise RunError(
-            f"the data is not what it was when the run in {folder} began: expected the "
-            f"split {expected[:12]}, found {found[:12]}. Bring it back, or start again"
-        )
-    again = {"command": manifest["command"], "started": manifest["started"]}
-    return {**first, "resumed": [*first["resumed"], again]}
 
 
 def _version(package: str) -> str | None:
@@ -182,7 +415,6 @@ def make_empty(path: Path) -> None:
 
 
 RESULTS = "results.json"
-_MANIFEST = "manifest.json"
 _ROSTER = "clients.json"
 _SESSION = "session"
 _CLIENTS = "clients.csv"
@@ -298,12 +530,24 @@ class RunFolder:
         """Which clients have the model, and what they reported."""
         return DistributionLog(self.path / "personalization.jsonl")
 
-    def write_manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep under what conditions the run is made; return all that is known."""
-        path = self.path / _MANIFEST
-        first = self.manifest() if path.exists() else None
-        write_document(path, complete_manifest(first, manifest, self.path))
-        return self.manifest()
+    def write_manifest(self, identity: str, split: str, command: Sequence[str]) -> None:
+        """Keep under what conditions the run began, and when it was resumed."""
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        when: dict[str, Any] = {"command": list(command), "started": started}
+        if (self.path / _MANIFEST).exists():
+            manifest = self.manifest()
+            expected = manifest["partition_hash"]
+            if expected != split:
+                raise RunError(
+                    f"the data is not what it was when the run in {self.path} began: "
+                    f"expected the split {expected[:12]}, found {split[:12]}. Bring it "
+                    "back, or start again"
+                )
+            manifest["resumed"].append(when)
+        else:
+            about = {"results_identity": identity, "partition_hash": split}
+            manifest = {**about, **when, **environment(), "resumed": []}
+        write_document(self.path / _MANIFEST, manifest)
 
     def manifest(self) -> dict[str, Any]:
         """Return the content of ``manifest.json``."""

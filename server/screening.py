@@ -284,7 +284,6 @@ LARGEST_LOSS = 1e100
 """A loss beyond it counts as infinite; in a mean it might overflow."""
 
 _TIMES_THE_LOWEST = 20.0
-
 _TIMES_ITS_LENGTH = 2.0
 
 

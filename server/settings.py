@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
@@ -15,7 +14,7 @@ from knnper.experiment import (
     apply_overrides,
     parse_overrides,
     parse_settings,
-    parse_yaml,
+    read_yaml,
     shown,
 )
 from knnper.transport.credentials import Address, parse_address
@@ -38,10 +37,6 @@ class TlsFiles(Settings):
     ca: Path
     certificate: Path
     key: Path
-
-    def below(self, base: Path) -> "TlsFiles":
-        """Return the same with relative paths taken as relative to ``base``."""
-        return TlsFiles(base / self.ca, base / self.certificate, base / self.key)
 
 
 @dataclass(frozen=True)
@@ -121,9 +116,10 @@ class ServerSettings(Settings):
 
     def below(self, base: Path) -> "ServerSettings":
         """Return the same with relative paths taken as relative to ``base``."""
+        tls = self.tls
         return dataclasses.replace(
             self,
-            tls=self.tls and self.tls.below(base),
+            tls=tls and TlsFiles(base / tls.ca, base / tls.certificate, base / tls.key),
             authorized=base / self.authorized,
             state=base / self.state,
             runs=self.runs and base / self.runs,
@@ -131,24 +127,22 @@ class ServerSettings(Settings):
 
 
 def read_server(path: Path, overrides: Sequence[str] = ()) -> ServerSettings:
-    """Return the settings in the YAML file ``path``; paths in it become absolute.
+    """Return the settings in the YAML file ``path``, changed by ``KEY=VALUE``.
 
-    Parameters
-    ----------
-    path
-        The file; relative paths in it are relative to its folder.
-    overrides
-        ``KEY=VALUE`` with a dotted key and a YAML value, made in order.
-
-    Raises
-    ------
-    ConfigError
-        With *all* problems.
+    Relative paths in it are relative to its folder, and become absolute. Raises
+    `ConfigError` with *all* problems.
     """
+    document = read_yaml(
+        path, "make one with: knnper fed init FOLDER --host NAME_OR_IP"
+    )
+    if not isinstance(document, Mapping):
+        names = (field.name for field in dataclasses.fields(ServerSettings))
+        known = alternatives("", names)
+        message = f"found {shown(document)}, expected a mapping; {known}"
+        raise ConfigError([Problem("document", message)], str(path))
     problems: list[Problem] = []
-    document = _document(path)
     merged = apply_overrides(document, parse_overrides(overrides, problems), problems)
-    settings = _parsed(merged, problems)
+    settings = parse_settings(ServerSettings, merged, "", problems)
     if settings is not None:
         problems.extend(_inconsistencies(settings))
     if settings is None or problems:
@@ -156,36 +150,17 @@ def read_server(path: Path, overrides: Sequence[str] = ()) -> ServerSettings:
     return settings.below(path.resolve().parent)
 
 
-def _parsed(
-    document: Mapping[str, Any], problems: list[Problem]
-) -> ServerSettings | None:
-    """Return the settings; what is wrong is named by the key alone."""
-    return parse_settings(ServerSettings, document, "", problems)
-
-
-def _document(path: Path) -> Mapping[str, Any]:
-    source = str(path)
-    try:
-        document = parse_yaml(path.read_text(encoding="utf-8"), source)
-    except FileNotFoundError as error:
-        message = (
-            "there is no such file; make one with: knnper fed init FOLDER "
-            "--host NAME_OR_IP"
-        )
-        raise ConfigError([Problem(source, message)], source) from error
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"expected a readable text file in UTF-8: {error}"
-        raise ConfigError([Problem(source, message)], source) from error
-    if not isinstance(document, Mapping):
-        names = (field.name for field in dataclasses.fields(ServerSettings))
-        known = alternatives("", names)
-        message = f"found {shown(document)}, expected a mapping; {known}"
-        raise ConfigError([Problem("document", message)], source)
-    return document
-
-
 def _inconsistencies(settings: ServerSettings) -> Iterable[Problem]:
-    yield from _tls_problems(settings)
+    if settings.insecure and settings.tls is not None:
+        message = "found tls and insecure: true, expected one of the two; remove one"
+        yield Problem("tls", message)
+    if not settings.insecure and settings.tls is None:
+        message = (
+            "expected {ca: ..., certificate: ..., key: ...}, found nothing; make them "
+            "with: knnper fed init, or write insecure: true to do without encryption "
+            "and authentication"
+        )
+        yield Problem("tls", message)
     addresses: dict[str, Address] = {}
     for place in ("listen", "control"):
         try:
@@ -201,16 +176,3 @@ def _inconsistencies(settings: ServerSettings) -> Iterable[Problem]:
         yield Problem("control", message)
     if control is not None and addresses.get("listen") == control:
         yield Problem("listen", "found the address of control; choose another port")
-
-
-def _tls_problems(settings: ServerSettings) -> Iterable[Problem]:
-    if settings.insecure and settings.tls is not None:
-        message = "found tls and insecure: true, expected one of the two; remove one"
-        yield Problem("tls", message)
-    if not settings.insecure and settings.tls is None:
-        message = (
-            "expected {ca: ..., certificate: ..., key: ...}, found nothing; make them "
-            "with: knnper fed init, or write insecure: true to do without "
-            "encryption and authentication"
-        )
-        yield Problem("tls", message)

@@ -3,21 +3,18 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import MappingProxyType
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from knnper.errors import RunError, printable
 from knnper.experiment import FederationSettings
-from knnper.server.checkpoint import Checkpoint
 from knnper.server.federation import Federation, FlowerFederation, Reply, Request
-from knnper.server.link.authorized import read_roster
-from knnper.server.observer import Member, Roster
+from knnper.server.link.authorized import Registered
 from knnper.server.run import Conductor
+from knnper.server.run_folder import Checkpoint, Member, Roster
 from knnper.transport.messages import (
     Introduction,
     Job,
@@ -31,90 +28,23 @@ TIMEOUT_S = 120.0
 """A site may have to read all of its data for the first time, or be busy."""
 
 
-@dataclass
-class Introductions:
-    """Asks nodes who they are, and never waits for what they say."""
-
-    grid: Grid
-    experiment: str
-    _asked: dict[str, tuple[int, float]] = field(default_factory=dict)
-
-    def outstanding(self) -> frozenset[int]:
-        """Return the nodes that were asked and have not answered yet."""
-        return frozenset(node for node, _ in self._asked.values())
-
-    def ask(self, nodes: Collection[int]) -> None:
-        """Ask nodes who they are."""
-        job = Job([], server_round=0, keep_rounds=[], experiment=self.experiment)
-        for node in nodes:
-            question = Message(
-                content=to_content(job, {}),
-                dst_node_id=node,
-                message_type=Purpose.INTRODUCE.value,
-                ttl=TIMEOUT_S,
-            )
-            for message_id in self.grid.push_messages([question]):
-                if message_id:  # a node that has just left is asked when it is back
-                    self._asked[message_id] = (node, time.monotonic())
-
-    def answers(self) -> Iterator[tuple[int, Introduction | NoReply]]:
-        """Yield what nodes have said since the last look, each with its id."""
-        if self._asked:
-            for reply in self.grid.pull_messages(list(self._asked)):
-                asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-                if asked is not None:
-                    yield asked[0], _introduction(reply)
-        now = time.monotonic()
-        late = {
-            message_id: node
-            for message_id, (node, asked_at) in self._asked.items()
-            if now - asked_at > TIMEOUT_S
-        }
-        for message_id, node in late.items():
-            del self._asked[message_id]
-            yield node, NoReply(f"no answer within {TIMEOUT_S:g} s")
-
-
 def _introduction(reply: Message) -> Introduction | NoReply:
     if reply.has_error():
         return NoReply(printable(reply.error.reason or "no reason was given"))
     return read_introduction(reply.content)
 
 
-@dataclass(frozen=True)
-class Registry:
-    """The names that keys are registered under; empty where nobody is."""
-
-    names: Mapping[int, str]
-    num_train: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path | None) -> "Registry":
-        """Return what the file says; nothing without a file."""
-        if path is None:
-            return cls(MappingProxyType({}))
-        found = read_roster(path)
-        names = {int(node): one.name for node, one in found.items()}
-        counts = {
-            one.name: one.num_train
-            for one in found.values()
-            if one.num_train is not None
-        }
-        return cls(MappingProxyType(names), MappingProxyType(counts))
-
-    def objection(self, node: int, name: str) -> str:
-        """Return why ``node`` may not go by ``name``; empty if it may."""
-        registered = self.names.get(node)
-        if not self.names or registered == name:
-            return ""
-        if registered is None:
-            return (
-                f"its key is not registered under any name, and it calls itself {name}"
-            )
-        return (
-            f"its key is registered as {registered}, and it calls itself {name}; "
-            f"set name: {registered} in its configuration, or use the key of {name}"
-        )
+def _objection(roster: Mapping[str, Registered], node: int, name: str) -> str:
+    """Return why ``node`` may not go by ``name``; empty if it may."""
+    registered = roster.get(str(node))
+    if not roster or (registered is not None and registered.name == name):
+        return ""
+    if registered is None:
+        return f"its key is not registered under any name, and it calls itself {name}"
+    return (
+        f"its key is registered as {registered.name}, and it calls itself {name}; set "
+        f"name: {registered.name} in its configuration, or use the key of {name}"
+    )
 
 
 ASK_AGAIN_S = 20.0
@@ -132,39 +62,58 @@ class Directory:
 
     grid: Grid
     experiment: str
-    read_registry: Callable[[], Registry]
+    # Who is registered, by node; nobody where whoever comes is a client.
+    roster: Callable[[], Mapping[str, Registered]]
+    _asked: dict[str, tuple[int, float]] = field(default_factory=dict)  # by message
     _connected: set[int] = field(default_factory=set)
     _members: dict[int, Member] = field(default_factory=dict)
     _refused: dict[int, str] = field(default_factory=dict)
     _ask_at: dict[int, float] = field(default_factory=dict)
     _remind_at: dict[int, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._introductions = Introductions(self.grid, self.experiment)
-
     def refresh(self) -> None:
         """Look who is there, and ask those who are new who they are."""
         self._connected = set(self.grid.get_node_ids())
-        for node, said in self._introductions.answers():
+        for node, said in self._answers():
             problem = self._admit(node, said)
             if problem:
                 self._turn_away(node, problem)
         now = time.monotonic()
-        known = set(self._members) | self._introductions.outstanding()
-        unknown = sorted(self._connected - known)
-        self._introductions.ask(
-            [node for node in unknown if self._ask_at.get(node, now) <= now]
-        )
+        for node in sorted(self._connected - set(self._members) - self._silent()):
+            if self._ask_at.get(node, now) > now:
+                continue
+            job = to_content(Job([], 0, [], self.experiment), {})
+            question = Message(job, node, Purpose.INTRODUCE.value, ttl=TIMEOUT_S)
+            for message_id in self.grid.push_messages([question]):
+                if message_id:  # a node that has just left is asked when it is back
+                    self._asked[message_id] = (node, now)
+
+    def _silent(self) -> set[int]:
+        """Return the nodes that were asked and have not answered yet."""
+        return {node for node, _ in self._asked.values()}
+
+    def _answers(self) -> Iterator[tuple[int, Introduction | NoReply]]:
+        """Yield what nodes have said since the last look, each with its id."""
+        if self._asked:
+            for reply in self.grid.pull_messages(list(self._asked)):
+                asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+                if asked is not None:
+                    yield asked[0], _introduction(reply)
+        now = time.monotonic()
+        for message_id, (node, asked_at) in list(self._asked.items()):
+            if now - asked_at > TIMEOUT_S:
+                del self._asked[message_id]
+                yield node, NoReply(f"no answer within {TIMEOUT_S:g} s")
 
     def registered(self) -> set[str]:
         """Return the names that keys are registered under."""
-        return set(self.read_registry().names.values())
+        return {one.name for one in self.roster().values()}
 
     def is_silent(self, client: str) -> bool:
         """Return whether a client's node is connected and has not said who it is."""
-        silent = self._connected & self._introductions.outstanding()
-        names = self.read_registry().names
-        return any(names.get(node) == client for node in silent)
+        silent, roster = self._connected & self._silent(), self.roster()
+        found = (roster.get(str(node)) for node in silent)
+        return any(one is not None and one.name == client for one in found)
 
     def members(self) -> dict[str, Member]:
         """Return the clients that are connected, by name, as of the last look."""
@@ -192,7 +141,8 @@ class Directory:
         who = f"client {said.name or 'without a name'} (node {node})"
         if said.problem:
             return f"{who} cannot take part: {said.problem}"
-        objection = self.read_registry().objection(node, said.name)
+        roster = self.roster()
+        objection = _objection(roster, node, said.name)
         if objection:
             return f"{who} is refused: {objection}"
         other = self.node_of(said.name)
@@ -203,7 +153,7 @@ class Directory:
             )
         if said.remark:
             log.warning("client %s: %s", said.name, said.remark)
-        fixed = self.read_registry().num_train.get(said.name)
+        fixed = roster[str(node)].num_train if roster else None
         if fixed is not None and said.num_train != fixed:
             log.warning(
                 "%s has %d training examples as it says; the operator fixed %d",
@@ -231,10 +181,7 @@ class Directory:
         log.warning("%s", reason)
         # That the node's own log says it too; nobody waits for an answer.
         content = RecordDict({"refusal": ConfigRecord({"reason": reason})})
-        notice = Message(
-            content=content, dst_node_id=node, message_type=Purpose.REFUSE.value
-        )
-        list(self.grid.push_messages([notice]))
+        list(self.grid.push_messages([Message(content, node, Purpose.REFUSE.value)]))
 
 
 OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_away=True)
@@ -297,7 +244,9 @@ class SiteFederation(Federation):
             hopeless = [not self._is_worth_waiting(client) for client in missing]
             return enough(members) and all(hopeless)
 
-        self._forget_missing()
+        self.directory.refresh()
+        for client in self.directory.members():  # those who are back
+            self._missing_since.pop(client, None)
         whom = f"{least} of {', '.join(clients)}"
         members = self._wait_until(all_who_may_come, whom)
         if not enough(members):
@@ -333,12 +282,6 @@ class SiteFederation(Federation):
         if self.directory.is_silent(client):
             return waited_s < self.settings.wait_for_clients_s
         return waited_s < self.settings.grace_s
-
-    def _forget_missing(self) -> None:
-        """Start anew with clients that are back."""
-        self.directory.refresh()
-        for client in self.directory.members():
-            self._missing_since.pop(client, None)
 
     def _wait_until(self, enough: Enough, whom: str) -> dict[str, Member]:
         """Return who is there once they are enough, or when waiting was too long."""

@@ -9,8 +9,7 @@ from knnper.data.examples import Dataset
 from knnper.data.site_data import SiteTask
 from knnper.errors import RunError
 from knnper.experiment import Experiment
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import Checkpoint, CheckpointFolder, RunFolder
 from knnper.simulation.partition.split import Partition
 from knnper.simulation.partition.split import fingerprint as partition_fingerprint
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
@@ -88,15 +87,7 @@ def ended_run(run: Path) -> EndedRun:
 
 
 def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
-    """Return the model of an experiment with these weights.
-
-    Parameters
-    ----------
-    bench
-        The experiment.
-    weights
-        w, shape (num_weights,).
-    """
+    """Return the model of an experiment with weights w, shape (num_weights,)."""
     learned = SiteTask(bench.task.spec, bench.clients.dataset.class_names)
     model = global_model(bench.experiment, bench.task, learned, weights)
     return TrainedModel(

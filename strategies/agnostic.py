@@ -1,8 +1,8 @@
 """Agnostic FL: one model for the worst mixture of the domains that clients belong to.
 
 Mohri, Sivek, Suresh, "Agnostic Federated Learning", ICML 2019, Algorithm
-Stochastic-AFL; Mansour et al. 2020, appendices B.2 and F.2.
-For domains d with mean losses L_d the game
+Stochastic-AFL; Mansour et al. 2020, appendices B.2 and F.2. For domains d with mean
+losses L_d the game
 
     min_w max_λ Σ_d λ_d L_d(w),    λ in the simplex,
 
@@ -26,31 +26,21 @@ example has a λ_d leave w as it is.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData
-from knnper.errors import Problem
+from knnper.data.examples import ClientData, Examples
+from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment, NonNegativeFloat, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import (
-    RunningMean,
-    Updates,
-    denominator,
-    project_to_simplex,
-)
+from knnper.strategies.core.averaging import RunningMean, Updates, denominator
 from knnper.strategies.core.method import wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import (
-    Task,
-    example_weights_of,
-    groups_of,
-    shares_and_losses,
-)
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 
@@ -127,9 +117,9 @@ class Agnostic(FedAvg):
         self._num_kinds = task.spec.num_classes if self._by_label else 1
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> AgnosticState:
-        one_group = dict.fromkeys(clients, 0)
-        groups = self.settings.groups
-        group_of = one_group if self._by_label else groups_of(clients, groups)
+        group_of = dict.fromkeys(clients, 0)
+        if not self._by_label:
+            group_of = groups_of(clients, self.settings.groups)
         num_groups = max(group_of.values(), default=0) + 1
         return AgnosticState(
             weights=self.task.initial_weights,
@@ -163,8 +153,9 @@ class Agnostic(FedAvg):
         trained = local_sgd(
             self.task, payload.weights, data.train, rate, rng, example_weights=factors
         )
-        reported = (len(data.train), trained.train_loss, shares, losses)
-        return NoState(), AgnosticUpdate(trained.weights, *reported)
+        weights, loss = trained.weights, trained.train_loss
+        update = AgnosticUpdate(weights, len(data.train), loss, shares, losses)
+        return NoState(), update
 
     def aggregate(
         self, state: AgnosticState, updates: Updates[AgnosticUpdate]
@@ -196,21 +187,19 @@ class Agnostic(FedAvg):
 
     @staticmethod
     def check(settings: AgnosticSettings, experiment: Experiment) -> Sequence[Problem]:
-        problems, groups = [], settings.groups
+        messages, groups = list[str](), settings.groups
         if groups and settings.domain == "label":
-            message = (
+            messages += [
                 "found groups of clients with `domain: label`, expected one of both"
-            )
-            problems.append(Problem("method.groups", message))
+            ]
         listed = Counter(client for group in groups.values() for client in group)
         repeated = [client for client, count in listed.items() if count > 1]
         if repeated:
-            message = (
+            messages += [
                 f"found {', '.join(repeated)} more than once, expected every client "
                 "in at most one group; remove it from the others"
-            )
-            problems.append(Problem("method.groups", message))
-        return tuple(problems)
+            ]
+        return [Problem("method.groups", message) for message in messages]
 
 
 def _examples_by_kind(update: AgnosticUpdate) -> Tensor:
@@ -243,3 +232,64 @@ def _ascended(
     after = project_to_simplex(before + rate * scale * excess)
     factors[known] = (after / share).float()
     return replace(state, factors=factors, typical_loss=float(losses[present].mean()))
+
+
+def groups_of(
+    clients: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> dict[str, int]:
+    """Return the number of the group of each client: a named one or its own.
+
+    Raises ConfigError if a named group has none of the clients.
+    """
+    empty = [name for name, members in groups.items() if not {*members} & {*clients}]
+    if empty:
+        message = (
+            f"found none of the seen clients in {', '.join(empty)}, expected one at "
+            f"least; seen clients are called {', '.join(clients[:3])} and so on"
+        )
+        raise ConfigError([Problem("method.groups", message)])
+    named = {client: name for name, members in groups.items() for client in members}
+    keys = [(client in named, named.get(client, client)) for client in clients]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return {client: numbers[key] for client, key in zip(clients, keys, strict=True)}
+
+
+def shares_and_losses(
+    task: Task, weights: Tensor, examples: Examples, kinds: Tensor, num_kinds: int
+) -> tuple[Tensor, Tensor]:
+    """Return the share of each kind of example, and its mean loss; 0 without any.
+
+    ``weights``: Shape (num_weights,). ``kinds``: Of each example, int64 of shape (n,),
+    below ``num_kinds``.
+    """
+    losses = task.losses(weights, examples)
+    counts = torch.bincount(kinds, minlength=num_kinds)
+    sums = torch.zeros(num_kinds).index_add_(0, kinds, losses)
+    return counts / max(1, len(examples)), sums / counts.clamp_min(1)
+
+
+def example_weights_of(
+    label_factors: Tensor | None, examples: Examples
+) -> Tensor | None:
+    """Return each example's factor, shape (n,), with mean 1; or all 0."""
+    if label_factors is None:
+        return None
+    factors = label_factors[examples.labels]
+    return factors / denominator(factors.mean())
+
+
+def project_to_simplex(point: Tensor) -> Tensor:
+    """Return the point of the simplex that is nearest to ``point``.
+
+    Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient Projections onto the l1-Ball for
+    Learning in High Dimensions", ICML 2008, Figure 1.
+
+    ``point``: float64 of shape (n,), n of at least 1. Returns float64 of shape (n,),
+    not negative, summing to 1.
+    """
+    # The same for any shift of all coordinates: large ones would swallow the 1.
+    shifted = point - point.max()
+    descending = shifted.sort(descending=True).values
+    thresholds = (descending.cumsum(0) - 1) / torch.arange(1, len(point) + 1)
+    num_positive = int((descending > thresholds).sum())
+    return (shifted - thresholds[num_positive - 1]).clamp_min(0)

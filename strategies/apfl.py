@@ -42,7 +42,6 @@ from knnper.strategies.core.training import (
     local_sgd,
     on_both_splits,
     sgd,
-    unseen_client_rate,
 )
 
 
@@ -180,7 +179,7 @@ class Apfl(Method):
         self, payload: ModelPayload, examples: Examples, rng: RandomKey
     ) -> ApflClientState:
         """Return the state of a client that trains v beside a fixed w."""
-        rate = unseen_client_rate(self.task)
+        rate = self.task.first_rate
         start = self._first_state(payload)
         personal = PersonalModel(self.task, start, rate, self.settings.adaptive)
         local_sgd(

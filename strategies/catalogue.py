@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from knnper.data.examples import (
     Examples,
@@ -92,20 +91,22 @@ def assemble(
     """Build model and method; set what torch takes from the whole process."""
     require_precision(experiment.training.precision, device)
     prepare_process(experiment.run, device)
+    key = RandomKey(experiment.run.seed)
     task = build_task(
         experiment.model,
         experiment.training,
         spec,
-        RandomKey(experiment.run.seed),
+        key,
         evaluation_batch_size=experiment.run.evaluation_batch_size,
         device=device,
     )
     task = replace(task, proxy=proxy, pool=pool or EmbeddingPool())
     if on_trained is not None:
         task = replace(task, on_trained=on_trained)
-    return Assembly(
-        experiment, RandomKey(experiment.run.seed), task, build_method(experiment, task)
-    )
+    chosen, on_top = experiment.method, experiment.personalization
+    method = METHODS[chosen.name](task, chosen.settings)
+    method = PERSONALIZERS[on_top.name](task, method, on_top.settings)
+    return Assembly(experiment, key, task, method)
 
 
 def trained_as(name: str) -> str:
@@ -115,13 +116,6 @@ def trained_as(name: str) -> str:
     if kind.personalization == AS_IT_IS:
         return name
     return next(base.name for base in kind.__mro__[1:] if issubclass(base, Method))
-
-
-def build_method(experiment: Experiment, task: Task) -> Method:
-    """Return the experiment's method on ``task``, with what it puts on top."""
-    chosen, on_top = experiment.method, experiment.personalization
-    method = METHODS[chosen.name](task, chosen.settings)
-    return PERSONALIZERS[on_top.name](task, method, on_top.settings)
 
 
 def build_task(
@@ -135,15 +129,11 @@ def build_task(
 ) -> Task:
     """Return the task of training ``model`` on inputs as ``spec`` says."""
     require_augmentable(training.augmentation, spec)
-
-    def fresh_weights(rng: RandomKey) -> Tensor:
-        return build_model(model, spec, rng).read()
-
     built = build_model(model, spec, key.child("model"), device)
     return Task(
         model=built,
         initial_weights=built.read(),
-        fresh_weights=fresh_weights,
+        fresh_weights=lambda rng: build_model(model, spec, rng).read(),
         normalize=normalizer(spec, device),
         spec=spec,
         training=training,
@@ -151,9 +141,8 @@ def build_task(
     )
 
 
-SITE_DATA_SETS: SettingsTypes = MappingProxyType({SITES: SitesSettings})
-
-SITE_PARTITIONS: SettingsTypes = MappingProxyType({SITES: NoSettings})
+SITE_DATA_SETS: SettingsTypes = {SITES: SitesSettings}
+SITE_PARTITIONS: SettingsTypes = {SITES: NoSettings}
 
 
 class Entry(Protocol):
@@ -178,9 +167,14 @@ def catalogue_of(
 
     def check_all(experiment: Experiment) -> Sequence[Problem]:
         chosen, on_top = experiment.method, experiment.personalization
+        of_input: Iterable[Problem] = ()
+        data = experiment.data.settings
+        if isinstance(data, SitesSettings):  # the kind of input is known
+            how = experiment.training.augmentation
+            of_input = augmentation_problems(how, data.dtype)
         return (
             *check(experiment),
-            *_input_problems(experiment),
+            *of_input,
             *METHODS[chosen.name].check(chosen.settings, experiment),
             *_personalization_problems(experiment),
             *PERSONALIZERS[on_top.name].check(on_top.settings, experiment),
@@ -193,7 +187,7 @@ def catalogue_of(
         method=settings_types(METHODS),
         personalization=settings_types(PERSONALIZERS),
         personalization_of={
-            name: spec.personalization for name, spec in METHODS.items()
+            name: kind.personalization for name, kind in METHODS.items()
         },
         check=check_all,
     )
@@ -226,13 +220,6 @@ def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:
             f"weights; expected one of {', '.join(others)}"
         )
         yield Problem("personalization.name", message)
-
-
-def _input_problems(experiment: Experiment) -> Iterable[Problem]:
-    """Yield what cannot be done with the data's kind of input, where it is known."""
-    data = experiment.data.settings
-    if isinstance(data, SitesSettings):
-        yield from augmentation_problems(experiment.training.augmentation, data.dtype)
 
 
 def without_start(experiment: Experiment) -> Experiment:

@@ -34,21 +34,9 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import Updates, average_weights
-from knnper.strategies.core.clusters import (
-    Bipartition,
-    ClusterModels,
-    ClusterUpdate,
-    bipartition,
-    chosen_model,
-    cluster_problem,
-    cosines,
-    serve_best,
-    train_best,
-)
-from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import Predictor
-from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.averaging import Updates, average_weights, denominator
+from knnper.strategies.core.records import Record
+from knnper.strategies.hypcluster import ClusterMethod, ClusterModels, ClusterUpdate
 
 
 @dataclass(frozen=True)
@@ -90,9 +78,10 @@ class ClustersState(Record):
 Replies = Sequence[tuple[str, ClusterUpdate]]
 
 _SAME_DIRECTION = 1 - 1e-6  # weights are float32: so near, the rest is rounding
+_SLICE = 2**13  # what is held in float64 at once, of each vector
 
 
-class ClusteredFL(Method):
+class ClusteredFL(ClusterMethod):
     """Clients whose updates point apart are parted into clusters of one model."""
 
     title = "Clustered FL"
@@ -103,36 +92,14 @@ class ClusteredFL(Method):
     reference_title = "Clustered FL (largest cluster)"
     holds_all_updates = True
     state_type = ClustersState
-    payload_type = ClusterModels
-    update_type = ClusterUpdate
 
     settings: ClusteredFLSettings
-    update_problem = staticmethod(cluster_problem)
-    started_from = staticmethod(chosen_model)
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> ClustersState:
         return ClustersState((self.task.initial_weights,), {})
 
-    def client_update(
-        self,
-        payload: ClusterModels,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, ClusterUpdate]:
-        rate = self.task.training.learning_rate_at(server_round)
-        update = train_best(self.task, payload, _held_out(data), data.train, rate, rng)
-        return NoState(), update
-
-    def personalize(
-        self,
-        payload: ClusterModels,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
-    ) -> Predictor:
-        return serve_best(self.task, payload, _held_out(data))
+    def compared(self, data: ClientData, is_training: bool) -> Sequence[Examples]:
+        return (data.validation if len(data.validation) else data.train,)
 
     def broadcast(
         self, state: ClustersState, client_id: str, rng: RandomKey
@@ -179,33 +146,64 @@ class ClusteredFL(Method):
         moves -= start
         mean = average_weights(by_name).weights[parameters] - start
         norms = torch.linalg.vector_norm(moves, dim=1)
-        if not self._stands_still(float(torch.linalg.vector_norm(mean)), norms):
+        mean_norm, norm = float(torch.linalg.vector_norm(mean)), float(norms.max())
+        settings, least = self.settings, self.settings.client_norm_tolerance
+        may_move = least is not None and norm > least
+        if not (mean_norm < settings.mean_norm_tolerance and may_move):
             return frozenset()
-        found = bipartition(cosines(moves))
-        if not self._is_clear(found):
-            return frozenset()
-        return frozenset(by_name[position][0] for position in found.second)
-
-    def _stands_still(self, mean_norm: float, norms: Tensor) -> bool:
-        """Return whether a cluster rests although single clients would still move."""
-        if self.settings.client_norm_tolerance is None:
-            return False
-        return (
-            mean_norm < self.settings.mean_norm_tolerance
-            and float(norms.max()) > self.settings.client_norm_tolerance
+        first, second, cross_similarity = bipartition(cosines(moves))
+        separation = math.sqrt(max(0.0, (1 - cross_similarity) / 2))
+        is_clear = (
+            cross_similarity < _SAME_DIRECTION
+            and separation > settings.separation_gap
+            and min(len(first), len(second)) >= settings.min_cluster_size
         )
-
-    def _is_clear(self, found: Bipartition) -> bool:
-        """Return whether two parts are far enough apart, and large enough."""
-        if found.cross_similarity >= _SAME_DIRECTION:
-            return False
-        separation = math.sqrt(max(0.0, (1 - found.cross_similarity) / 2))
-        smaller = min(len(found.first), len(found.second))
-        return (
-            separation > self.settings.separation_gap
-            and smaller >= self.settings.min_cluster_size
-        )
+        return frozenset(by_name[p][0] for p in second) if is_clear else frozenset()
 
 
-def _held_out(data: ClientData) -> tuple[Examples]:
-    return (data.validation if len(data.validation) else data.train,)
+def cosines(vectors: Tensor) -> Tensor:
+    """Return the cosines of all pairs of vectors, float64 of shape (n, n).
+
+    Those of parallel vectors are 1 but for the rounding of float64. With a vector of 0
+    they are 0.
+
+    ``vectors``: float32, shape (n, d).
+    """
+    products = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
+    for part in torch.split(vectors, _SLICE, dim=1):
+        exact = part.double()
+        products.addmm_(exact, exact.T)
+    norms = products.diagonal().sqrt()
+    return products / denominator(torch.outer(norms, norms))
+
+
+def bipartition(similarities: Tensor) -> tuple[Sequence[int], Sequence[int], float]:
+    """Return the two parts whose largest cross similarity is the smallest possible.
+
+    They are positions of members, neither part empty, that at 0 in the first; with
+    them α_cross, the largest similarity of two members in different parts.
+
+    The paper merges the most similar members until two parts are left. Here a part
+    grows from the first member, always by the one that is most similar to any in it,
+    and the order is cut where that similarity was smallest. Whatever two parts are
+    made, growing crosses from one to the other in some step, by their largest cross
+    similarity at most; the cut has the smallest of all steps, so none is better.
+
+    ``similarities``: α, symmetric, shape (n, n) with n of at least 2. Raises
+    ValueError: if there are fewer than two members.
+    """
+    num_members = len(similarities)
+    if num_members < 2:
+        raise ValueError(f"expected at least 2 members to part, found {num_members}")
+    order, gains = [0], []
+    closeness = similarities[0].clone()
+    for _ in range(num_members - 1):
+        closeness[order[-1]] = -torch.inf
+        gain, nearest = closeness.max(dim=0)
+        order.append(int(nearest))
+        gains.append(float(gain))
+        taken = closeness == -torch.inf
+        closeness = torch.maximum(closeness, similarities[int(nearest)])
+        closeness[taken] = -torch.inf
+    cut = gains.index(min(gains)) + 1
+    return order[:cut], order[cut:], gains[cut - 1]

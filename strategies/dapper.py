@@ -25,30 +25,31 @@ paper.
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
+import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
-from knnper.data.site_data import SitesSettings
-from knnper.errors import Problem
-from knnper.experiment import (
-    Experiment,
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-    UnitInterval,
+from knnper.data.examples import (
+    AUGMENTATIONS,
+    ClientData,
+    Examples,
+    InputSpec,
+    no_examples,
 )
+from knnper.data.site_data import SitesSettings
+from knnper.errors import Problem, RunError
+from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates
-from knnper.strategies.core.method import Method, Personalizer, repetitions
+from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import Sample, Task, draw_sample, taken
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
 from knnper.strategies.fine_tuning import one_model
+from knnper.strategies.mapper import Cover
 
 
 @dataclass(frozen=True)
@@ -72,17 +73,19 @@ class DapperSettings(Settings):
         in the paper.
     """
 
-    client_shares: Annotated[tuple[UnitInterval, ...], Field(min_length=1)] = (
-        0.0,
-        0.25,
-        0.5,
-        0.75,
-        1.0,
-    )
+    client_shares: Cover = (0.0, 0.25, 0.5, 0.75, 1.0)
     sample_factor: PositiveFloat = 1.0
     most_sampled: PositiveInt = 1000
     num_epochs: PositiveInt = 1
     learning_rate: PositiveFloat | None = None
+
+
+@dataclass(frozen=True)
+class Sample(Record):
+    """Some of the server's examples; float32 holds their values exactly."""
+
+    images: Tensor  # Shape (n, height, width, channels), not scaled
+    labels: Tensor  # Shape (n,)
 
 
 class Dapper(Personalizer):
@@ -99,10 +102,10 @@ class Dapper(Personalizer):
 
     def __init__(self, task: Task, method: Method, settings: DapperSettings) -> None:
         super().__init__(task, method, settings)
-        self.state_type = extended(method.state_type, "DapperState", "rounds_made", int)
-        self.payload_type = extended(
-            method.payload_type, "DapperPayload", "sample", Sample | None
-        )
+        own: Any = method  # mypy takes the hash of a class for that of its instances
+        kinds = (own.state_type, own.payload_type)
+        self.state_type = extended(kinds[0], "DapperState", "rounds_made", int)
+        self.payload_type = extended(kinds[1], "DapperPayload", "sample", Sample | None)
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> Record:
         state = self.method.init(clients, rng)
@@ -150,13 +153,11 @@ class Dapper(Personalizer):
         share: float,
         rng: RandomKey,
     ) -> ModelPredictor:
-        training = self.task.training
         weights = local_sgd(
             self.task,
             base.weights,
             own,
-            self.settings.learning_rate
-            or training.learning_rate_at(training.num_rounds),
+            self.settings.learning_rate or self.task.last_rate,
             rng,
             num_epochs=self.settings.num_epochs,
             local_step=_mixing_step(self.task, proxy, share, rng.child("proxy")),
@@ -166,21 +167,18 @@ class Dapper(Personalizer):
 
     @staticmethod
     def check(settings: DapperSettings, experiment: Experiment) -> Sequence[Problem]:
-        grid = repetitions("personalization.client_shares", settings.client_shares)
         if not isinstance(experiment.data.settings, SitesSettings):
-            return grid
+            return ()
         message = (
             "found dapper with data that stays with the sites, where the server has no "
             "examples to sample from; expected a personalization that needs none, such "
             "as fine_tuning, which is dapper with client_shares [1]"
         )
-        return (*grid, Problem("personalization.name", message))
+        return (Problem("personalization.name", message),)
 
 
 def _best(
-    trained: Callable[[float], ModelPredictor],
-    cover: list[float],
-    validation: Examples,
+    trained: Callable[[float], ModelPredictor], cover: list[float], validation: Examples
 ) -> float:
     """Return the λ with the smallest log-loss; of equals the largest."""
     return min(
@@ -218,15 +216,9 @@ def _mixing_step(
     return step
 
 
-def extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Record]:
+@functools.cache  # one for the same arguments, so that equal types are the same
+def extended(base: Any, name: str, new: str, of_type: Any) -> type[Record]:
     """Return a type of records with the fields of ``base`` and one after them."""
-    # mypy takes the hash of a class for that of its instances.
-    return _extended(base, name, new, of_type)  # type: ignore[arg-type]
-
-
-@functools.cache
-def _extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Record]:
-    """Make the type; one for the same arguments, so that equal types are the same."""
     if new in {one.name for one in fields(base)}:
         raise ValueError(f"{base.__name__} already has a field {new!r}; rename one")
     # By keyword alone, since fields of the base may have defaults.
@@ -241,3 +233,34 @@ def with_field(record_type: type[Record], base: Record, **new: Any) -> Record:
     """Return ``base``, with the ``new`` field, as a record of an `extended` type."""
     names = [one.name for one in fields(record_type) if one.name not in new]
     return record_type(**{name: getattr(base, name) for name in names}, **new)
+
+
+def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:
+    """Return ``most`` of the server's examples at random, all if there are fewer.
+
+    Raises RunError if it has none.
+    """
+    proxy = no_examples(task.spec) if task.proxy is None else task.proxy()
+    if len(proxy) == 0:
+        raise RunError(
+            "a sample of the server's examples is to be sent to a client, and the "
+            "server has none; expected partition.proxy_fraction above 0, or another "
+            "personalization, such as fine_tuning"
+        )
+    drawn = _some(proxy, most, rng)
+    return Sample(drawn.images.float(), drawn.labels.float())
+
+
+def taken(
+    sample: Sample | None, spec: InputSpec, count: int, rng: RandomKey
+) -> Examples:
+    """Return ``count`` examples of a sample at random, all if there are fewer."""
+    if sample is None:
+        return no_examples(spec)
+    images = sample.images.to(spec.torch_dtype)
+    return _some(Examples(images, sample.labels.to(torch.int64)), count, rng)
+
+
+def _some(examples: Examples, count: int, rng: RandomKey) -> Examples:
+    positions = rng.numpy().permutation(len(examples))[:count]
+    return examples.take(torch.from_numpy(np.sort(positions)))

@@ -21,7 +21,7 @@ running statistics are not pulled.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -29,20 +29,19 @@ from pydantic import Field
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.errors import Problem
-from knnper.experiment import Experiment, NonNegativeFloat, PositiveInt, Settings
+from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, repetitions
+from knnper.strategies.core.method import ALL_DIFFER, Method
 from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.training import (
+    GradientHook,
     local_sgd,
     on_both_splits,
     pull,
-    unseen_client_rate,
 )
 
-ProxWeights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)]
+ProxWeights = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1), ALL_DIFFER]
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,9 @@ class Ditto(Method):
 
     settings: DittoSettings
 
+    def _pulled_to(self, center: Tensor, weight: float, rate: float) -> GradientHook:
+        return pull(center, weight, rate, self.task.training.weight_decay)
+
     def client_update(
         self,
         payload: ModelPayload,
@@ -93,7 +95,6 @@ class Ditto(Method):
     ) -> tuple[DittoClientState, ModelUpdate]:
         _, update = super().client_update(payload, None, data, server_round, rng)
         rate = self.task.training.learning_rate_at(server_round)
-        decay = self.task.training.weight_decay
         personal = tuple(
             local_sgd(
                 self.task,
@@ -101,7 +102,7 @@ class Ditto(Method):
                 data.train,
                 rate,
                 rng.child("personal"),
-                gradient_hook=pull(payload.weights, prox_weight, rate, decay),
+                gradient_hook=self._pulled_to(payload.weights, prox_weight, rate),
             ).weights
             for prox_weight, weights in self._models(payload, client_state).items()
         )
@@ -116,8 +117,7 @@ class Ditto(Method):
     ) -> ModelPredictor:
         if client_state is None or not len(data.train_and_validation()):
             return self._unseen_client(payload.weights, data, rng)
-        models = self._models(payload, client_state)
-        return self._best(models, data.validation)
+        return self._best(self._models(payload, client_state), data.validation)
 
     def _models(
         self, payload: ModelPayload, client_state: DittoClientState | None
@@ -143,11 +143,9 @@ class Ditto(Method):
         self, weights: Tensor, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         """Return the model of a client that trains now, pulled to the global model."""
-        rate = unseen_client_rate(self.task)
+        rate, epochs = self.task.first_rate, self.settings.unseen_epochs
 
         def trained(prox_weight: float, examples: Examples) -> ModelPredictor:
-            hook = pull(weights, prox_weight, rate, self.task.training.weight_decay)
-            epochs = self.settings.unseen_epochs
             result = local_sgd(
                 self.task,
                 weights,
@@ -155,21 +153,14 @@ class Ditto(Method):
                 rate,
                 rng,
                 num_epochs=epochs,
-                gradient_hook=hook,
+                gradient_hook=self._pulled_to(weights, prox_weight, rate),
             )
-            return ModelPredictor(
-                self.task, result.weights, {"prox_weight": prox_weight}
-            )
+            chosen = {"prox_weight": prox_weight}
+            return ModelPredictor(self.task, result.weights, chosen)
 
         chosen = max(self.settings.prox_weights)
         if len(data.validation):
-            models = {
-                each: trained(each, data.train).weights
-                for each in self.settings.prox_weights
-            }
+            grid = self.settings.prox_weights
+            models = {each: trained(each, data.train).weights for each in grid}
             chosen = self._best(models, data.validation).chosen["prox_weight"]
         return on_both_splits(data, functools.partial(trained, chosen))
-
-    @staticmethod
-    def check(settings: DittoSettings, experiment: Experiment) -> Sequence[Problem]:
-        return repetitions("method.prox_weights", settings.prox_weights)

@@ -36,7 +36,6 @@ from knnper.strategies.core.training import (
     local_sgd,
     pull,
     trained_on_both_splits,
-    unseen_client_rate,
 )
 
 
@@ -98,7 +97,7 @@ class FedMTL(Method):
     ) -> ModelPredictor:
         if client_state is not None and len(data.train_and_validation()):
             return ModelPredictor(self.task, client_state.weights)
-        rate = unseen_client_rate(self.task)
+        rate = self.task.first_rate
         return trained_on_both_splits(
             self.task,
             payload.weights,

@@ -1,17 +1,20 @@
-"""FedAdam: the clients' mean change is the gradient of Adam at the server.
+"""FedAdam, FedYogi and FedAdagrad: the clients' mean change is a server's gradient.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Federated
 Optimization", ICLR 2021, Algorithm 2. With Δ = Σ_k (n_k / Σ n) x_k - x,
 
-    m ← β_1 m + (1 - β_1) Δ
-    v ← β_2 v + (1 - β_2) Δ²
+    m ← β_1 m + (1 - β_1) Δ                  FedAdagrad: m = Δ
+    v ← β_2 v + (1 - β_2) Δ²                 FedAdam
+    v ← v - (1 - β_2) Δ² sign(v - Δ²)        FedYogi
+    v ← v + Δ²                               FedAdagrad
     x ← x + η m / (√v + τ)
 
-Flower's `FedAdam` differs from the algorithm in two ways: it starts with v = 0 where
-the paper has v ≥ τ², and multiplies η with Adam's bias correction (for the round after
-the present one). Departures: parameters only are stepped; buffers such as BatchNorm's
-running statistics take the clients' mean. The mean weights clients by their examples,
-as in the paper's experiments.
+FedAdagrad has no momentum (β_1 = 0), as in the paper's experiments. Flower's methods of
+these names start with v = 0 where the paper has v ≥ τ²; here it is τ². Its `FedAdam`
+also multiplies η with Adam's bias correction (for the round after the present one).
+Departures: parameters only are stepped; buffers such as BatchNorm's running statistics
+take the clients' mean. The mean weights clients by their examples, as in the paper's
+experiments.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from knnper.experiment import PositiveFloat, ProperFraction, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import Updates, adaptive_step, mean_in_parts
+from knnper.strategies.core.averaging import Updates, mean_in_parts
 from knnper.strategies.core.records import ModelUpdate, Record
 from knnper.strategies.fedavg import FedAvg
 
@@ -50,12 +53,51 @@ class FedAdamSettings(Settings):
 
 
 @dataclass(frozen=True)
+class FedYogiSettings(FedAdamSettings):
+    """As `FedAdamSettings`, with a smaller step."""
+
+    server_learning_rate: PositiveFloat = 0.01
+
+
+@dataclass(frozen=True)
+class FedAdagradSettings(Settings):
+    """How the server steps.
+
+    Attributes
+    ----------
+    server_learning_rate
+        η; the paper tunes it over 10^-3, 10^-2.5, ..., 10. The default is Flower's.
+    adaptivity
+        τ: the smaller, the more adaptive; the paper has 10^-5 to 10^-1, mostly 10^-3.
+    """
+
+    server_learning_rate: PositiveFloat = 0.1
+    adaptivity: PositiveFloat = 0.001
+
+
+@dataclass(frozen=True)
 class MomentState(Record):
-    """The server's state."""
+    """The state of a server with two moments."""
 
     weights: Tensor  # x, shape (num_weights,)
     momentum: Tensor  # m, shape (num_parameters,)
     second_moment: Tensor  # v, shape (num_parameters,)
+
+
+@dataclass(frozen=True)
+class FedAdagradState(Record):
+    """The state of a server without momentum."""
+
+    weights: Tensor  # x, shape (num_weights,)
+    second_moment: Tensor  # v, shape (num_parameters,)
+
+
+def _step(
+    x: Tensor, m: Tensor, v: Tensor, settings: FedAdagradSettings | FedAdamSettings
+) -> Tensor:
+    """Return x + η m / (√v + τ), float32."""
+    eta, tau = settings.server_learning_rate, settings.adaptivity
+    return (x + eta * m / (v.sqrt() + tau)).float()
 
 
 class FedAdam(FedAvg):
@@ -77,16 +119,58 @@ class FedAdam(FedAvg):
     def aggregate(
         self, state: MomentState, updates: Updates[ModelUpdate]
     ) -> MomentState:
-        settings, num_parameters = self.settings, self.task.model.num_parameters
+        num_parameters, beta_1 = len(state.momentum), self.settings.first_moment_decay
         mean, buffers = mean_in_parts(updates, num_parameters)
         x = state.weights[:num_parameters].double()
-        delta, beta_1 = mean - x, settings.first_moment_decay
+        delta = mean - x
         m = beta_1 * state.momentum.double() + (1 - beta_1) * delta
         v = self.next_second(state.second_moment.double(), delta**2)
-        x = adaptive_step(x, m, v, settings.server_learning_rate, settings.adaptivity)
-        return MomentState(torch.cat([x.float(), buffers]), m.float(), v.float())
+        x = _step(x, m, v, self.settings)
+        return MomentState(torch.cat([x, buffers]), m.float(), v.float())
 
     def next_second(self, v: Tensor, squared_delta: Tensor) -> Tensor:
         """Return v of the next round, float64 of shape (num_parameters,)."""
         beta_2 = self.settings.second_moment_decay
         return beta_2 * v + (1 - beta_2) * squared_delta
+
+
+class FedYogi(FedAdam):
+    """The clients' mean change is the gradient of Yogi at the server."""
+
+    name = "fedyogi"
+    title = "FedYogi"
+    source = "Reddi et al. 2021, Algorithm 2"
+
+    settings: FedYogiSettings
+
+    def next_second(self, v: Tensor, squared_delta: Tensor) -> Tensor:
+        beta_2 = self.settings.second_moment_decay
+        return v - (1 - beta_2) * squared_delta * (v - squared_delta).sign()
+
+
+class FedAdagrad(FedAvg):
+    """The clients' mean change is the gradient of Adagrad at the server."""
+
+    name = "fedadagrad"
+    title = "FedAdagrad"
+    source = "Reddi et al. 2021, Algorithm 2"
+    server_state = "2"
+    state_type = FedAdagradState
+
+    settings: FedAdagradSettings
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> FedAdagradState:
+        num_parameters = self.task.model.num_parameters
+        least = torch.full((num_parameters,), self.settings.adaptivity**2)
+        return FedAdagradState(self.task.initial_weights, least)
+
+    def aggregate(
+        self, state: FedAdagradState, updates: Updates[ModelUpdate]
+    ) -> FedAdagradState:
+        num_parameters = len(state.second_moment)
+        mean, buffers = mean_in_parts(updates, num_parameters)
+        x = state.weights[:num_parameters].double()
+        delta = mean - x
+        v = state.second_moment.double() + delta**2
+        x = _step(x, delta, v, self.settings)
+        return FedAdagradState(torch.cat([x, buffers]), v.float())

@@ -63,10 +63,6 @@ class Memory(Record):
     def __len__(self) -> int:
         return int(self.representations.shape[0])
 
-    def take(self, rows: Tensor) -> "Memory":
-        """Return the clients in ``rows``, int64 of shape (m,)."""
-        return Memory(self.representations[rows], self.values[rows])
-
 
 @dataclass(frozen=True)
 class KnownClients(Record):
@@ -88,12 +84,6 @@ class KnownClients(Record):
         names = tuple(sorted(known))
         columns = zip(*(known[name] for name in names), strict=True)
         return KnownClients(names, Memory(*map(torch.stack, map(list, columns))))
-
-
-def nobody(representation_dim: int, num_values: int) -> KnownClients:
-    """Return the memory of no client."""
-    empty = torch.empty(0, representation_dim), torch.empty(0, num_values)
-    return KnownClients((), Memory(*empty))
 
 
 def new_attention(
@@ -124,7 +114,8 @@ def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
     query = representation[None].contiguous().numpy()
     distances, rows = index.search(query, len(memory))
     order = np.lexsort((rows[0], distances[0]))[:count]
-    return memory.take(torch.from_numpy(rows[0][order]))
+    chosen = torch.from_numpy(rows[0][order])
+    return Memory(memory.representations[chosen], memory.values[chosen])
 
 
 def attend(attention: Attention, representation: Tensor, neighbors: Memory) -> Tensor:
@@ -149,15 +140,6 @@ def gradients(
     leaves = [matrix.detach().requires_grad_() for matrix in matrices]
     made = attend(Attention(*leaves), representation, neighbors)
     return torch.autograd.grad(made, leaves, made.detach() - trained)
-
-
-def step(
-    attention: Attention, directions: Sequence[Tensor], learning_rate: float
-) -> Attention:
-    """Return the attention after one step of SGD against ``directions``."""
-    matrices = (attention.query, attention.key, attention.value)
-    pairs = zip(matrices, directions, strict=True)
-    return Attention(*(matrix - learning_rate * along for matrix, along in pairs))
 
 
 @dataclass(frozen=True)
@@ -247,7 +229,8 @@ class FedAttn(Method):
             num_biases,
             rng.child("attention"),
         )
-        known = nobody(embedding_dim, num_biases)
+        nothing = Memory(torch.empty(0, embedding_dim), torch.empty(0, num_biases))
+        known = KnownClients((), nothing)
         return FedAttnState(self.task.initial_weights, attention, known, num_rounds=0)
 
     def broadcast(
@@ -288,7 +271,17 @@ class FedAttn(Method):
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
-        return ModelPredictor(self.task, self._served(payload, data))
+        weights = payload.weights
+        if len(data.train) + len(data.validation) == 0:
+            weights = weights.masked_scatter(self._where, payload.biases)
+        elif (
+            payload.memory is not None and payload.attention is not None and data.train
+        ):
+            asks = _representation(self.task, weights, data.train)
+            neighbors = nearest(payload.memory, asks, self.settings.num_neighbors)
+            biases = attend(payload.attention, asks, neighbors)
+            weights = weights.masked_scatter(self._where, biases)
+        return ModelPredictor(self.task, weights)
 
     def update_problem(
         self, payload: FedAttnPayload, update: FedAttnUpdate
@@ -299,17 +292,6 @@ class FedAttn(Method):
         """Return Z_i of a client that is known, and what is known of its neighbours."""
         asks, _ = state.known.of(client)
         return asks, nearest(state.known.memory, asks, self.settings.num_neighbors)
-
-    def _served(self, payload: FedAttnPayload, data: ClientData) -> Tensor:
-        """Return a client's model: G without data; an unseen client makes its P_i."""
-        if len(data.train) + len(data.validation) == 0:
-            return payload.weights.masked_scatter(self._where, payload.biases)
-        if payload.memory is None or payload.attention is None or len(data.train) == 0:
-            return payload.weights
-        asks = _representation(self.task, payload.weights, data.train)
-        neighbors = nearest(payload.memory, asks, self.settings.num_neighbors)
-        biases = attend(payload.attention, asks, neighbors)
-        return payload.weights.masked_scatter(self._where, biases)
 
     def aggregate(
         self, state: FedAttnState, updates: Updates[FedAttnUpdate]
@@ -327,9 +309,11 @@ class FedAttn(Method):
                 for slope, one in zip(slopes, found, strict=True):
                     slope.add(one, 1)
         if not news.keys().isdisjoint(state.known.names):
-            directions = [slope.result() for slope in slopes]
-            attention = step(
-                attention, directions, self.settings.attention_learning_rate
+            rate = self.settings.attention_learning_rate
+            matrices = (attention.query, attention.key, attention.value)
+            steps = zip(matrices, slopes, strict=True)
+            attention = Attention(
+                *(one - rate * slope.result() for one, slope in steps)
             )
         known = state.known.updated(news)
         return FedAttnState(models.result(), attention, known, state.num_rounds + 1)

@@ -26,7 +26,7 @@ statistics have no gradient: all bases take those of the client's combination.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,15 +41,16 @@ from knnper.experiment import (
     Settings,
     TrainingSettings,
 )
-from knnper.models import EmbeddingModel, FlatModel
+from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
-from knnper.strategies.core.clusters import clusters
 from knnper.strategies.core.method import Method, unlike_sent
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import LocalModel, LocalResult, local_sgd
+
+_MOST_ITERATIONS = 50  # of k-means
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,16 +96,10 @@ class Blocks:
         """Return the blocks of the parameters alone."""
         return Blocks(self.of_weight[: model.num_parameters])
 
-    def among(self, weights: Tensor) -> list[int]:
-        """Return the blocks that some of ``weights`` belong to, a bool mask."""
-        chosen: list[int] = torch.unique(self.of_weight[weights]).tolist()
-        return chosen
-
 
 def whole_model(model: FlatModel) -> Blocks:
     """Return all weights as one block."""
-    numbers = torch.zeros(model.num_weights, dtype=torch.int64)
-    return Blocks(numbers.to(model.device))
+    return _numbered(model, {})
 
 
 def layers(model: FlatModel) -> Blocks:
@@ -116,9 +111,13 @@ def layers(model: FlatModel) -> Blocks:
     """
     # What the model owns itself, outside of any layer, is a block of its own: 0.
     number_of, number = dict[nn.Module, int](), 1
-    for layer in _layers(model.module):
+    head, layers = model.module.classifier, list[nn.Module]()
+    for child in model.module.children():
+        if child is not head:
+            layers += child.children() if _is_list(child) else (child,)
+    for layer in (*layers, head):
         has_matrix = any(tensor.dim() > 1 for tensor in layer.parameters())
-        number += has_matrix or layer is model.module.classifier
+        number += has_matrix or layer is head
         number_of |= dict.fromkeys(layer.modules(), number)
     return _numbered(model, number_of)
 
@@ -152,14 +151,6 @@ def _numbered(model: FlatModel, number_of: Mapping[nn.Module, int]) -> Blocks:
 
 def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.Sequential | nn.ModuleList)
-
-
-def _layers(module: EmbeddingModel) -> Iterable[nn.Module]:
-    for child in module.children():
-        if child is module.classifier:
-            continue
-        yield from child.children() if _is_list(child) else (child,)
-    yield module.classifier
 
 
 def bases_after(
@@ -283,7 +274,8 @@ class Combination:
         """
         alpha = self.alpha().cpu()
         if free is not None:
-            combined = self.blocks.among(~free.to(self.models.device))
+            of_combined = self.blocks.of_weight[~free.to(self.models.device)]
+            combined = torch.unique(of_combined).tolist()
             alpha = alpha[:, combined] if combined else alpha
         means = alpha.mean(dim=1).tolist()
         return {f"combination_{number}": mean for number, mean in enumerate(means)}
@@ -336,15 +328,8 @@ def learn_combination(
         return loss
 
     start = combination.combined().cpu()
-    return local_sgd(
-        task,
-        start,
-        examples,
-        learning_rate,
-        rng,
-        num_epochs=num_epochs,
-        local_step=step,
-    )
+    given = task, start, examples, learning_rate, rng
+    return local_sgd(*given, num_epochs=num_epochs, local_step=step)
 
 
 def train_bases(
@@ -498,7 +483,15 @@ class FedBasis(Method):
     def init(self, clients: Sequence[str], rng: RandomKey) -> BasesState:
         seed = rng.child("clusters").entropy(num_bytes=6)
         if num_warm_rounds(self.task, self.settings) > 0:
-            self._require_replies(len(clients))
+            participation = self.task.training.participation
+            least = self.settings.num_bases
+            if participation * len(clients) + 0.5 < least:
+                raise RunError(
+                    f"found {len(clients)} clients of which {participation:g} take "
+                    f"part in a round, expected at least {least} in a round, one for "
+                    "each of method.num_bases; lower it, or raise "
+                    "training.participation"
+                )
             return BasesState((self.task.initial_weights,), 0, seed)
         others = range(1, self.settings.num_models)
         fresh = [self.task.fresh_weights(rng.child("basis", k)) for k in others]
@@ -516,47 +509,30 @@ class FedBasis(Method):
         rng: RandomKey,
     ) -> tuple[NoState, BasesUpdate]:
         rate = self.task.training.learning_rate_at(server_round)
-        _, update = local_round(
-            self.task, self.settings, payload, data.train, rate, rng
-        )
-        return NoState(), update
+        given = payload, data.train, rate, rng
+        return NoState(), local_round(self.task, self.settings, *given)[1]
 
     def personalize(
-        self,
-        payload: Bases,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
+        self, payload: Bases, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         """Return the combination that was learned on both splits: nothing is chosen."""
+        head = self.task.head_mask if self.settings.personal_classifier else None
+        to_learn = len(payload.models) > 1 or head is not None
+        epochs = self.settings.unseen_epochs if to_learn else 0
 
         def served(examples: Examples) -> ModelPredictor:
-            return self._personalized(payload, examples, rng)
+            found = _combination(self.task, self.settings, payload)
+            rate = self.task.first_rate
+            weights = learn_combination(
+                self.task, found, examples, rate, rng, epochs, free=head
+            ).weights
+            return ModelPredictor(self.task, weights, found.describe(free=head))
 
         predictor = served(data.train_and_validation())
         return replace(predictor, trained_alone=lambda: served(data.train))
 
     def update_problem(self, payload: Bases, update: BasesUpdate) -> str | None:
         return unlike_sent(payload, update, "models")
-
-    def _personalized(
-        self, payload: Bases, examples: Examples, rng: RandomKey
-    ) -> ModelPredictor:
-        combination = _combination(self.task, self.settings, payload)
-        head = self.task.head_mask if self.settings.personal_classifier else None
-        to_learn = len(payload.models) > 1 or head is not None
-        # As in a first round: the last rate may be a hundredth of it.
-        rate = self.task.training.learning_rate_at(1)
-        weights = learn_combination(
-            self.task,
-            combination,
-            examples,
-            rate,
-            rng,
-            self.settings.unseen_epochs if to_learn else 0,
-            free=head,
-        ).weights
-        return ModelPredictor(self.task, weights, combination.describe(free=head))
 
     def aggregate(self, state: BasesState, updates: Updates[BasesUpdate]) -> BasesState:
         num_rounds, num_bases = state.num_rounds + 1, self.settings.num_bases
@@ -572,15 +548,6 @@ class FedBasis(Method):
             bases = clustered(replies, center, num_bases, RandomKey(state.seed))
             models = (*models, *bases) if self.settings.major_basis else bases
         return BasesState(models, num_rounds, state.seed)
-
-    def _require_replies(self, num_clients: int) -> None:
-        participation, least = self.task.training.participation, self.settings.num_bases
-        if participation * num_clients + 0.5 < least:
-            raise RunError(
-                f"found {num_clients} clients of which {participation:g} take part in "
-                f"a round, expected at least {least} in a round, one for each of "
-                "method.num_bases; lower it, or raise training.participation"
-            )
 
 
 def num_warm_rounds(task: Task, settings: FedBasisSettings) -> int:
@@ -601,19 +568,13 @@ def local_round(
     """Train as a client does in a round; return α, shape (K, B), and the update."""
     arguments = (examples, learning_rate, rng)
     combination = _combination(task, settings, payload)
-    temperature = settings.temperature
+    temperature, epochs = settings.temperature, settings.combination_epochs
     if len(payload.models) == 1:
         result = local_sgd(task, payload.models[0], *arguments)
         models = result.weights[None]
     elif settings.coordinate_descent:
-        learn_combination(
-            task,
-            combination,
-            examples,
-            learning_rate,
-            rng.child("combination"),
-            settings.combination_epochs,
-        )
+        own = rng.child("combination")
+        learn_combination(task, combination, examples, learning_rate, own, epochs)
         models, result = train_bases(task, combination, temperature, *arguments)
     else:
         models, result = train_jointly(task, combination, temperature, *arguments)
@@ -629,3 +590,54 @@ def _combination(task: Task, settings: FedBasisSettings, payload: Bases) -> Comb
         settings.major_basis and len(models) > 1,
         settings.combination_learning_rate,
     )
+
+
+def clusters(points: Tensor, count: int, rng: RandomKey) -> Tensor:
+    """Return the cluster of each point, int64 of shape (n,); none is empty.
+
+    Lloyd's iterations. The first centre is drawn, each further one is the point that
+    is farthest from those before it.
+
+    ``points``: Shape (n, d). Raises ValueError if there are fewer points than
+    clusters.
+    """
+    if len(points) < count:
+        raise ValueError(f"expected at least {count} points, found {len(points)}")
+    centres = points[_far_apart(points, count, rng)]
+    previous = None
+    for _ in range(_MOST_ITERATIONS):
+        found = _none_empty(torch.cdist(points, centres))
+        if previous is not None and torch.equal(found, previous):
+            break
+        centres = torch.stack(
+            [points[found == cluster].mean(dim=0) for cluster in range(count)]
+        )
+        previous = found
+    return found
+
+
+def _far_apart(points: Tensor, count: int, rng: RandomKey) -> list[int]:
+    chosen = [int(rng.numpy().integers(len(points)))]
+    nearest = torch.full((len(points),), torch.inf)
+    for _ in range(1, count):
+        nearest = nearest.minimum(torch.cdist(points, points[chosen[-1:]])[:, 0])
+        nearest[chosen] = -1.0  # points may coincide; the same one must not come twice
+        chosen.append(int(nearest.argmax()))
+    return chosen
+
+
+def _none_empty(distances: Tensor) -> Tensor:
+    """Return the nearest centre of each point, where every centre gets one.
+
+    An empty cluster takes the point that is farthest from its own centre, among those
+    that are not the last of theirs.
+    """
+    nearest, count = distances.argmin(dim=1), distances.shape[1]
+    for cluster in range(count):
+        sizes = torch.bincount(nearest, minlength=count)
+        if sizes[cluster] > 0:
+            continue
+        own = distances.gather(1, nearest[:, None])[:, 0]
+        own = own.where(sizes[nearest] > 1, -1.0)
+        nearest[own.argmax()] = cluster
+    return nearest

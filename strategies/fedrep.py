@@ -87,7 +87,7 @@ class FedRep(PartlyShared):
     ) -> tuple[PersonalPart, SharedUpdate]:
         with_new_head = local_sgd(
             self.task,
-            self.sharing.join(payload.weights, client_state),
+            self.joined(payload.weights, client_state),
             data.train,
             self._head_rate(server_round),
             rng.child("personal"),
@@ -99,7 +99,7 @@ class FedRep(PartlyShared):
         trained = local_sgd(
             self.task, start, data.train, rate, rng, trainable=~self._head
         )
-        return self.sharing.split(trained, len(data.train))
+        return self.split(trained, len(data.train))
 
     def personalize(
         self,
@@ -114,7 +114,7 @@ class FedRep(PartlyShared):
             epochs, rate_of = self.settings.unseen_epochs, 1
         return trained_on_both_splits(
             self.task,
-            self.sharing.join(payload.weights, part),
+            self.joined(payload.weights, part),
             data,
             rng,
             num_epochs=epochs,

@@ -1,15 +1,17 @@
-"""FedTrimmedAvg: each weight is the mean of the clients', but for the extreme ones.
+"""FedMedian and FedTrimmedAvg: each weight is a median, or a mean but for the extremes.
 
 Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards
-Optimal Statistical Rates", ICML 2018, Definition 2 and Algorithm 1 (Option II), on
-models where the paper has gradients: of n values of a coordinate, the ⌊β n⌋ smallest
-and the ⌊β n⌋ largest are left out, and the others averaged.
+Optimal Statistical Rates", ICML 2018, Definitions 1 and 2 and Algorithm 1, on models
+where the paper has gradients, for each coordinate j:
 
-All updates of a round are held at once.
+    w_j ← median_k w_{k,j}                                     (Option I, FedMedian)
+    w_j ← the mean of the w_{k,j} without the ⌊β n⌋ smallest
+          and the ⌊β n⌋ largest of n                      (Option II, FedTrimmedAvg)
 
-Every client counts the same, whatever its number of examples, as in the paper: with
-β = 0 it is the plain mean, not FedAvg's. Buffers such as BatchNorm's running
-statistics are treated like parameters: a trimmed mean lies between what clients sent.
+All updates of a round are held at once. Every client counts the same, whatever its
+number of examples, as in the paper: with β = 0 it is the plain mean, not FedAvg's.
+Buffers such as BatchNorm's running statistics are treated like parameters: what is
+chosen lies between what clients sent.
 """
 
 import math
@@ -19,11 +21,21 @@ from typing import Annotated
 from pydantic import Field
 
 from knnper.experiment import Settings
-from knnper.strategies.core.averaging import Updates, hold, trimmed_mean
+from knnper.strategies.core.averaging import Updates, hold, median, trimmed_mean
 from knnper.strategies.core.records import ModelState, ModelUpdate
 from knnper.strategies.fedavg import FedAvg
 
-BelowHalf = Annotated[float, Field(ge=0, lt=0.5)]
+
+class FedMedian(FedAvg):
+    """Each weight is the median of the clients'; for up to half bad clients."""
+
+    name = "fedmedian"
+    title = "FedMedian"
+    source = "Yin et al. 2018, Algorithm 1, Option I"
+    holds_all_updates = True
+
+    def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
+        return ModelState(median(hold(updates)))
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,7 @@ class FedTrimmedAvgSettings(Settings):
         Flower's.
     """
 
-    trimmed_fraction: BelowHalf = 0.2
+    trimmed_fraction: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
 
 
 class FedTrimmedAvg(FedAvg):

@@ -1,9 +1,11 @@
-"""Fine-tuning (FT): what a client is served, trained further on its own data.
+"""Fine-tuning (FT), a linear probe (LP), and FedAvg+: what is served, trained further.
 
 Jiang, Konečný, Rush, Kannan, "Improving Federated Learning Personalization via Model
-Agnostic Meta Learning", 2019; a baseline of Marfoq et al. 2022 (section 5, there
-FedAvg+), of Chen et al. 2023 (section 6, "+FT") and of
-Mansour et al. 2020 (section 7, Finetune).
+Agnostic Meta Learning", 2019; a baseline of Marfoq et al. 2022 (section 5: FedAvg+ is
+FedAvg with fine-tuning on top), of Chen et al. 2023 (section 6, "+FT") and of Mansour
+et al. 2020 (section 7, Finetune). The linear probe is of Chen et al. 2023, section 6:
+"linear probe (LP) that trains a linear classifier only"; its head starts from the
+served model's.
 """
 
 from dataclasses import dataclass, replace
@@ -15,10 +17,10 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, Personalizer
+from knnper.strategies.core.method import Personalizer
 from knnper.strategies.core.predictors import ModelPredictor, Predictor
-from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -48,26 +50,6 @@ class FineTuning(Personalizer):
 
     settings: FineTuningSettings
 
-    def __init__(
-        self, task: Task, method: Method, settings: FineTuningSettings
-    ) -> None:
-        super().__init__(task, method, settings)
-        last_rate = task.training.learning_rate_at(task.training.num_rounds)
-        self._rate = settings.learning_rate or last_rate
-
-    def _tuned(
-        self, base: ModelPredictor, examples: Examples, rng: RandomKey
-    ) -> Tensor:
-        return local_sgd(
-            self.task,
-            base.weights,
-            examples,
-            self._rate,
-            rng,
-            num_epochs=self.settings.num_epochs,
-            trainable=self.trained_weights(),
-        ).weights
-
     def trained_weights(self) -> Tensor | None:
         """Return which weights are trained, bool (num_weights,); None is all."""
         return None
@@ -76,14 +58,25 @@ class FineTuning(Personalizer):
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         base = one_model(self.method.personalize(payload, client_state, data, rng))
+        rate = self.settings.learning_rate or self.task.last_rate
+        epochs, trainable = self.settings.num_epochs, self.trained_weights()
 
-        def alone() -> ModelPredictor:
-            before = base.without_validation()
-            weights = self._tuned(before, data.train, rng)
+        def tuned(before: ModelPredictor, examples: Examples) -> ModelPredictor:
+            weights = local_sgd(
+                self.task,
+                before.weights,
+                examples,
+                rate,
+                rng,
+                num_epochs=epochs,
+                trainable=trainable,
+            ).weights
             return replace(before, weights=weights, trained_alone=None)
 
-        weights = self._tuned(base, data.train_and_validation(), rng)
-        return replace(base, weights=weights, trained_alone=alone)
+        served = tuned(base, data.train_and_validation())
+        return replace(
+            served, trained_alone=lambda: tuned(base.without_validation(), data.train)
+        )
 
 
 def one_model(predictor: Predictor) -> ModelPredictor:
@@ -94,3 +87,44 @@ def one_model(predictor: Predictor) -> ModelPredictor:
             f"serves a {type(predictor).__name__}; choose another `personalization`"
         )
     return predictor
+
+
+@dataclass(frozen=True)
+class LinearProbeSettings(FineTuningSettings):
+    """How a client trains its head.
+
+    Attributes
+    ----------
+    num_epochs
+        Passes over the client's training and validation data; 20 in the paper.
+    learning_rate
+        Of the head; null is the training section's rate in the last round. The paper's
+        grid is 0.005, 0.01, 0.05.
+    """
+
+    num_epochs: PositiveInt = 20
+
+
+class LinearProbe(FineTuning):
+    """The served model with a head trained on the client's data."""
+
+    name = "linear_probe"
+    title = "LP"
+    source = "Chen et al. 2023, section 6"
+    unseen = "trains a head like any other client"
+
+    settings: LinearProbeSettings
+
+    def trained_weights(self) -> Tensor:
+        return self.task.head_mask
+
+
+class FedAvgPlus(FedAvg):
+    """The global model, fine-tuned on each client's data."""
+
+    name = "fedavg_plus"
+    title = "FedAvg+"
+    source = "Jiang et al. 2019; Marfoq et al. 2022, section 5"
+    unseen = "the global model, fine-tuned on the client's data"
+    reference_title = "FedAvg"
+    personalization = "fine_tuning"

@@ -1,8 +1,8 @@
 """HypCluster: K shared models, each trained by the clients that it fits best.
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
-Federated Learning", 2020: Mansour et al. 2020, section 4.3,
-Algorithm HypCluster and Eq. 3 and 4. In a round each participant i takes
+Federated Learning", 2020, section 4.3, Algorithm HypCluster and Eq. 3 and 4. In a round
+each participant i takes
 
     f(i) = argmin_k L_i(h_k)
 
@@ -18,24 +18,105 @@ its model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData
+from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
-from knnper.strategies.core.clusters import (
-    ClusterModels,
-    ClusterUpdate,
-    chosen_model,
-    cluster_problem,
-    serve_best,
-    train_best,
-)
-from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import Predictor
-from knnper.strategies.core.records import NoState, Record
+from knnper.strategies.core.method import Method, wrong_shape
+from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.records import ModelUpdate, NoState, Record
+from knnper.strategies.core.task import Task
+
+
+@dataclass(frozen=True)
+class ClusterModels(Record):
+    """Models on their way to a client."""
+
+    # Of the clusters that the client may choose from, or of its own alone: tensors of
+    # shape (num_weights,), at least one.
+    models: tuple[Tensor, ...]
+    numbers: tuple[int, ...]  # Which cluster each of them belongs to
+    default: int  # The position of the model that a client without data is served
+
+
+@dataclass(frozen=True)
+class ClusterUpdate(ModelUpdate):
+    """One trained model on its way to the server."""
+
+    cluster: int  # The number of the cluster whose model was trained
+
+
+class ClusterMethod(Method):
+    """A client trains, and is served, the model with the lowest loss on some data."""
+
+    payload_type = ClusterModels
+    update_type = ClusterUpdate
+
+    def compared(self, data: ClientData, is_training: bool) -> Sequence[Examples]:
+        """Return on which of a client's examples the models are compared."""
+        raise NotImplementedError
+
+    def client_update(
+        self,
+        payload: ClusterModels,
+        client_state: NoState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[NoState, ClusterUpdate]:
+        best = best_position(self.task, payload, self.compared(data, is_training=True))
+        rate = self.task.training.learning_rate_at(server_round)
+        trained = self.train(payload.models[best], data.train, rate, rng)
+        weights, loss, cluster = (
+            trained.weights,
+            trained.train_loss,
+            payload.numbers[best],
+        )
+        return NoState(), ClusterUpdate(weights, len(data.train), loss, cluster)
+
+    def personalize(
+        self,
+        payload: ClusterModels,
+        client_state: Any,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        best = best_position(self.task, payload, self.compared(data, is_training=False))
+        chosen = {"cluster": float(payload.numbers[best])}
+        return ModelPredictor(self.task, payload.models[best], chosen)
+
+    def update_problem(
+        self, payload: ClusterModels, update: ClusterUpdate
+    ) -> str | None:
+        if update.cluster not in payload.numbers:
+            known = ", ".join(map(str, payload.numbers))
+            return f"cluster: expected one of {known}, found {update.cluster}"
+        return wrong_shape(update, weights=tuple(payload.models[0].shape))
+
+    def started_from(
+        self, payload: ClusterModels, update: ClusterUpdate
+    ) -> dict[str, Tensor]:
+        return {"weights": payload.models[payload.numbers.index(update.cluster)]}
+
+
+def best_position(task: Task, payload: ClusterModels, parts: Sequence[Examples]) -> int:
+    """Return the position of the model with the lowest mean loss; ties to the first."""
+    if len(payload.models) == 1:
+        return 0
+    if not any(map(len, parts)):
+        return payload.default
+
+    def loss_sum(weights: Tensor, examples: Examples) -> float:
+        loss = task.loss_sum(weights, examples)  # infinite where it is not defined
+        return float(torch.nan_to_num(loss, nan=torch.inf, posinf=torch.inf))
+
+    losses = [sum(loss_sum(model, part) for part in parts) for model in payload.models]
+    return losses.index(min(losses))
 
 
 @dataclass(frozen=True)
@@ -65,7 +146,7 @@ class HypClusterState(Record):
     deal: dict[str, int]
 
 
-class HypCluster(Method):
+class HypCluster(ClusterMethod):
     """A few shared models; each client trains and is served the best for it."""
 
     title = "HypCluster"
@@ -76,12 +157,8 @@ class HypCluster(Method):
     reference_title = "HypCluster (largest cluster)"
     personalizes_by_inference = True
     state_type = HypClusterState
-    payload_type = ClusterModels
-    update_type = ClusterUpdate
 
     settings: HypClusterSettings
-    update_problem = staticmethod(cluster_problem)
-    started_from = staticmethod(chosen_model)
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> HypClusterState:
         places = rng.child("deal").numpy().permutation(len(clients)).tolist()
@@ -91,26 +168,8 @@ class HypCluster(Method):
         }
         return HypClusterState((self.task.initial_weights,), 0, deal)
 
-    def client_update(
-        self,
-        payload: ClusterModels,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, ClusterUpdate]:
-        rate = self.task.training.learning_rate_at(server_round)
-        update = train_best(self.task, payload, (data.train,), data.train, rate, rng)
-        return NoState(), update
-
-    def personalize(
-        self,
-        payload: ClusterModels,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
-    ) -> Predictor:
-        return serve_best(self.task, payload, (data.train, data.validation))
+    def compared(self, data: ClientData, is_training: bool) -> Sequence[Examples]:
+        return (data.train,) if is_training else (data.train, data.validation)
 
     def broadcast(
         self, state: HypClusterState, client_id: str, rng: RandomKey
@@ -132,19 +191,12 @@ class HypCluster(Method):
             )
             sizes[cluster] = sizes.get(cluster, 0) + update.num_examples
         means = {k: sums[k].result() for k in sorted(sums)}
-        kept = (
-            (_mean(means, sizes),) * self.settings.num_clusters
-            if state.deal
-            else state.centers
-        )
+        kept = state.centers
+        if state.deal:  # what a group without anyone starts as: the mean of all groups
+            everyone = RunningMean()
+            for number, mean in means.items():
+                everyone.add(mean, sizes[number])
+            kept = (everyone.result(),) * self.settings.num_clusters
         centers = tuple(means.get(k, center) for k, center in enumerate(kept))
         largest = max(means, key=lambda k: sizes[k], default=state.largest)
         return HypClusterState(centers, largest, {})
-
-
-def _mean(means: dict[int, Tensor], sizes: dict[int, int]) -> Tensor:
-    """Return the mean of all groups together: what a group without anyone starts as."""
-    everyone = RunningMean()
-    for number, mean in means.items():
-        everyone.add(mean, sizes[number])
-    return everyone.result()

@@ -1,19 +1,32 @@
-"""Krum: the one client's model that is closest to its neighbours.
+"""Krum, Multi-Krum and Bulyan: models that are close to their neighbours.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine
-Tolerant Gradient Descent", NeurIPS 2017, section 4, on models where the paper has
-gradients (their differences are the same). Of n clients, f of them bad, n ≥ 2 f + 3,
+Tolerant Gradient Descent", NeurIPS 2017, sections 4 and 5, on models where the paper
+has gradients (their differences are the same). Of n clients, f of them bad, with
+n ≥ 2 f + 3,
 
     s(k) = Σ_{i → k} |w_k - w_i|²    over the n - f - 2 models closest to w_k
-    w ← w_k with the smallest s(k)
+    w ← w_k with the smallest s(k)                                             (Krum)
+    w ← the mean of the m models with the smallest s(k)                  (Multi-Krum)
 
-All updates of a round are held at once.
+El Mhamdi, Guerraoui, Rouault, "The Hidden Vulnerability of Distributed Learning in
+Byzantium", ICML 2018, section 4 (Bulyan), with A = Krum and n ≥ 4 f + 3:
 
-Flower's `Krum` does not ask for n ≥ 2 f + 3; here a round of fewer is an error.
-Distances cover all weights, buffers such as BatchNorm's running statistics too: what
-the server takes over must not differ from what it compared. Of equal scores the first
-client's wins; in Flower it may be another's, depending on the processor that sorts
-them.
+1. Krum's choice among those that are left joins the selection S, θ = n - 2 f times.
+2. Each weight is the mean of the β = θ - 2 f values in S closest to their median.
+
+All updates of a round are held at once. Distances cover all weights, buffers such as
+BatchNorm's running statistics too: what the server takes over must not differ from what
+it compared. Of equal scores the first client's is the smaller; in Flower it may be
+another's, depending on the processor that sorts them.
+
+Flower's methods of these names ask neither for so many clients nor for n ≥ m (its
+`Bulyan` keeps the old model); here a round of fewer is an error. Flower's `Bulyan`
+takes the θ best scores of one run of Krum; the paper, and `iterated_krum`, run it anew
+each time one has been taken away: towards the end fewer than 2 f + 3 are left, and Krum
+still looks at one neighbour. Departure: Multi-Krum's mean weights the selected by their
+examples, as Flower does, so that with m = n it is FedAvg; in the paper, and in Bulyan,
+each counts the same.
 """
 
 from collections.abc import Sequence
@@ -23,9 +36,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.experiment import NonNegativeInt, Settings
+from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import Updates, hold, require, squared_distances
+from knnper.strategies.core.averaging import (
+    RunningMean,
+    Updates,
+    hold,
+    mean_around_median,
+    require,
+    squared_distances,
+)
 from knnper.strategies.core.records import ModelState, ModelUpdate
 from knnper.strategies.fedavg import FedAvg
 
@@ -73,6 +93,78 @@ class Krum(FedAvg):
         return held[best].weights
 
 
+@dataclass(frozen=True)
+class MultiKrumSettings(KrumSettings):
+    """Whom the server expects, and how many it takes.
+
+    Attributes
+    ----------
+    num_malicious
+        f, clients in a round that may send anything; at most (n - 3) / 2 of n. The
+        paper has a third or fewer. 0 expects none.
+    num_selected
+        m, the clients that are averaged; null is n - f of the n in a round, as many as
+        are not expected to be bad.
+    """
+
+    num_selected: PositiveInt | None = None
+
+
+class MultiKrum(Krum):
+    """The mean of the models that are closest to their neighbours."""
+
+    name = "multikrum"
+    title = "Multi-Krum"
+    source = "Blanchard et al. 2017, section 5"
+
+    settings: MultiKrumSettings
+
+    def require_enough(self, num_clients: int) -> None:
+        super().require_enough(num_clients)
+        least = self.settings.num_selected or 0
+        require(least, num_clients, f"method.num_selected is {least}")
+
+    def combined(self, held: Sequence[ModelUpdate]) -> Tensor:
+        num_malicious = self.settings.num_malicious
+        num_selected = self.settings.num_selected or len(held) - num_malicious
+        mean = RunningMean()
+        for position in lowest(squared_distances(held), num_malicious)[:num_selected]:
+            mean.add(held[position].weights, held[position].num_examples)
+        return mean.result()
+
+
+@dataclass(frozen=True)
+class BulyanSettings(KrumSettings):
+    """Whom the server expects.
+
+    Attributes
+    ----------
+    num_malicious
+        f, clients in a round that may send anything; at most (n - 3) / 4 of n. 0
+        expects none: then the mean of all clients is left, each counting the same.
+    """
+
+
+class Bulyan(Krum):
+    """Krum chooses models, and their values near the median are averaged."""
+
+    name = "bulyan"
+    title = "Bulyan"
+    source = "El Mhamdi et al. 2018, section 4"
+
+    settings: BulyanSettings
+
+    def require_enough(self, num_clients: int) -> None:
+        f = self.settings.num_malicious
+        require(4 * f + 3, num_clients, f"4 f + 3 with f = {f}")
+
+    def combined(self, held: Sequence[ModelUpdate]) -> Tensor:
+        num_malicious = self.settings.num_malicious
+        selected = iterated_krum(squared_distances(held), num_malicious)
+        chosen = [held[position] for position in selected]
+        return mean_around_median(chosen, len(chosen) - 2 * num_malicious)
+
+
 def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
     """Return the positions of n clients by their score, of equals the first first.
 
@@ -83,3 +175,12 @@ def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
     closest = np.sort(distances, axis=1)[:, 1 : num_closest + 1]
     order: list[int] = np.argsort(closest.sum(axis=1), kind="stable").tolist()
     return order
+
+
+def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
+    """Return the θ = n - 2 f positions that Krum chooses, one after the other."""
+    left, selected = list(range(len(distances))), []
+    for _ in range(len(distances) - 2 * num_malicious):
+        best = lowest(distances[np.ix_(left, left)], num_malicious)[0]
+        selected.append(left.pop(best))
+    return selected

@@ -18,8 +18,8 @@ under the global model.
 from dataclasses import dataclass
 
 from knnper.experiment import NonNegativeInt, PositiveInt, Settings
-from knnper.strategies.core.sharing import PartlyShared
-from knnper.strategies.core.task import Task, first_layers, layers_left
+from knnper.strategies.core.sharing import PartlyShared, first_layers, layers_left
+from knnper.strategies.core.task import Task
 
 
 @dataclass(frozen=True)

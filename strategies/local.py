@@ -15,7 +15,7 @@ from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import ModelPayload, NoState
+from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import on_both_splits
 
@@ -51,11 +51,7 @@ class Local(Method):
         self.num_rounds = 0
 
     def personalize(
-        self,
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
+        self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         num_rounds = self.settings.num_rounds or self.task.training.num_rounds
 

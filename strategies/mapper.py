@@ -1,9 +1,8 @@
-"""Mapper: a central model and a local one at each client, trained for their mixture.
+"""Mapper: a central model and a local one at each client, and their mixture.
 
 Mansour, Mohri, Ro, Suresh, "Three Approaches for Personalization with Applications to
-Federated Learning", 2020, section 6 and appendix E.2
-(Mansour et al. 2020). A client that takes part in a round,
-with h_c the central model that it is sent:
+Federated Learning", 2020, section 6 and appendix E.2. A client that takes part in a
+round, with h_c the central model that it is sent:
 
     1. for each λ of a cover of [0, 1]
        h_λ = argmin_h L(λ h + (1 - λ) h_c)                          (Eq. 10)
@@ -14,6 +13,13 @@ Here h are probabilities and L is the log-loss of the mixture of them; where a m
 learns from several predictions of an example, the mean over these, each a mixture. Each
 h_λ starts from h_c (appendix F.2). After the last round every client does 1. and 2.
 once more.
+
+In two stages, a personalisation on top of any method that serves one model (section 6:
+"a common approach for model interpolation in practice is to first train the central
+model and then train the local model separately and find the best interpolation
+coefficients"), h_l is trained once, on its own loss, from the weights of h_c. So with
+λ = 1 it is fine-tuning, with λ = 0 the method is as it was; of equal λ the smallest is
+taken.
 
 With a cover of 0 alone it is FedAvg. Where λ* is 1 the central model has no part in the
 loss of 3. and the client returns it as it is, without weight decay or new statistics of
@@ -32,30 +38,24 @@ import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
-from knnper.errors import Problem
-from knnper.experiment import (
-    Experiment,
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-    UnitInterval,
-)
+from knnper.experiment import PositiveFloat, PositiveInt, Settings, UnitInterval
 from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, repetitions
-from knnper.strategies.core.predictors import MixturePredictor, Predictor, score
+from knnper.strategies.core.method import ALL_DIFFER, Method, Personalizer
+from knnper.strategies.core.predictors import MixturePredictor, ModelPredictor, score
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import Objective, cross_entropy, local_sgd
+from knnper.strategies.fine_tuning import one_model
 
-Cover = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
+Cover = Annotated[tuple[UnitInterval, ...], Field(min_length=1), ALL_DIFFER]
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,9 @@ class Mapper(Method):
         return NoState(), self._central_update(central, found, data.train, rate, rng)
 
     def personalize(
-        self,
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
-    ) -> Predictor:
-        training, central = self.task.training, payload.weights
-        rate = training.learning_rate_at(training.num_rounds)
+        self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> MixturePredictor:
+        rate, central = self.task.last_rate, payload.weights
         alone = self._best(central, data, rate, rng)
         if len(data.validation) == 0:
             return interpolated(self.task, central, alone)
@@ -183,10 +178,71 @@ class Mapper(Method):
         )
         return trained.update(len(examples))
 
-    @staticmethod
-    def check(settings: MapperSettings, experiment: Experiment) -> Sequence[Problem]:
-        return repetitions(
-            "method.interpolation_weights", settings.interpolation_weights
+
+@dataclass(frozen=True)
+class TwoStageSettings(Settings):
+    """The local model and its part in the mixture.
+
+    Attributes
+    ----------
+    interpolation_weights
+        The values of λ that a client chooses from, all different. 0 is the served model
+        alone, 1 the local model alone.
+    local_epochs
+        Passes over the client's data in which the local model is trained; 1 in the
+        paper.
+    local_learning_rate
+        Of the local model; null is the training section's rate in the last round. 0.03
+        in the paper.
+    """
+
+    interpolation_weights: Cover = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    local_epochs: PositiveInt = 1
+    local_learning_rate: PositiveFloat | None = None
+
+
+class TwoStageMapper(Personalizer):
+    """The served model and one that each client trains from it, mixed."""
+
+    name = "mapper_two_stage"
+    title = "Mapper (two stages)"
+    source = "Mansour et al. 2020, section 6"
+    unseen = "trains and mixes a local model like any other client"
+    needs_one_model = True
+    trains = True
+
+    settings: TwoStageSettings
+
+    def _mixed(self, base: ModelPredictor, pair: Pair) -> MixturePredictor:
+        mixture = interpolated(self.task, base.weights, pair)
+        return replace(mixture, chosen={**base.chosen, **mixture.chosen})
+
+    def personalize(
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> MixturePredictor:
+        rate = self.settings.local_learning_rate or self.task.last_rate
+        epochs = self.settings.local_epochs
+
+        def trained(start: ModelPredictor, examples: Examples) -> Tensor:
+            weights = start.weights
+            return local_sgd(
+                self.task, weights, examples, rate, rng, num_epochs=epochs
+            ).weights
+
+        base = one_model(self.method.personalize(payload, client_state, data, rng))
+        nothing_held_out = len(data.validation) == 0
+        before = base if nothing_held_out else base.without_validation()
+        local = trained(before, data.train)
+        pairs = [
+            Pair(share, local) for share in sorted(self.settings.interpolation_weights)
+        ]
+        alone = best_pair(self.task, before.weights, pairs, data)
+        if nothing_held_out:
+            return self._mixed(base, alone)
+        both = trained(base, data.train_and_validation())
+        return replace(
+            self._mixed(base, replace(alone, local=both)),
+            trained_alone=lambda: self._mixed(before, alone),
         )
 
 

@@ -24,9 +24,8 @@ inducing points.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,9 +41,13 @@ from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
 from knnper.strategies.core.task import Task
-from knnper.strategies.core.training import Objective, local_sgd
+from knnper.strategies.core.training import local_sgd
 
-_MAX_PASSES = 100
+_MAX_PASSES = 100  # of 2-means
+_NODES, _WEIGHTS = np.polynomial.hermite.hermgauss(20)
+_SMALLEST = 1e-12  # a variance, or a probability
+_SMALL_TILT = 1e-3
+_QUERIES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -127,42 +130,7 @@ def _two_means(points: Tensor) -> Tensor:
     return is_left
 
 
-KernelName: TypeAlias = Literal["rbf", "linear"]
-
-
-def _rbf(first: Tensor, second: Tensor) -> Tensor:
-    """Return exp(-|z - z'|² / 2), shape (n, m)."""
-    squares = first.square().sum(dim=1)[:, None] + second.square().sum(dim=1)
-    # Written out: the gradient of a distance is not defined where it is zero.
-    distances = (squares - 2 * first @ second.T).clamp_min(0)
-    return torch.exp(-distances / 2)
-
-
-def _linear(first: Tensor, second: Tensor) -> Tensor:
-    """Return zᵀ z', shape (n, m)."""
-    return first @ second.T
-
-
-def _rbf_diagonal(points: Tensor) -> Tensor:
-    return points.new_ones(len(points))
-
-
-def _linear_diagonal(points: Tensor) -> Tensor:
-    return points.square().sum(dim=1)
-
-
-@dataclass(frozen=True)
-class _Shape:
-    between: Callable[[Tensor, Tensor], Tensor]
-    diagonal: Callable[[Tensor], Tensor]
-
-
-_SHAPES: Mapping[KernelName, _Shape] = MappingProxyType(
-    {
-        "rbf": _Shape(_rbf, _rbf_diagonal),
-        "linear": _Shape(_linear, _linear_diagonal),
-    }
-)
+KernelName = Literal["rbf", "linear"]
 
 
 @dataclass(frozen=True)
@@ -176,18 +144,23 @@ class Kernel:
 
     def matrix(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the covariances, float64 of shape (n, m), of (n, p) and (m, p)."""
-        between = _SHAPES[self.name].between
-        return self.output_scale * between(self._scaled(first), self._scaled(second))
+        z, other = (
+            first.double() / self.length_scale,
+            second.double() / self.length_scale,
+        )
+        between = z @ other.T
+        if self.name == "rbf":
+            squares = z.square().sum(dim=1)[:, None] + other.square().sum(dim=1)
+            # Written out: the gradient of a distance is not defined where it is zero.
+            between = torch.exp(-(squares - 2 * between).clamp_min(0) / 2)
+        return self.output_scale * between
 
     def diagonal(self, points: Tensor) -> Tensor:
         """Return the variances, float64 of shape (n,), of points (n, p)."""
-        return self.output_scale * _SHAPES[self.name].diagonal(self._scaled(points))
-
-    def _scaled(self, points: Tensor) -> Tensor:
-        return points.double() / self.length_scale
-
-
-_SMALL_TILT = 1e-3
+        z = points.double() / self.length_scale
+        is_linear = self.name == "linear"
+        own = z.square().sum(dim=1) if is_linear else z.new_ones(len(z))
+        return self.output_scale * own
 
 
 def expected_polya_gamma(tilt: Tensor) -> Tensor:
@@ -280,37 +253,19 @@ def _cholesky(matrix: Tensor) -> Tensor:
     return factor.where(failed[..., None, None] == 0, torch.nan)
 
 
-_NUM_NODES = 20
-
-_SMALLEST_VARIANCE = 1e-12
-
-
-def _gauss_hermite() -> tuple[Tensor, Tensor]:
-    """Return nodes and logarithms of weights for a standard Gaussian variable."""
-    nodes, weights = np.polynomial.hermite.hermgauss(_NUM_NODES)
-    scaled = torch.from_numpy(math.sqrt(2) * nodes)
-    return scaled, torch.from_numpy(np.log(weights / math.sqrt(math.pi)))
-
-
-_NODES, _LOG_WEIGHTS = _gauss_hermite()
-
-
 def log_expected_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
     """Return log E σ(f) of f ~ N(mean, variance), of the shape of both.
 
     Gauss-Hermite quadrature with 20 nodes, as logarithms, so that what is far on the
     wrong side keeps a finite loss.
     """
+    # For a standard Gaussian variable.
+    scaled = torch.from_numpy(math.sqrt(2) * _NODES).to(mean.device)
+    shares = torch.from_numpy(np.log(_WEIGHTS / math.sqrt(math.pi))).to(mean.device)
     # At variance 0 the square root would have no gradient.
-    deviation = variance.clamp_min(_SMALLEST_VARIANCE).sqrt()
-    nodes, log_weights = _NODES.to(mean.device), _LOG_WEIGHTS.to(mean.device)
-    values = mean[..., None] + deviation[..., None] * nodes
-    return torch.logsumexp(functional.logsigmoid(values) + log_weights, dim=-1)
-
-
-_SMALLEST = 1e-12
-
-_QUERIES_AT_ONCE = 1024
+    deviation = variance.clamp_min(_SMALLEST).sqrt()
+    values = mean[..., None] + deviation[..., None] * scaled
+    return torch.logsumexp(functional.logsigmoid(values) + shares, dim=-1)
 
 
 @dataclass(frozen=True)
@@ -349,7 +304,13 @@ class TreeClassifier:
         """
         parts = torch.split(queries, _QUERIES_AT_ONCE)  # n covariances each
         known = torch.cat([self._among_known(part) for part in parts])
-        return (known * self._shares()).clamp_min(_SMALLEST).float()
+        num_new = self.num_classes - len(self.tree.classes)
+        shares = torch.ones(self.num_classes, dtype=torch.float64)
+        if num_new > 0:
+            of_new = 1 / (self.num_examples + 1)
+            shares.fill_(of_new / num_new)
+            shares[list(self.tree.classes)] = 1 - of_new
+        return (known * shares).clamp_min(_SMALLEST).float()
 
     def _among_known(self, queries: Tensor) -> Tensor:
         """Return p(class | it is of the tree), (m, c); 1 for those outside of it."""
@@ -359,16 +320,6 @@ class TreeClassifier:
             log_paths[:, list(node.split.left)] += left[:, None]
             log_paths[:, list(node.split.right)] += right[:, None]
         return log_paths.exp()
-
-    def _shares(self) -> Tensor:
-        """Return p(known) for known classes, a share of p(new) for others: (c,)."""
-        num_new = self.num_classes - len(self.tree.classes)
-        if num_new == 0:
-            return torch.ones(self.num_classes, dtype=torch.float64)
-        of_new = 1 / (self.num_examples + 1)
-        shares = torch.full((self.num_classes,), of_new / num_new, dtype=torch.float64)
-        shares[list(self.tree.classes)] = 1 - of_new
-        return shares
 
 
 def fit_classifier(
@@ -415,19 +366,6 @@ def levels_of(tree: ClassTree, num_classes: int, device: torch.device) -> Levels
         signs[split.depth] += split.signs(num_classes)
         nodes[split.depth, [*split.left, *split.right]] = number
     return Levels(signs.to(device), nodes.to(device))
-
-
-def predictive_objective(
-    levels: Levels, kernel: Kernel, num_iterations: int
-) -> Objective:
-    """Return -log p(y | x, the rest of the mini-batch) of each example."""
-
-    def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
-        embeddings = module.embed(inputs)
-        covariance = kernel.matrix(embeddings, embeddings)
-        return predictive_losses(levels, covariance, labels, num_iterations)
-
-    return losses
 
 
 def predictive_losses(
@@ -557,6 +495,14 @@ class PFedGP(Method):
         embeddings = self.task.embed(payload.network, data.train.images)
         tree = class_tree(embeddings, data.train.labels)
         levels = levels_of(tree, self._num_classes, self.task.model.device)
+        num_iterations = self.settings.num_iterations
+
+        def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
+            """Return -log p(y | x, the rest of the mini-batch) of each example."""
+            points = module.embed(inputs)
+            covariance = self._kernel.matrix(points, points)
+            return predictive_losses(levels, covariance, labels, num_iterations)
+
         trained = local_sgd(
             self.task,
             payload.network,
@@ -564,23 +510,9 @@ class PFedGP(Method):
             self.task.training.learning_rate_at(server_round),
             rng,
             trainable=self._of_network,
-            objective=predictive_objective(
-                levels, self._kernel, self.settings.num_iterations
-            ),
+            objective=losses,
         )
         return NoState(), trained.update(len(data.train))
-
-    def _fit(
-        self, embeddings: Tensor, labels: Tensor, rng: RandomKey
-    ) -> TreeClassifier:
-        chosen = _at_most(self.settings.max_examples, len(labels), rng)
-        return fit_classifier(
-            embeddings[chosen],
-            labels[chosen],
-            self._num_classes,
-            self._kernel,
-            self.settings.num_iterations,
-        )
 
     def personalize(
         self,
@@ -592,14 +524,17 @@ class PFedGP(Method):
         network, (train, held_out) = payload.network, (data.train, data.validation)
         of_train = self.task.embed(network, train.images)
         of_both = torch.cat([of_train, self.task.embed(network, held_out.images)])
+        settings = self.settings
 
-        def alone() -> GaussianProcessPredictor:
-            head = self._fit(of_train, train.labels, rng)
+        def fitted(embeddings: Tensor, labels: Tensor) -> GaussianProcessPredictor:
+            chosen = _at_most(settings.max_examples, len(labels), rng)
+            given = embeddings[chosen], labels[chosen], self._num_classes
+            head = fit_classifier(*given, self._kernel, settings.num_iterations)
             return GaussianProcessPredictor(self.task, network, head)
 
-        head = self._fit(of_both, torch.cat([train.labels, held_out.labels]), rng)
-        trained_alone = alone if len(held_out) else None
-        return GaussianProcessPredictor(self.task, network, head, trained_alone)
+        served = fitted(of_both, torch.cat([train.labels, held_out.labels]))
+        alone = (lambda: fitted(of_train, train.labels)) if len(held_out) else None
+        return replace(served, trained_alone=alone)
 
     def aggregate(
         self, state: SharedNetwork, updates: Updates[ModelUpdate]
@@ -618,13 +553,11 @@ class PFedGP(Method):
     def check(settings: PFedGPSettings, experiment: Experiment) -> Sequence[Problem]:
         if experiment.training.batch_size > 1:
             return ()
-        return (
-            Problem(
-                "training.batch_size",
-                "found 1, expected 2 or more with pfedgp: each example is predicted "
-                "from the others of its mini-batch; the larger it is, the better",
-            ),
+        message = (
+            "found 1, expected 2 or more with pfedgp: each example is predicted from "
+            "the others of its mini-batch; the larger it is, the better"
         )
+        return (Problem("training.batch_size", message),)
 
 
 def _at_most(number: int, num_examples: int, rng: RandomKey) -> Tensor:

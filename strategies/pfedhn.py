@@ -36,7 +36,6 @@ from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.training import local_sgd, unseen_client_rate
 
 LAST_LAYER_SCALE = 0.01
 """Size of the last layer's initial weights, relative to the other layers'."""
@@ -55,14 +54,6 @@ class Hypernetwork(Record):
     """φ: linear layers with ReLU between them."""
 
     layers: tuple[Layer, ...]  # From (embedding_dim,) to (num_parameters,)
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Vector-Jacobian products of what was generated."""
-
-    layers: tuple[Tensor, ...]  # (∂θ/∂φ)ᵀ Δθ: weight and bias of each layer, in order
-    embedding: Tensor  # (∂θ/∂v)ᵀ Δθ, shape (embedding_dim,)
 
 
 def new_hypernetwork(
@@ -90,22 +81,22 @@ def generate(hypernetwork: Hypernetwork, embedding: Tensor) -> Tensor:
 
 def hypernetwork_gradients(
     hypernetwork: Hypernetwork, embedding: Tensor, trained: Tensor
-) -> Gradients:
-    """Return the vector-Jacobian products of θ = h(v; φ) with Δθ = θ - θ̃.
+) -> tuple[list[Tensor], Tensor]:
+    """Return (∂θ/∂φ)ᵀ Δθ and (∂θ/∂v)ᵀ Δθ of θ = h(v; φ) with Δθ = θ - θ̃.
 
-    ``hypernetwork``, ``embedding``: φ and v, shape (embedding_dim,). ``trained``: θ̃,
-    what local training made of θ: shape (num_parameters,).
+    The first are of weight and bias of each layer, in order. ``trained``: θ̃, what
+    local training made of θ: shape (num_parameters,).
     """
-    layers = tuple(
-        Layer(_differentiable(layer.weight), _differentiable(layer.bias))
-        for layer in hypernetwork.layers
-    )
-    leaves = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-    leaves.append(_differentiable(embedding))
+    tensors = [
+        one for layer in hypernetwork.layers for one in (layer.weight, layer.bias)
+    ]
+    # Views that autograd tracks.
+    leaves = [tensor.detach().requires_grad_() for tensor in (*tensors, embedding)]
+    layers = tuple(map(Layer, leaves[0:-1:2], leaves[1::2]))
     generated = generate(Hypernetwork(layers), leaves[-1])
     change = generated.detach() - trained
     *of_layers, of_embedding = torch.autograd.grad(generated, leaves, change)
-    return Gradients(tuple(of_layers), of_embedding)
+    return of_layers, of_embedding
 
 
 def hypernetwork_step(
@@ -114,26 +105,19 @@ def hypernetwork_step(
     learning_rate: float,
     weight_decay: float,
 ) -> Hypernetwork:
-    """Return φ after one step of SGD against ``directions``.
-
-    ``hypernetwork``: φ.
-    """
+    """Return φ after one step of SGD against ``directions``."""
 
     def stepped(tensor: Tensor, direction: Tensor) -> Tensor:
         return tensor - learning_rate * (direction + weight_decay * tensor)
 
-    pairs = zip(hypernetwork.layers, directions[0::2], directions[1::2], strict=True)
-    return Hypernetwork(
-        tuple(
-            Layer(stepped(layer.weight, of_weight), stepped(layer.bias, of_bias))
-            for layer, of_weight, of_bias in pairs
+    of_weights, of_biases = directions[0::2], directions[1::2]
+    layers = (
+        Layer(stepped(layer.weight, of_weight), stepped(layer.bias, of_bias))
+        for layer, of_weight, of_bias in zip(
+            hypernetwork.layers, of_weights, of_biases, strict=True
         )
     )
-
-
-def _differentiable(tensor: Tensor) -> Tensor:
-    """Return a view of ``tensor`` that autograd tracks; ``tensor`` itself is not."""
-    return tensor.detach().requires_grad_()
+    return Hypernetwork(tuple(layers))
 
 
 def _new_layer(num_inputs: int, num_outputs: int) -> Layer:
@@ -213,9 +197,8 @@ class PFedHN(Method):
     settings: PFedHNSettings
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> PFedHNState:
-        parameters, buffers = _split(
-            self.task.initial_weights, self.task.model.num_parameters
-        )
+        num_parameters = self.task.model.num_parameters
+        parameters, buffers = self.task.initial_weights.tensor_split([num_parameters])
         hidden_sizes = [self.settings.hidden_dim] * self.settings.num_hidden_layers
         network = new_hypernetwork(
             [self.settings.embedding_dim, *hidden_sizes],
@@ -253,11 +236,14 @@ class PFedHN(Method):
         mean_gradients = [RunningMean() for _ in range(2 * len(network.layers))]
         for client_id, update in updates:
             index = state.clients.index(client_id)
-            num_parameters = len(update.weights) - len(state.buffers)
-            trained, buffers = _split(update.weights, num_parameters)
-            found = hypernetwork_gradients(network, state.embeddings[index], trained)
-            embeddings[index] -= rate * found.embedding
-            for mean, gradient in zip(mean_gradients, found.layers, strict=True):
+            trained, buffers = update.weights.tensor_split(
+                [len(update.weights) - len(state.buffers)]
+            )
+            of_layers, of_embedding = hypernetwork_gradients(
+                network, state.embeddings[index], trained
+            )
+            embeddings[index] -= rate * of_embedding
+            for mean, gradient in zip(mean_gradients, of_layers, strict=True):
                 mean.add(gradient, 1)
             mean_buffers.add(buffers, update.num_examples)
         directions = [mean.result() for mean in mean_gradients]
@@ -270,21 +256,16 @@ class PFedHN(Method):
         self, payload: PFedHNPayload, examples: Examples, rng: RandomKey
     ) -> Tensor:
         """Return the client's weights: unseen, with data, it first finds its own v."""
-        network, embedding, weights = (
-            payload.hypernetwork,
-            payload.embedding,
-            payload.weights,
-        )
+        weights, network = payload.weights, payload.hypernetwork
+        embedding, num_parameters = payload.embedding, self.task.model.num_parameters
         if network is None or embedding is None or len(examples) == 0:
             return weights
-        rate = unseen_client_rate(self.task)
-        _, buffers = _split(weights, self.task.model.num_parameters)
+        rate, buffers = self.task.first_rate, weights[num_parameters:]
         for number in range(self.settings.unseen_steps):
-            result = local_sgd(
-                self.task, weights, examples, rate, rng.child("step", number)
-            )
-            trained, _ = _split(result.weights, self.task.model.num_parameters)
-            slope = hypernetwork_gradients(network, embedding, trained).embedding
+            step_rng = rng.child("step", number)
+            trained = self.train(weights, examples, rate, step_rng).weights
+            trained = trained[:num_parameters]
+            _, slope = hypernetwork_gradients(network, embedding, trained)
             embedding = embedding - self.settings.learning_rate * slope
             weights = _weights(network, embedding, buffers)
         return weights
@@ -292,8 +273,3 @@ class PFedHN(Method):
 
 def _weights(network: Hypernetwork, embedding: Tensor, buffers: Tensor) -> Tensor:
     return torch.cat([generate(network, embedding), buffers])
-
-
-def _split(weights: Tensor, num_parameters: int) -> tuple[Tensor, Tensor]:
-    """Return parameters and buffers, views into ``weights``."""
-    return weights[:num_parameters], weights[num_parameters:]

@@ -25,7 +25,9 @@ is fixed; the paper goes on up to an accuracy.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
@@ -38,14 +40,13 @@ from knnper.experiment import (
     Settings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.averaging import Updates, mean_in_parts
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import (
     ModelPayload,
     ModelState,
     ModelUpdate,
-    NoState,
 )
 from knnper.strategies.core.training import (
     LocalModel,
@@ -103,11 +104,7 @@ class PFedMe(Method):
         return local_sgd(self.task, weights, examples, rate, rng, local_step=step)
 
     def personalize(
-        self,
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        rng: RandomKey,
+        self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         rate, decay = self.settings.inner_learning_rate, self.task.training.weight_decay
         # Without momentum, as the θ of the rounds.
@@ -123,15 +120,11 @@ class PFedMe(Method):
         )
 
     def aggregate(self, state: ModelState, updates: Updates[ModelUpdate]) -> ModelState:
-        rate, mean = self.settings.server_learning_rate, RunningMean()
-        for _, update in updates:
-            mean.add(update.weights, update.num_examples)
-        weights = mean.result_float64()
-        # Buffers follow the mean: a running variance must not be extrapolated.
-        parameters = slice(0, self.task.model.num_parameters)
-        kept = (1 - rate) * state.weights[parameters].double()
-        weights[parameters] = kept + rate * weights[parameters]
-        return ModelState(weights.float())
+        rate = self.settings.server_learning_rate
+        num_parameters = self.task.model.num_parameters
+        mean, buffers = mean_in_parts(updates, num_parameters)
+        kept = (1 - rate) * state.weights[:num_parameters].double()
+        return ModelState(torch.cat([(kept + rate * mean).float(), buffers]))
 
     @staticmethod
     def check(settings: PFedMeSettings, experiment: Experiment) -> Sequence[Problem]:

@@ -157,7 +157,12 @@ def issue_server_certificate(
     issuer, issuer_key = authority.certificate, authority.key.public_key()
     builder = _certificate(hosts[0], days, key.public_key(), issuer.not_valid_after_utc)
     builder = builder.issuer_name(issuer.subject)
-    names = [_general_name(host) for host in dict.fromkeys(hosts)]
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys(hosts):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
     extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
         (x509.BasicConstraints(False, None), True),
         (_usage(signs_certificates=False), True),
@@ -232,13 +237,6 @@ def _certificate(
 
 def _named(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:_LONGEST_NAME])])
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        return x509.DNSName(host)
 
 
 def _usage(*, signs_certificates: bool) -> x509.KeyUsage:

@@ -92,8 +92,12 @@ def examine(checks: Iterable[Check]) -> list[Examined]:
     examined: list[Examined] = []
     bad: set[str] = set()
     for check in checks:
-        missing = [need for need in check.needs if need in bad]
-        finding = _unlooked(missing) if missing else _looked(check)
+        missing = ", ".join(need for need in check.needs if need in bad)
+        try:
+            why = f"makes sense once this is well: {missing}"
+            finding = skipped(why) if missing else check.look()
+        except (KnnPerError, OSError) as error:
+            finding = problem_told(str(error))
         if finding.verdict in (Verdict.PROBLEM, Verdict.SKIPPED):
             bad.add(check.subject)
         examined.append(Examined(check.subject, finding))
@@ -103,17 +107,6 @@ def examine(checks: Iterable[Check]) -> list[Examined]:
 def is_well(examined: Iterable[Examined]) -> bool:
     """Return whether nothing is wrong; warnings do not count."""
     return all(one.finding.verdict is not Verdict.PROBLEM for one in examined)
-
-
-def _unlooked(missing: Iterable[str]) -> Finding:
-    return skipped(f"makes sense once this is well: {', '.join(missing)}")
-
-
-def _looked(check: Check) -> Finding:
-    try:
-        return check.look()
-    except (KnnPerError, OSError) as error:
-        return problem_told(str(error))
 
 
 _MEGABYTE = 1_000_000

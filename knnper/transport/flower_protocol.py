@@ -62,7 +62,6 @@ ACTIVATE, DEACTIVATE = f"{FLEET}activate-node", f"{FLEET}deactivate-node"
 REGISTER, UNREGISTER = f"{FLEET}register-node", f"{FLEET}unregister-node"
 PUSH_MESSAGES, PUSH_OBJECT = f"{FLEET}push-messages", f"{FLEET}push-object"
 ACQUIRE_TASK = "/v1/runtime/acquire-task"
-
 REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
     {
         ACTIVATE: ActivateNodeRequest,

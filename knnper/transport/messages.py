@@ -106,21 +106,16 @@ def read_introduction(content: RecordDict) -> Introduction:
         return Introduction("", problem="it did not say who it is: another version?")
     try:
         said = plain_fields(Introduction, record)
-        _require_possible(said)
+        if len(said.name) > _LONGEST_NAME or not is_name(said.name):
+            expected = "expected a name of letters, digits, '.', '_' and '-'"
+            raise CodecError(f"{expected}, found {said.name!r}")
+        for count in (said.num_train, said.num_validation, said.num_test):
+            if not 0 <= count <= LARGEST_COUNT:
+                raise CodecError(f"expected a number of examples, found {count}")
     except CodecError as error:
         return Introduction("", problem=printable(str(error)))
     problem, remark = printable(said.problem), printable(said.remark)
     return dataclasses.replace(said, problem=problem, remark=remark)
-
-
-def _require_possible(said: Introduction) -> None:
-    if len(said.name) > _LONGEST_NAME or not is_name(said.name):
-        raise CodecError(
-            f"expected a name of letters, digits, '.', '_' and '-', found {said.name!r}"
-        )
-    for count in (said.num_train, said.num_validation, said.num_test):
-        if not 0 <= count <= LARGEST_COUNT:
-            raise CodecError(f"expected a number of examples, found {count}")
 
 
 MEMORY_FILE_SYSTEM = Path("/dev/shm")
@@ -137,7 +132,10 @@ def is_available() -> bool:
     """Return whether this machine has a file system in memory with room to spare."""
     if not os.access(MEMORY_FILE_SYSTEM, os.W_OK):
         return False
-    _remove_left_behind()
+    for folder in MEMORY_FILE_SYSTEM.glob(f"{_PREFIX}*"):  # left behind by a kill
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
     return shutil.disk_usage(MEMORY_FILE_SYSTEM).free >= LEAST_FREE_BYTES
 
 
@@ -208,13 +206,6 @@ def _claim(folder: Path, num_bytes: int) -> Path | None:
 
 def _new_path(folder: Path, num_bytes: int) -> Path:
     return folder / f"{num_bytes}-{uuid.uuid4().hex}{_IN_USE}"
-
-
-def _remove_left_behind() -> None:
-    for folder in MEMORY_FILE_SYSTEM.glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 R = TypeVar("R")

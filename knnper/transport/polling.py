@@ -159,7 +159,8 @@ class _Window:
         self._replies: dict[str, Message | NoReply] = {}
 
     def push(self, message: Message) -> None:
-        pushed = _push(self._grid, message)
+        ids = list(self._grid.push_messages([message]))
+        pushed = (ids[0] or None) if len(ids) == 1 else None  # not accepted
         if pushed is None and not self._patience.may_be_away:
             raise RunError(f"{NOT_ACCEPTED}; the run was stopped or the node is gone")
         name = pushed or f"not accepted {len(self._sent_at)}"
@@ -227,7 +228,13 @@ class _Window:
         except _WHAT_A_NODE_SENDS as error:
             if not self._patience.may_be_away:
                 raise
-            self._fetch_each(wanted, error)
+            # Whose reply Flower cannot put together, it is no reply.
+            if len(wanted) == 1:
+                reason = f"the reply cannot be read: {type(error).__name__}: {error}"
+                self._answered(wanted[0], NoReply(reason))
+            else:
+                for message_id in wanted:
+                    self._fetch([message_id])
             return
         for reply in found:
             self._answered(reply.metadata.reply_to_message_id, reply)
@@ -242,18 +249,3 @@ class _Window:
         else:
             seconds = time.monotonic() - self._sent_at[name]
             pace.answered(self._nodes[name], seconds)
-
-    def _fetch_each(self, message_ids: list[str], error: Exception) -> None:
-        """Find out whose reply Flower cannot put together: it is no reply."""
-        if len(message_ids) == 1:
-            reason = f"the reply cannot be read: {type(error).__name__}: {error}"
-            self._answered(message_ids[0], NoReply(reason))
-            return
-        for message_id in message_ids:
-            self._fetch([message_id])
-
-
-def _push(grid: Grid, message: Message) -> str | None:
-    """Return the id of a message that was sent; None if it was not accepted."""
-    pushed = list(grid.push_messages([message]))
-    return (pushed[0] or None) if len(pushed) == 1 else None

@@ -36,7 +36,6 @@ _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"Content-Length: 0\r\nConnection: close\r\n\r\n"
 )
-
 _LOG = logging.getLogger(__name__)
 
 

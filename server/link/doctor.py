@@ -64,16 +64,14 @@ def _authorized(settings: ServerSettings) -> Finding:
 
 def _registered(settings: ServerSettings) -> Finding:
     """Look whether Flower knows those who may connect, and who is online."""
-    found = census(settings)
-    if found.problems:
-        return problem("; ".join(found.problems), "look into the server's log")
-    left_out = [one.name for one in found.clients if one.status == AUTHORIZED]
+    clients, problems = census(settings)
+    if problems:
+        return problem("; ".join(problems), "look into the server's log")
+    left_out = [one.name for one in clients if one.status == AUTHORIZED]
     if left_out:
         return problem(f"not registered: {', '.join(left_out)}", _LOG)
-    online = [one.name for one in found.clients if one.status == "online"]
-    return fine(
-        f"{len(found.clients)} registered, online: {', '.join(online) or 'none'}"
-    )
+    online = [one.name for one in clients if one.status == "online"]
+    return fine(f"{len(clients)} registered, online: {', '.join(online) or 'none'}")
 
 
 def _roster(settings: ServerSettings) -> Finding:
@@ -82,8 +80,7 @@ def _roster(settings: ServerSettings) -> Finding:
         roster = read_roster(settings.roster_file)
     except RunError as error:
         return problem(
-            str(error),
-            f"remove {settings.roster_file}; the server writes it anew",
+            str(error), f"remove {settings.roster_file}; the server writes it anew"
         )
     return fine(f"{len(roster)} clients in {settings.roster_file}")
 
@@ -95,9 +92,7 @@ def _certificate(files: TlsFiles) -> Finding:
     """Look whether clients accept the certificate."""
     try:
         chain = read_as(
-            files.certificate,
-            "certificates in PEM",
-            x509.load_pem_x509_certificates,
+            files.certificate, "certificates in PEM", x509.load_pem_x509_certificates
         )
         authority = read_certificate(files.ca)
     except CredentialError as error:
@@ -186,7 +181,11 @@ def _processes(settings: ServerSettings) -> Finding:
 def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
     """Look who has a port."""
     if not is_running(settings.state):
-        return _free(address, setting)
+        try:
+            listen(address.host, address.port).close()
+        except RunError:
+            return _taken(address, setting)
+        return fine(f"{address} is free")
     where = Address(_UNSPECIFIED.get(address.host, address.host), address.port)
     opened = connected if settings.insecure else encrypted
     try:
@@ -211,14 +210,6 @@ def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
 def is_running(state: Path) -> bool:
     """Return whether a server holds the folder ``state``; it notices nothing."""
     return lock_holder(state / LOCK) is not None
-
-
-def _free(address: Address, setting: str) -> Finding:
-    try:
-        listen(address.host, address.port).close()
-    except RunError:
-        return _taken(address, setting)
-    return fine(f"{address} is free")
 
 
 def _taken(address: Address, setting: str) -> Finding:

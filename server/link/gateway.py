@@ -9,7 +9,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -204,18 +203,16 @@ def said_once_a_minute(noisy: logging.Logger) -> logging.Logger:
 
 Scope = Mapping[str, Any]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 _PASSED_BACK = frozenset({"content-type", "content-length"})
 _PASSED_ON = frozenset({"content-type", "accept"})
 _FLOWERS = "flwr-"
 _LONGEST_ERROR = 64 * 1024
-
 _IS_CONNECTED = (
     "is connected already, or was until less than a minute ago: another process uses "
     "its key, or the last one was killed. Stop the other one; after a kill, try again "
     "in a minute."
 )
-
 _NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
 _LOOK_S = 0.1
 
@@ -246,6 +243,53 @@ class Presence:
         return Standing(self.clients.names.get(key), idle_s)
 
 
+class Exchange:
+    """A request, and the way that its answer goes."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope, self.method, self.path = scope, scope["method"], raw_path(scope)
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
+        client = scope.get("client")
+        self.host = "?" if client is None else str(client[0])
+        self.receive, self._send = receive, send
+
+    async def answer(
+        self,
+        status: int,
+        body: bytes,
+        kind: str = "application/json",
+        more: Headers = (),
+    ) -> None:
+        """Answer with a body."""
+        length = str(len(body)).encode()
+        headers = [(b"content-type", kind.encode()), (b"content-length", length)]
+        await self._start(status, [*headers, *more])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def stream(self, response: httpx.Response, more: Headers = ()) -> None:
+        """Answer as Flower did."""
+        passed = {
+            name.encode(): value.encode()
+            for name, value in response.headers.items()
+            if name in _PASSED_BACK or name.startswith(_FLOWERS)
+        }
+        await self._start(response.status_code, [*passed.items(), *more])
+        body = {"type": "http.response.body"}
+        try:
+            async for piece in response.aiter_raw():
+                await self._send({**body, "body": piece, "more_body": True})
+        except httpx.HTTPError:
+            return  # uvicorn ends the connection: the client sees half of an answer
+        await self._send({**body, "body": b""})
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        start = {"type": "http.response.start", "status": int(status)}
+        await self._send({**start, "headers": headers})
+
+
 @dataclass(frozen=True)
 class Gateway:
     """An ASGI application in front of Flower."""
@@ -263,52 +307,45 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        headers, path = _headers(scope["headers"]), raw_path(scope)
-        caller: Caller | None = None
+        one, caller = Exchange(scope, receive, send), None
         try:
-            self.rules.require_open(scope, headers.get("content-length"))
-            if path == HEALTH:
-                await self._tell_health(scope["method"], headers, send)
+            self.rules.require_open(scope, one.headers.get("content-length"))
+            if one.path == HEALTH:
+                async with self._asked(one.method, HEALTH, one.headers) as response:
+                    await one.stream(response, [*_VERSIONS, _THE_END])
                 return
-            caller = await self._caller(path, headers)
+            caller = await self._caller(one)
             with self.meter.one_request(caller.key):
-                await self._answer(scope, headers, caller, receive, send)
+                await self._answer(one, caller)
         except Refusal as refusal:
-            self._log(scope, headers, caller, refusal)
-            more = [*_VERSIONS] if path == HEALTH else []
+            self._log(one, caller, refusal)
+            more = [*_VERSIONS] if one.path == HEALTH else []
             if caller is None or refusal.status == HTTPStatus.GATEWAY_TIMEOUT:
                 more.append(_THE_END)
-            await _answer(send, refusal.status, refusal.body(), more=more)
+            await one.answer(refusal.status, refusal.body(), more=more)
 
-    async def _caller(self, path: str, headers: Mapping[str, str]) -> Caller:
+    async def _caller(self, one: Exchange) -> Caller:
         """Return who asks; one that was only just registered is looked for."""
         try:
-            return self.rules.caller(path, headers)
+            return self.rules.caller(one.path, one.headers)
         except Refusal as refusal:
             if refusal.status != HTTPStatus.PRECONDITION_FAILED:
                 raise
         self.look()
-        key, end = key_of(headers), time.monotonic() + _NEW_CLIENT_S
+        key, end = key_of(one.headers), time.monotonic() + _NEW_CLIENT_S
         while key not in self.rules.clients.names and time.monotonic() < end:
             await asyncio.sleep(_LOOK_S)
-        return self.rules.caller(path, headers)
+        return self.rules.caller(one.path, one.headers)
 
-    async def _answer(
-        self,
-        scope: Scope,
-        headers: Mapping[str, str],
-        caller: Caller,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        path, length = raw_path(scope), int(headers["content-length"])
-        self.rules.require_size(path, length)
-        async with self.meter.room(_host(scope), caller.key, length):
-            body = await read_body(receive, length)
-            if path == PUSH_OBJECT:
-                request = await asyncio.to_thread(parsed, path, body)
+    async def _answer(self, one: Exchange, caller: Caller) -> None:
+        length = int(one.headers["content-length"])
+        self.rules.require_size(one.path, length)
+        async with self.meter.room(one.host, caller.key, length):
+            body = await read_body(one.receive, length)
+            if one.path == PUSH_OBJECT:
+                request = await asyncio.to_thread(parsed, one.path, body)
             else:
-                request = parsed(path, body)
+                request = parsed(one.path, body)
             node_id = self.rules.require_own(caller, request)
             if isinstance(request, PushObjectRequest):
                 self._require_node(caller)
@@ -317,15 +354,14 @@ class Gateway:
         if isinstance(request, PushObjectRequest):
             await passed_on()
             told = PushObjectResponse(stored=True).SerializeToString()
-            await _answer(send, HTTPStatus.OK, told, PROTOBUF)
+            await one.answer(HTTPStatus.OK, told, PROTOBUF)
         elif isinstance(request, PushMessagesRequest):
             self._require_node(caller)
             told = self.replies.announce(caller, request)
-            await _answer(send, HTTPStatus.OK, told, PROTOBUF)
-        else:
-            await self._pass_on(scope, headers, caller, node_id, request, send)
+            await one.answer(HTTPStatus.OK, told, PROTOBUF)
+        elif not await self._pass_on(one, caller, node_id, request):
             return
-        self.presence.note(path, caller.key)
+        self.presence.note(one.path, caller.key)
 
     def _require_node(self, caller: Caller) -> None:
         """Have a client wait whose node is not known yet, as in insecure mode."""
@@ -334,15 +370,9 @@ class Gateway:
             raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "this node is not known yet")
 
     async def _pass_on(
-        self,
-        scope: Scope,
-        headers: Mapping[str, str],
-        caller: Caller,
-        node_id: int,
-        request: Message,
-        send: Send,
-    ) -> None:
-        path = raw_path(scope)
+        self, one: Exchange, caller: Caller, node_id: int, request: Message
+    ) -> bool:
+        """Answer as Flower does; return whether it took the request."""
         fetched: Callable[[int], None] | None = None
         if isinstance(request, (GetRunRequest, GetFabRequest)):
             self.replies.require_run(node_id, request.run_id)
@@ -352,27 +382,21 @@ class Gateway:
         elif isinstance(request, PullObjectRequest):
             name = request.object_id
             fetched = self.replies.require_object(node_id, request.run_id, name)
-        async with self._asked("POST", path, headers, request) as response:
+        async with self._asked("POST", one.path, one.headers, request) as response:
             if response.is_error:
-                await self._tell_why(scope, caller, response, send)
-                return
+                await self._tell_why(one, caller, response)
+                return False
             if isinstance(request, PullMessagesRequest):
                 told = await response.aread()
                 self.replies.sent(node_id, told)
-                await _answer(send, response.status_code, told, PROTOBUF)
+                await one.answer(response.status_code, told, PROTOBUF)
             else:
                 if fetched is not None:
                     fetched(int(response.headers.get("content-length", 0)))
-                await _stream(response, send)
-        self.presence.note(path, caller.key)
-        if path == ACTIVATE:
+                await one.stream(response)
+        if one.path == ACTIVATE:
             self.look()
-
-    async def _tell_health(
-        self, method: str, headers: Mapping[str, str], send: Send
-    ) -> None:
-        async with self._asked(method, HEALTH, headers) as response:
-            await _stream(response, send, [*_VERSIONS, _THE_END])
+        return True
 
     @contextlib.asynccontextmanager
     async def _asked(
@@ -402,90 +426,38 @@ class Gateway:
             raise unreachable(error) from error
 
     async def _tell_why(
-        self, scope: Scope, caller: Caller, response: httpx.Response, send: Send
+        self, one: Exchange, caller: Caller, response: httpx.Response
     ) -> None:
         body = (await response.aread())[:_LONGEST_ERROR]
-        path, status = raw_path(scope), response.status_code
+        path, status = one.path, response.status_code
         standing = self.presence.standing(path, caller.key, status)
         if standing is not None:
-            await _answer(send, status, with_standing(body, standing))
+            await one.answer(status, with_standing(body, standing))
             return
         if path == ACTIVATE and status == HTTPStatus.PRECONDITION_FAILED:
             body = with_reason(body, f"{caller.name} {_IS_CONNECTED}")
         said = f"Flower refused {path}: {body.decode(errors='replace')}"
-        self.notices.warn(_host(scope), f"{caller.name}: {path}: {status}", said)
-        await _answer(send, status, body)
+        self.notices.warn(one.host, f"{caller.name}: {path}: {status}", said)
+        await one.answer(status, body)
 
-    def _log(
-        self,
-        scope: Scope,
-        headers: Mapping[str, str],
-        caller: Caller | None,
-        refusal: Refusal,
-    ) -> None:
-        path = raw_path(scope)
-        known = self.rules.clients.names.get(key_of(headers))
+    def _log(self, one: Exchange, caller: Caller | None, refusal: Refusal) -> None:
+        known = self.rules.clients.names.get(key_of(one.headers))
         who = caller.name if caller else f"somebody with the key of {known}"
         if caller is None and known is None:
             who = "a stranger"
-        is_known = path in REQUESTS or path in ATTACKS
-        kind = path if is_known else "another path"
+        is_known = one.path in REQUESTS or one.path in ATTACKS
+        kind = one.path if is_known else "another path"
         did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
-            _host(scope),
+            one.host,
             f"{who}: {kind}: {refusal.why}",
-            f"{did} {scope['method']} '{plain(path)}' of {who}: {refusal}",
+            f"{did} {one.method} '{plain(one.path)}' of {who}: {refusal}",
         )
 
 
 # Nothing more is read of somebody unknown or slow, and no place is kept for it.
 _THE_END = (b"connection", b"close")
-
 _VERSIONS = [
     (header.encode(), own_versions()[package].encode())
     for package, header in GATEWAY_HEADERS.items()
 ]
-
-
-def _headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
-
-
-async def _stream(
-    response: httpx.Response, send: Send, more: Sequence[tuple[bytes, bytes]] = ()
-) -> None:
-    passed = {
-        name.encode(): value.encode()
-        for name, value in response.headers.items()
-        if name in _PASSED_BACK or name.startswith(_FLOWERS)
-    }
-    await _start(send, response.status_code, [*passed.items(), *more])
-    try:
-        async for piece in response.aiter_raw():
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-    except httpx.HTTPError:
-        return  # uvicorn ends the connection: the client sees half of an answer
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _answer(
-    send: Send,
-    status: int,
-    body: bytes,
-    kind: str = "application/json",
-    more: Headers | None = None,
-) -> None:
-    length = str(len(body)).encode()
-    headers = [(b"content-type", kind.encode()), (b"content-length", length)]
-    await _start(send, status, [*headers, *(more or ())])
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _start(send: Send, status: int, headers: Headers) -> None:
-    start = {"type": "http.response.start", "status": int(status), "headers": headers}
-    await send(start)
-
-
-def _host(scope: Scope) -> str:
-    client = scope.get("client")
-    return "?" if client is None else str(client[0])

@@ -1,10 +1,10 @@
 """Brings Flower's registrations in line with the folder of authorized keys."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -84,9 +84,13 @@ class ControlPort:
     def nodes(self) -> list[Node]:
         """Return all nodes that were ever registered."""
         told = self._asked("list the nodes", "list-nodes", ListNodesRequest())
+        found = ListNodesResponse.FromString(told).nodes_info
+        keys = [read_public_key(one.public_key) for one in found]
         return [
-            Node(str(one.node_id), one.name, _key_sha256(one.public_key), one.status)
-            for one in ListNodesResponse.FromString(told).nodes_info
+            Node(
+                str(one.node_id), one.name, fingerprint(key) if key else "", one.status
+            )
+            for one, key in zip(found, keys, strict=True)
         ]
 
     def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
@@ -133,9 +137,9 @@ class ControlPort:
         raise RunError(f"Flower did not {action}: {why}")
 
 
-def _key_sha256(public_key: bytes) -> str:
-    key = read_public_key(public_key)
-    return "" if key is None else fingerprint(key)
+def control_port(settings: ServerSettings) -> ControlPort:
+    """Return a connection to the server on this machine, for ``with``."""
+    return ControlPort(settings.control_address, control_authority(settings))
 
 
 logger = logging.getLogger(__name__)
@@ -155,92 +159,82 @@ def reconcile(
         )
     before = read_roster(roster_file)
     keys, problems = folder.keys()
-    for problem in problems:
-        logger.warning("not registered: %s", problem)
-    counts, problems = folder.counts()
-    for problem in problems:
-        logger.warning("not fixed: %s", problem)
+    counts, more = folder.counts()
+    said = [f"not registered: {one}" for one in problems]
+    for problem in [*said, *(f"not fixed: {one}" for one in more)]:
+        logger.warning("%s", problem)
+    wanted = {fingerprint(key): name for name, key in keys.items()}
     adopts = roster_file.exists() or not by_key
-    ledger = _Ledger(keys, counts, before, registry, adopts)
-    for node in registry.nodes():
-        ledger.see(node)
-    ledger.register_new()
-    if ledger.roster != before or not roster_file.exists():
-        write_roster(roster_file, ledger.roster)
-    return ledger.roster
-
-
-@dataclass
-class _Ledger:
-    """Makes the new roster from the keys, the old roster and what Flower knows."""
-
-    keys: Mapping[str, ec.EllipticCurvePublicKey]
-    counts: Mapping[str, int]
-    before: Mapping[str, Registered]
-    registry: ControlPort
-    adopts: bool
-    removed: set[str] = field(default_factory=set)
-    roster: dict[str, Registered] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.wanted = {fingerprint(key): name for name, key in self.keys.items()}
-
-    def see(self, node: Node) -> None:
-        """Keep ``node``, or take its registration away."""
-        name = self.wanted.get(node.key_sha256)
-        known = self.before.get(node.node_id)
-        if node.status == UNREGISTERED:
-            self.removed.add(node.key_sha256)
-        elif name is not None:
-            self._enter(node.node_id, name, node.key_sha256)
-        elif known is not None and known.source == "folder":
-            self._remove(node, f"removed {known.name}: its key is gone")
-        elif known is not None or self.adopts:
-            self._adopt(node)
-        else:
-            self._remove(
-                node,
-                f"removed {node.name or node.node_id}: it has no key in the folder, "
-                "and no roster tells how it was registered. To let it in, make it a "
-                "new key: knnper fed register",
-            )
-
-    def register_new(self) -> None:
-        """Register the keys that Flower does not know."""
-        known = {one.key_sha256 for one in self.roster.values()}
-        for name, key in self.keys.items():
-            key_sha256 = fingerprint(key)
-            if key_sha256 in self.removed:
-                logger.warning(
-                    "not registered: the key of %s (%s) was removed once and cannot "
-                    "come back; make it another one",
-                    name,
-                    key_sha256,
-                )
-            elif key_sha256 not in known:
-                node_id = self.registry.register(name, key)
-                self._enter(node_id, name, key_sha256)
-                logger.info("registered %s (%s)", name, key_sha256)
-
-    def _enter(self, node_id: str, name: str, key_sha256: str) -> None:
-        count = self.counts.get(name)
-        self.roster[node_id] = Registered(name, key_sha256, "folder", count)
-
-    def _remove(self, node: Node, why: str) -> None:
-        self.registry.unregister(node.node_id)
-        self.removed.add(node.key_sha256)
-        logger.warning("%s (%s)", why, node.key_sha256)
-
-    def _adopt(self, node: Node) -> None:
-        """Keep a node that was registered with Flower's own command."""
-        taken = {*self.keys, *(one.name for one in self.roster.values())}
-        name = node.name
-        if not is_name(name) or name in taken:
-            name = f"node-{node.node_id}"
+    roster, removed = _kept(registry, wanted, counts, before, adopts)
+    registered = {one.key_sha256 for one in roster.values()}
+    for key_sha256, name in wanted.items():
+        if key_sha256 in removed:
             logger.warning(
-                "%s has no name of its own (Flower calls it %r)", name, node.name
+                "not registered: the key of %s (%s) was removed once and cannot come "
+                "back; make it another one",
+                *(name, key_sha256),
             )
-        self.roster[node.node_id] = Registered(name, node.key_sha256, "flower")
+        elif key_sha256 not in registered:
+            node_id = registry.register(name, keys[name])
+            roster[node_id] = _of_folder(name, key_sha256, counts)
+            logger.info("registered %s (%s)", name, key_sha256)
+    if roster != before or not roster_file.exists():
+        write_roster(roster_file, roster)
+    return roster
+
+
+def _kept(
+    registry: ControlPort,
+    wanted: Mapping[str, str],
+    counts: Mapping[str, int],
+    before: Mapping[str, Registered],
+    adopts: bool,
+) -> tuple[dict[str, Registered], set[str]]:
+    """Return the nodes that stay, and keys that are gone; remove those that must go."""
+    roster: dict[str, Registered] = {}
+    removed: set[str] = set()
+    for node in registry.nodes():
+        name, known = wanted.get(node.key_sha256), before.get(node.node_id)
+        if node.status == UNREGISTERED:
+            removed.add(node.key_sha256)
+        elif name is not None:
+            roster[node.node_id] = _of_folder(name, node.key_sha256, counts)
+        elif (why := _why_removed(node, known, adopts)) is not None:
+            registry.unregister(node.node_id)
+            removed.add(node.key_sha256)
+            logger.warning("%s (%s)", why, node.key_sha256)
+        else:
+            taken = {*wanted.values(), *(one.name for one in roster.values())}
+            roster[node.node_id] = _adopted(node, taken)
+    return roster, removed
+
+
+def _of_folder(name: str, key_sha256: str, counts: Mapping[str, int]) -> Registered:
+    return Registered(name, key_sha256, "folder", counts.get(name))
+
+
+def _why_removed(node: Node, known: Registered | None, adopts: bool) -> str | None:
+    """Return why a node without a key in the folder is removed; None if it stays."""
+    if known is not None and known.source == "folder":
+        return f"removed {known.name}: its key is gone"
+    if known is not None or adopts:
+        return None
+    return (
+        f"removed {node.name or node.node_id}: it has no key in the folder, and no "
+        "roster tells how it was registered. To let it in, make it a new key: knnper "
+        "fed register"
+    )
+
+
+def _adopted(node: Node, taken: Collection[str]) -> Registered:
+    """Return a node that was registered with Flower's own command."""
+    name = node.name
+    if not is_name(name) or name in taken:
+        name = f"node-{node.node_id}"
+        logger.warning(
+            "%s has no name of its own (Flower calls it %r)", name, node.name
+        )
+    return Registered(name, node.key_sha256, "flower")
 
 
 AUTHORIZED = "authorized"
@@ -256,41 +250,28 @@ class ClientStatus:
     key_sha256: str
     node_id: str | None
 
-    def as_document(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
 
-
-@dataclass(frozen=True)
-class Census:
-    """All clients, sorted by name, and what could not be found out."""
-
-    clients: tuple[ClientStatus, ...]
-    problems: tuple[str, ...]
-
-
-def census(settings: ServerSettings) -> Census:
-    """Return the clients by the folder of authorized keys and by Flower."""
+def census(settings: ServerSettings) -> tuple[list[ClientStatus], list[str]]:
+    """Return all clients, sorted by name, and what could not be found out."""
     keys, problems = AuthorizedFolder(settings.authorized).keys()
     wanted = {fingerprint(key): name for name, key in keys.items()}
+    nodes: dict[str, Node] = {}
     try:
-        port = ControlPort(settings.control_address, control_authority(settings))
-        with port as control:
+        with control_port(settings) as control:
             nodes = {node.key_sha256: node for node in control.nodes()}
     except RunError as error:
-        nodes = {}
         problems.append(f"Only what the folder says: {error}")
-    clients = [_status(name, key, nodes.get(key)) for key, name in wanted.items()]
-    clients += [
-        _status(node.name or f"node-{node.node_id}", key, node)
-        for key, node in nodes.items()
-        if key not in wanted and node.status != UNREGISTERED
+    clients = [
+        ClientStatus(name, AUTHORIZED, key, None)
+        for key, name in wanted.items()
+        if key not in nodes
     ]
-    ordered = sorted(clients, key=lambda client: client.name)
-    return Census(tuple(ordered), tuple(problems))
-
-
-def _status(name: str, key_sha256: str, node: Node | None) -> ClientStatus:
-    if node is None:
-        return ClientStatus(name, AUTHORIZED, key_sha256, None)
-    return ClientStatus(name, node.status, key_sha256, node.node_id)
+    clients += [
+        ClientStatus(
+            wanted.get(key) or node.name or f"node-{node.node_id}",
+            *(node.status, key, node.node_id),
+        )
+        for key, node in nodes.items()
+        if key in wanted or node.status != UNREGISTERED
+    ]
+    return sorted(clients, key=lambda client: client.name), problems

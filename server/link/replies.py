@@ -34,12 +34,7 @@ from flwr.proto.fleet_pb2 import (
     PushMessagesRequest,
     PushMessagesResponse,
 )
-from flwr.proto.message_pb2 import (
-    Message,
-    Metadata,
-    ObjectTree,
-    PushObjectRequest,
-)
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest
 from google.protobuf.message import DecodeError
 
 from knnper.server.link.gateway_rules import Caller, Refusal
@@ -65,7 +60,6 @@ _TIDY_S = 5.0
 _AT_ONCE = 4  # replies that are passed on at a time, one object each in memory
 _LARGEST_RECORD = 1_000_000  # bytes of what is not part of an array
 _MB = 1e6
-
 _RECORDS: Mapping[str, Callable[[bytes], object]] = {
     "ConfigRecord": ConfigRecord.inflate,
     "MetricRecord": MetricRecord.inflate,

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric import ec
-
 from knnper.errors import CredentialError, RunError
 from knnper.server.link.authorized import AuthorizedFolder, require_name
 from knnper.server.settings import read_server
 from knnper.transport.credentials import (
-    AUTHORITY_DAYS,
     SERVER_DAYS,
     Address,
     hosts_of,
@@ -117,10 +114,8 @@ control: 127.0.0.1:{control_port}      # Flower's own port, for commands on this
 authorized: authorized        # one public key NAME.pub a client; read while it runs
 state: state                  # what the server keeps: registrations, runs, logs
 """
-
 _SERVER_TLS = "tls: {ca: ca.crt, certificate: server.crt, key: server.key}"
 _SERVER_INSECURE = "insecure: true                # no encryption, no authentication"
-
 _CLIENT = """\
 # Settings of one client. Relative paths are relative to this file's folder.
 name: "{name}"
@@ -141,18 +136,10 @@ limits:                       # what a run may do here; see docs/security.md
   days: 30                    # null: for ever
 service: {{host: 127.0.0.1, port: 8080}}  # where it answers predictions
 """
-
 _CLIENT_TLS = """\
 tls: {{ca: ca.crt}}             # the authority that signed the server's certificate
 key: {name}.key               # proves who this client is; never leaves this machine"""
-
 _CLIENT_INSECURE = "insecure: true                # no encryption, no authentication"
-
-
-def server_yaml(port: int, control_port: int, insecure: bool) -> str:
-    """Return the server's settings as YAML with comments."""
-    security = _SERVER_INSECURE if insecure else _SERVER_TLS
-    return _SERVER.format(port=port, control_port=control_port, security=security)
 
 
 def client_yaml(name: str, server: Address, insecure: bool) -> str:
@@ -164,29 +151,30 @@ def client_yaml(name: str, server: Address, insecure: bool) -> str:
 _LOCAL_HOSTS = ("localhost", "127.0.0.1")
 
 
-@dataclass(frozen=True)
-class Founding:
-    """What a new federation is to be."""
-
-    hosts: Sequence[str]
-    port: int = 8443
-    control_port: int = 8000
-    insecure: bool = False
-    server_days: int = SERVER_DAYS
-    authority_days: int = AUTHORITY_DAYS
-
-
-def found(folder: FederationFolder, founding: Founding) -> None:
-    """Write the files of the server and of the authority."""
+def found(
+    folder: FederationFolder,
+    hosts: Sequence[str],
+    port: int = 8443,
+    control_port: int = 8000,
+    insecure: bool = False,
+    days: int = SERVER_DAYS,
+) -> None:
+    """Write the files of the server at ``hosts``, and of the authority."""
     if folder.server_file.exists():
         raise RunError(
             f"{folder.path} holds a federation already; choose another folder, or add "
             f"clients with: knnper fed add-client {folder.path} NAME"
         )
     folder.authorized.mkdir(parents=True, exist_ok=True)
-    if not founding.insecure:
-        _write_authority(folder, founding)
-    text = server_yaml(founding.port, founding.control_port, founding.insecure)
+    if not insecure:
+        folder.authority.mkdir(mode=0o700, exist_ok=True)
+        authority = new_authority(f"{folder.path.resolve().name} authority")
+        authority.write(folder.authority / "ca.crt", folder.authority / "ca.key")
+        write_certificate(folder.server / "ca.crt", authority.certificate)
+        server = issue_server_certificate(authority, (*hosts, *_LOCAL_HOSTS), days)
+        server.write(*_server_files(folder))
+    security = _SERVER_INSECURE if insecure else _SERVER_TLS
+    text = _SERVER.format(port=port, control_port=control_port, security=security)
     folder.server_file.write_text(text, encoding="utf-8")
 
 
@@ -204,14 +192,16 @@ def add_client(
             "found --num-train for a federation without keys, where anyone may go by "
             "the name; leave it away"
         )
-    key = None if insecure else new_node_key()
-    if key is not None:
+    key = new_node_key()
+    if not insecure:
         AuthorizedFolder(folder.authorized).add(name, key.public_key(), num_train)
     place.mkdir(parents=True)
     text = client_yaml(name, server, insecure)
     (place / "client.yaml").write_text(text, encoding="utf-8")
-    if key is not None:
-        _write_credentials(folder, place / f"{name}.key", key)
+    if not insecure:
+        write_node_key(place / f"{name}.key", key)
+        authority = read_certificate(folder.server / "ca.crt")
+        write_certificate(place / "ca.crt", authority)
     return place
 
 
@@ -239,25 +229,6 @@ def known_server(folder: FederationFolder, host: str | None) -> Address:
             "this federation has no certificate that names its server; give --host"
         )
     return Address(main_host_of(read_certificate(_server_files(folder)[0])), port)
-
-
-def _write_authority(folder: FederationFolder, founding: Founding) -> None:
-    folder.authority.mkdir(mode=0o700, exist_ok=True)
-    name = f"{folder.path.resolve().name} authority"
-    authority = new_authority(name, founding.authority_days)
-    authority.write(folder.authority / "ca.crt", folder.authority / "ca.key")
-    write_certificate(folder.server / "ca.crt", authority.certificate)
-    hosts = (*founding.hosts, *_LOCAL_HOSTS)
-    server = issue_server_certificate(authority, hosts, founding.server_days)
-    server.write(*_server_files(folder))
-
-
-def _write_credentials(
-    folder: FederationFolder, key_file: Path, key: ec.EllipticCurvePrivateKey
-) -> None:
-    write_node_key(key_file, key)
-    authority = read_certificate(folder.server / "ca.crt")
-    write_certificate(key_file.parent / "ca.crt", authority)
 
 
 def _server_files(folder: FederationFolder) -> tuple[Path, Path]:

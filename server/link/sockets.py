@@ -17,7 +17,6 @@ from knnper.transport.sockets import Server, SocketLimits, origin_of
 
 _LAST_ANSWERS_SECONDS = 5
 _GOODBYE_SECONDS = 0.5
-
 _ADVICE = MappingProxyType(
     {
         "HTTP_REQUEST": "the client speaks no TLS; its settings lack `tls`",

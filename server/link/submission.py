@@ -15,12 +15,11 @@ import tomli_w
 
 from knnper.errors import RunError
 from knnper.files import write_atomically
-from knnper.server.link.registration import ControlPort, RunStatus
-from knnper.server.link.superlink import CONNECTION, control_authority, flower_command
+from knnper.server.link.registration import RunStatus, control_port
+from knnper.server.link.superlink import CONNECTION, flower_command
 from knnper.server.settings import ServerSettings
 
 _MODULE = "installed"
-
 _CODE = '''"""Nothing of its own: the installed server and client."""
 
 from knnper_cli.flower_apps import client_app
@@ -93,7 +92,7 @@ def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
 
 def status(settings: ServerSettings, run_id: int) -> RunStatus:
     """Return how a run is getting on."""
-    with ControlPort(settings.control_address, control_authority(settings)) as control:
+    with control_port(settings) as control:
         return control.run_status(run_id)
 
 
@@ -128,9 +127,7 @@ def _late_run(settings: ServerSettings, version: str) -> int | None:
     """Return the run of a bundle; None if the server does not take it for a while."""
     end = time.monotonic() + _LATE_S
     while True:
-        with ControlPort(
-            settings.control_address, control_authority(settings)
-        ) as control:
+        with control_port(settings) as control:
             found = control.run_of_bundle(version)
         if found is not None or time.monotonic() >= end:
             return found
@@ -155,16 +152,14 @@ def _flwr(settings: ServerSettings, arguments: Sequence[str]) -> dict[str, Any]:
 def _output_of(
     settings: ServerSettings, arguments: Sequence[str], timeout_s: float = _TIMEOUT_S
 ) -> str:
-    command = [str(flower_command("flwr")), *arguments]
-    environment = {**os.environ, "FLWR_HOME": str(settings.flower_home)}
     try:
         done = subprocess.run(
-            command,
-            env=environment,
+            [str(flower_command("flwr")), *arguments],
+            env={**os.environ, "FLWR_HOME": str(settings.flower_home)},
             capture_output=True,
             text=True,
-            timeout=timeout_s,
             check=False,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as error:
         raise _NoEndError(

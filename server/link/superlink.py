@@ -50,12 +50,10 @@ _BUSY_S = 5.0
 _LOGS_DAYS = 30
 _STEP_PAGES = 2000  # given back at a time: others write in between
 _SPARE_BYTES = 1_000_000
-
 _UNFINISHED = (
     "SELECT run.run_id FROM run JOIN task ON task.task_id = run.primary_task_id "
     "WHERE task.finished_at IS NULL"
 )
-
 _LEFT_BEHIND = f"""
 SELECT run.run_id FROM run WHERE run.run_id NOT IN ({_UNFINISHED}) AND (
     EXISTS (SELECT 1 FROM message_ins WHERE message_ins.run_id = run.run_id)
@@ -63,7 +61,6 @@ SELECT run.run_id FROM run WHERE run.run_id NOT IN ({_UNFINISHED}) AND (
     OR EXISTS (
         SELECT 1 FROM object_push_sessions AS one WHERE one.run_id = run.run_id))
 """
-
 _NO_LONGER_NEEDED = (
     # A reply goes with what it answers; nobody looks for one without.
     "DELETE FROM message_res WHERE reply_to_message_id NOT IN "
@@ -74,7 +71,6 @@ _NO_LONGER_NEEDED = (
     AND fab_hash NOT IN (SELECT fab_hash FROM task
     WHERE fab_hash IS NOT NULL AND finished_at IS NULL)""",
 )
-
 _OLD_LOGS = (
     "DELETE FROM task_logs WHERE task_id IN "
     "(SELECT task_id FROM task WHERE finished_at < ?)"
@@ -384,7 +380,10 @@ class SuperLink:
         ended = asyncio.ensure_future(self.wait())
         try:
             async with self.client() as client:
-                while not await _is_healthy(client):
+                while True:
+                    with contextlib.suppress(httpx.HTTPError):
+                        if (await client.get("/health")).is_success:
+                            return
                     await asyncio.wait([ended], timeout=_POLL_SECONDS)
                     if ended.done():
                         tail = self.log.path.read_text(errors="replace")[-_LOG_TAIL:]
@@ -468,13 +467,6 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-async def _is_healthy(client: httpx.AsyncClient) -> bool:
-    try:
-        return (await client.get("/health")).is_success
-    except httpx.HTTPError:
-        return False
 
 
 _ASK_S = 0.2  # how long a run that was submitted waits, at most

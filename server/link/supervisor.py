@@ -128,19 +128,17 @@ async def keep_database_small(superlink: SuperLink, replies: Replies) -> None:
         try:
             for run_id in await asyncio.to_thread(database.left_behind, path):
                 replies.forget_run(run_id)
-                await asyncio.to_thread(_have_flower_remove, superlink, run_id)
+                # Of one that is asked for, Flower removes what is left.
+                with ControlPort(
+                    parse_address(superlink.address), superlink.ca
+                ) as port:
+                    await asyncio.to_thread(port.run_status, run_id)
             await asyncio.to_thread(database.shrink, path)
         except (sqlite3.Error, RunError) as error:
             # Of a busy database or a SuperLink that is away, the next look is in time.
             if str(error) != said:
                 logger.warning("%s is not kept small: %s", path, error)
             said = str(error)
-
-
-def _have_flower_remove(superlink: SuperLink, run_id: int) -> None:
-    """Ask for a finished run: Flower removes what is left of one that is asked for."""
-    with ControlPort(parse_address(superlink.address), superlink.ca) as control:
-        control.run_status(run_id)
 
 
 async def keep_log_small(log: LogFile) -> None:

@@ -62,10 +62,14 @@ def average_weights(updates: Updates[ModelUpdate]) -> ModelState:
     Marfoq et al. 2022, Eq. 13, renormalised over the replies so that the weights sum to
     one under partial participation too.
     """
+    return ModelState(_mean(updates).result())
+
+
+def _mean(updates: Updates[ModelUpdate]) -> RunningMean:
     mean = RunningMean()
     for _, update in updates:
         mean.add(update.weights, update.num_examples)
-    return ModelState(mean.result())
+    return mean
 
 
 def denominator(values: Tensor) -> Tensor:
@@ -88,28 +92,6 @@ def require(expected: int, found: int, reason: str) -> None:
         )
 
 
-def project_to_simplex(point: Tensor) -> Tensor:
-    """Return the point of the simplex that is nearest to ``point``.
-
-    Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient Projections onto the l1-Ball for
-    Learning in High Dimensions", ICML 2008, Figure 1.
-
-    ``point``: float64 of shape (n,), n of at least 1. Returns float64 of shape (n,),
-    not negative, summing to 1.
-    """
-    # The same for any shift of all coordinates: large ones would swallow the 1.
-    shifted = point - point.max()
-    descending = shifted.sort(descending=True).values
-    thresholds = (descending.cumsum(0) - 1) / torch.arange(1, len(point) + 1)
-    num_positive = int((descending > thresholds).sum())
-    return (shifted - thresholds[num_positive - 1]).clamp_min(0)
-
-
-def adaptive_step(x: Tensor, m: Tensor, v: Tensor, eta: float, tau: float) -> Tensor:
-    """Return x + η m / (√v + τ), of the shape and dtype of its tensors."""
-    return x + eta * m / (v.sqrt() + tau)
-
-
 def mean_in_parts(
     updates: Updates[ModelUpdate], num_parameters: int
 ) -> tuple[Tensor, Tensor]:
@@ -120,10 +102,7 @@ def mean_in_parts(
 
     Returns float64 of shape (num_parameters,); float32 of the other weights.
     """
-    mean = RunningMean()
-    for _, update in updates:
-        mean.add(update.weights, update.num_examples)
-    weights = mean.result_float64()
+    weights = _mean(updates).result_float64()
     return weights[:num_parameters], weights[num_parameters:].float()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -74,19 +74,16 @@ class ModelCard:
     def architecture(self) -> Choice[Settings]:
         """Return the section ``model``."""
         settings = {key: self.model[key] for key in self.model if key != "name"}
-        name, problems = str(self.model.get("name")), list[Problem]()
-        if name not in MODELS:
-            known = ", ".join(sorted(MODELS))
-            raise ModelError(
-                f"the model {name!r} is unknown, expected one of {known}; another "
-                "version of this software made it: install that one"
-            )
-        parsed = parse_settings(MODELS[name].settings_type, settings, "model", problems)
+        name, problems, parsed = str(self.model.get("name")), list[Problem](), None
+        wrong = f"unknown {name!r}, expected one of {', '.join(sorted(MODELS))}"
+        if name in MODELS:
+            kind = MODELS[name].settings_type
+            parsed = parse_settings(kind, settings, "model", problems)
+            wrong = "; ".join(map(str, problems))
         if parsed is None:
-            lines = "; ".join(str(problem) for problem in problems)
             raise ModelError(
-                f"the model's settings are not what this version takes ({lines}); "
-                "install the version of this software that made it"
+                f"the model is not what this version takes ({wrong}); install the "
+                "version of this software that made it"
             )
         return Choice(name, parsed)
 
@@ -107,6 +104,8 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
     later = _LATER.get(model["name"], {}).items()
     left_out = {"weights", *(name for name, old in later if model[name] == old)}
     chosen = experiment.personalization.settings
+    if isinstance(chosen, FineTunedMemorySettings):
+        chosen = chosen.memory
     return ModelCard(
         name=experiment.name,
         model={name: model[name] for name in model if name not in left_out},
@@ -119,15 +118,8 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
         feature_names=learned.feature_names,
         method=METHODS[experiment.method.name].title,
         num_rounds=experiment.training.num_rounds,
-        memory=_memory_of(chosen),
+        memory=chosen if isinstance(chosen, KnnSettings) else default_memory(),
     )
-
-
-def _memory_of(chosen: Settings) -> KnnSettings:
-    """Return how clients remember in the experiment, or by default."""
-    if isinstance(chosen, FineTunedMemorySettings):
-        chosen = chosen.memory
-    return chosen if isinstance(chosen, KnnSettings) else default_memory()
 
 
 @dataclass(frozen=True)
@@ -292,15 +284,29 @@ def save_model(folder: Path, model: GlobalModel) -> None:
     Raises ModelError if the folder holds something else.
     """
     if folder.exists():
-        _require_same(folder, model)
+        if not is_model_folder(folder):
+            raise ModelError(
+                f"{folder} exists and holds no model; give a new folder for the model"
+            )
+        found = load_model(folder).fingerprint
+        if found != model.fingerprint:
+            raise ModelError(
+                f"{folder} holds the model {found[:12]}, expected to write "
+                f"{model.fingerprint[:12]}; give another folder"
+            )
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
     try:
         draft.mkdir()
         weights = {_TENSOR: model.weights.contiguous()}
+        document = {
+            "format": FORMAT,
+            "fingerprint": model.fingerprint,
+            "card": CARD.dump_python(model.card, mode="json"),
+        }
         write_atomically(draft / WEIGHTS, save(weights))
-        write_atomically(draft / DESCRIPTION, _described(model))
+        write_atomically(draft / DESCRIPTION, json.dumps(document, indent=2))
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -309,7 +315,7 @@ def save_model(folder: Path, model: GlobalModel) -> None:
 
 def load_model(folder: Path) -> GlobalModel:
     """Return the model in ``folder``, verified by its fingerprint."""
-    card, expected = _card(folder)
+    card, expected = _card(folder / DESCRIPTION)
     path = folder / WEIGHTS
     try:
         weights = load_file(path)[_TENSOR]
@@ -324,58 +330,25 @@ def load_model(folder: Path) -> GlobalModel:
     return model
 
 
-def _described(model: GlobalModel) -> str:
-    document = {
-        "format": FORMAT,
-        "fingerprint": model.fingerprint,
-        "card": CARD.dump_python(model.card, mode="json"),
-    }
-    return json.dumps(document, indent=2)
-
-
-def _card(folder: Path) -> tuple[ModelCard, str]:
-    document = _document(folder / DESCRIPTION)
-    found = document.get("format")
-    if found != FORMAT:
-        raise ModelError(
-            f"{folder} is a model of format {found}, expected {FORMAT}; use the "
-            "version of this software that exported it, or export it again"
-        )
-    try:
-        card = CARD.validate_json(json.dumps(document["card"]))
-        return card, str(document["fingerprint"])
-    except (KeyError, ValidationError) as error:
-        raise ModelError(
-            f"{folder / DESCRIPTION} is not what this version of the software writes "
-            f"({error}); export the model again"
-        ) from error
-
-
-def _document(path: Path) -> dict[str, Any]:
+def _card(path: Path) -> tuple[ModelCard, str]:
+    """Return card and fingerprint of the model that ``path`` describes."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        found = document.get("format")
+        if found != FORMAT:
+            raise ModelError(
+                f"{path.parent} is a model of format {found}, expected {FORMAT}; use "
+                "the version of this software that exported it, or export it again"
+            )
+        card = CARD.validate_json(json.dumps(document["card"]))
+        return card, str(document["fingerprint"])
     except FileNotFoundError as error:
         raise ModelError(
             f"{path.parent} holds no model: {path.name} is missing. Give the folder "
             "that knnper fed export wrote"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(
-            f"{path} cannot be read ({error}); export the model again"
+            f"{path} cannot be read, or is not what this version of the software "
+            f"writes ({error}); export the model again"
         ) from error
-    if not isinstance(document, dict):
-        raise ModelError(f"{path} is no JSON object; export the model again")
-    return document
-
-
-def _require_same(folder: Path, model: GlobalModel) -> None:
-    if not is_model_folder(folder):
-        raise ModelError(
-            f"{folder} exists and holds no model; give a new folder for the model"
-        )
-    found = load_model(folder).fingerprint
-    if found != model.fingerprint:
-        raise ModelError(
-            f"{folder} holds the model {found[:12]}, expected to write "
-            f"{model.fingerprint[:12]}; give another folder"
-        )

@@ -45,7 +45,6 @@ class EmbeddingPredictor(Predictor, Protocol):
 class Evaluation:
     """How a predictor did on some labelled examples: sums that can be pooled."""
 
-    # num_examples, num_correct: Counts.
     num_examples: int
     num_correct: int
     log_loss_sum: float  # Σ -log p(y|x), natural logarithm, p clipped at 1e-12
@@ -79,8 +78,7 @@ class ClientResult:
 
     client: str  # The client's name
     seen: bool  # Whether it could take part in training
-    # num_train, num_validation: Examples it learns from.
-    num_train: int
+    num_train: int  # Examples it learns from
     num_validation: int
     # personal, reference: On the test split: its personalised model, and the
     # unpersonalised (global) one.
@@ -133,34 +131,30 @@ def score(
     confidence, predicted = probabilities.max(dim=1)
     correct = (predicted == labels) & defined
     of_label = probabilities.gather(1, labels[:, None]).squeeze(1)
+    confidences = torch.zeros(NUM_CALIBRATION_BINS, dtype=torch.float64)
     bins = (confidence * NUM_CALIBRATION_BINS).long().clamp(0, NUM_CALIBRATION_BINS - 1)
     return Evaluation(
         num_examples=len(labels),
         num_correct=int(correct.sum()),
         log_loss_sum=float(-of_label.clamp_min(1e-12).log().sum()),
-        bin_counts=_integers(torch.ones_like(confidence), bins),
-        bin_confidence=tuple(_per_bin(confidence, bins).tolist()),
-        bin_correct=_integers(correct.double(), bins),
+        bin_counts=tuple(_counts(bins, NUM_CALIBRATION_BINS).tolist()),
+        bin_confidence=tuple(confidences.index_add_(0, bins, confidence).tolist()),
+        bin_correct=tuple(_counts(bins[correct], NUM_CALIBRATION_BINS).tolist()),
         weight_sum=_weight_of(labels, class_weights),
         weight_correct=_weight_of(labels[correct], class_weights),
     )
+
+
+def _counts(values: Tensor, num_kinds: int) -> Tensor:
+    return torch.bincount(values, minlength=num_kinds)
 
 
 def _weight_of(labels: Tensor, class_weights: Tensor | None) -> float | None:
     """Return Σ_i P(y_i), the same whatever the order of the labels."""
     if class_weights is None:
         return None
-    counts = torch.bincount(labels, minlength=len(class_weights))
+    counts = _counts(labels, len(class_weights))
     return math.fsum((counts * class_weights).tolist())
-
-
-def _per_bin(values: Tensor, bins: Tensor) -> Tensor:
-    sums = torch.zeros(NUM_CALIBRATION_BINS, dtype=torch.float64)
-    return sums.index_add_(0, bins, values)
-
-
-def _integers(values: Tensor, bins: Tensor) -> tuple[int, ...]:
-    return tuple(int(value) for value in _per_bin(values, bins))
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,19 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from knnper.data.examples import ClientData
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Settings
+from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelPayload, ModelState, Record
 from knnper.strategies.core.task import Task
-from knnper.strategies.core.training import (
-    LocalResult,
-    trained_on_both_splits,
-    unseen_client_rate,
-)
+from knnper.strategies.core.training import LocalResult, trained_on_both_splits
 
 
 @dataclass(frozen=True)
@@ -46,62 +43,6 @@ class SharedUpdate(Record):
     train_loss: float
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """Which weights of a model are shared.
-
-    Attributes
-    ----------
-    shared
-        bool, shape (num_weights,); the others are personal.
-
-    Raises ConfigError if none is.
-    """
-
-    shared: Tensor
-
-    def __post_init__(self) -> None:
-        if not bool(self.shared.any()):
-            message = (
-                "found a model of which no weight would be shared, expected some; "
-                "choose another model, or the method local, which shares nothing"
-            )
-            raise ConfigError([Problem("method.name", message)])
-
-    @property
-    def personal(self) -> Tensor:
-        """Which weights are personal, bool of shape (num_weights,)."""
-        return ~self.shared
-
-    def join(self, weights: Tensor, part: PersonalPart | None) -> Tensor:
-        """Return what a client with this part makes of the server's model.
-
-        ``weights``: Shape (num_weights,).
-        """
-        if part is None:
-            return weights
-        return _placed(weights, self.personal, part.personal)
-
-    def split(
-        self, trained: LocalResult, num_examples: int
-    ) -> tuple[PersonalPart, SharedUpdate]:
-        """Return what a client keeps of a trained model, and what it sends."""
-        kept = PersonalPart(trained.weights[self.personal])
-        shared = trained.weights[self.shared]
-        return kept, SharedUpdate(shared, num_examples, trained.train_loss)
-
-    def sent(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return what the tensors of an update started from, by their name."""
-        return {"shared": _taken(weights, self.shared)}
-
-    def average(self, state: ModelState, updates: Updates[SharedUpdate]) -> ModelState:
-        """Return the state with the mean of the shared parts, weighted by examples."""
-        mean = RunningMean()
-        for _, update in updates:
-            mean.add(update.shared, update.num_examples)
-        return ModelState(_placed(state.weights, self.shared, mean.result()))
-
-
 class PartlyShared(Method):
     """The method whose clients train both parts together and share one.
 
@@ -120,8 +61,28 @@ class PartlyShared(Method):
         self, task: Task, settings: Settings, shared: Tensor, unseen_epochs: int
     ) -> None:
         super().__init__(task, settings)
-        self.sharing = Sharing(shared)
+        if not bool(shared.any()):
+            message = (
+                "found a model of which no weight would be shared, expected some; "
+                "choose another model, or the method local, which shares nothing"
+            )
+            raise ConfigError([Problem("method.name", message)])
+        self.shared, self.personal = shared, ~shared
         self.unseen_epochs = unseen_epochs
+
+    def joined(self, weights: Tensor, part: PersonalPart | None) -> Tensor:
+        """Return what a client with this part makes of the server's ``weights``."""
+        if part is None:
+            return weights
+        return _placed(weights, self.personal, part.personal)
+
+    def split(
+        self, trained: LocalResult, num_examples: int
+    ) -> tuple[PersonalPart, SharedUpdate]:
+        """Return what a client keeps of a trained model, and what it sends."""
+        kept = PersonalPart(trained.weights[self.personal])
+        shared = trained.weights[self.shared]
+        return kept, SharedUpdate(shared, num_examples, trained.train_loss)
 
     def client_update(
         self,
@@ -132,14 +93,17 @@ class PartlyShared(Method):
         rng: RandomKey,
     ) -> tuple[PersonalPart, SharedUpdate]:
         rate = self.task.training.learning_rate_at(server_round)
-        weights = self.sharing.join(payload.weights, client_state)
+        weights = self.joined(payload.weights, client_state)
         trained = self.train(weights, data.train, rate, rng)
-        return self.sharing.split(trained, len(data.train))
+        return self.split(trained, len(data.train))
 
     def aggregate(
         self, state: ModelState, updates: Updates[SharedUpdate]
     ) -> ModelState:
-        return self.sharing.average(state, updates)
+        mean = RunningMean()
+        for _, update in updates:
+            mean.add(update.shared, update.num_examples)
+        return ModelState(_placed(state.weights, self.shared, mean.result()))
 
     def personalize(
         self,
@@ -150,25 +114,24 @@ class PartlyShared(Method):
     ) -> Predictor:
         part = part_in_use(client_state, data)
         if part is not None:
-            weights = self.sharing.join(payload.weights, part)
-            return ModelPredictor(self.task, weights)
+            return ModelPredictor(self.task, self.joined(payload.weights, part))
         return trained_on_both_splits(
             self.task,
             payload.weights,
             data,
             rng,
             num_epochs=self.unseen_epochs,
-            learning_rate=unseen_client_rate(self.task),
-            trainable=self.sharing.personal,
+            learning_rate=self.task.first_rate,
+            trainable=self.personal,
         )
 
     def update_problem(self, payload: ModelPayload, update: SharedUpdate) -> str | None:
-        return wrong_shape(update, shared=(int(self.sharing.shared.sum()),))
+        return wrong_shape(update, shared=(int(self.shared.sum()),))
 
     def started_from(
         self, payload: ModelPayload, update: SharedUpdate
     ) -> Mapping[str, Tensor]:
-        return self.sharing.sent(payload.weights)
+        return {"shared": _taken(payload.weights, self.shared)}
 
 
 def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | None:
@@ -187,3 +150,46 @@ def _placed(weights: Tensor, where: Tensor, values: Tensor) -> Tensor:
     placed = weights.clone()
     placed[where] = values
     return placed
+
+
+def first_layers(model: FlatModel, num_layers: int) -> Tensor:
+    """Return which weights belong to the first layers, bool of shape (num_weights,).
+
+    A layer is a module with weight matrices or kernels, and the modules with vectors
+    only, such as normalisation, that come between it and the next. They are counted in
+    the order in which the model defines them, those of the head last.
+    """
+    numbers = _layer_numbers(model)
+    return model.mask(lambda module: numbers[module] <= num_layers)
+
+
+def layers_left(model: FlatModel, num_taken: int, setting: str) -> int:
+    """Return how many layers a model has beside so many of them.
+
+    Raises ConfigError if none is left to be shared.
+    """
+    num_layers = max(_layer_numbers(model).values())
+    if num_taken >= num_layers:
+        message = (
+            f"found {num_taken}, expected at most {num_layers - 1}: of the model's "
+            f"{num_layers} layers at least one is shared; give fewer, or choose the "
+            "method local, which shares nothing"
+        )
+        raise ConfigError([Problem(f"method.{setting}", message)])
+    return num_layers - num_taken
+
+
+def _layer_numbers(model: FlatModel) -> Mapping[nn.Module, int]:
+    """Return the number, from 1, of the layer of each module that owns weights."""
+    most_axes: dict[nn.Module, int] = {}
+    for entry in model.entries:
+        axes = len(entry.shape) if entry.is_parameter else 0
+        most_axes[entry.module] = max(most_axes.get(entry.module, 0), axes)
+    head = set(model.module.classifier.modules())
+    numbers: dict[nn.Module, int] = {}
+    last = 0
+    for module in sorted(model.module.modules(), key=lambda one: one in head):
+        if module in most_axes:
+            last += most_axes[module] > 1
+            numbers[module] = max(last, 1)
+    return numbers

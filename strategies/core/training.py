@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -57,31 +56,23 @@ class Batch:
 
 
 class LocalModel:
-    """What a local step works with; made by `local_sgd`.
+    """What a local step works with; made by `local_sgd`, with its arguments.
 
-    Attributes
-    ----------
-    learning_rate
-        η.
-    visited
-        Which examples a mini-batch has held so far, bool of shape (n,), on the CPU.
+    ``visited``: Which examples a mini-batch has held so far, bool of shape (n,).
     """
 
     def __init__(  # noqa: PLR0913 (as `local_sgd`)
         self,
         task: Task,
         examples: Examples,
-        positions: Iterator[Tensor],
-        other_positions: Iterator[Tensor],
-        generator: np.random.Generator,
         learning_rate: float,
-        *,
+        rng: RandomKey,
         gradient_hook: GradientHook | None,
         example_weights: Tensor | None,
         trainable: Tensor | None,
         objective: Objective,
     ) -> None:
-        device = task.model.device
+        device, size = task.model.device, task.training.batch_size
         self.task = task
         self.learning_rate = learning_rate
         self.visited = torch.zeros(len(examples), dtype=torch.bool)
@@ -89,15 +80,18 @@ class LocalModel:
             examples.images.to(device), examples.labels.to(device)
         )
         self._weights = None if example_weights is None else example_weights.to(device)
-        self._positions = positions
-        self._other_positions = other_positions
-        self._generator = generator
+        self._positions = mini_batches(len(examples), size, rng)
+        self._other_positions = mini_batches(len(examples), size, rng.child("other"))
+        self._generator = rng.child("augmentation").numpy()
         self._augment = AUGMENTATIONS[task.training.augmentation]
         self._gradient_hook = gradient_hook
         self._objective = objective
         # A tensor of which nothing is trained has no gradient: only these move it.
         moves = gradient_hook is not None or task.training.weight_decay > 0
-        self._fixed = _fixed_parameters(task, trainable) if moves else None
+        self._fixed: tuple[Tensor, Tensor] | None = None
+        if moves and trainable is not None:
+            where = ~trainable[: task.model.num_parameters].to(device)
+            self._fixed = where, self.parameters[where].clone()
         self._optimizer = sgd(task, task.model.parameters, learning_rate)
 
     @property
@@ -134,11 +128,8 @@ class LocalModel:
 
         The gradient hook is called, with the parameters that the gradient is of.
 
-        Parameters
-        ----------
-        at
-            Other parameters to take the gradient at, shape (num_parameters,). The
-            model's own are there again afterwards; buffers see one pass more.
+        ``at``: Other parameters to take the gradient at, shape (num_parameters,). The
+        model's own are there again afterwards; buffers see one pass more.
         """
         if at is None:
             return self._backward(batch)
@@ -156,11 +147,8 @@ class LocalModel:
         The model's buffers and the random numbers that its layers draw are the same
         afterwards, so that a pass `at` other parameters does not show in the model.
 
-        Parameters
-        ----------
-        buffers
-            What the passes take for the model's buffers, and update in place: shape
-            (num_weights - num_parameters,), on the model's device.
+        ``buffers``: What the passes take for the model's buffers, and update in place:
+        shape (num_weights - num_parameters,), on the model's device.
         """
         model = self.task.model
         own = model.buffers.clone()
@@ -175,12 +163,10 @@ class LocalModel:
 
     def step(self) -> None:
         """Let the optimizer step along `gradient`."""
-        if self._fixed is None:
-            self._optimizer.step()
-            return
-        where, values = self._fixed
         self._optimizer.step()
-        self.parameters[where] = values
+        if self._fixed is not None:
+            where, values = self._fixed
+            self.parameters[where] = values
 
     def _backward(self, batch: Batch) -> Tensor:
         model, examples = self.task.model, batch.examples
@@ -196,10 +182,7 @@ class LocalModel:
 
 
 def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> torch.optim.SGD:
-    """Return the optimizer of local training, as the training section says.
-
-    ``parameters``: What is trained, shape (num_parameters,). ``learning_rate``: η.
-    """
+    """Return the optimizer of local training, as the training section says."""
     return torch.optim.SGD(
         [parameters],
         lr=learning_rate,
@@ -207,16 +190,6 @@ def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> torch.opt
         weight_decay=task.training.weight_decay,
         fused=True,
     )
-
-
-def _fixed_parameters(
-    task: Task, trainable: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
-    """Return where the parameters are that must stay, and what they are."""
-    if trainable is None:
-        return None
-    where = ~trainable[: task.model.num_parameters].to(task.model.device)
-    return where, task.model.parameters.detach()[where].clone()
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
@@ -307,24 +280,31 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
     length = num_steps(task.training, num_epochs, len(examples))
     if trainable is not None and not bool(trainable[: task.model.num_parameters].any()):
         length = 0
-    if length and _trains_the_head_alone(task, trainable, objective, local_step):
+    if (
+        length
+        and trainable is not None
+        and not bool((trainable & ~task.head_mask).any())
+        and objective is cross_entropy
+        and local_step is sgd_step
+        and task.training.augmentation == "none"
+        and task.model.module.learns_from_embeddings
+    ):
         # The body is as good as a part of the data then: one pass of it will do.
         embeddings = task.embed(weights, examples.images)
         examples = Examples(embeddings, examples.labels)
-        task, objective = replace(task, normalize=_as_it_is), head_cross_entropy
+        task = replace(task, normalize=lambda embedded: embedded)
+        objective = head_cross_entropy
     losses: list[Tensor] = []
     with _training(task, weights, trainable), rng.child("model").torch():
         model = LocalModel(
             task,
             examples,
-            mini_batches(len(examples), task.training.batch_size, rng),
-            mini_batches(len(examples), task.training.batch_size, rng.child("other")),
-            rng.child("augmentation").numpy(),
             learning_rate,
-            gradient_hook=gradient_hook,
-            example_weights=example_weights,
-            trainable=trainable,
-            objective=objective,
+            rng,
+            gradient_hook,
+            example_weights,
+            trainable,
+            objective,
         )
         losses.extend(local_step(model) for _ in range(length))
     trained = task.model.read()
@@ -348,22 +328,6 @@ def _effective_number(visited: Tensor, weights: Tensor | None) -> float:
     return float(used.sum()) ** 2 / squares if squares else 0.0
 
 
-def _trains_the_head_alone(
-    task: Task, trainable: Tensor | None, objective: Objective, local_step: LocalStep
-) -> bool:
-    """Return whether what is trained sees no more of the data than its embeddings."""
-    if trainable is None or bool((trainable & ~task.head_mask).any()):
-        return False
-    plain = objective is cross_entropy and local_step is sgd_step
-    fixed = task.training.augmentation == "none"
-    return plain and fixed and task.model.module.learns_from_embeddings
-
-
-def _as_it_is(embeddings: Tensor) -> Tensor:
-    """Return embeddings (n, p), which need not be normalised."""
-    return embeddings
-
-
 @contextlib.contextmanager
 def _training(task: Task, weights: Tensor, trainable: Tensor | None) -> Iterator[None]:
     """Load the model and put it into training mode, but for what is not trained."""
@@ -371,10 +335,7 @@ def _training(task: Task, weights: Tensor, trainable: Tensor | None) -> Iterator
     model.load(weights)
     if not model.module.training:  # it walks through all layers
         model.module.train()
-    if trainable is None:
-        yield
-        return
-    with model.freezing(trainable):
+    with contextlib.nullcontext() if trainable is None else model.freezing(trainable):
         yield
 
 
@@ -388,15 +349,6 @@ def num_steps(
     if training.local_steps is not None:
         return training.local_steps if num_examples else 0
     return (training.local_epochs or 1) * per_epoch
-
-
-def unseen_client_rate(task: Task) -> float:
-    """Return the learning rate of a client that begins when the rounds are over.
-
-    The first round's: that of the last may be a hundredth of it, which is for weights
-    that are trained already and would hardly move others.
-    """
-    return task.training.learning_rate_at(1)
 
 
 def on_both_splits(

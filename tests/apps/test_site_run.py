@@ -21,7 +21,6 @@ from knnper_cli.flower_apps import Order, lead_sites
 from tests.apps.site_grid import SiteGrid, experiment
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")
-
 SEEN = ("0000", "0001", "0003")
 
 

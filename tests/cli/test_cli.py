@@ -18,8 +18,7 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import CODE, is_of_this_code
 from knnper.simulation.workbench import Workbench, experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-from knnper_cli.app import Root, app
-from knnper_cli.renamed import with_new_names
+from knnper_cli.app import Root, app, with_new_names
 
 DOCUMENT: dict[str, Any] = {
     "name": "tiny",

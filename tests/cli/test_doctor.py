@@ -13,7 +13,7 @@ from click.testing import Result
 from PIL import Image
 from typer.testing import CliRunner
 
-from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+from knnper.server.link.setup import FederationFolder, add_client, found
 from knnper.transport.credentials import Address
 from knnper_cli.site import site
 from tests.client.doctor.scripted_server import Script, answering
@@ -26,7 +26,7 @@ REGISTERED = (400, '{"code": 2003, "detail": "", "standing": %s}')
 def place(tmp_path: Path) -> FederationFolder:
     """Return a federation with the client site-a, whose service takes any port."""
     place = FederationFolder(tmp_path / "fed")
-    found(place, Founding(["127.0.0.1"], free_port(), free_port()))
+    found(place, ["127.0.0.1"], free_port(), free_port())
     client = add_client(place, "site-a", Address("127.0.0.1", 1))
     for label in ("cat", "dog"):
         folder = client / "data" / label

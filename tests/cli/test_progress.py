@@ -6,12 +6,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from knnper_cli.simulate import bars
-from knnper_cli.terminal import (
-    BarObserver,
-    LineObserver,
-    progress_observer,
-    round_figures,
-)
+from knnper_cli.terminal import TerminalObserver, progress_observer, round_figures
 
 
 def record(server_round: int, **more: float) -> Mapping[str, float | int]:
@@ -30,7 +25,7 @@ def test_figures_of_a_round() -> None:
 def test_lines_are_rare_and_include_the_first_and_the_last_round() -> None:
     lines: list[str] = []
     now = 0.0
-    observer = LineObserver(lines.append, lambda: now)
+    observer = TerminalObserver(None, lines.append, lambda: now)
     observer.training_started(10, 4)
     for server_round in range(4, 11):
         observer.round_finished(record(server_round))
@@ -57,7 +52,7 @@ def test_bars_of_a_resumed_run() -> None:
         TextColumn("{task.description} {task.completed} {task.fields[figures]}"),
     )
     with Progress(*columns, console=console) as progress:
-        observer = BarObserver(progress)
+        observer = TerminalObserver(progress)
         observer.training_started(10, 4)
         assert progress.tasks[0].completed == 3
         observer.round_finished(record(4))

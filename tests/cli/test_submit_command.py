@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from knnper.errors import RunError
 from knnper.server.link import submission
 from knnper.server.link.registration import RunStatus
-from knnper.server.link.setup import FederationFolder, Founding, found
+from knnper.server.link.setup import FederationFolder, found
 from knnper.server.run_folder import RunFolder
 from knnper.server.settings import ServerSettings
 from knnper_cli import federation as submit_command
@@ -22,7 +22,7 @@ from tests.apps.site_grid import experiment
 def federation(tmp_path: Path) -> list[str]:
     """Found a federation with a run to resume; return the options that name both."""
     folder = FederationFolder(tmp_path / "fed")
-    found(folder, Founding(["localhost"], insecure=True))
+    found(folder, ["localhost"], insecure=True)
     RunFolder.create(tmp_path / "run", experiment())
     return ["--server", str(folder.server_file), "--resume", str(tmp_path / "run")]
 

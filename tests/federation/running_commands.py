@@ -17,7 +17,6 @@ from typing import Self
 KNNPER = Path(sys.executable).with_name("knnper")
 MARK = "KNNPER_TEST_MARK"
 FAR_TOO_LONG_S = 300.0
-
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _ARGV_BYTES = 4096

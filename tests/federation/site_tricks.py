@@ -36,7 +36,6 @@ LEAK, KEEP_MODELS, TAMPER = "leak", "keep models", "tamper"
 SCALED, BOAST, RUDE = "scaled", "boast", "rude"
 BOASTED = 2**53
 RUDENESS = "x\n2026-01-01 ERROR server: all is lost\x1b[2J[red]<script>" + "y" * 10**5
-
 _HANG_S = 600.0
 
 

@@ -16,7 +16,6 @@ from tests.federation.site_tricks import (
 from tests.federation.small_federation import SEEN, Example, Found
 
 pytestmark = pytest.mark.slow
-
 NOT_ONE_MAY_FAIL = "run.max_failed_fraction=0.0"
 
 

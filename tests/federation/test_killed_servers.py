@@ -10,7 +10,6 @@ from tests.federation.site_tricks import HOLD, training
 from tests.federation.small_federation import SEEN, Example, Federation, Found, Run
 
 pytestmark = pytest.mark.slow
-
 SERVER_APP, SUPERLINK = "flwr-serverapp", "flower-superlink"
 
 

@@ -19,7 +19,6 @@ from tests.federation.site_tricks import DISTRIBUTING, TAMPER
 from tests.federation.small_federation import SEEN, Federation, Found
 
 pytestmark = pytest.mark.slow
-
 HONEST, TAMPERED, IMPOSTOR = SEEN
 REFUSED = 1
 OF_ANOTHER = f"the key is registered as {HONEST}, and `name` is {IMPOSTOR}"

@@ -15,7 +15,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "there are namespaces"),
 ]
-
 SERVER = "server"
 CUT_OFF, LATE = "0001", "0003"
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], sys.argv[2]), 5)"

@@ -17,7 +17,6 @@ from tests.federation.site_tricks import KEEP_MODELS, LEAK
 from tests.federation.small_federation import SEEN, Federation, Found, Run
 
 pytestmark = pytest.mark.slow
-
 Arrays = dict[str, NDArray[np.generic]]
 
 
@@ -26,9 +25,7 @@ def federation(found: Found) -> Federation:
     return found("--insecure")
 
 
-def test_neither_examples_nor_embeddings_leave_a_client(
-    federation: Federation,
-) -> None:
+def test_neither_examples_nor_embeddings_leave_a_client(federation: Federation) -> None:
     federation.server()
     with Recorder(federation.port) as recorder:
         for name in SEEN:

@@ -11,7 +11,7 @@ from knnper.data.examples import InputSpec
 from knnper.experiment import Choice
 from knnper.models import FlatModel, StackedLstm, StackedLstmSettings, build_model
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import first_layers
+from knnper.strategies.core.sharing import first_layers
 from knnper.strategies.fedbasis import layers
 
 SPEC = InputSpec((1, 1, 6), 4, (), (), dtype="token")

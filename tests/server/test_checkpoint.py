@@ -8,7 +8,7 @@ import torch
 
 from knnper.errors import CheckpointError
 from knnper.records import fingerprint
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder, History
+from knnper.server.run_folder import Checkpoint, CheckpointFolder, History
 from knnper.server.screening import Norms
 from knnper.strategies.core.records import ModelState
 
@@ -88,9 +88,7 @@ def cut_off(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_off])
 def test_a_damaged_one_is_passed_over(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[bytes], bytes],
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
     folder = CheckpointFolder(tmp_path, "abc")
     folder.save(1, state(1.0))

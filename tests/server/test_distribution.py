@@ -6,9 +6,9 @@ import torch
 
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import Checkpoint
-from knnper.server.distribution import Delivered, ModelDistribution
 from knnper.server.federation import Federation, Reply, Request
+from knnper.server.run import ModelDistribution
+from knnper.server.run_folder import Checkpoint
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.predictors import ClientResult, ClientResults, Evaluation
 from knnper.strategies.core.records import ModelPayload, ModelState
@@ -72,13 +72,15 @@ def distribute(
     seen: Iterable[str],
     done: Iterable[str] = (),
     together: bool = False,
-) -> Iterator[Delivered]:
+) -> Iterator[tuple[str, ClientResult | None]]:
     trained = Checkpoint(7, ModelState(torch.zeros(1)), "abc")
     made = ModelDistribution(LengthOfTheName(together), recorder, RandomKey(0))
     return made.personalize(trained, sizes, set(seen), set(done))
 
 
-def served(recorder: Recorder, *clients: str) -> Iterator[Delivered]:
+def served(
+    recorder: Recorder, *clients: str
+) -> Iterator[tuple[str, ClientResult | None]]:
     """Serve some clients together."""
     return distribute(recorder, dict.fromkeys(clients, 1), clients, together=True)
 
@@ -87,15 +89,14 @@ def groups(done: set[str]) -> tuple[list[tuple[str, ...]], list[str]]:
     """Return who is served together, and whose results come of it."""
     sizes = {"a": 600, "b": 10, "c": 400, "e": 2000, "d": 500, "f": 1}
     recorder = Recorder()
-    results = list(distribute(recorder, sizes, "acdef", done, together=True))
-    asked = [request.clients for request in recorder.requests]
-    return asked, [result.client for result in results]
+    results = dict(distribute(recorder, sizes, "acdef", done, together=True))
+    return [request.clients for request in recorder.requests], list(results)
 
 
 def test_unseen_clients_get_what_nobody_in_particular_gets() -> None:
     recorder = Recorder()
-    results = list(distribute(recorder, {"aa": 1, "bbb": 1}, {"aa"}))
-    assert [result.client for result in results] == ["aa", "bbb"]
+    results = dict(distribute(recorder, {"aa": 1, "bbb": 1}, {"aa"}))
+    assert list(results) == ["aa", "bbb"]
     seen, unseen = recorder.requests
     assert isinstance(seen.payload, ModelPayload)
     assert seen.payload.weights.tolist() == [2.0]
@@ -116,7 +117,7 @@ def test_clients_are_served_together_up_to_a_number_of_images(
 
 def test_one_that_fails_leaves_the_others_of_its_group() -> None:
     results = served(Recorder(failing="b"), "a", "b", "c")
-    assert [next(results).client, next(results).client] == ["a", "c"]
+    assert [next(results)[0], next(results)[0]] == ["a", "c"]
     with pytest.raises(RunError, match="client b could not personalise: no disk"):
         next(results)
 
@@ -144,13 +145,13 @@ def test_who_may_be_away_is_left_out_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     recorder = Recorder(failing="b", away=True)
-    assert [one.client for one in served(recorder, "a", "b", "c")] == ["a", "c"]
+    assert list(dict(served(recorder, "a", "b", "c"))) == ["a", "c"]
     assert "client b could not personalise: no disk" in caplog.text
 
 
 def test_who_keeps_its_figures_to_itself_has_the_model() -> None:
     withheld = ClientResults((), {}, withheld=("a",))
-    assert list(served(Recorder(record=withheld), "a")) == [Delivered("a", None)]
+    assert list(served(Recorder(record=withheld), "a")) == [("a", None)]
 
 
 def telling(*results: ClientResult) -> Recorder:
@@ -170,11 +171,11 @@ def test_a_report_that_cannot_be_true_is_its_client_s_failure(
 ) -> None:
     wrong = Evaluation(1, 99, 0.0, (), (), ())
     recorder = telling(result("a", wrong), result("b"))
-    assert [one.client for one in served(recorder, "a", "b")] == ["b"]
+    assert list(dict(served(recorder, "a", "b"))) == ["b"]
     assert "client a could not personalise: 99 of 1 examples" in caplog.text
 
 
 def test_whether_a_client_is_seen_the_server_knows() -> None:
-    (delivered,) = distribute(telling(result("aa")), {"aa": 1}, seen=())
-    assert delivered.result is not None
-    assert not delivered.result.seen
+    ((_, found),) = distribute(telling(result("aa")), {"aa": 1}, seen=())
+    assert found is not None
+    assert not found.seen

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from knnper.errors import RunError
-from knnper.server.distribution import Delivered
 from knnper.server.run_folder import DistributionLog
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 
@@ -24,20 +23,17 @@ def result(name: str, num_correct: int = 1) -> ClientResult:
     )
 
 
-def served(reported: ClientResult) -> Delivered:
-    return Delivered(reported.client, reported)
+def served(reported: ClientResult) -> tuple[str, ClientResult]:
+    return reported.client, reported
 
 
 def test_client_results_belong_to_a_model(log: DistributionLog) -> None:
     assert log.reported("m1") == {}
-    log.append("m0", served(result("a", 0)))
-    log.append("m1", served(result("a", 1)))
-    log.append("m1", served(result("b", 2)))
-    assert log.reported("m1") == {
-        "a": result("a", 1),
-        "b": result("b", 2),
-    }
-    log.append("m1", Delivered("c", None))
+    log.append("m0", *served(result("a", 0)))
+    log.append("m1", *served(result("a", 1)))
+    log.append("m1", *served(result("b", 2)))
+    assert log.reported("m1") == {"a": result("a", 1), "b": result("b", 2)}
+    log.append("m1", "c", None)
     assert log.reported("m1")["c"] is None
 
 
@@ -47,7 +43,7 @@ def test_weights_of_labels_are_kept(log: DistributionLog) -> None:
         plain.personal, weight_sum=0.1 + 0.2, weight_correct=0.1
     )
     reported = dataclasses.replace(plain, personal=tested)
-    log.append("m", served(reported))
+    log.append("m", *served(reported))
     assert log.reported("m") == {"a": reported}
 
 
@@ -62,20 +58,20 @@ def test_results_from_before_there_were_weights_are_read(log: DistributionLog) -
 
 def test_a_torn_line_is_dropped_and_not_built_upon(log: DistributionLog) -> None:
     path = log.path
-    log.append("m", served(result("a")))
+    log.append("m", *served(result("a")))
     whole = path.read_bytes()
-    log.append("m", served(result("b")))
+    log.append("m", *served(result("b")))
     torn_line = path.read_bytes()[len(whole) :]
     for length in range(0, len(torn_line), 20):
         path.write_bytes(whole + torn_line[:length])
         assert list(log.reported("m")) == ["a"]
-    log.append("m", served(result("c")))
+    log.append("m", *served(result("c")))
     assert list(log.reported("m")) == ["a", "c"]
 
 
 def test_a_damaged_line_before_the_last_is_an_error(log: DistributionLog) -> None:
     path = log.path
-    log.append("m", served(result("a")))
+    log.append("m", *served(result("a")))
     path.write_bytes(b'{"model\n' + path.read_bytes())
     with pytest.raises(RunError, match=r"line 1 of .*served\.jsonl is damag"):
         log.reported("m")

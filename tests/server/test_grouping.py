@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.server.reports import in_groups
+from knnper.server.results import in_groups
 
 SIZES = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(0, 50))
 

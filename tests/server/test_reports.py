@@ -5,15 +5,13 @@ import pytest
 import torch
 
 from knnper.data.examples import Examples
-from knnper.server.reports import evaluation_problem, result_problem
+from knnper.server.results import evaluation_problem, result_problem
 from knnper.strategies.core.predictors import ClientResult, Evaluation, evaluate
 from tests.server.made_evaluations import evaluation
 
 GOOD = evaluation(4, 3)
 RESULT = ClientResult("a", True, 5, 1, GOOD, GOOD, GOOD, {"knn_weight": 0.5})
 BINS = GOOD.bin_counts
-
-
 WEIGHTED = dataclasses.replace(GOOD, weight_sum=0.5, weight_correct=0.5)
 
 

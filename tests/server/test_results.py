@@ -183,10 +183,7 @@ def test_training_summary() -> None:
         {"server_round": 1, "train_loss": 2.0, "seconds": 1.5, "bytes_up": 10},
         {"server_round": 2, "train_loss": 1.0, "seconds": 0.5, "bytes_up": 10},
     ]
-    clients = [
-        client("a", evaluation(1, 1)),
-        client("b", evaluation(1, 1), seen=False),
-    ]
+    clients = [client("a", evaluation(1, 1)), client("b", evaluation(1, 1), seen=False)]
     assert training_summary(rounds, clients) == {
         "num_rounds": 2,
         "train_loss": 1.0,

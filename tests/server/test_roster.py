@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knnper.server.observer import Member, Roster, capped
+from knnper.server.rounds import capped
+from knnper.server.run_folder import Member, Roster
 
 LARGEST = 2**53
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from knnper.errors import RunError
 from knnper.experiment import RunSettings, TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
-from knnper.server.checkpoint import Checkpoint, CheckpointFolder
 from knnper.server.federation import Federation, Reply, Request
 from knnper.server.observer import RoundRecord
 from knnper.server.rounds import RoundLoop
+from knnper.server.run_folder import Checkpoint, CheckpointFolder, Member, Roster
 from knnper.server.screening import ExplodedError
 from knnper.strategies.core.method import Method, UpdateProblem
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
@@ -121,18 +122,18 @@ def train(
     federation = Functions(answer)
     federation.round_attempts = round_attempts
     checkpoints = CheckpointFolder(folder, "test")
-    loop = RoundLoop(
-        method=method(num_rounds, update_problem),
-        federation=federation,
-        clients=SIZES,
-        claimed=claimed,
-        num_validation=SIZES,
-        training=TrainingSettings(num_rounds=num_rounds, participation=participation),
-        run=RunSettings(**run),
-        key=RandomKey(0),
-        checkpoints=checkpoints,
-        on_round=records.append,
+    members = [
+        Member(name, True, size, size, 0, is_claim=name in claimed)
+        for name, size in SIZES.items()
+    ]
+    training = TrainingSettings(num_rounds=num_rounds, participation=participation)
+    experiment = SimpleNamespace(training=training, run=RunSettings(**run))
+    made = method(num_rounds, update_problem)
+    assembly: Any = SimpleNamespace(
+        method=made, key=RandomKey(0), experiment=experiment
     )
+    roster = Roster.of(members, "")
+    loop = RoundLoop(assembly, federation, roster, checkpoints, records.append)
     untrained = ModelState(torch.zeros(2))
     start = checkpoints.load_latest(ModelState)
     start = start or Checkpoint(0, untrained, fingerprint(untrained))

@@ -1,16 +1,17 @@
 import errno
 import os
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
 
+import knnper
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import Catalogue, Experiment, Settings, load_experiment
 from knnper.files import JsonLines, draft_of
-from knnper.server.checkpoint import CheckpointFolder, asides, rounds_in
-from knnper.server.run_folder import RunFolder
+from knnper.server.run_folder import CheckpointFolder, RunFolder, asides, rounds_in
 from knnper.strategies.core.predictors import ClientResult, Evaluation
 from knnper.strategies.core.records import ModelState
 
@@ -182,22 +183,21 @@ def test_a_resumed_run_stays_the_same_experiment(folder: RunFolder) -> None:
         folder.experiment(CATALOGUE, ["run.seed=1"])
 
 
-CONDITIONS = {"partition_hash": "abc", "command": ["knnper"], "started": "today"}
-
-
 def test_the_first_manifest_stays(folder: RunFolder) -> None:
-    folder.write_manifest(CONDITIONS)
-    later = {**CONDITIONS, "command": ["knnper", "--resume"], "started": "tomorrow"}
-    found = folder.write_manifest(later)
-    assert found["command"] == ["knnper"]
-    again = {"command": ["knnper", "--resume"], "started": "tomorrow"}
-    assert found["resumed"] == [again]
-
-
-def test_changed_data_is_refused(folder: RunFolder) -> None:
-    folder.write_manifest(CONDITIONS)
+    folder.write_manifest("e1", "abc", ("knnper", "simulate"))
+    first = folder.manifest()
+    assert (first["results_identity"], first["partition_hash"]) == ("e1", "abc")
+    assert (first["command"], first["resumed"]) == (["knnper", "simulate"], [])
+    assert first["versions"]["knnper"] == knnper.__version__
+    assert first["versions"]["flwr"].startswith("1.")
+    assert first["num_cpus"] >= 1
+    folder.write_manifest("e1", "abc", ["knnper", "--resume"])
+    (again,) = folder.manifest()["resumed"]
+    assert again["command"] == ["knnper", "--resume"]
+    assert datetime.fromisoformat(again["started"]).tzinfo is not None
+    assert folder.manifest() == {**first, "resumed": [again]}
     with pytest.raises(RunError, match="expected the split abc, found xyz"):
-        folder.write_manifest({**CONDITIONS, "partition_hash": "xyz"})
+        folder.write_manifest("e1", "xyz", ["knnper"])
 
 
 def test_results(folder: RunFolder) -> None:

@@ -1,5 +1,6 @@
 """Clustered FL: rounds by hand, and which updates part a cluster."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from knnper.seeding import RandomKey
@@ -14,9 +17,11 @@ from knnper.strategies.clustered_fl import (
     ClusteredFL,
     ClusteredFLSettings,
     ClustersState,
+    bipartition,
+    cosines,
 )
-from knnper.strategies.core.clusters import ClusterUpdate
 from knnper.strategies.core.method import UNSEEN_CLIENT
+from knnper.strategies.hypcluster import ClusterUpdate
 from tests.strategies.tiny import KEY, linear_task, normed_task, run_rounds, white
 
 ALWAYS = ClusteredFLSettings(mean_norm_tolerance=100.0, client_norm_tolerance=0.0)
@@ -62,8 +67,8 @@ def test_two_rounds_by_hand() -> None:
 def test_both_tolerances_must_be_met(
     mean: float, client: float | None, num_clusters: int
 ) -> None:
-    settings = ClusteredFLSettings(mean, client)
-    method = ClusteredFL(linear_task(), settings)
+    chosen = ClusteredFLSettings(mean, client)
+    method = ClusteredFL(linear_task(), chosen)
     # 5/8 (1, -1) + 3/8 (-1, 1) = (¼, -¼): weighed by examples.
     updates = [("a", update([1.0, -1.0], 5)), ("b", update([-1.0, 1.0], 3))]
     state = method.aggregate(one_cluster(), iter(updates))
@@ -134,8 +139,8 @@ def test_buffers_say_nothing_of_how_far_clients_are_apart() -> None:
 
 
 def test_clusters_are_trained_apart() -> None:
-    settings = ClusteredFLSettings(client_norm_tolerance=None)
-    method = ClusteredFL(linear_task(), settings)
+    chosen = ClusteredFLSettings(client_norm_tolerance=None)
+    method = ClusteredFL(linear_task(), chosen)
     before = ClustersState(
         (ZERO_SIDED, -ZERO_SIDED, torch.ones(2)), {"a": 1, "b": 0, "c": 2, "d": 1}
     )
@@ -222,8 +227,8 @@ def test_parallel_updates_are_one_cluster_whatever_their_rounding(seed: int) -> 
 
 @pytest.mark.parametrize(("least", "most"), [(1, 8), (2, 4), (3, 2), (4, 2), (5, 1)])
 def test_the_number_of_clusters_is_bounded_by_their_size(least: int, most: int) -> None:
-    settings = ClusteredFLSettings(1e6, 0.0, min_cluster_size=least)
-    method = ClusteredFL(linear_task(num_pixels=4), settings)
+    chosen = ClusteredFLSettings(1e6, 0.0, min_cluster_size=least)
+    method = ClusteredFL(linear_task(num_pixels=4), chosen)
     state, generator = method.init((), RandomKey(1)), RandomKey(2).numpy()
     names = [f"client {number}" for number in range(8)]
     for _ in range(8):
@@ -234,3 +239,83 @@ def test_the_number_of_clusters_is_bounded_by_their_size(least: int, most: int) 
         ]
         state = method.aggregate(state, iter(updates))
         assert len(state.models) <= most
+
+
+def largest_crossing(similarities: Tensor, first: set[int]) -> float:
+    second = set(range(len(similarities))) - first
+    return max(float(similarities[i, k]) for i in first for k in second)
+
+
+def best_of_all(similarities: Tensor) -> float:
+    """Return the smallest largest crossing over all bipartitions, by trying them."""
+    others = range(1, len(similarities))
+    firsts = [
+        {0, *chosen}
+        for size in range(len(others))
+        for chosen in itertools.combinations(others, size)
+    ]
+    return min(largest_crossing(similarities, first) for first in firsts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 7).flatmap(
+        lambda n: st.lists(
+            st.integers(-4, 4), min_size=n * (n - 1) // 2, max_size=n * (n - 1) // 2
+        )
+    )
+)
+def test_no_bipartition_is_better(entries: list[int]) -> None:
+    num_members = int((1 + (1 + 8 * len(entries)) ** 0.5) / 2)
+    similarities = torch.ones(num_members, num_members)
+    pairs = itertools.combinations(range(num_members), 2)
+    for (i, k), entry in zip(pairs, entries, strict=True):
+        similarities[i, k] = similarities[k, i] = entry / 4
+
+    first, second, crossing = bipartition(similarities)
+
+    assert 0 in first
+    assert second
+    assert sorted((*first, *second)) == list(range(num_members))
+    assert crossing == best_of_all(similarities)
+    assert crossing == largest_crossing(similarities, set(first))
+
+
+def test_a_chain_holds_together() -> None:
+    # 0 and 2 are far apart, but each is near 1; 3 is near nobody.
+    similarities = torch.tensor(
+        [
+            [1.0, 0.9, -0.9, -0.5],
+            [0.9, 1.0, 0.8, -0.2],
+            [-0.9, 0.8, 1.0, -0.4],
+            [-0.5, -0.2, -0.4, 1.0],
+        ]
+    )
+    first, second, crossing = bipartition(similarities)
+    assert (set(first), list(second)) == ({0, 1, 2}, [3])
+    assert crossing == pytest.approx(-0.2)
+
+
+def test_one_member_cannot_be_parted() -> None:
+    with pytest.raises(ValueError, match="expected at least 2 members to part, found"):
+        bipartition(torch.ones(1, 1))
+
+
+def test_cosines_by_hand() -> None:
+    vectors = torch.tensor([[3.0, 4.0], [6.0, 8.0], [-4.0, 3.0], [0.0, 0.0]])
+    expected = [[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
+    assert cosines(vectors).tolist() == [*expected, [0.0] * 4]
+
+
+def test_cosines_are_exact_and_the_same_slice_by_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    vectors = torch.randn(5, 1000, generator=torch.Generator().manual_seed(1))
+    scaled = torch.cat([vectors, 3 * vectors])
+    whole = cosines(scaled)
+    exact = torch.nn.functional.cosine_similarity(
+        scaled.double()[:, None], scaled.double()[None], dim=-1
+    )
+    torch.testing.assert_close(whole, exact, rtol=0, atol=1e-14)
+    monkeypatch.setattr("knnper.strategies.clustered_fl._SLICE", 7)
+    torch.testing.assert_close(cosines(scaled), whole, rtol=0, atol=1e-14)

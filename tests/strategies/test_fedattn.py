@@ -1,8 +1,11 @@
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
@@ -22,7 +25,11 @@ from knnper.strategies.fedattn import (
     FedAttnUpdate,
     KnownClients,
     Memory,
+    attend,
     bias_mask,
+    gradients,
+    nearest,
+    new_attention,
 )
 from tests.strategies.tiny import (
     KEY,
@@ -64,8 +71,8 @@ def one_pixel(value: int, label: int) -> ClientData:
 CLIENTS = {"a": one_pixel(255, 0), "b": one_pixel(0, 1)}
 
 
-def fedattn_of(task: Task, **settings: Any) -> Method:
-    return FedAttn(task, FedAttnSettings(**settings))
+def fedattn_of(task: Task, **given: Any) -> Method:
+    return FedAttn(task, FedAttnSettings(**given))
 
 
 def served(method: Method, payload: FedAttnPayload, data: ClientData) -> Tensor:
@@ -126,9 +133,9 @@ def test_the_attention_steps_along_the_mean_of_the_returned_changes() -> None:
 
 
 def lstm_task() -> Task:
-    settings = StackedLstmSettings(character_dim=3, hidden_dim=5, num_layers=1)
+    network = StackedLstmSettings(character_dim=3, hidden_dim=5, num_layers=1)
     spec = InputSpec((1, 1, 6), 4, (), (), dtype="token")
-    choice, training = Choice("stacked_lstm", settings), TrainingSettings()
+    choice, training = Choice("stacked_lstm", network), TrainingSettings()
     return build_task(choice, training, spec, RandomKey(1), evaluation_batch_size=4)
 
 
@@ -268,3 +275,82 @@ def test_what_is_known_of_others_travels_only_at_the_end() -> None:
         payload = method.broadcast(state, "never visited", KEY)
         assert (payload.memory is not None) == travels
         assert method.broadcast(state, "a", KEY).memory is None
+
+
+ATTENTION = Attention(
+    torch.tensor([[2.0]]), torch.tensor([[1.0]]), torch.tensor([1.0, 3.0])
+)
+HALF_LOG_3 = math.log(3) / 2
+MEMORY = Memory(
+    torch.tensor([[0.0], [HALF_LOG_3]]), torch.tensor([[4.0, 0.0], [0.0, 4.0]])
+)
+ASKS = torch.tensor([1.0])
+
+
+def test_attention_by_hand() -> None:
+    # The query is 2, so the scores are 0 and ln 3 and the shares ¼ and ¾: the mean of
+    # the values is (1, 3), and W_V makes (1, 9) of it.
+    made = attend(ATTENTION, ASKS, MEMORY)
+    assert made.tolist() == pytest.approx([1.0, 9.0], rel=1e-6)
+
+
+def test_scores_are_divided_by_the_root_of_their_size() -> None:
+    four = Attention(
+        torch.full((4, 1), 1.0), torch.full((4, 1), 1.0), torch.tensor([1.0, 1.0])
+    )
+    # Scores 4 z_j / √4, of which the second is ln 3 again.
+    made = attend(four, ASKS, MEMORY)
+    assert made.tolist() == pytest.approx([1.0, 3.0], rel=1e-6)
+
+
+def test_gradients_by_hand() -> None:
+    trained = torch.tensor([0.0, 9.0])
+    of_query, of_key, of_value = gradients(ATTENTION, ASKS, MEMORY, trained)
+    # ΔM̃ = (1, 0). A score has share_j (c_j - 1) with c = (4, 0): ¾ and -¾.
+    assert of_value.tolist() == pytest.approx([1.0, 0.0], abs=1e-5)
+    assert float(of_query) == pytest.approx(-0.75 * HALF_LOG_3, rel=1e-5)
+    assert float(of_key) == pytest.approx(-0.75 * HALF_LOG_3 * 2, rel=1e-5)
+
+
+def test_steps_bring_what_is_made_nearer_to_what_was_trained() -> None:
+    attention, trained = ATTENTION, torch.tensor([2.0, 2.0])
+    for _ in range(50):
+        along = gradients(attention, ASKS, MEMORY, trained)
+        matrices = (attention.query, attention.key, attention.value)
+        pairs = zip(matrices, along, strict=True)
+        attention = Attention(*(matrix - 0.01 * slope for matrix, slope in pairs))
+    before, after = (
+        float((attend(one, ASKS, MEMORY) - trained).norm())
+        for one in (ATTENTION, attention)
+    )
+    assert after < 0.5 * before
+
+
+def test_a_new_attention_is_the_mean_of_the_values() -> None:
+    attention = new_attention(8, 3, 2, RandomKey(1))
+    memory = Memory(torch.randn(4, 3), torch.tensor([[1.0, 2], [3, 4], [5, 6], [7, 8]]))
+    assert attend(attention, torch.randn(3), memory).tolist() == [4.0, 5.0]
+    of_query, of_key, _ = gradients(
+        attention, torch.ones(3), memory, torch.tensor([0.0, 0.0])
+    )
+    assert float(of_query.norm()) > 0
+    assert float(of_key.norm()) == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    places=st.lists(st.integers(0, 4), min_size=1, max_size=30),
+    asks=st.integers(0, 4),
+    count=st.integers(1, 35),
+)
+def test_the_nearest_are_those_of_a_full_sort(
+    places: list[int], asks: int, count: int
+) -> None:
+    rows = list(range(len(places)))
+    memory = Memory(
+        torch.tensor(places, dtype=torch.float32)[:, None],
+        torch.tensor(rows, dtype=torch.float32)[:, None],
+    )
+    found = nearest(memory, torch.tensor([float(asks)]), count)
+    expected = sorted(rows, key=lambda row: (abs(places[row] - asks), row))[:count]
+    assert found.values[:, 0].tolist() == expected

@@ -4,18 +4,25 @@ from collections import Counter
 import pytest
 import torch
 
+from knnper.data.examples import no_examples
 from knnper.strategies.core.averaging import RunningMean
-from knnper.strategies.core.clusters import ClusterUpdate
-from knnper.strategies.core.method import UNSEEN_CLIENT, Method
+from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task
-from knnper.strategies.hypcluster import HypCluster, HypClusterSettings, HypClusterState
-from tests.strategies.tiny import KEY, linear_task, run_rounds, white
+from knnper.strategies.hypcluster import (
+    ClusterModels,
+    ClusterUpdate,
+    HypCluster,
+    HypClusterSettings,
+    HypClusterState,
+    best_position,
+)
+from tests.strategies.tiny import KEY, linear_task, one_model_of, run_rounds, white
 
 ZERO_SIDED = torch.tensor([2.0, -2.0])
 """Predicts label 0 of a white pixel; its negative predicts 1."""
 
 
-def hypcluster_of(task: Task, num_clusters: int = 2) -> Method:
+def hypcluster_of(task: Task, num_clusters: int = 2) -> HypCluster:
     return HypCluster(task, HypClusterSettings(num_clusters))
 
 
@@ -128,3 +135,68 @@ def test_clients_are_served_what_fits_both_splits(
     probability = 1 / (1 + math.exp(-4 if expected == 0 else 4))
     served = predictor(white([0]).train.images)
     assert served[0].tolist() == pytest.approx([probability, 1 - probability])
+
+
+def models(*weights: torch.Tensor, default: int = 0) -> ClusterModels:
+    numbers = tuple(10 + position for position in range(len(weights)))
+    return ClusterModels(weights, numbers, default)
+
+
+@pytest.mark.parametrize(
+    ("length", "cluster", "problem"),
+    [
+        (2, 10, None),
+        (2, 11, None),
+        (2, 12, "cluster: expected one of 10, 11, found 12"),
+        (3, 11, "weights: expected shape (2,), found (3,)"),
+    ],
+)
+def test_an_update_is_of_a_model_that_was_sent(
+    length: int, cluster: int, problem: str | None
+) -> None:
+    payload = models(ZERO_SIDED, -ZERO_SIDED)
+    update = ClusterUpdate(torch.zeros(length), 1, 0.5, cluster)
+    assert hypcluster_of(linear_task()).update_problem(payload, update) == problem
+
+
+@pytest.mark.parametrize(("labels", "expected"), [([0], 0), ([1, 1], 1), ([0, 1], 2)])
+def test_the_lowest_loss_wins(labels: list[int], expected: int) -> None:
+    # -log σ(±4) is 0.018 or 4.018, and log 2 = 0.69 at 0; of both labels the mean is
+    # 2.02 or 0.69.
+    task = linear_task()
+    payload = models(ZERO_SIDED, -ZERO_SIDED, torch.zeros(2))
+    assert best_position(task, payload, (white(labels).train,)) == expected
+
+
+def test_parts_are_weighed_by_their_examples() -> None:
+    task = linear_task()
+    payload = models(ZERO_SIDED, -ZERO_SIDED)
+    few, many = white([0]).train, white([1, 1]).train
+    assert best_position(task, payload, (few, many)) == 1
+    assert best_position(task, payload, (few,)) == 0
+
+
+def test_ties_go_to_the_first_and_nothing_to_the_default() -> None:
+    task = linear_task()
+    payload = models(ZERO_SIDED, ZERO_SIDED.clone(), default=1)
+    assert best_position(task, payload, (white([0]).train,)) == 0
+    assert best_position(task, payload, (no_examples(task.spec),)) == 1
+
+
+def test_a_model_without_a_loss_is_not_chosen() -> None:
+    task = linear_task()
+    broken = torch.tensor([float("nan"), 0.0])
+    assert best_position(task, models(broken, ZERO_SIDED), (white([1]).train,)) == 1
+
+
+def test_the_chosen_model_is_trained_and_served() -> None:
+    method = hypcluster_of(linear_task(learning_rate=1.0))
+    payload, data = models(-ZERO_SIDED, torch.zeros(2)), white([0])
+    _, sent = method.client_update(payload, None, data, 1, KEY)
+    # From 0 the gradient of label 0 is ½ - 1.
+    assert sent.weights.tolist() == [0.5, -0.5]
+    assert (sent.cluster, sent.num_examples) == (11, 1)
+    assert method.started_from(payload, sent)["weights"] is payload.models[1]
+    predictor = one_model_of(method, payload, None, data)
+    assert predictor.weights is payload.models[1]
+    assert predictor.describe() == {"cluster": 11.0}

@@ -1,14 +1,12 @@
 """Mapper, jointly and in two stages: by hand, both ends of λ, its choice, its cost."""
 
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-import knnper.strategies.mapper as mapper_module
-import knnper.strategies.mapper_two_stage as module
+import knnper.strategies.mapper as module
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.experiment import Choice, TrainingSettings
 from knnper.models import StackedLstmSettings
@@ -22,11 +20,12 @@ from knnper.strategies.mapper import (
     Mapper,
     MapperSettings,
     Pair,
+    TwoStageMapper,
+    TwoStageSettings,
     best_pair,
     interpolated,
     mixture_loss,
 )
-from knnper.strategies.mapper_two_stage import TwoStageMapper, TwoStageSettings
 from tests.strategies.method_checks import count_trainings, mixture_served
 from tests.strategies.tiny import (
     KEY,
@@ -346,19 +345,14 @@ def test_on_top_of_what_was_trained_on_validation() -> None:
 
 
 @pytest.mark.parametrize("num_validation", [4, 0])
-@pytest.mark.parametrize(
-    ("where", "first"), [(mapper_module, [9, 9]), (module, [9])], ids=["joint", "two"]
-)
+@pytest.mark.parametrize("first", [[9, 9], [9]], ids=["joint", "two"])
 def test_without_validation_data_nothing_is_trained_anew(
-    where: ModuleType,
-    first: list[int],
-    num_validation: int,
-    monkeypatch: pytest.MonkeyPatch,
+    first: list[int], num_validation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, data = normed_task(EVERYTHING), noisy(9, num_validation, seed=1)
-    trainings = count_trainings(monkeypatch, where)
+    trainings = count_trainings(monkeypatch, module)
     both = Mapper(task, MapperSettings((0.5, 1.0)))
-    method = both if where is mapper_module else two_stage(task)
+    method = both if len(first) == 2 else two_stage(task)
     found = mixture_served(method, task.initial_weights, data)
     assert trainings == first + ([13] if num_validation else [])
     assert (found.without_validation() is found) == (num_validation == 0)

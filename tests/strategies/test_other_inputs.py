@@ -18,12 +18,13 @@ from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.strategies.agnostic import shares_and_losses
 from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.clusters import ClusterModels, best_position
 from knnper.strategies.core.predictors import ModelPredictor, evaluate
-from knnper.strategies.core.task import Task, shares_and_losses
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedem import example_losses
+from knnper.strategies.hypcluster import ClusterModels, best_position
 from knnper.strategies.qfedavg import mean_loss
 
 TEXT = InputSpec((1, 1, 5), 4, (), (), dtype="token")

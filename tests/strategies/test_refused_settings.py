@@ -10,7 +10,7 @@ from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from tests.strategies.method_checks import problems_of
 from tests.strategies.tiny import linear_task, normed_task
 
-TWICE = (0.5, 1.0, 0.5)
+TWICE = [0.5, 1.0, 0.5]
 ALL_DIFFER = "found [0.5, 1.0, 0.5], expected values that all differ"
 HESSIAN = {"variant": "hessian_free"}
 TWO_GROUPS = {"groups": {"x": ("a", "b"), "y": ("b", "c")}}
@@ -37,28 +37,6 @@ def found_in(
             "domain: label",
         ),
         ("agnostic", TWO_GROUPS, {}, "method.groups", "found b more than once"),
-        (
-            "dapper",
-            {"client_shares": TWICE},
-            {},
-            "personalization.client_shares",
-            ALL_DIFFER,
-        ),
-        ("ditto", {"prox_weights": TWICE}, {}, "method.prox_weights", ALL_DIFFER),
-        (
-            "mapper",
-            {"interpolation_weights": TWICE},
-            {},
-            "method.interpolation_weights",
-            ALL_DIFFER,
-        ),
-        (
-            "mapper_two_stage",
-            {"interpolation_weights": TWICE},
-            {},
-            "personalization.interpolation_weights",
-            ALL_DIFFER,
-        ),
         (
             "per_fedavg",
             HESSIAN,
@@ -123,26 +101,20 @@ def test_what_goes_together_well(
     ("name", "field", "value", "hint"),
     [
         ("agnostic", "groups", {"x": "a"}, "a list"),
-        ("apfl", "mixing_weight", 1.5, "from 0 to 1"),
-        ("apfl", "unseen_epochs", 0, "at least 1"),
-        ("clustered_fl", "mean_norm_tolerance", -1, "at least 0"),
         ("clustered_fl", "client_norm_tolerance", float("inf"), "a finite number"),
-        ("clustered_fl", "separation_gap", 1.0, "less than 1"),
-        ("clustered_fl", "min_cluster_size", 0, "at least 1"),
+        ("dapper", "client_shares", TWICE, ALL_DIFFER),
+        ("ditto", "prox_weights", TWICE, ALL_DIFFER),
+        ("mapper", "interpolation_weights", TWICE, ALL_DIFFER),
+        ("mapper_two_stage", "interpolation_weights", TWICE, ALL_DIFFER),
         ("ditto", "prox_weights", [], "a list of at least 1"),
         ("ditto", "prox_weights", [-1.0], "at least 0"),
-        ("hypcluster", "num_clusters", 0, "at least 1"),
-        ("l2gd", "aggregation_probability", 1.0, "less than 1"),
+        ("fedtrimmedavg", "trimmed_fraction", 0.5, "less than 0.5"),
         ("pfedgp", "kernel", "matern", "linear"),
-        ("pfedgp", "output_scale", 0, "greater than 0"),
-        ("pfedgp", "length_scale", -1.0, "greater than 0"),
-        ("pfedgp", "num_iterations", 0, "at least 1"),
-        ("pfedgp", "max_examples", 0, "at least 1"),
     ],
 )
 def test_what_is_out_of_range(name: str, field: str, value: Any, hint: str) -> None:
     problems: list[Problem] = []
-    parse_settings(METHODS[name].settings_type, {field: value}, "method", problems)
+    parse_settings(ENTRIES[name].settings_type, {field: value}, "method", problems)
     (problem,) = problems
     assert problem.place.startswith(f"method.{field}")
     assert hint in problem.message

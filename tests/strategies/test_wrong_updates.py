@@ -14,8 +14,8 @@ from knnper.seeding import RandomKey
 from knnper.server.federation import Reply
 from knnper.server.rounds import Tally, usable_updates
 from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.clusters import ClusterUpdate
 from knnper.strategies.core.method import Method
+from knnper.strategies.hypcluster import ClusterUpdate
 from tests.strategies.tiny import noisy, normed_task
 
 CLIENTS = ("a", "b", "c", "d")
@@ -79,11 +79,7 @@ def test_a_wrong_first_update_is_that_client_s_failure(method: Method) -> None:
     state = method.init(CLIENTS, RandomKey(1))
     _, honest = of_a_round(method, state)
     first = honest["a"]
-    wrong_ones = [
-        *longer(first),
-        *of_other_lengths(first),
-        *of_other_clusters(first),
-    ]
+    wrong_ones = [*longer(first), *of_other_lengths(first), *of_other_clusters(first)]
     for wrong in wrong_ones:
         tally, _ = of_a_round(method, state)
         replies = [Reply((c,), update) for c, update in (honest | {"a": wrong}).items()]

@@ -118,11 +118,7 @@ def test_arrays_on_their_way_are_asked_for_sooner() -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
-    [
-        "knnper_cli.flower_apps",
-        "knnper.simulation.flower_engine",
-    ],
+    "module", ["knnper_cli.flower_apps", "knnper.simulation.flower_engine"]
 )
 def test_flower_reports_nothing(module: str) -> None:
     code = (

@@ -125,7 +125,7 @@ HUGE, DEEP = {"name": "huge_net"}, {"name": "tiny_cnn", "depth": 3}
     ("changes", "message"),
     [
         ({"format": 2}, "a model of format 2, expected 1"),
-        ({"model": HUGE}, "the model 'huge_net' is unknown, expected"),
+        ({"model": HUGE}, "unknown 'huge_net', expected"),
         ({"model": DEEP}, r"model\.depth: unknown setting"),
         ({"card": {"name": "small"}}, "not what this version of the software"),
     ],

@@ -326,10 +326,7 @@ def test_a_server_that_stops_does_not_wait_for_half_open_connections() -> None:
 
 
 def test_an_address_that_is_taken_is_named() -> None:
-    with (
-        listen(HOST, 0, "") as taken,
-        pytest.raises(RunError, match="choose another"),
-    ):
+    with listen(HOST, 0, "") as taken, pytest.raises(RunError, match="choose another"):
         listen(HOST, taken.getsockname()[1], "choose another")
 
 

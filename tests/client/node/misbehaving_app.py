@@ -17,7 +17,6 @@ from knnper.client.flower_node import process_ends_after
 
 app = ClientApp()
 nothing = "no ClientApp"
-
 LONG_S = 60.0
 
 

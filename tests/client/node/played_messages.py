@@ -25,7 +25,6 @@ APP = "misbehaving_app:app"
 RUN = 7
 NODE = 11
 FAR_TOO_LONG_S = 30.0
-
 SECRET = b"of the runner"
 
 

@@ -1,9 +1,14 @@
-"""A node's lock, its note of itself, and what it says of errors."""
+"""A node's lock, its note of itself, its errors, its deadlines and its patience."""
 
+import contextlib
+import itertools
+import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +18,19 @@ from flwr.supercore.run import RunNotRunningException
 
 from knnper.client import flower_node
 from knnper.client.flower_node import (
+    DEADLINE_PASSED,
     Activation,
+    Deadline,
     NotAcceptedError,
+    Refusal,
     _as_reply,
     holder,
     is_locked,
     locked,
+    process_ends_after,
     refusal_of,
 )
+from knnper.client.node import Patience
 from knnper.errors import DataError, RunError
 
 
@@ -35,6 +45,8 @@ def test_a_node_that_did_not_leave_is_known(tmp_path: Path) -> None:
     assert _of(tmp_path).left_behind() == 2**63 + 1
     _of(tmp_path).forget()
     assert _of(tmp_path).left_behind() is None
+    (tmp_path / "node.json").write_text('{"node_id": ')
+    assert _of(tmp_path).left_behind() is None, "it is torn"
 
 
 def test_a_copy_of_the_folder_does_not_put_out_the_original(tmp_path: Path) -> None:
@@ -43,11 +55,6 @@ def test_a_copy_of_the_folder_does_not_put_out_the_original(tmp_path: Path) -> N
     assert _of(tmp_path / "copy").left_behind() is None
     on_another_machine = replace(_of(tmp_path / "original"), place="another:1")
     assert on_another_machine.left_behind() is None
-
-
-def test_a_torn_note_is_none(tmp_path: Path) -> None:
-    (tmp_path / "node.json").write_text('{"node_id": ')
-    assert _of(tmp_path).left_behind() is None
 
 
 def test_a_folder_has_one_node(tmp_path: Path) -> None:
@@ -60,14 +67,8 @@ def test_a_folder_has_one_node(tmp_path: Path) -> None:
     assert not is_locked(state)
     with locked(state):
         pass
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "state").write_text("a file")
-    with (
-        pytest.raises(RunError, match="state cannot be written"),
-        locked(tmp_path / "state"),
-    ):
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(RunError, match="cannot be written"), locked(tmp_path / "file"):
         pass
 
 
@@ -132,3 +133,117 @@ def test_flowers_own_routine_is_said_only_on_request(verbose: bool) -> None:
     said = [line.split(" ", 2)[2] for line in lines]
     routine = ["INFO Receiving: train message"] if verbose else []
     assert said == [*routine, "ERROR Failed to receive", "INFO the model is installed"]
+
+
+HEAD = """
+import logging, time
+from knnper.client.flower_node import Deadline, process_ends_after
+logging.basicConfig()
+"""
+SLEEPS = "with process_ends_after({}, 'the job'):\n    time.sleep(30)\n"
+PARTS = """
+whole = Deadline.after(0.4)
+with whole.ends('reading'):
+    time.sleep(0.25)
+with whole.ends('the job'):
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(SLEEPS.format(0.2), "0.2 s"), (SLEEPS.format(-1), "-1 s"), (PARTS, "")],
+)
+def test_the_process_ends_and_says_why(code: str, said: str) -> None:
+    command = [sys.executable, "-c", HEAD + code]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == DEADLINE_PASSED
+    assert f"the job was not done within {said}" in done.stderr
+
+
+def test_what_is_done_in_time_lives_on() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with process_ends_after(0.1, "a short job"):
+        pass
+    time.sleep(0.2)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_what_is_left_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    granted = list[float]()
+
+    def note(seconds: float, job: str) -> contextlib.AbstractContextManager[None]:
+        granted.append(seconds)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(flower_node, "process_ends_after", note)
+    whole = Deadline.after(10)
+    with whole.ends("reading the data"):
+        time.sleep(0.05)
+    with whole.ends("training"):
+        pass
+    reading, training = granted
+    assert 9.5 < training <= reading - 0.05 < 10
+
+
+def test_no_deadline_ends_nothing() -> None:
+    with Deadline.after(0).ends("a job"):
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+class Clock:
+    """A clock on which a sleep takes no time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "sleep", clock.sleep)
+    return clock
+
+
+def test_the_same_reason_is_said_ever_more_seldom(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    patience, said_at = Patience(None), []
+    while clock.now < 1000:
+        before, now = len(caplog.records), clock.now
+        patience.bear(NotAcceptedError())
+        said_at += [round(now)] * (len(caplog.records) - before)
+    pauses = [after - one for one, after in itertools.pairwise(said_at)]
+    assert said_at[0] == 0
+    assert [round(pause / 60) for pause in pauses] == [1, 2, 4, 8]
+
+
+def test_another_reason_is_said_at_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    patience = Patience(None)
+    for reason in ("nothing answers", "nothing answers", "not registered"):
+        patience.bear(Refusal(reason))
+    said = [record.getMessage().partition(". ")[0] for record in caplog.records]
+    assert said == ["nothing answers", "not registered"]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_it_ends_with_the_reason(clock: Clock) -> None:
+    patience, refusal = Patience(20), Refusal("nothing answers")
+    while clock.now < 15:
+        patience.bear(refusal)
+    with pytest.raises(Refusal, match="nothing answers"):
+        patience.bear(refusal)
+    assert clock.now <= 20
+    now = clock.now
+    with pytest.raises(Refusal, match="of no use"):
+        Patience(20).bear(Refusal("of no use", lasting=True))
+    assert clock.now == now, "trying again would not mend it"

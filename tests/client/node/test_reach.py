@@ -1,9 +1,8 @@
+"""What keeps a node from its server, and whether it is worth another try."""
+
 import contextlib
 import socket
-import ssl
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,86 +14,56 @@ from knnper.transport.credentials import (
     issue_server_certificate,
     new_authority,
 )
+from tests.client.doctor.scripted_server import Script, answering, written
+
+AUTHORITY, OTHER = new_authority("a CA"), new_authority("another CA")
+GOOD = issue_server_certificate(AUTHORITY, ["127.0.0.1"])
+EXPIRED = issue_server_certificate(AUTHORITY, ["127.0.0.1"], -1)
+ELSEWHERE = issue_server_certificate(AUTHORITY, ["federation.example.org"])
 
 
-@dataclass(frozen=True)
-class Authority:
-    """A CA whose files are in a folder."""
-
-    folder: Path
-    identity: Identity
-
-    @property
-    def file(self) -> Path:
-        return self.folder / "ca.crt"
-
-    def server(self, host: str = "127.0.0.1", days: int = 1) -> tuple[Path, Path]:
-        """Return certificate and key of a server, as files."""
-        files = self.folder / f"{days}.crt", self.folder / f"{days}.key"
-        issue_server_certificate(self.identity, [host], days).write(*files)
-        return files
-
-
-def authority_in(folder: Path) -> Authority:
-    folder.mkdir(exist_ok=True)
-    made = Authority(folder, new_authority("a CA"))
-    made.identity.write(made.file, folder / "ca.key")
-    return made
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return authority_in(tmp_path)
-
-
-@contextlib.contextmanager
-def _answering(certificate: tuple[Path, Path] | None) -> Iterator[str]:
-    """Give the address of a server that speaks TLS, or HTTP without a certificate."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=_answer, args=(listening, certificate)).start()
-        try:
-            yield f"127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-
-
-def _answer(listening: socket.socket, certificate: tuple[Path, Path] | None) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    if certificate is not None:
-        context.load_cert_chain(*certificate)
-    with contextlib.suppress(OSError):
-        while True:
-            connection, _ = listening.accept()
-            with connection, contextlib.suppress(OSError):
-                if certificate is not None:
-                    connection = context.wrap_socket(connection, server_side=True)
-                with connection:
-                    if b"GET" in connection.recv(1024):
-                        connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
-
-
-def _refusal(address: str, ca: Path | None) -> Refusal:
+def refusal(address: str, ca: Path | None) -> Refusal:
     with pytest.raises(Refusal) as caught:
         require_server(address, ca)
     return caught.value
 
 
-def test_a_server_as_it_should_be(authority: Authority) -> None:
-    with _answering(authority.server()) as address:
-        require_server(address, authority.file)
-    with _answering(None) as address:
-        require_server(address, None)
+@pytest.mark.parametrize("serves", [GOOD, None])
+def test_a_server_as_it_should_be(tmp_path: Path, serves: Identity | None) -> None:
+    files = None if serves is None else written(tmp_path, serves, "server")
+    ca = None if serves is None else written(tmp_path, AUTHORITY, "ca")[0]
+    with answering(Script(), files) as address:
+        require_server(address, ca)
 
 
-def test_nobody_there_is_worth_another_try() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-    refusal = _refusal(address, None)
-    assert "nothing listens at" in str(refusal)
-    assert not refusal.lasting
+@pytest.mark.parametrize(
+    ("serves", "trusts", "words"),
+    [
+        (EXPIRED, AUTHORITY, "expired"),
+        (ELSEWHERE, AUTHORITY, "federation.example.org, not for"),
+        (GOOD, OTHER, "ca.crt"),
+        (None, AUTHORITY, "speaks HTTP without TLS"),
+        (GOOD, None, "speaks TLS"),
+        (GOOD, "missing", "ca.crt"),
+        (GOOD, "damaged", "ca.crt"),
+    ],
+)
+def test_what_trying_again_would_not_mend(
+    tmp_path: Path, serves: Identity | None, trusts: Identity | str | None, words: str
+) -> None:
+    files = None if serves is None else written(tmp_path, serves, "server")
+    ca = None if trusts is None else tmp_path / "ca.crt"
+    if isinstance(trusts, Identity):
+        written(tmp_path, trusts, "ca")
+    elif trusts == "damaged":
+        (tmp_path / "ca.crt").write_text("no certificate")
+    with answering(Script(), files) as address:
+        found = refusal(address, ca)
+    assert words in str(found)
+    assert found.lasting
 
 
-def test_whoever_hangs_up_is_worth_another_try(authority: Authority) -> None:
+def test_nobody_there_or_whoever_hangs_up_is_worth_another_try(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def hang_up() -> None:
@@ -104,53 +73,9 @@ def test_whoever_hangs_up_is_worth_another_try(authority: Authority) -> None:
 
         threading.Thread(target=hang_up).start()
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert not _refusal(address, authority.file).lasting
-        assert not _refusal(address, None).lasting
+        assert not refusal(address, written(tmp_path, AUTHORITY, "ca")[0]).lasting
+        assert not refusal(address, None).lasting
         listening.shutdown(socket.SHUT_RDWR)
-
-
-def test_an_unknown_name() -> None:
-    assert "cannot be resolved" in str(_refusal("no-such-host.invalid:1", None))
-
-
-@pytest.mark.parametrize(
-    ("host", "days", "words"),
-    [
-        ("127.0.0.1", -1, "expired"),
-        ("federation.example.org", 1, "federation.example.org, not for"),
-    ],
-)
-def test_a_certificate_that_does_not_hold(
-    authority: Authority, host: str, days: int, words: str
-) -> None:
-    with _answering(authority.server(host, days)) as address:
-        assert words in str(_refusal(address, authority.file))
-
-
-def test_the_wrong_authority_and_tls_on_one_side(
-    authority: Authority, tmp_path: Path
-) -> None:
-    other = authority_in(tmp_path / "other").file
-    for certificate, ca, words in (
-        (authority.server(), other, "ca.crt"),
-        (None, authority.file, "speaks HTTP without TLS"),
-        (authority.server(days=2), None, "speaks TLS"),
-    ):
-        with _answering(certificate) as address:
-            refusal = _refusal(address, ca)
-        assert words in str(refusal)
-        assert refusal.lasting
-
-
-@pytest.mark.parametrize("content", [None, "no certificate"])
-def test_a_ca_that_cannot_be_read(
-    tmp_path: Path, content: str | None, authority: Authority
-) -> None:
-    certificate = authority.server()
-    authority.file.unlink()
-    if content is not None:
-        authority.file.write_text(content)
-    with _answering(certificate) as address:
-        refusal = _refusal(address, authority.file)
-    assert "ca.crt" in str(refusal)
-    assert refusal.lasting
+    gone = refusal(address, None)
+    assert ("nothing listens at" in str(gone), gone.lasting) == (True, False)
+    assert "cannot be resolved" in str(refusal("no-such-host.invalid:1", None))

@@ -34,18 +34,6 @@ def config(link: Link, tmp_path: Path) -> Path:
     return path
 
 
-def test_an_unknown_key_is_refused_in_one_line(link: Link, tmp_path: Path) -> None:
-    path = new_client(tmp_path / "stranger", link)
-    with client(path, "--patience", "1.5") as process:
-        assert process.wait() == 1
-    errors = [line for line in process.written.splitlines() if "Error:" in line]
-    assert len(errors) == 1
-    assert (
-        "it is not registered there (send the public key to the operator" in errors[0]
-    )
-    assert "Traceback" not in process.written
-
-
 def test_life_of_a_client(link: Link, config: Path, tmp_path: Path) -> None:
     with client(config) as first:
         first.wait_until_in()

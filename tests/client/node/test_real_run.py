@@ -16,7 +16,6 @@ from tests.client.node.real_processes import (
 )
 
 pytestmark = pytest.mark.slow
-
 SERVER = """
 import json, time
 from pathlib import Path
@@ -43,7 +42,6 @@ def main(grid, context):
             heard.append([reply.content["answer"]["is"], seconds])
     Path(context.run_config["output"]).write_text(json.dumps(heard))
 """
-
 CODE_OF_THE_RUN = """
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -54,7 +52,6 @@ def train(message, context):
     content = RecordDict({"answer": ConfigRecord({"is": "the code of the run"})})
     return Message(content, reply_to=message)
 """
-
 FOUND = "[0, 1, 2, 3]"
 KILLED = (
     "the client's process died: it was ended by SIGKILL, perhaps for lack of memory"

@@ -51,12 +51,15 @@ class HostileServer:
         """Return what answers a message, as a process of its own would."""
         return SiteNode().open(self._context, Job([CLIENT], 1, [0], to_json(settings)))
 
+    def payload(self, settings: Experiment) -> Any:
+        """Return what an honest server would send first."""
+        runtime = self.worker(settings).runtime
+        state = runtime.method.init([CLIENT, "0000", "0003"], runtime.key)
+        return runtime.method.broadcast(state, CLIENT, runtime.key)
+
     def train(self, settings: Experiment, server_round: int = 1) -> tuple[Any, Any]:
         """Return what was sent in a round, and the update."""
-        worker = self.worker(settings)
-        method, key = worker.runtime.method, worker.runtime.key
-        state = method.init([CLIENT, "0000", "0003"], key)
-        payload = method.broadcast(state, CLIENT, key)
+        payload, worker = self.payload(settings), self.worker(settings)
         return payload, worker.train(CLIENT, payload, server_round, 0, [0])
 
     def told(self, reason: str) -> None:

@@ -35,14 +35,8 @@ def context_of(file: Path, run: int = 1) -> Context:
     return Context(run, 1, {"config": str(file)}, RecordDict(), {})
 
 
-def job(**changes: object) -> Job:
-    values = {
-        "server_round": 1,
-        "keep_rounds": [0],
-        "experiment": EXPERIMENT,
-        **changes,
-    }
-    return Job(["0001"], **values)  # type: ignore[arg-type]
+def job(experiment: str = EXPERIMENT, timeout_s: float = 0.0) -> Job:
+    return Job(["0001"], 1, [0], experiment, timeout_s=timeout_s)
 
 
 def introduced(file: Path) -> Introduction:

@@ -8,7 +8,7 @@ import pytest
 
 from knnper.server.link.authorized import AuthorizedFolder
 from knnper.server.link.doctor import is_running, server_checks
-from knnper.server.link.setup import LOCK, FederationFolder, Founding, found
+from knnper.server.link.setup import LOCK, FederationFolder, found
 from knnper.server.settings import read_server
 from knnper.transport.credentials import (
     issue_server_certificate,
@@ -24,7 +24,7 @@ from tests.server.link.gateway_stage import free_port
 @pytest.fixture
 def place(tmp_path: Path) -> FederationFolder:
     place = FederationFolder(tmp_path / "fed")
-    found(place, Founding(["127.0.0.1"], free_port(), free_port()))
+    found(place, ["127.0.0.1"], free_port(), free_port())
     AuthorizedFolder(place.authorized).add("site-a", new_node_key().public_key())
     return place
 
@@ -163,8 +163,7 @@ def test_wrong_files_among_the_clients(place: FederationFolder) -> None:
 
 def test_without_certificates(tmp_path: Path) -> None:
     place = FederationFolder(tmp_path / "fed")
-    found_ = Founding(["127.0.0.1"], free_port(), free_port(), insecure=True)
-    found(place, found_)
+    found(place, ["127.0.0.1"], free_port(), free_port(), insecure=True)
     findings = looked_at(place)
     assert findings["tls"].verdict is Verdict.WARNING
     assert "certificate" not in findings

@@ -28,7 +28,6 @@ seconds = 60
 size = 10
 output = ""
 """
-
 _CODE = """
 import json, time
 import numpy as np

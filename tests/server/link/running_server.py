@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from knnper.server.link.registration import census
-from knnper.server.link.setup import FederationFolder, Founding, add_client, found
+from knnper.server.link.setup import FederationFolder, add_client, found
 from knnper.server.settings import ServerSettings, read_server
 from knnper.transport.credentials import Address
 from tests.server.link.gateway_stage import HOST, free_port
@@ -52,7 +52,7 @@ class RunningServer:
 
     @property
     def statuses(self) -> dict[str, str]:
-        return {one.name: one.status for one in census(self.settings).clients}
+        return {one.name: one.status for one in census(self.settings)[0]}
 
     def add(self, name: str) -> Path:
         """Return the folder of a new client."""
@@ -100,7 +100,7 @@ def running_server(
     """Found a federation in ``folder`` and run its server until the end."""
     federation = FederationFolder(folder)
     port = free_port()
-    found(federation, Founding([HOST], port, free_port(), insecure))
+    found(federation, [HOST], port, free_port(), insecure)
     for name in clients:
         add_client(federation, name, Address(HOST, port))
     log = folder / "server.log"

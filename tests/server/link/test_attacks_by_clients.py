@@ -47,7 +47,6 @@ from tests.server.link.process_tree import growth
 from tests.server.link.running_server import RunningServer, running_server, wait_until
 
 pytestmark = pytest.mark.slow
-
 CHUNK = 5_000_000
 MOST_MB = 100
 NAMES = ("evil", "good", "other")

@@ -23,7 +23,6 @@ from tests.server.link.process_tree import growth
 from tests.server.link.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.slow
-
 NUM_BODIES, BODY, PIECE = 40, 60_000_000, 1 << 20
 MOST_MB = 100
 SLOT_S = 15.0

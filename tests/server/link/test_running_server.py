@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.server.link.authorized import AuthorizedFolder, read_roster
+from knnper.server.link.authorized import AuthorizedFolder
 from knnper.transport.credentials import new_node_key, write_node_key
 from tests.server.link.process_tree import command_of
 from tests.server.link.running_server import (
@@ -43,14 +43,6 @@ def again(server: RunningServer) -> Iterator[Path]:
         assert process.wait(30) == 0
 
 
-def test_a_registered_client_connects(server: RunningServer) -> None:
-    client = server.folder.client("site-a")
-    with server.supernode(client, client / "site-a.key"):
-        wait_until(lambda: server.statuses["site-a"] == "online")
-        roster = read_roster(server.settings.roster_file)
-        assert [one.name for one in roster.values()] == ["site-a"]
-
-
 def test_strangers_are_told_why_they_are_refused(
     server: RunningServer, tmp_path: Path
 ) -> None:
@@ -63,16 +55,6 @@ def test_strangers_are_told_why_they_are_refused(
     with server.supernode(tmp_path, None) as (process, log):
         process.wait(30)
         assert "registered clients only" in log.read_text()
-
-
-def test_a_second_node_under_one_key_is_refused(server: RunningServer) -> None:
-    client = server.add("site-b")
-    key = client / "site-b.key"
-    with server.supernode(client, key):
-        wait_until(lambda: server.statuses["site-b"] == "online")
-        with server.supernode(client, key) as (process, log):
-            process.wait(30)
-            assert "site-b is connected already" in log.read_text()
 
 
 def test_a_client_can_neither_register_nor_run(
@@ -139,17 +121,6 @@ def test_the_state_is_the_servers_own(server: RunningServer) -> None:
     paths = [state, *state.rglob("*")]
     assert {"superlink.db", "superlink.log"} <= {path.name for path in paths}
     assert [path for path in paths if path.stat().st_mode & 0o077] == []
-
-
-def test_without_a_roster_a_removed_client_does_not_come_back(tmp_path: Path) -> None:
-    with running_server(tmp_path, clients=("site-a", "site-b")) as server:
-        server.process.send_signal(signal.SIGTERM)
-        server.process.wait(30)
-        server.settings.roster_file.unlink()
-        AuthorizedFolder(server.settings.authorized).remove("site-a")
-        with again(server) as log:
-            assert server.statuses == {"site-b": "registered"}
-            assert "removed site-a" in log.read_text()
 
 
 def test_without_security_whoever_comes_is_a_client(tmp_path: Path) -> None:

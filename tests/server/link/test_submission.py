@@ -93,10 +93,10 @@ def _answer(monkeypatch: pytest.MonkeyPatch, run_id: int | None) -> list[str]:
     seen: list[str] = []
 
     @contextlib.contextmanager
-    def port(address: object, ca: object) -> Iterator[_Port]:
+    def port(settings: object) -> Iterator[_Port]:
         yield _Port(run_id, seen)
 
-    monkeypatch.setattr(submission, "ControlPort", port)
+    monkeypatch.setattr(submission, "control_port", port)
     return seen
 
 

@@ -18,7 +18,6 @@ from tests.server.link.process_tree import command_of, named, tree_of
 from tests.server.link.running_server import RunningServer, running_server, wait_until
 
 pytestmark = pytest.mark.slow
-
 LEFT = ("message_ins", "message_res", "objects", "run_objects", "object_push_sessions")
 
 

@@ -1,11 +1,24 @@
 """Clients that are behind the nodes of a fake grid."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from flwr.app import Error, Message, RecordDict
 
+from knnper.server.link.authorized import Registered
 from knnper.transport.messages import Introduction, Purpose, introduction_content
 from tests.server.fake_grid import FakeGrid
+
+
+def roster(
+    names: dict[int, str], fixed: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, Registered]:
+    """Return who is registered, by node."""
+    return {
+        str(node): Registered(name, "", "folder", fixed.get(name))
+        for node, name in names.items()
+    }
 
 
 class People:

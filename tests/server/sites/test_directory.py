@@ -1,20 +1,15 @@
-from pathlib import Path
-
 import pytest
 
-from knnper.errors import RunError
 from knnper.server import sites as directory_module
 from knnper.server import sites as introductions
-from knnper.server.link.authorized import Registered, write_roster
-from knnper.server.sites import Directory, Registry
-from tests.server.sites.people import People
+from knnper.server.sites import Directory
+from tests.server.sites.people import People, roster
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")
 
 
 def directory(people: People, registered: dict[int, str] | None = None) -> Directory:
-    registry = Registry(registered or {})
-    made = Directory(people.grid, "{}", lambda: registry)  # type: ignore[arg-type]
+    made = Directory(people.grid, "{}", lambda: roster(registered or {}))  # type: ignore[arg-type]
     look(made)
     return made
 
@@ -40,8 +35,8 @@ def test_what_a_client_says_it_has_is_a_claim_unless_the_operator_knows(
     people.change(1, num_train=2**53)
     people.change(3, num_train=0)
     fixed = {"a": 700, "b": 20, "c": 30}
-    registry = Registry({1: "a", 2: "b", 3: "c", 4: "d"}, fixed)
-    made = Directory(people.grid, "{}", lambda: registry)  # type: ignore[arg-type]
+    known = roster({1: "a", 2: "b", 3: "c", 4: "d"}, fixed)
+    made = Directory(people.grid, "{}", lambda: known)  # type: ignore[arg-type]
     look(made)
     found = made.members()
     numbers = {name: (one.num_train, one.is_claim) for name, one in found.items()}
@@ -155,20 +150,10 @@ def test_one_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_key_may_be_registered_while_the_run_goes_on() -> None:
     people = People({1: "a", 2: "b"})
     names = {1: "a"}
-    made = Directory(people.grid, "{}", lambda: Registry(dict(names)))  # type: ignore[arg-type]
+    made = Directory(people.grid, "{}", lambda: roster(names))  # type: ignore[arg-type]
     people.grid.nodes = {1}
     look(made)
     names[2] = "b"
     people.grid.nodes = {1, 2}
     look(made)
     assert sorted(made.members()) == ["a", "b"]
-
-
-def test_the_registry_is_what_the_server_wrote(tmp_path: Path) -> None:
-    path = tmp_path / "roster.json"
-    write_roster(path, {"5": Registered("a", "00", "folder")})
-    assert Registry.read(path).names == {5: "a"}
-    assert Registry.read(None).names == {}
-    path.write_text("[]")
-    with pytest.raises(RunError, match="roster"):
-        Registry.read(path)

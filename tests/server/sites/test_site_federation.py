@@ -8,9 +8,9 @@ from knnper.errors import RunError
 from knnper.experiment import FederationSettings
 from knnper.server import sites as federation_module
 from knnper.server.federation import Reply, Request
-from knnper.server.sites import Directory, Registry, SiteFederation
+from knnper.server.sites import Directory, SiteFederation
 from knnper.transport.messages import Purpose
-from tests.server.sites.people import People
+from tests.server.sites.people import People, roster
 
 pytestmark = pytest.mark.usefixtures("inside_a_run")
 
@@ -37,8 +37,7 @@ def federation(
     people: People, registered: dict[int, str] | None = None, **settings: Any
 ) -> tuple[SiteFederation, Messenger]:
     messenger = Messenger()
-    registry = Registry(registered or {})
-    directory = Directory(people.grid, "{}", lambda: registry)  # type: ignore[arg-type]
+    directory = Directory(people.grid, "{}", lambda: roster(registered or {}))  # type: ignore[arg-type]
     given = {"wait_for_clients_s": 1.0, "grace_s": 0.0, **settings}
     waits = FederationSettings(**given)
     made = SiteFederation(directory, messenger, waits)  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from knnper.server.distribution import Delivered
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE, RunFolder
 from knnper.strategies.core.predictors import ClientResult, score
@@ -66,7 +65,7 @@ def made_run(
             {"server_round": number, "train_loss": loss, "seconds": 2.0}
         )
     for result in results:
-        folder.distributed.append(STATE, Delivered(result.client, result))
+        folder.distributed.append(STATE, result.client, result)
     folder.write_clients_csv(results)
     experiment = {
         "name": "made",
