@@ -105,7 +105,7 @@ def a_round(number: int) -> RoundRecord:
 
 
 def test_a_run_is_followed_to_its_results(tmp_path: Path) -> None:
-    watch, told = Watch(tmp_path / "run", print), Told()
+    watch, told = Watch(tmp_path / "run"), Told()
 
     def run() -> None:
         folder = RunFolder.create(tmp_path / "run", experiment())
@@ -135,15 +135,15 @@ def test_results_from_before_do_not_count(tmp_path: Path) -> None:
     folder.append_round(a_round(1))
     folder.write_results({})
     told = Told()
-    assert not Watch(folder.path, print).until_done(told, lambda: True)
+    assert not Watch(folder.path).until_done(told, lambda: True)
     assert told.started == (2, 2)
-    watch = Watch(folder.path, print)
+    watch = Watch(folder.path)
     folder.write_results({"again": True})
     assert watch.until_done(told, lambda: True)
 
 
 def test_a_run_that_never_began_has_ended(tmp_path: Path) -> None:
-    assert not Watch(tmp_path / "nowhere", print).until_done(Told(), lambda: True)
+    assert not Watch(tmp_path / "nowhere").until_done(Told(), lambda: True)
 
 
 def test_a_run_that_takes_the_place_of_another_is_followed_from_its_beginning(
@@ -152,7 +152,7 @@ def test_a_run_that_takes_the_place_of_another_is_followed_from_its_beginning(
     before = RunFolder.create(tmp_path / "run", experiment())
     before.append_round(a_round(1))
     before.write_results({})
-    watch, told, looks = Watch(before.path, print), Told(), 0
+    watch, told, looks = Watch(before.path), Told(), 0
 
     def has_ended() -> bool:
         nonlocal looks

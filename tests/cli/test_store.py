@@ -23,7 +23,7 @@ from knnper.datastore.journal import ACKNOWLEDGED
 from knnper.datastore.store import DATABASE, open_store
 from knnper_cli.app import app
 from knnper_cli.store import as_section
-from knnper_cli.terminal import Counter, as_time, resumable
+from knnper_cli.terminal import Counter, as_time, counter
 from tests.cli.store_commands import (
     NUM_EXAMPLES,
     described,
@@ -180,14 +180,12 @@ def test_reembed_and_back(
 
 
 def test_only_what_was_counted_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Counter("examples", None)
-    with pytest.raises(KeyboardInterrupt), resumable(progress):
-        raise KeyboardInterrupt
-    assert capsys.readouterr().err == ""
-    progress.advance(1)
-    with pytest.raises(KeyboardInterrupt), resumable(progress):
-        raise KeyboardInterrupt
-    assert "is kept" in capsys.readouterr().err
+    for number in (0, 1):
+        with pytest.raises(KeyboardInterrupt), counter("examples", is_kept=True) as one:
+            for _ in range(number):
+                one.advance(1)
+            raise KeyboardInterrupt
+        assert ("is kept" in capsys.readouterr().err) == bool(number)
 
 
 def test_advise(folder: Path, run: Path, other_run: Path) -> None:
