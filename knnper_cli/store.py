@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from knnper.datastore.examples import Selection, StoreSpec
     from knnper.datastore.index import IndexSettings
     from knnper.datastore.policy import StoreSettings
-    from knnper.datastore.salvage import Salvage
     from knnper.datastore.transfer import Summary
+    from knnper.datastore.verify import Salvage
 
 StoreFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The store's folder.")
@@ -334,7 +334,7 @@ def salvage(
     as_json: AsJson = False,
 ) -> None:
     """Save what is intact of a damaged store as a new one, and say what is lost."""
-    from knnper.datastore.salvage import salvage as salvage_store
+    from knnper.datastore.verify import salvage as salvage_store
 
     saved = salvage_store(folder, target)
     if as_json:

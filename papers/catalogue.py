@@ -37,24 +37,14 @@ _SHARED = ("only",)  # settings with another value of which figures may share a 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the papers.
-
-    Attributes
-    ----------
-    settings
-        The dataclass of its settings.
-    needs
-        `RUN`: it is drawn with its global model. `EXPERIMENT`, or `NOTHING` where the
-        data are its own too: it trains what it shows.
-    parts
-        What of it is finished one by one.
-    draw
-        ``(subject, settings, folder) -> drawings``.
-    """
+    """A figure of the papers."""
 
     settings: type[Settings]
+    # `RUN`: it is drawn with its global model. `EXPERIMENT`, or `NOTHING` where the
+    # data are its own too: it trains what it shows.
     needs: str
-    parts: str
+    parts: str  # what of it is finished one by one
+    # ``(subject, settings, folder) -> drawings``
     draw: Callable[[Any, Any, FigureFolder], list[Drawing]]
 
 

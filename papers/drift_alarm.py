@@ -32,17 +32,8 @@ def log_bets(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
     The power bets ε p^(ε-1) of Vovk, Nouretdinov, Gammerman, ICML 2003, win
     if p is small: the example is farther from the memory than usual. The same of 1 - p
     win if it is nearer than usual, as where a client's data narrow down to few labels.
-    Each integrates to 1, so none gains on average from uniform p-values.
-
-    Parameters
-    ----------
-    p_values
-        In (0, 1), shape (m,).
-
-    Returns
-    -------
-    NDArray
-        float64, shape (m, `NUM_BETS`).
+    Each integrates to 1, so none gains on average from uniform p-values. From p-values
+    in (0, 1), shape (m,), to float64 of shape (m, `NUM_BETS`).
     """
     exponents = np.array(EXPONENTS)
     logs = np.stack([np.log(p_values), np.log1p(-p_values)], axis=1)
@@ -56,26 +47,10 @@ Scores = NDArray[np.float64]
 def neighbor_scores(memory: Store, embeddings: Tensor, num_neighbors: int) -> Scores:
     """Return the mean distance of each example to its nearest stored ones.
 
-    Parameters
-    ----------
-    memory
-        It must be the same for the reference and for all that arrives: of two memories
-        the fuller one has the smaller distances. Where the store goes on changing,
-        score against a copy of what it held when the reference was made.
-    embeddings
-        float32, shape (m, p).
-    num_neighbors
-        k; fewer where fewer are stored.
-
-    Returns
-    -------
-    Scores
-        float64, shape (m,).
-
-    Raises
-    ------
-    ValueError
-        If the memory is empty.
+    The memory must be the same for the reference and for all that arrives: of two
+    memories the fuller one has the smaller distances. Where the store goes on changing,
+    score against a copy of what it held when the reference was made. From float32 of
+    shape (m, p) to float64 of shape (m,).
     """
     if len(memory) == 0:
         raise ValueError("expected a memory of at least 1 example, found 0; add some")
@@ -92,19 +67,7 @@ def label_scores(
     The one to take where labels arrive, too: it grows with labels that the memory has
     few of, even where the model's representations of labels overlap, and where the same
     inputs come with other labels, to which `neighbor_scores` is blind. All stored
-    examples of the labels are compared.
-
-    Parameters
-    ----------
-    memory, embeddings, num_neighbors
-        As of `neighbor_scores`.
-    labels
-        int64, shape (m,).
-
-    Returns
-    -------
-    Scores
-        float64, shape (m,); infinite where none of the label is stored.
+    examples of the labels are compared; infinite where none of the label is stored.
     """
     contents = memory.contents()
     scores = torch.full((len(labels),), torch.inf, dtype=torch.float64)
@@ -124,13 +87,7 @@ SMALLEST = 2.0**-53
 
 
 class RankedScores:
-    """All scores so far, in order.
-
-    Parameters
-    ----------
-    scores
-        Ascending, shape (n,).
-    """
+    """All scores so far, ascending."""
 
     def __init__(self, scores: Scores) -> None:
         self._scores = array("d", scores.tobytes())
@@ -161,24 +118,13 @@ TIE_BREAK_BITS = 52
 
 @dataclass(frozen=True)
 class AlarmState:
-    """What an alarm remembers.
+    """What an alarm remembers."""
 
-    Attributes
-    ----------
-    scores
-        Those of the reference and of all examples since, ascending, float64.
-    num_scored
-        Examples since the reference.
-    log_statistics
-        log R of each bet, float64 of shape (`NUM_BETS`,).
-    alarmed_at
-        Number of the example, from 1, with which the alarm went off; None if it has
-        not. It stays: make a new reference to listen anew.
-    """
-
-    scores: Scores
-    num_scored: int
-    log_statistics: NDArray[np.float64]
+    scores: Scores  # of the reference and of all examples since, ascending
+    num_scored: int  # examples since the reference
+    log_statistics: NDArray[np.float64]  # log R of each bet, shape (`NUM_BETS`,)
+    # Number of the example, from 1, with which the alarm went off; None if it has not.
+    # It stays: make a new reference to listen anew.
     alarmed_at: int | None
 
     @property
@@ -212,11 +158,6 @@ class DriftAlarm:
         100,000 is usual. The delay grows with log h only.
     key
         Root of the tie-breaks: that of example t, from 1, derives from ``child(t)``.
-
-    Raises
-    ------
-    ValueError
-        If ``run_length`` is not a number larger than 1.
     """
 
     run_length: float
@@ -232,18 +173,10 @@ class DriftAlarm:
     def start(self, reference: Scores) -> AlarmState:
         """Return the state before the first example.
 
-        Parameters
-        ----------
-        reference
-            Scores of held-out examples without drift, shape (r,): given the store, they
-            and what arrives are exchangeable, on which the guarantee rests. The more,
-            the smaller a p-value can become: with 100, a strong shift shows within a
-            few examples.
-
-        Raises
-        ------
-        ValueError
-            If there is none, or one is NaN.
+        ``reference`` are scores of held-out examples without drift: given the store,
+        they and what arrives are exchangeable, on which the guarantee rests. The more,
+        the smaller a p-value can become: with 100, a strong shift shows within a few
+        examples.
         """
         if len(reference) == 0:
             raise ValueError(
@@ -257,17 +190,8 @@ class DriftAlarm:
     def update(self, state: AlarmState, scores: Scores) -> AlarmState:
         """Return the state after examples with these scores, in order of arrival.
 
-        A batch has the same outcome as its examples one by one.
-
-        Parameters
-        ----------
-        scores
-            Shape (m,), measured as the reference was; may be infinite.
-
-        Raises
-        ------
-        ValueError
-            If one is NaN.
+        A batch has the same outcome as its examples one by one. Scores are measured as
+        the reference was, and may be infinite.
         """
         _require_numbers(scores)
         ranked = RankedScores(state.scores)

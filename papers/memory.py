@@ -247,21 +247,11 @@ def _joined(parts: list[Integers]) -> Integers:
 
 @dataclass(frozen=True, eq=False)
 class Service:
-    """How new clients use their memory, which keeps all that a client has.
+    """How new clients use their memory, which keeps all that a client has."""
 
-    Attributes
-    ----------
-    head
-        From embeddings (n, p) to the global model's probabilities (n, c).
-    knn
-        k, kernel, σ, the grid of λ, and how to choose from it.
-    validation_fraction
-        Part of its images on which a client chooses, [0, 1).
-    """
-
-    head: Apply
+    head: Apply  # from embeddings (n, p) to the global model's probabilities (n, c)
     knn: KnnSettings
-    validation_fraction: float
+    validation_fraction: float  # part of its images on which a client chooses, [0, 1)
 
     @classmethod
     def of(cls, model: TrainedModel) -> "Service":
@@ -393,34 +383,18 @@ Records = Mapping[float, Sequence[PartRecord]]  # by alpha, what was measured ea
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure of the memory.
-
-    Attributes
-    ----------
-    title, legend, x_label
-        What the figure and its lines show, and the horizontal axis.
-    columns
-        Of the table: what a line is of, and the two axes.
-    measure
-        ``population -> record``, plain values.
-    curves
-        ``(records, settings) -> curves``.
-    alphas
-        ``(α of the run, settings) -> α`` of its populations.
-    log_x
-        Whether the horizontal axis is logarithmic.
-    correlations
-        ``records -> {line: correlation of the axes}``, where that is of interest.
-    """
+    """One figure of the memory."""
 
     title: str
     legend: str
     x_label: str
-    columns: tuple[str, str, str]
+    columns: tuple[str, str, str]  # of the table: what a line is of, and the two axes
     measure: Callable[[Population], PartRecord]
     curves: Callable[[Records, MemorySettings], Sequence[Curve]]
+    # From the α of the run to those of its populations.
     alphas: Callable[[float, MemorySettings], Sequence[float]] = lambda one, _: (one,)
     log_x: bool = False
+    # Of the axes, by line, where that is of interest.
     correlations: Callable[[Records], Mapping[str, float | None]] = lambda _: {}
 
 

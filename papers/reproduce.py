@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from markupsafe import Markup
-from rich.console import Console
-from rich.progress import Progress
 
 from knnper.data.examples import load_data
 from knnper.data.leaf import FemnistHubSettings
@@ -57,7 +54,7 @@ from knnper.simulation.batches.plan import (
     read_comparison,
     read_sweep,
 )
-from knnper.simulation.batches.progress import Advance
+from knnper.simulation.batches.progress import Advance, Progress, TimeLeft
 from knnper.simulation.batches.runner import folder_of, num_steps, run_batch
 from knnper.simulation.batches.tables import rows_of
 from knnper.simulation.reports.charts import Picture, as_svg
@@ -86,7 +83,7 @@ from knnper.simulation.workbench import (
     require_central,
     simulate,
 )
-from knnper_cli.terminal import progress_observer, roughly, run_counter, say
+from knnper_cli.terminal import progress_observer, run_counter, say
 from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure
 from papers.figures import OnPart
 
@@ -145,20 +142,15 @@ class File:
 
 
 # From each kind to the keys that tell it.
-KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "figure": ("figure",),
-        "comparison": ("rows",),
-        "sweep": ("vary", "variants", "random"),
-        "experiment": ("data",),
-    }
-)
-
-_READERS: Mapping[str, Callable[[Path], Plan]] = {
-    "figure": read_figure,
-    "comparison": read_comparison,
-    "sweep": read_sweep,
-    "experiment": lambda path: read_experiment(path, experiment_catalogue()),
+# From each kind to the keys that tell it, and what reads it.
+KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Path], Plan]]] = {
+    "figure": (("figure",), read_figure),
+    "comparison": (("rows",), read_comparison),
+    "sweep": (("vary", "variants", "random"), read_sweep),
+    "experiment": (
+        ("data",),
+        lambda path: read_experiment(path, experiment_catalogue()),
+    ),
 }
 
 
@@ -182,13 +174,14 @@ def read_file(path: Path) -> File:
     """Return what the YAML file at ``path`` says, whatever its kind."""
     document = read_yaml(path)
     keys = document.keys() if isinstance(document, Mapping) else set()
-    kind = next((kind for kind, own in KINDS.items() if keys & set(own)), None)
+    kind = next((kind for kind, (own, _) in KINDS.items() if keys & set(own)), None)
     if kind is None:
-        known = "; ".join(f"{one}: {' or '.join(own)}" for one, own in KINDS.items())
+        told = (f"{one}: {' or '.join(own)}" for one, (own, _) in KINDS.items())
+        known = "; ".join(told)
         found = f"the keys {', '.join(map(str, keys))}" if keys else shown(document)
         message = f"found {found}, expected a key that tells its kind ({known})"
         raise ConfigError([Problem("document", message)], str(path))
-    plan = _READERS[kind](path)
+    plan = KINDS[kind][1](path)
     return File(path, path.read_text(encoding="utf-8"), plan.name, kind, plan)
 
 
@@ -346,45 +339,25 @@ def make_run(
     return folder
 
 
-SECONDS_BETWEEN_LINES = 5.0
-
-
 @contextlib.contextmanager
 def progress(parts: str) -> Iterator[OnPart]:
-    """Yield what draws a bar on a terminal, and writes lines elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield line_writer(say, parts)
-        return
-    with Progress(*Progress.get_default_columns(), console=console) as bar:
-        task = bar.add_task(parts, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    """Yield what shows how many parts of a figure are done, and what time is left."""
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        at_first, advance = 0, None
 
+        def on_part(done: int, total: int) -> None:
+            nonlocal at_first, advance
+            if advance is None:
+                at_first = done
+                advance = stack.enter_context(run_counter(total, parts))
+            left, made = None, done - at_first
+            if made:
+                seconds = (time.monotonic() - began) / made * (total - done)
+                left = TimeLeft(seconds)
+            advance(Progress(done, total, at_first, left))
 
-def line_writer(
-    write: Callable[[str], None],
-    parts: str,
-    clock: Callable[[], float] = time.monotonic,
-) -> OnPart:
-    """Return what writes a line now and then, with the time that is left."""
-    began = last = clock()
-    at_first: int | None = None
-
-    def on_part(done: int, total: int) -> None:
-        nonlocal at_first, last
-        if at_first is None:
-            at_first = done
-        now = clock()
-        if done < total and now - last < SECONDS_BETWEEN_LINES:
-            return
-        last = now
-        left = ""
-        if at_first < done < total:
-            seconds = (now - began) / (done - at_first) * (total - done)
-            left = f", some {roughly(seconds)} left"
-        write(f"{done}/{total} {parts}{left}")
-
-    return on_part
+        yield on_part
 
 
 class Watcher:

@@ -307,31 +307,8 @@ _MARKERS = "osv^D*P"
 _METHODS = {"Global (FedAvg)": "FedAvg"}
 
 
-@dataclass(frozen=True)
-class Point:
-    """One approach with so many samples a user, and clusters where it has them."""
-
-    samples: int
-    clusters: int | None
-    title: str
-    record: PartRecord
-
-    @property
-    def row(self) -> Sequence[object]:
-        """What the table of all points has of it."""
-        chosen = self.record["chosen"].items()
-        return (
-            self.samples,
-            self.clusters,
-            self.title,
-            self.record["validation_loss"],
-            self.record["test_loss"],
-            ", ".join(f"{name} {one}" for name, one in chosen),
-        )
-
-
-# Points by title, each in the order of the horizontal axis.
-Lines = Mapping[str, Sequence[Point]]
+Lines = Mapping[str, Sequence[PartRecord]]
+"""Records by title, each in the order of the horizontal axis."""
 
 
 def draw_three_approaches(
@@ -357,44 +334,59 @@ def draw_three_approaches(
         return measure(count)
 
     records = folder.finish(parts, make)
-    num_points = len(settings.samples)
-    of_all, alone = records[:num_points], records[num_points:]
+    of_all, alone = records[: len(settings.samples)], records[len(settings.samples) :]
     by_samples: Lines = {
-        title: [
-            Point(samples, 4 if title == HYPCLUSTER else None, title, record[title])
-            for samples, record in zip(settings.samples, of_all, strict=True)
-        ]
+        title: [record[title] for record in of_all]
         for title in (*APPROACHES, HYPCLUSTER)
     }
-    by_clusters = [
-        Point(settings.samples_for_clusters, clusters, "HypCluster", record)
-        for clusters, record in zip(settings.clusters, alone, strict=True)
-    ]
     least = least_losses(settings.users)
     tables = (
         _table("samples per user", settings.samples, by_samples),
-        _table("clusters", settings.clusters, {"HypCluster": by_clusters}),
+        _table("clusters", settings.clusters, {"HypCluster": alone}),
     )
-    points = [point for line in (*by_samples.values(), by_clusters) for point in line]
+    rows = [
+        _row(samples, 4 if title == HYPCLUSTER else None, title, record)
+        for title, line in by_samples.items()
+        for samples, record in zip(settings.samples, line, strict=True)
+    ]
+    rows += [
+        _row(settings.samples_for_clusters, clusters, "HypCluster", record)
+        for clusters, record in zip(settings.clusters, alone, strict=True)
+    ]
     return [
         Drawing(
             "three-approaches",
             TITLE,
             tables,
             _HEADER,
-            [point.row for point in points],
-            functools.partial(_picture, by_samples, by_clusters, least),
+            rows,
+            functools.partial(_picture, settings, by_samples, alone, least),
             records,
             {"least_loss": dict(least)},
         )
     ]
 
 
-_HEADER = ("samples", "clusters", "approach", "validation_loss", "test_loss", "chosen")
+_HEADER = (
+    "samples",
+    "clusters",
+    "approach",
+    "validation_loss",
+    "test_loss",
+    "chosen",
+)
 
 
-def _losses(line: Sequence[Point]) -> list[float]:
-    return [point.record["test_loss"] for point in line]
+def _row(
+    samples: int, clusters: int | None, title: str, record: PartRecord
+) -> Sequence[object]:
+    losses = record["validation_loss"], record["test_loss"]
+    chosen = ", ".join(f"{name} {one}" for name, one in record["chosen"].items())
+    return (samples, clusters, title, *losses, chosen)
+
+
+def _losses(line: Sequence[PartRecord]) -> list[float]:
+    return [record["test_loss"] for record in line]
 
 
 def _table(axis: str, places: Sequence[int], lines: Lines) -> Table:
@@ -411,25 +403,29 @@ def _table(axis: str, places: Sequence[int], lines: Lines) -> Table:
 
 @styled
 def _picture(
-    by_samples: Lines, by_clusters: Sequence[Point], least: Mapping[str, float]
+    settings: ThreeApproachesSettings,
+    by_samples: Lines,
+    by_clusters: Sequence[PartRecord],
+    least: Mapping[str, float],
 ) -> Figure:
     figure = Figure(figsize=(10.0, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
     colors = colors_of(_METHODS.get(title, title) for title in by_samples)
-    for line, color, marker in zip(by_samples.values(), colors, _MARKERS, strict=True):
+    samples = settings.samples
+    for (title, line), color, marker in zip(
+        by_samples.items(), colors, _MARKERS, strict=True
+    ):
         style = {"color": color.light, "marker": marker, "markersize": 4}
-        samples, title = [point.samples for point in line], line[0].title
         left.plot(samples, _losses(line), label=title, **style)
         if title == HYPCLUSTER:
-            clusters = [point.clusters for point in by_clusters]
-            right.plot(clusters, _losses(by_clusters), **style)
+            right.plot(settings.clusters, _losses(by_clusters), **style)
     left.set_xscale("log")
     left.set_xticks(samples, list(map(str, samples)))
     left.minorticks_off()
     left.set_xlabel("samples per user")
     left.set_ylabel("test loss (nats)")
-    right.set_xlabel(f"clusters, {by_clusters[0].samples} samples per user")
-    right.set_xticks(clusters)
+    right.set_xlabel(f"clusters, {settings.samples_for_clusters} samples per user")
+    right.set_xticks(settings.clusters)
     for axes in (left, right):
         axes.grid(alpha=0.3)
         for loss in least.values():

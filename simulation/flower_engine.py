@@ -146,29 +146,10 @@ def play(
     run: RunSettings,
     lead: Callable[[Grid, threading.Event], T],
 ) -> T:
-    """Start nodes on Ray, lead them, shut them down.
+    """Start nodes on Ray, lead them, shut them down; return what ``lead`` returned.
 
-    Parameters
-    ----------
-    client_app
-        What the nodes run.
-    num_nodes
-        How many there are; any of them can run any client.
-    run
-        What they may use.
-    lead
-        ``(grid, stop) -> T``: what the server does, in a thread of this process. It
-        gives up waiting when ``stop`` is set.
-
-    Returns
-    -------
-    T
-        What ``lead`` returned.
-
-    Raises
-    ------
-    RunError
-        If Flower ended without an answer from ``lead``, or there is no cluster to join.
+    Any of the nodes can run any client. ``lead(grid, stop)`` is what the server does,
+    in a thread of this process; it gives up waiting when ``stop`` is set.
     """
     require_cluster(run.ray_address)
     outcome: list[T] = []

@@ -87,15 +87,7 @@ def ended_run(run: Path) -> EndedRun:
 
 
 def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
-    """Return the model of an experiment with these weights.
-
-    Parameters
-    ----------
-    bench
-        The experiment.
-    weights
-        w, shape (num_weights,).
-    """
+    """Return the model of an experiment with weights w, shape (num_weights,)."""
     learned = SiteTask(bench.task.spec, bench.clients.dataset.class_names)
     model = global_model(bench.experiment, bench.task, learned, weights)
     return TrainedModel(

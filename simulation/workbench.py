@@ -75,52 +75,44 @@ def experiment_catalogue() -> Catalogue:
 
 def check_experiment(experiment: Experiment) -> Sequence[Problem]:
     """Return what in the data's sections does not go together."""
-    return (
-        *_site_problems(experiment),
-        *_participation_problems(experiment),
-        *_proxy_problems(experiment),
-    )
-
-
-def _site_problems(experiment: Experiment) -> Iterable[Problem]:
+    found, settings = list[Problem](), experiment.partition.settings
     data, partition = experiment.data.name, experiment.partition.name
     if (data == SITES) != (partition == SITES):
         message = (
             f"found {partition} with data of {data}, expected {{name: sites}} for "
             "both or for neither: data that stays with the sites is not split"
         )
-        yield Problem("partition.name", message)
-
-
-def _proxy_problems(experiment: Experiment) -> Iterable[Problem]:
-    """Yield that the server lacks the examples which a personalisation samples from."""
-    partition, on_top = experiment.partition.settings, experiment.personalization.name
-    if not isinstance(partition, PartitionSettings) or partition.proxy_fraction > 0:
-        return
-    if PERSONALIZERS[on_top].needs_proxy:
+        found.append(Problem("partition.name", message))
+    if isinstance(settings, CountedSettings):
+        found.extend(_participation_problems(experiment, settings))
+    on_top = experiment.personalization.name
+    if (
+        isinstance(settings, PartitionSettings)
+        and settings.proxy_fraction == 0
+        and PERSONALIZERS[on_top].needs_proxy
+    ):
         message = (
             f"found 0 with {on_top}, which samples from examples of the server's; "
             "expected a part that the server keeps, such as 0.05"
         )
-        yield Problem("partition.proxy_fraction", message)
+        found.append(Problem("partition.proxy_fraction", message))
+    return found
 
 
-def _participation_problems(experiment: Experiment) -> Iterable[Problem]:
-    """Yield why no client would ever train, where the partition's size is known."""
-    partition = experiment.partition.settings
-    if not isinstance(partition, CountedSettings):
-        return
+def _participation_problems(
+    experiment: Experiment, partition: CountedSettings
+) -> Iterable[Problem]:
+    """Yield why no client would ever train."""
     num_clients, unseen_fraction = partition.num_clients, partition.unseen_fraction
     num_seen = num_clients - int(unseen_fraction * num_clients + 0.5)
+    participation = experiment.training.participation
     if num_seen < 1:
         message = (
             f"found {unseen_fraction} of {num_clients} clients, which leaves none to "
             "train; expected a smaller part, or more clients"
         )
         yield Problem("partition.unseen_fraction", message)
-        return
-    participation = experiment.training.participation
-    if participation * num_seen < 1 - _TOLERANCE:
+    elif participation * num_seen < 1 - _TOLERANCE:
         message = (
             f"found {participation} of {num_seen} seen clients, which is less than one "
             f"client a round; expected at least {1 / num_seen:.3g}"

@@ -1,4 +1,4 @@
-"""The plot of a sweep: curves of a figure over what is varied."""
+"""What a batch leaves beside its runs: tables, a plot, and the choice of the best."""
 
 import itertools
 import shlex
@@ -55,16 +55,12 @@ from knnper.simulation.reports.runs import (
 )
 
 _SIZE_INCHES = (7.2, 4.2)
-
 # From this ratio of the largest to the smallest value on, the axis is logarithmic.
 _ORDERS_FOR_LOG = 100
-
 _LEAST_GAP = 0.04  # of the axis, between two values that are both named
 _MARGIN = 0.02
 _MARKERS = "os^Dv"
 _DASHES = ("-", "--", ":", "-.")
-CurveKey = tuple[str, ...]  # what tells a curve apart, as text
-Style = Mapping[str, Any]  # arguments of matplotlib
 
 
 def plot_of(rows: Sequence[Row], settings: SweepSettings) -> Figure | None:
@@ -78,19 +74,48 @@ def plot_of(rows: Sequence[Row], settings: SweepSettings) -> Figure | None:
 
 @styled
 def _plot(rows: Sequence[Row], settings: SweepSettings, key: str) -> Figure:
-    column = column_of(settings)
     figure = Figure(_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
-    places = _places([_at(row, key) for row in rows], axes)
-    curves = _curves(rows, settings.curve_keys())
-    dots = {} if _is_joined(settings, rows) else {"linestyle": "none"}
-    for curve, style in zip(curves.values(), _styles(list(curves)), strict=True):
-        placed = [(places[as_text(_at(row, key))], row) for row in curve]
-        _draw(axes, placed, column, {**style, **dots})
+    values = [_at(row, key) for row in rows]
+    is_joined = settings.random is None and all(map(_is_number, values))
+    places = _places(values, axes)
+    curves: dict[tuple[str, ...], list[tuple[float, Row]]] = {}
+    for row, value in zip(rows, values, strict=True):
+        curve = tuple(as_text(_at(row, key)) for key in settings.curve_keys())
+        curves.setdefault(curve, []).append((places[as_text(value)], row))
+    names = list(dict.fromkeys(curve[:1] for curve in curves))
+    others = list(dict.fromkeys(curve[1:] for curve in curves))
+    colors = colors_of(", ".join(name) for name in names)
+    for curve, points in curves.items():
+        number = names.index(curve[:1])
+        dashes = _DASHES[others.index(curve[1:]) % len(_DASHES)]
+        points.sort(key=lambda one: one[0])
+        found = [row.estimates[column_of(settings)] for _, row in points]
+        axes.errorbar(
+            [place for place, _ in points],
+            [one.mean or 0.0 for one in found],
+            yerr=[one.half_width or 0.0 for one in found],
+            markersize=4,
+            capsize=3,
+            label=chart_text(", ".join(curve)),
+            color=colors[number].light,
+            marker=_MARKERS[number // len(SERIES) % len(_MARKERS)],
+            linestyle=dashes if is_joined else "none",
+        )
     axes.set_xlabel(chart_text(term_of(key)))
     if settings.series:
-        _add_legend(figure, settings)
-    _vertical(axes, settings)
+        # Beside the curves, which may be many.
+        title = ",\n".join(chart_text(term_of(key)) for key in settings.curve_keys())
+        figure.legend(title=title, loc="outside right upper", fontsize="small")
+    label = f"{label_of(settings.y)}, {settings.group} clients"
+    if is_percent(settings.y):
+        accuracy_axis(axes, label)
+        # Intervals of few seeds may reach beyond; the dots at the ends are shown whole.
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -_MARGIN), min(high, 1 + _MARGIN))
+    else:
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
     return figure
 
 
@@ -102,87 +127,23 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_joined(settings: SweepSettings, rows: Sequence[Row]) -> bool:
-    values = [_at(row, settings.x or "") for row in rows]
-    return settings.random is None and all(map(_is_number, values))
-
-
 def _places(values: Sequence[Any], axes: Axes) -> dict[str, float]:
     """Return where on the horizontal axis each value is; set the axis up for it."""
-    if all(map(_is_number, values)):
-        if min(values) > 0 and max(values) >= _ORDERS_FOR_LOG * min(values):
-            axes.set_xscale("log")
-        _name_values(values, axes)
-        return {as_text(value): float(value) for value in values}
-    names = list(dict.fromkeys(map(as_text, values)))
-    shown = list(map(chart_text, names))
-    axes.set_xticks(range(len(names)), shown, rotation=30, ha="right")
-    return {name: float(place) for place, name in enumerate(names)}
-
-
-def _name_values(values: Sequence[float], axes: Axes) -> None:
-    """Write each value on the horizontal axis, where they are far enough apart."""
+    if not all(map(_is_number, values)):
+        names = list(dict.fromkeys(map(as_text, values)))
+        shown = list(map(chart_text, names))
+        axes.set_xticks(range(len(names)), shown, rotation=30, ha="right")
+        return {name: float(place) for place, name in enumerate(names)}
+    is_log = min(values) > 0 and max(values) >= _ORDERS_FOR_LOG * min(values)
+    if is_log:
+        axes.set_xscale("log")
+    # Each value is named where they are far enough apart.
     named = np.unique(values)
-    gaps = np.diff(np.log(named) if axes.get_xscale() == "log" else named)
+    gaps = np.diff(np.log(named) if is_log else named)
     if len(gaps) and gaps.min() >= _LEAST_GAP * gaps.sum():
         axes.set_xticks(named, [f"{value:g}" for value in named])
         axes.minorticks_off()
-
-
-def _curves(rows: Sequence[Row], keys: Sequence[str]) -> Mapping[CurveKey, list[Row]]:
-    """Return the rows of each curve by what ``keys`` are on it."""
-    curves: dict[CurveKey, list[Row]] = {}
-    for row in rows:
-        curves.setdefault(tuple(as_text(_at(row, key)) for key in keys), []).append(row)
-    return curves
-
-
-def _styles(curves: Sequence[CurveKey]) -> Iterator[Style]:
-    """Yield how each curve is drawn."""
-    names = list(dict.fromkeys(values[:1] for values in curves))
-    others = list(dict.fromkeys(values[1:] for values in curves))
-    colors = colors_of(", ".join(name) for name in names)
-    for values in curves:
-        number = names.index(values[:1])
-        yield {
-            "label": chart_text(", ".join(values)),
-            "color": colors[number].light,
-            "marker": _MARKERS[number // len(SERIES) % len(_MARKERS)],
-            "linestyle": _DASHES[others.index(values[1:]) % len(_DASHES)],
-        }
-
-
-def _draw(
-    axes: Axes, curve: Sequence[tuple[float, Row]], column: str, style: Style
-) -> None:
-    curve = sorted(curve, key=lambda one: one[0])
-    found = [row.estimates[column] for _, row in curve]
-    axes.errorbar(
-        [place for place, _ in curve],
-        [one.mean or 0.0 for one in found],
-        yerr=[one.half_width or 0.0 for one in found],
-        markersize=4,
-        capsize=3,
-        **style,
-    )
-
-
-def _add_legend(figure: Figure, settings: SweepSettings) -> None:
-    """Put the legend beside the curves, which may be many."""
-    title = ",\n".join(chart_text(term_of(key)) for key in settings.curve_keys())
-    figure.legend(title=title, loc="outside right upper", fontsize="small")
-
-
-def _vertical(axes: Axes, settings: SweepSettings) -> None:
-    label = f"{label_of(settings.y)}, {settings.group} clients"
-    if is_percent(settings.y):
-        accuracy_axis(axes, label)
-        # Intervals of few seeds may reach beyond; the dots at the ends are shown whole.
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, -_MARGIN), min(high, 1 + _MARGIN))
-    else:
-        axes.set_ylabel(label)
-        axes.grid(alpha=0.3)
+    return {as_text(value): float(value) for value in values}
 
 
 LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")

@@ -3,7 +3,7 @@
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -89,20 +89,15 @@ class Plan:
         return [*(one for one in tuning if one is not None), *tested]
 
 
-def _leaves(key: str, value: Any) -> Iterable[str]:
-    """Yield the dotted keys that a value sets, of a section those inside it."""
-    # An empty section has no key inside, and is set as a whole.
-    if not isinstance(value, Mapping) or not value:
-        yield key
-        return
-    for name, inside in value.items():
-        yield from _leaves(f"{key}.{name}", inside)
-
-
-def _keys_set(*settings: Mapping[str, Any]) -> set[str]:
-    """Return the dotted keys that these values set."""
-    pairs = (pair for values in settings for pair in values.items())
-    return {leaf for key, value in pairs for leaf in _leaves(key, value)}
+def _keys_set(values: Mapping[str, Any]) -> set[str]:
+    """Return the dotted keys that values set, of a section those inside it."""
+    found = set[str]()
+    for key, value in values.items():
+        inside = value if isinstance(value, Mapping) else {}
+        # An empty section has no key inside, and is set as a whole.
+        leaves = _keys_set({f"{key}.{name}": one for name, one in inside.items()})
+        found |= leaves or {key}
+    return found
 
 
 def _keys_varied(lists: Mapping[str, Any]) -> set[str]:
@@ -110,7 +105,8 @@ def _keys_varied(lists: Mapping[str, Any]) -> set[str]:
     listed = {
         key: one if isinstance(one, list) else [one] for key, one in lists.items()
     }
-    return _keys_set(*({key: one} for key in listed for one in listed[key]))
+    found = ({key: one} for key, values in listed.items() for one in values)
+    return set().union(*map(_keys_set, found))
 
 
 def _clashes(keys: Iterable[str], others: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -132,31 +128,26 @@ def _key_problems(
 ) -> Iterable[Problem]:
     """Yield which keys are set twice, or by the batch itself."""
     malformed: list[Problem] = []
-    parsed = parse_overrides(overrides, malformed)
+    changes = {
+        ".".join(one.path): one.value for one in parse_overrides(overrides, malformed)
+    }
     yield from malformed
-    changes = {".".join(one.path): one.value for one in parsed}
     fixed = {"override": _keys_set(changes), **fixed}
-    for place, lists in varied.items():
-        yield from _inside_each_other(place, lists.keys())
     all_varied = {key for lists in varied.values() for key in lists}
+    either = "take one of the two out"
+    for place, lists in varied.items():
+        for key, other in itertools.permutations(sorted(lists), 2):
+            if key.startswith(f"{other}."):
+                yield Problem(f"{place} {key}", f"is varied with {other} too; {either}")
     for place, keys in fixed.items():
         for key, other in _clashes(keys, all_varied):
             inside = "" if key == other else f" with {other}"
-            message = f"is varied too{inside}; take one of the two out"
-            yield Problem(f"{place} {key}", message)
+            yield Problem(f"{place} {key}", f"is varied too{inside}; {either}")
     every = {place: _keys_varied(lists) for place, lists in varied.items()}
     for place, keys in {**every, **fixed}.items():
         for key, _ in _clashes(keys, ITS_OWN):
             message = f"the {batch} itself sets this in every run; take it out"
             yield Problem(f"{place} {key}", message)
-
-
-def _inside_each_other(place: str, keys: Set[str]) -> Iterable[Problem]:
-    for key in sorted(keys):
-        for _, other in _clashes([key], keys - {key}):
-            if key.startswith(f"{other}."):
-                message = f"is varied with {other} too; take one of the two out"
-                yield Problem(f"{place} {key}", message)
 
 
 def _name_problems(
@@ -211,9 +202,10 @@ def _require_validation_data(experiment: Experiment) -> None:
 
 @dataclass(frozen=True)
 class _Variant:
-    """What `_points` makes experiments of: a document, changed as a batch asks for."""
+    """What experiments are made of: a document, changed as a batch asks for."""
 
     name: str
+    place: str  # of its problems
     title: str | None
     document: Mapping[str, Any]
     changes: Sequence[str]  # before the values of a point
@@ -222,16 +214,28 @@ class _Variant:
     tuning: Sequence[str] | None = None  # the same of what is evaluated to choose
     tuning_seed: int = 0
 
-    def experiment(
-        self, changes: Sequence[str], values: PointsValues, seed: int, evaluate_on: str
-    ) -> Experiment:
-        own = {"run.seed": seed, "partition.evaluate_on": evaluate_on}
-        return _experiment(
-            self.document, [*changes, *as_overrides(values), *as_overrides(own)]
-        )
+    def points(
+        self, values: Sequence[PointsValues], problems: list[Problem]
+    ) -> Iterable[Point]:
+        """Yield a point for each of some values."""
+        for one in values:
+            try:
+                yield self._point(one, is_chosen=len(values) > 1)
+            except ConfigError as error:
+                problems.extend(
+                    Problem(f"{self.place}{found.place}", found.message)
+                    for found in error.problems
+                )
+                return  # the others have most of it in common
 
-    def point(self, values: PointsValues, *, is_chosen: bool) -> Point:
-        first = self.experiment(self.changes, values, self.seeds[0], self.evaluate_on)
+    def _point(self, values: PointsValues, *, is_chosen: bool) -> Point:
+        def experiment(
+            changes: Sequence[str], seed: int, evaluate_on: str
+        ) -> Experiment:
+            own = {**values, "run.seed": seed, "partition.evaluate_on": evaluate_on}
+            return _experiment(self.document, [*changes, *as_overrides(own)])
+
+        first = experiment(self.changes, self.seeds[0], self.evaluate_on)
         _require_validation_data(first)
         runs = {
             seed: replace(first, run=replace(first.run, seed=seed))
@@ -239,29 +243,11 @@ class _Variant:
         }
         tuning = None
         if self.tuning is not None:
-            changes, seed = self.tuning, self.tuning_seed
-            tuning = self.experiment(changes, values, seed, "validation")
+            tuning = experiment(self.tuning, self.tuning_seed, "validation")
             if is_chosen:
                 _require_validation_data(tuning)
         title = self.title or title_of(first.method.name, first.personalization.name)
         return Point(self.name, title, values, runs, tuning)
-
-
-def _points(
-    variant: _Variant,
-    values: Sequence[PointsValues],
-    place: str,
-    problems: list[Problem],
-) -> Iterable[Point]:
-    for one in values:
-        try:
-            yield variant.point(one, is_chosen=len(values) > 1)
-        except ConfigError as error:
-            problems.extend(
-                Problem(f"{place}{found.place}", found.message)
-                for found in error.problems
-            )
-            return  # the others have most of it in common
 
 
 def as_overrides(values: PointsValues) -> list[str]:
@@ -281,9 +267,14 @@ S = TypeVar("S", bound=Settings)
 def _parsed(settings_type: type[S], document: object, source: str) -> S:
     problems: list[Problem] = []
     settings = parse_settings(settings_type, document, "", problems)
-    if settings is None or problems:
+    if settings is None:
         raise ConfigError(problems, source)
     return settings
+
+
+def _raise(problems: Sequence[Problem], source: str) -> None:
+    if problems:
+        raise ConfigError(problems, source)
 
 
 @dataclass(frozen=True)
@@ -386,22 +377,17 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
     settings = _parsed(ComparisonSettings, read_yaml(path), source)
     settings = _with_both(settings, problems)
     problems.extend(_comparison_problems(settings, overrides))
-    if problems:
-        raise ConfigError(problems, source)
+    _raise(problems, source)
     points = [
         point
         for name in settings.rows
-        for point in _points(
-            _row(settings, name, overrides),
-            _combinations(settings.grid_of(name)),
-            f"rows.{name}: ",
-            problems,
+        for point in _row(settings, name, overrides).points(
+            _combinations(settings.grid_of(name)), problems
         )
     ]
     titles = {point.variant: point.title for point in points}
     problems.extend(_title_problems("rows", titles))
-    if problems:
-        raise ConfigError(problems, source)
+    _raise(problems, source)
     return Comparison(settings.name, settings.seeds, tuple(points), settings.reference)
 
 
@@ -473,6 +459,7 @@ def _row(settings: ComparisonSettings, name: str, overrides: Sequence[str]) -> _
     }
     return _Variant(
         name,
+        f"rows.{name}: ",
         row.title,
         document,
         overrides,
@@ -751,23 +738,18 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     y = prefix + dot + EARLIER_NAMES.get(figure, figure)
     settings = replace(settings, y=y)
     problems.extend(_sweep_problems(settings, of_runs))
-    if problems:
-        raise ConfigError(problems, source)
+    _raise(problems, source)
     shared = shared_sections(settings.base, settings.experiment, path)
     values = drawn(settings.random) if settings.random else _combinations(settings.vary)
     points = [
         point
         for name, variant in variants_of(settings).items()
-        for point in _points(
-            _swept(settings, shared, name, variant, of_runs),
-            values,
-            f"variants.{name}: " if settings.variants else "",
-            problems,
+        for point in _swept(settings, shared, name, variant, of_runs).points(
+            values, problems
         )
     ]
     problems.extend(_coincidences(settings, points))
-    if problems:
-        raise ConfigError(problems, source)
+    _raise(problems, source)
     return Sweep(
         settings.name, settings.seeds, tuple(points), settings, shared, of_runs
     )
@@ -799,10 +781,9 @@ def _swept(
     }
     own = as_overrides({**inside, **variant.set})
     changes = [*as_overrides(settings.set), *own, *overrides]
-    title = variant.title or name
-    return _Variant(
-        name, title, document, changes, settings.seeds, settings.evaluate_on
-    )
+    place = f"variants.{name}: " if settings.variants else ""
+    made_of = (document, changes, settings.seeds, settings.evaluate_on)
+    return _Variant(name, place, variant.title or name, *made_of)
 
 
 def _coincidences(

@@ -106,7 +106,7 @@ def run_batch(
         tried: dict[str, list[Tried]] = {}
         if tuned:
             # Nobody knows yet which points are chosen; they take about as long.
-            make(families(_tuning(tuned)), families(_tested(_first_points(plan))))
+            make(families(_tuning(plan)), families(_tested(_first_points(plan))))
             tried = {name: _tried(points, folder) for name, points in tuned.items()}
         chosen = [
             point
@@ -123,20 +123,23 @@ def run_batch(
 
 def num_steps(plan: Plan) -> int:
     """Return how many rounds and personalisations a batch takes."""
-    expected = [*_tuning(plan.tuned), *_tested(_first_points(plan))]
-    families = families_of(expected, Path(), ())
+    families = families_of(_expected(plan), Path(), ())
     return sum(family.num_rounds + len(family.runs) for family in families)
 
 
 def num_runs(plan: Plan, folder: Path) -> tuple[int, int]:
     """Return how many runs a batch takes, and how many of all are in ``folder``."""
-    expected = [*_tuning(plan.tuned), *_tested(_first_points(plan))]
     there = {folder_of(one, folder) for one in plan.experiments}
-    return len({folder_of(one, folder) for one in expected}), sum(map(is_done, there))
+    expected = {folder_of(one, folder) for one in _expected(plan)}
+    return len(expected), sum(map(is_done, there))
 
 
-def _tuning(tuned: Mapping[str, Sequence[Point]]) -> list[Experiment]:
-    found = [point.tuning for points in tuned.values() for point in points]
+def _expected(plan: Plan) -> list[Experiment]:
+    return [*_tuning(plan), *_tested(_first_points(plan))]
+
+
+def _tuning(plan: Plan) -> list[Experiment]:
+    found = [point.tuning for points in plan.tuned.values() for point in points]
     return [one for one in found if one is not None]
 
 
@@ -146,11 +149,10 @@ def _tested(points: Iterable[Point]) -> list[Experiment]:
 
 def _first_points(plan: Plan) -> list[Point]:
     """Return as many points as are tested: of a row that is tuned the first."""
-    variants, tuned = plan.variants, plan.tuned
     return [
         point
-        for name, points in variants.items()
-        for point in (points[:1] if name in tuned else points)
+        for name, points in plan.variants.items()
+        for point in (points[:1] if name in plan.tuned else points)
     ]
 
 
@@ -232,32 +234,23 @@ def families_of(
 
 def require_same_inputs(families: Iterable[Family]) -> None:
     """Refuse runs that were made from other data, or from another split of it."""
-    inputs, splits = (
-        _Once(inputs_of, "data", "model"),
-        _Once(split_of, "data", "partition", "run"),
-    )
-    for folder, text in (run for one in families for run in one.runs.items()):
-        if not (folder / INPUTS).is_file():
-            continue
-        found = inputs.of(text)
-        # Before the split, since data of another size may not be split at all.
-        require_inputs(folder, found)
-        require_inputs(folder, replace(found, split=splits.of(text)))
+    known: dict[tuple[object, str], Any] = {}
 
-
-class _Once:
-    """Finds what depends on these sections of an experiment alone, each once."""
-
-    def __init__(self, find: Callable[[Experiment], Any], *sections: str) -> None:
-        self._find, self._sections = find, sections
-        self._known: dict[str, Any] = {}
-
-    def of(self, text: str) -> Any:
+    def once(find: Callable[[Experiment], Any], text: str, *sections: str) -> Any:
+        """Find what depends on these sections of an experiment alone."""
         document = json.loads(text)
-        key = json.dumps([document[section] for section in self._sections])
-        if key not in self._known:
-            self._known[key] = self._find(read_json(text))
-        return self._known[key]
+        key = (find, json.dumps([document[section] for section in sections]))
+        if key not in known:
+            known[key] = find(read_json(text))
+        return known[key]
+
+    for folder, text in (run for one in families for run in one.runs.items()):
+        if (folder / INPUTS).is_file():
+            found = once(inputs_of, text, "data", "model")
+            # Before the split, since data of another size may not be split at all.
+            require_inputs(folder, found)
+            split = once(split_of, text, "data", "partition", "run")
+            require_inputs(folder, replace(found, split=split))
 
 
 # What a batch calls some of the settings that results depend on.

@@ -4,7 +4,7 @@ A row is a point of a sweep, or a method of a comparison with what was chosen fo
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,8 @@ COLUMNS = tuple(
     for prefix in ("", GLOBAL)
     for figure in FIGURES
 )
-
 # The column of a comparison's run, training and personalisation together.
 SECONDS = "seconds"
-
 Figures = Mapping[str, float | None]  # by column; None where there is no such figure
 
 
@@ -67,30 +65,33 @@ class Row:
 
 def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
     """Return a row for each outcome, in their order."""
-    if not isinstance(plan, Comparison):
-        return [_row(one, COLUMNS, lambda _, run: figures_of(run)) for one in outcomes]
-    base = _reference_accuracies(plan, outcomes)
-
-    def figures(seed: int, run: Path) -> Figures:
-        return _compared_figures(run, base[seed])
-
-    columns = (*_compared_columns().values(), SECONDS)
-    return [_row(one, columns, figures) for one in outcomes]
-
-
-def _row(
-    outcome: Outcome, columns: Iterable[str], figures: Callable[[int, Path], Figures]
-) -> Row:
-    found = [figures(seed, run) for seed, run in outcome.runs.items()]
-    point = outcome.point
-    return Row(
-        point.variant,
-        point.title,
-        point.values,
-        len(outcome.runs),
-        len(outcome.failures),
-        {column: estimate(one[column] for one in found) for column in columns},
-    )
+    columns: Sequence[str] = COLUMNS
+    is_compared = isinstance(plan, Comparison)
+    base = dict[int, dict[str, float]]()  # accuracies of the reference row, by seed
+    if isinstance(plan, Comparison):
+        columns = (*_COMPARED_COLUMNS.values(), SECONDS)
+        (found,) = [one for one in outcomes if one.point.variant == plan.reference]
+        base = {
+            seed: {one.client: one.accuracy for one in _clients(run)}
+            for seed, run in found.runs.items()
+        }
+    rows = []
+    for outcome in outcomes:
+        figures = [
+            _compared_figures(run, base[seed]) if is_compared else figures_of(run)
+            for seed, run in outcome.runs.items()
+        ]
+        rows.append(
+            Row(
+                outcome.point.variant,
+                outcome.point.title,
+                outcome.point.values,
+                len(outcome.runs),
+                len(outcome.failures),
+                {name: estimate(one[name] for one in figures) for name in columns},
+            )
+        )
+    return rows
 
 
 def figures_of(run: Path) -> Figures:
@@ -111,26 +112,11 @@ _COMPARED = {
     "bottom_decile": "accuracy_bottom_decile",
     "fraction_degraded": "fraction_degraded",
 }
-
-
-def _compared_columns() -> dict[tuple[str, str], str]:
-    """Return the columns of a comparison by group and name in its files."""
-    return {
-        (group, name): f"{group}.{figure}"
-        for group in GROUPS
-        for name, figure in _COMPARED.items()
-    }
-
-
-def _reference_accuracies(
-    plan: Comparison, outcomes: Sequence[Outcome]
-) -> dict[int, dict[str, float]]:
-    """Return the accuracies of the reference row's clients, by seed."""
-    (found,) = [one for one in outcomes if one.point.variant == plan.reference]
-    return {
-        seed: {one.client: one.accuracy for one in _clients(run)}
-        for seed, run in found.runs.items()
-    }
+_COMPARED_COLUMNS = {
+    (group, name): f"{group}.{figure}"
+    for group in GROUPS
+    for name, figure in _COMPARED.items()
+}
 
 
 def _compared_figures(run: Path, base: Mapping[str, float]) -> Figures:
@@ -174,18 +160,20 @@ def documents_of(
                 for group in GROUPS
             },
             "chosen": dict(row.values),
-            "validation": _validation(outcome),
-            "seconds": row.estimates[SECONDS].mean,
-            "num_failed": row.num_failed,
+            **_end(outcome, row),
         }
         for outcome, row in zip(outcomes, rows, strict=True)
     ]
 
 
-def _validation(outcome: Outcome) -> float | None:
-    """Return the accuracy on validation data that a row's point was chosen for."""
+def _end(outcome: Outcome, row: Row) -> dict[str, Any]:
+    """Return what documents and lines of a comparison have after what was chosen."""
     scores = [one.score for one in outcome.tried if one.point is outcome.point]
-    return scores[0] if scores else None
+    return {
+        "validation": scores[0] if scores else None,
+        "seconds": row.estimates[SECONDS].mean,
+        "num_failed": row.num_failed,
+    }
 
 
 def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
@@ -197,40 +185,22 @@ def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
 
 
 def _swept_line(row: Row, settings: SweepSettings) -> dict[str, Any]:
-    return {
+    line = {
         "variant": row.variant,
         **{key: row.values[key] for key in settings.varied()},
-        "num_runs": row.num_runs,
-        "num_failed": row.num_failed,
-        **_three({name: name for name in COLUMNS}, row, ".sd", ".half_width"),
     }
+    line |= {"num_runs": row.num_runs, "num_failed": row.num_failed}
+    for column in COLUMNS:
+        line |= row.estimates[column].flat(column, ".sd", ".half_width")
+    return line
 
 
 def _compared_line(outcome: Outcome, row: Row) -> dict[str, Any]:
-    names = {
-        f"{group}_{name}": column
-        for (group, name), column in _compared_columns().items()
-    }
-    return {
-        "row": row.variant,
-        "method": row.title,
-        **_three(names, row, "_std", "_half_width"),
-        "validation": _validation(outcome),
-        "chosen": json.dumps(dict(row.values)),
-        "seconds": row.estimates[SECONDS].mean,
-        "num_failed": row.num_failed,
-    }
-
-
-def _three(
-    names: Mapping[str, str], row: Row, deviation: str, half: str
-) -> dict[str, float | None]:
-    """Return mean, standard deviation and half of the interval of each column."""
-    found = [
-        row.estimates[column].flat(name, deviation, half)
-        for name, column in names.items()
-    ]
-    return {key: value for one in found for key, value in one.items()}
+    line: dict[str, Any] = {"row": row.variant, "method": row.title}
+    for (group, name), column in _COMPARED_COLUMNS.items():
+        line |= row.estimates[column].flat(f"{group}_{name}")
+    end, chosen = _end(outcome, row), json.dumps(dict(row.values))
+    return {**line, "validation": end["validation"], "chosen": chosen, **end}
 
 
 def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -251,7 +221,6 @@ def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 # What the table of a sweep shows beside its figure.
 BESIDE = ("global.accuracy_weighted", "accuracy_bottom_decile", "fraction_degraded")
-
 _WORDS = {
     "num_clients": "clients",
     "num_empty": "clients without test examples",
@@ -265,7 +234,6 @@ _WORDS = {
     "ece": "calibration error",
     "log_loss": "log-loss",
 }
-
 _NOT_IN_PERCENT = ("log_loss", "num_clients", "num_empty", "num_test_examples")
 
 
@@ -297,17 +265,13 @@ def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
 
 
 def _compared_cells(row: Row) -> list[str]:
+    cells = [f"{row.title}{_failed(row)}"]
+    for column in _COMPARED_COLUMNS.values():
+        found = row.estimates[column]
+        std = "" if found.std is None else f" ± {100 * found.std:.1f}"
+        cells.append(f"{_number(found.mean, 'accuracy')}{std}")
     seconds = row.estimates[SECONDS].mean
-    return [
-        f"{row.title}{_failed(row)}",
-        *(_mean(row.estimates[column]) for column in _compared_columns().values()),
-        "-" if seconds is None else f"{seconds:.1f}",
-    ]
-
-
-def _mean(figure: Estimate) -> str:
-    mean = _number(figure.mean, "accuracy")
-    return mean if figure.std is None else f"{mean} ± {100 * figure.std:.1f}"
+    return [*cells, "-" if seconds is None else f"{seconds:.1f}"]
 
 
 def _failed(row: Row) -> str:
@@ -318,25 +282,22 @@ def _swept_cells(settings: SweepSettings, rows: Sequence[Row]) -> list[list[str]
     beside = [figure for figure in BESIDE if figure != settings.y]
     variant = ["variant"] if settings.variants else []
     shown = [label_of(settings.y), "sd", "95 % interval", *map(label_of, beside)]
-    header = [*variant, *map(term_of, settings.varied()), *shown, "runs"]
-    return [header, *(_swept_row(row, settings, beside) for row in rows)]
-
-
-def _swept_row(row: Row, settings: SweepSettings, beside: Sequence[str]) -> list[str]:
-    main = row.estimates[column_of(settings)]
-    values = [row.values[key] for key in settings.varied()]
-    return [
-        *([row.title] if settings.variants else []),
-        *map(as_text, values),
-        _number(main.mean, settings.y),
-        _number(main.std, settings.y),
-        _interval(main, settings.y),
-        *(
-            _number(row.estimates[f"{settings.group}.{figure}"].mean, figure)
-            for figure in beside
-        ),
-        f"{row.num_runs}{_failed(row)}",
-    ]
+    cells = [[*variant, *map(term_of, settings.varied()), *shown, "runs"]]
+    for row in rows:
+        main = row.estimates[column_of(settings)]
+        others = {one: row.estimates[f"{settings.group}.{one}"].mean for one in beside}
+        cells.append(
+            [
+                *([row.title] if variant else []),
+                *(as_text(row.values[key]) for key in settings.varied()),
+                _number(main.mean, settings.y),
+                _number(main.std, settings.y),
+                _interval(main, settings.y),
+                *(_number(mean, figure) for figure, mean in others.items()),
+                f"{row.num_runs}{_failed(row)}",
+            ]
+        )
+    return cells
 
 
 def _number(value: float | None, figure: str) -> str:

@@ -26,38 +26,21 @@ ClassWeights: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The samples of each client.
-
-    Attributes
-    ----------
-    train, test
-        For each of the M clients, sorted int64 indices into that split.
-    seen
-        Which clients are there during training, where that follows from the split;
-        None where ``unseen_fraction`` of them are drawn.
-    class_weights
-        For each client P_m(y), what an example of each label counts when the client is
-        tested, shape (c,); None where all count the same.
-    """
+    """The samples of each client: sorted int64 indices into both splits."""
 
     train: tuple[Integers, ...]
     test: tuple[Integers, ...]
+    # Who is there during training; None where ``unseen_fraction`` of them are drawn.
     seen: tuple[bool, ...] | None = None
+    # P_m(y), what an example of each label counts when client m is tested, shape (c,);
+    # None where all count the same.
     class_weights: tuple[ClassWeights, ...] | None = None
 
 
 def assignment_of(
     train_owner: Integers, test_owner: Integers, num_clients: int
 ) -> Assignment:
-    """Return the samples of each client.
-
-    Parameters
-    ----------
-    train_owner, test_owner
-        The client, 0 ... M-1, of each sample; shapes (n_train,) and (n_test,).
-    num_clients
-        M.
-    """
+    """Return the samples of each client, by the owner, 0 ... M-1, of each sample."""
     return Assignment(
         _samples_by(train_owner, num_clients), _samples_by(test_owner, num_clients)
     )
@@ -81,17 +64,7 @@ def apportion(
 
     Largest remainder rounding; equal remainders are ordered at random. An entry of
     weight 0 gets nothing, except in a row of zeros, which counts as equal weights.
-
-    Parameters
-    ----------
-    weights
-        Non-negative, finite, shape (rows, M).
-    totals
-        Shape (rows,).
-
-    Returns
-    -------
-    Shape (rows, M); row r sums to ``totals[r]``.
+    ``weights``, not negative, and the result have shape (rows, M), ``totals`` (rows,).
     """
     weights = np.where(weights.any(axis=1, keepdims=True), weights, 1.0)
     shares = weights / weights.sum(axis=1, keepdims=True) * totals[:, None]
@@ -109,16 +82,8 @@ def apportion(
 def allocate(labels: Integers, counts: Integers, key: RandomKey) -> Integers:
     """Give each client random samples: ``counts[y, m]`` of label y to client m.
 
-    Parameters
-    ----------
-    labels
-        Shape (n,).
-    counts
-        Shape (num_labels, M); row y sums to the number of samples with label y.
-
-    Returns
-    -------
-    The client of each sample, shape (n,).
+    Row y of ``counts`` sums to the number of samples with label y. Returns the client
+    of each sample, shape (n,).
     """
     num_labels, num_clients = counts.shape
     owner = np.empty(len(labels), dtype=np.int64)
@@ -137,20 +102,9 @@ def allocate_test_like_train(
 ) -> Integers:
     """Split the test samples so that no client is tested on a label it cannot know.
 
-    Parameters
-    ----------
-    train_counts
-        Training samples of each label at each client, shape (num_labels, M).
-    test_labels
-        Shape (n,).
-    weights
-        What each label's test samples are split in proportion to, shape
-        (num_labels, M); by default ``train_counts``. A client without training
-        samples of a label gets none, unless no client has any: then all get some.
-
-    Returns
-    -------
-    The client of each test sample, shape (n,).
+    Each label's are split in proportion to ``weights``, by default ``train_counts``,
+    both of shape (num_labels, M). A client without training samples of a label gets
+    none, unless no client has any: then all get some. Returns the client of each.
     """
     proportions = train_counts.astype(np.float64) if weights is None else weights
     held = np.where(train_counts > 0, proportions, 0.0)
@@ -276,15 +230,6 @@ def draw_log_dirichlet(
 ) -> NDArray[np.float64]:
     """Draw log-weights of symmetric Dirichlet vectors along the last axis.
 
-    Parameters
-    ----------
-    concentration
-        α > 0. Small values put nearly all weight on one entry.
-    shape
-        Of the result.
-
-    Notes
-    -----
     A Dirichlet vector is a vector of Gamma(α) draws divided by its sum. For small α
     these are all 0 in floating point; their logarithms are not: Gamma(α) is
     Gamma(α + 1) * U^(1/α), and -log U is a standard exponential draw.
@@ -585,51 +530,27 @@ def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignmen
             "names none; use domain_folder or digit_domains, or choose another "
             "partition"
         )
-    shares = [
-        _share(
-            data,
-            np.flatnonzero(train_domains == domain),
-            np.flatnonzero(test_domains == domain),
-            settings,
-            key.child(name),
-        )
-        for domain, name in enumerate(data.domain_names)
-    ]
-    return Assignment(
-        train=tuple(part for share in shares for part in share.train),
-        test=tuple(part for share in shares for part in share.test),
-        seen=tuple(one for share in shares for one in share.seen or ()),
-        class_weights=tuple(
-            one for share in shares for one in share.class_weights or ()
-        ),
-    )
+    clients, nobody = list[tuple[Integers, Integers, bool, ClassWeights]](), _NOTHING
+    for domain, name in enumerate(data.domain_names):
+        train = np.flatnonzero(train_domains == domain)
+        test = np.flatnonzero(test_domains == domain)
+        labels, of_domain = data.train.labels[train], key.child(name)
+        totals = np.bincount(labels, minlength=data.spec.num_classes)
+        counts = _counts(totals, settings, of_domain)
+        owner = allocate(labels, counts, of_domain.child("train"))
+        assigned = assignment_of(owner, nobody, counts.shape[1])
+        for number, (samples, column) in enumerate(
+            zip(assigned.train, counts.T, strict=True)
+        ):
+            # P_m(y), shape (c,); zeros for a client without samples.
+            weights = column / max(int(column.sum()), 1)
+            own_test = test if weights[data.test.labels[test]].any() else nobody
+            seen = number < settings.seen_clients_per_domain
+            clients.append((train[samples], own_test, seen, weights))
+    return Assignment(*zip(*clients, strict=True))
 
 
-def _share(
-    data: Dataset,
-    train: Integers,
-    test: Integers,
-    settings: PflbedSettings,
-    key: RandomKey,
-) -> Assignment:
-    """Split the samples of one domain, which are at these positions."""
-    train_labels, test_labels = data.train.labels[train], data.test.labels[test]
-    totals = np.bincount(train_labels, minlength=data.spec.num_classes)
-    counts = _counts(totals, settings, key)
-    num_clients = counts.shape[1]
-    owner = allocate(train_labels, counts, key.child("train"))
-    nobody = np.empty(0, dtype=np.int64)
-    assigned = assignment_of(owner, nobody, num_clients)
-    # P_m(y), shape (c,); zeros for a client without samples.
-    weights = tuple(column / max(int(column.sum()), 1) for column in counts.T)
-    return Assignment(
-        train=tuple(train[samples] for samples in assigned.train),
-        test=tuple(test if one[test_labels].any() else nobody for one in weights),
-        seen=tuple(
-            number < settings.seen_clients_per_domain for number in range(num_clients)
-        ),
-        class_weights=weights,
-    )
+_NOTHING: Integers = np.empty(0, dtype=np.int64)
 
 
 def _counts(totals: Integers, settings: PflbedSettings, key: RandomKey) -> Integers:
@@ -638,40 +559,21 @@ def _counts(totals: Integers, settings: PflbedSettings, key: RandomKey) -> Integ
     unseen_part = settings.unseen_fraction if num_unseen else 0.0
     parts = np.tile([1.0 - unseen_part, unseen_part], (len(totals), 1))
     groups = apportion(parts, totals, key.child("groups").numpy())
-    seen = _spread(
-        groups[:, 0],
-        settings.seen_clients_per_domain,
-        settings.alpha,
-        key.child("seen"),
-    )
-    if num_unseen == 0:
-        return seen
-    unseen = _spread(groups[:, 1], num_unseen, settings.alpha, key.child("unseen"))
-    return np.concatenate([seen, unseen], axis=1)
-
-
-def _spread(
-    totals: Integers, num_clients: int, alpha: float, key: RandomKey
-) -> Integers:
-    """Spread the samples of each label over clients by Dir(α); shape (c, M')."""
-    shape = (len(totals), num_clients)
-    draws = draw_log_dirichlet(alpha, shape, key.child("weights").numpy())
-    return apportion(normalise(draws), totals, key.child("round").numpy())
+    sizes, spread = (settings.seen_clients_per_domain, num_unseen), []
+    for group, size, name in zip(groups.T, sizes, ("seen", "unseen"), strict=True):
+        if size:
+            # Each label over the clients of the group by Dir(α).
+            shape, own = (len(totals), size), key.child(name)
+            generator = own.child("weights").numpy()
+            draws = draw_log_dirichlet(settings.alpha, shape, generator)
+            rounding = own.child("round").numpy()
+            spread.append(apportion(normalise(draws), group, rounding))
+    return np.concatenate(spread, axis=1)
 
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """A partition that can be chosen by name.
-
-    Attributes
-    ----------
-    title, summary
-        For people.
-    settings_type
-        The dataclass of its settings.
-    split
-        Takes the data set, an instance of ``settings_type`` and a key.
-    """
+    """A partition that can be chosen by name; ``split`` takes its settings."""
 
     title: str
     summary: str

@@ -126,28 +126,14 @@ _MIN_NAME_WIDTH = 4
 
 @dataclass(frozen=True, eq=False)
 class ClientPart:
-    """One client's samples; it may have none.
+    """One client's samples; it may have none."""
 
-    Attributes
-    ----------
-    name
-        Decimal number, padded so that the order of names is the order of numbers.
-    seen
-        Whether the client is there during training.
-    train, validation
-        Sorted, disjoint indices into the data set's training split, int64.
-    test
-        Sorted indices into its test split, int64.
-    class_weights
-        What a test example of each label counts, shape (c,); None where all count the
-        same.
-    """
-
-    name: str
-    seen: bool
-    train: Integers
+    name: str  # a decimal number, padded: the order of names is that of the numbers
+    seen: bool  # whether the client is there during training
+    train: Integers  # sorted int64 indices into the training split, as ``validation``
     validation: Integers
-    test: Integers
+    test: Integers  # sorted int64 indices into the test split
+    # What a test example of each label counts, shape (c,); None: all the same.
     class_weights: ClassWeights | None = None
 
     @property
@@ -158,17 +144,10 @@ class ClientPart:
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who has which samples.
+    """Who has which samples."""
 
-    Attributes
-    ----------
-    clients
-        All clients, in the order of their names.
-    proxy
-        What the server keeps: sorted indices into the training split, int64.
-    """
-
-    clients: tuple[ClientPart, ...]
+    clients: tuple[ClientPart, ...]  # in the order of their names
+    # What the server keeps: sorted int64 indices into the training split.
     proxy: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
@@ -298,13 +277,24 @@ def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[
     if folder.exists():
         raise DataError(f"{folder} is there already; expected a new folder")
     draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
+    task = to_jsonable_python(sites_settings(task_of(dataset)))
+    agreement: dict[str, Any] = {"data": {"name": SITES, **task}, "clients": {}}
     try:
         draft.mkdir(parents=True)
         for client in partition.clients:
-            _write_share(dataset, client, draft / f"{client.name}.npz")
-        (draft / LABELS_FILE).write_text(
-            json.dumps(_agreement(dataset, partition), indent=2)
-        )
+            arrays: dict[str, Any] = {"class_names": np.array(dataset.class_names)}
+            about: dict[str, Any] = {"seen": client.seen}
+            for split, source, positions in (
+                ("train", dataset.train, client.train),
+                ("validation", dataset.train, client.validation),
+                ("test", dataset.test, client.test),
+            ):
+                arrays[f"{split}_inputs"] = np.asarray(source.images[positions])
+                arrays[f"{split}_labels"] = np.asarray(source.labels[positions])
+                about[f"num_{split}"] = len(positions)
+            np.savez(draft / f"{client.name}.npz", **arrays)
+            agreement["clients"][client.name] = about
+        (draft / LABELS_FILE).write_text(json.dumps(agreement, indent=2))
         draft.rename(folder)
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error}") from error
@@ -313,56 +303,16 @@ def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[
     return [f"{client.name}.npz" for client in partition.clients]
 
 
-def _write_share(dataset: Dataset, client: ClientPart, path: Path) -> None:
-    parts = {
-        "train": (dataset.train, client.train),
-        "validation": (dataset.train, client.validation),
-        "test": (dataset.test, client.test),
-    }
-    arrays: dict[str, Any] = {"class_names": np.array(dataset.class_names)}
-    for split, (source, positions) in parts.items():
-        arrays[f"{split}_inputs"] = np.asarray(source.images[positions])
-        arrays[f"{split}_labels"] = np.asarray(source.labels[positions])
-    np.savez(path, **arrays)
-
-
-def _agreement(dataset: Dataset, partition: Partition) -> dict[str, Any]:
-    return {
-        "data": {"name": SITES, **to_jsonable_python(sites_settings(task_of(dataset)))},
-        "clients": {
-            client.name: {
-                "seen": client.seen,
-                "num_train": len(client.train),
-                "num_validation": len(client.validation),
-                "num_test": len(client.test),
-            }
-            for client in partition.clients
-        },
-    }
-
-
 @dataclass(frozen=True, eq=False)
 class PartitionSummary:
-    """Sizes and label counts.
+    """Sizes and label counts."""
 
-    Attributes
-    ----------
-    train_sizes, validation_sizes, test_sizes
-        Samples of each client, shape (M,).
-    class_counts
-        Training and validation samples by client and label, shape (M, c).
-    num_empty
-        Clients without any training or validation samples.
-    min_size, median_size, max_size
-        Of a client's training and validation samples together.
-    """
-
-    train_sizes: Integers
+    train_sizes: Integers  # samples of each client, shape (M,)
     validation_sizes: Integers
     test_sizes: Integers
-    class_counts: Integers
-    num_empty: int
-    min_size: int
+    class_counts: Integers  # training and validation, by client and label, (M, c)
+    num_empty: int  # clients without any training or validation samples
+    min_size: int  # of a client's training and validation samples together
     median_size: float
     max_size: int
 
@@ -370,15 +320,7 @@ class PartitionSummary:
 def describe_partition(
     partition: Partition, train_labels: Integers, num_classes: int
 ) -> PartitionSummary:
-    """Count what each client has.
-
-    Parameters
-    ----------
-    train_labels
-        Labels of the data set's training split, shape (n,).
-    num_classes
-        c.
-    """
+    """Count what each client has, by the labels (n,) of the training split."""
     clients = partition.clients
     local = [np.concatenate([one.train, one.validation]) for one in clients]
     class_counts = np.stack(

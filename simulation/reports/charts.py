@@ -470,15 +470,10 @@ def first_counts(setups: Sequence[Setup]) -> tuple[str, LabelCounts] | None:
 
 
 def ordered_counts(counts: LabelCounts) -> tuple[Counts, int]:
-    """Return what clients learn from, and how many of them are seen.
+    """Return what clients learn from, shape (c, M), and how many of them are seen.
 
-    Returns
-    -------
-    NDArray
-        Training and validation examples by class and client, shape (c, M): seen clients
-        first, then by their most frequent label, then by how many they have of it.
-    int
-        The number of seen clients.
+    Seen clients come first, then by their most frequent label, then by how many
+    training and validation examples they have of it.
     """
     local = np.array(
         [np.add(one.train, one.validation) for one in counts.clients], dtype=np.int64

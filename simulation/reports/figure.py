@@ -5,7 +5,7 @@ import functools
 import logging
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -73,17 +73,24 @@ def boxes_told() -> Iterator[None]:
         )
 
 
-_DOTS_PER_INCH = 150
+# Without a date, and with named parts, the same figure is the same file.
+_FORMATS: Mapping[str, Any] = {
+    "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
+    "png": {"dpi": 150},
+}
 
 
 @boxes_told()
-def write_pictures(folder: Path, name: str, figure: Figure) -> None:
-    """Write ``name``.png, ``name``.svg and ``name``.pdf."""
-    # Without a date and with named parts, the same figure is the same file.
+def write_pictures(
+    folder: Path, name: str, figure: Figure, endings: Iterable[str] = tuple(_FORMATS)
+) -> list[Path]:
+    """Write ``name``.svg, ``name``.pdf and ``name``.png; return the files."""
+    paths = {ending: folder / f"{name}.{ending}" for ending in endings}
     with rc_context({"svg.hashsalt": name}):
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.pdf", metadata={"CreationDate": None})
-    figure.savefig(folder / f"{name}.png", dpi=_DOTS_PER_INCH)
+        for ending, path in paths.items():
+            figure.savefig(path, **_FORMATS[ending])
+    return list(paths.values())
 
 
 @dataclass(frozen=True)

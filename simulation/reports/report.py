@@ -8,7 +8,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib import rc_context
 
 from knnper.errors import RunError
 from knnper.files import write_atomically
@@ -27,7 +26,7 @@ from knnper.simulation.reports.charts import (
     report_style,
     settle,
 )
-from knnper.simulation.reports.figure import Color, boxes_told, colors_of
+from knnper.simulation.reports.figure import Color, colors_of, write_pictures
 from knnper.simulation.reports.runs import (
     GROUPS,
     FederatedData,
@@ -193,13 +192,6 @@ def _section(kind: _Kind, setups: Sequence[Setup], colors: Colors) -> Section:
     return Section(kind.name, kind.title, text, picture)
 
 
-# Of the charts, for a paper; each with what leaves its date out.
-FORMATS: Mapping[str, dict[str, None]] = {
-    "svg": {"Date": None},
-    "pdf": {"CreationDate": None},
-}
-
-
 def write_text(path: Path, text: str) -> None:
     """Write a file; parents are created as needed."""
     try:
@@ -209,24 +201,15 @@ def write_text(path: Path, text: str) -> None:
         raise RunError(f"{path} cannot be written: {error}") from error
 
 
-@boxes_told()
 def write_figures(sections: Iterable[Section], folder: Path) -> list[Path]:
     """Write each chart as NAME.svg and NAME.pdf; return the files."""
-    written = []
+    drawn = [(one.name, one.picture.figure) for one in sections if one.picture]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for section in sections:
-            if section.picture is None:
-                continue
-            for ending, undated in FORMATS.items():
-                path = folder / f"{section.name}.{ending}"
-                # Without a date and with named parts, the same chart is the same file.
-                with rc_context({"svg.hashsalt": section.name}):
-                    section.picture.figure.savefig(path, metadata=undated)
-                written.append(path)
+        written = (write_pictures(folder, *one, ("svg", "pdf")) for one in drawn)
+        return [path for paths in written for path in paths]
     except OSError as error:
         raise RunError(f"no figures can be written to {folder}: {error}") from error
-    return written
 
 
 @dataclass(frozen=True)
@@ -238,11 +221,9 @@ class Chapter:
     setups: tuple[Setup, ...]
     rows: tuple[Row, ...]
     remarks: tuple[str, ...]
-
-    @property
-    def facts(self) -> Mapping[str, str]:
-        """What stands at the top, by its name."""
-        return facts_of(self.over, self.setups)
+    facts: Mapping[str, str]  # what stands at the top, by its name
+    departures: tuple[list[str], list[list[str]]]  # in which settings the setups differ
+    common: Mapping[str, str]  # the settings that all have with the same value
 
     @property
     def split(self) -> str:
@@ -259,16 +240,6 @@ class Chapter:
     def remarks_on_charts(self) -> tuple[str, ...]:
         """Sentences on files that charts lack."""
         return tuple(missing_files(self.setups))
-
-    @property
-    def departures(self) -> tuple[list[str], list[list[str]]]:
-        """In which settings the setups differ."""
-        return departures([setup.runs[0] for setup in self.setups])
-
-    @property
-    def common(self) -> Mapping[str, str]:
-        """Which settings all have with the same value."""
-        return in_common([setup.runs[0] for setup in self.setups])
 
 
 @dataclass(frozen=True)
@@ -298,16 +269,13 @@ class Report:
     def repetitions(self) -> list[Mapping[str, Any]]:
         """How the runs were made."""
         several = len(self.chapters) > 1
-        labels = [
-            f"{setup.label}, {one.over.title}" if several else setup.label
+        labelled = [
+            (setup, setup.label + (f", {one.over.title}" if several else ""))
             for one in self.chapters
             for setup in one.setups
         ]
         return [
-            repetition_of(setup, label, number)
-            for number, (setup, label) in enumerate(
-                zip(self.setups, labels, strict=True), start=1
-            )
+            repetition_of(*one, number) for number, one in enumerate(labelled, start=1)
         ]
 
     @property
@@ -328,8 +296,19 @@ def report_of(paths: Sequence[Path]) -> Report:
     chapters = list[Chapter]()
     for place, (over, runs) in enumerate(groups, start=1):
         setups, name = tuple(setups_of(runs)), f"part-{place}" if several else ""
-        rows, told = tuple(table_of(setups)), tuple(comparability(setups))
-        chapters.append(Chapter(name, over, setups, rows, told))
+        firsts = [setup.runs[0] for setup in setups]
+        chapters.append(
+            Chapter(
+                name,
+                over,
+                setups,
+                tuple(table_of(setups)),
+                tuple(comparability(setups)),
+                facts_of(over, setups),
+                departures(firsts),
+                in_common(firsts),
+            )
+        )
     if several:
         remarks.append(
             f"The runs are over {len(groups)} data sets or partitions. Figures over "

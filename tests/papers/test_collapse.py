@@ -102,9 +102,7 @@ def test_what_is_followed_is_a_run(tmp_path: Path) -> None:
         assert record[name] == run[group]["accuracy_weighted"]
 
 
-def test_a_client_that_fails_is_left_out_as_in_a_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = open_workbench(small(name="fedbasis", num_bases=2))
     largest = max(bench.roster.trainable().values())
 

@@ -42,9 +42,7 @@ def test_p_values_keep_away_from_the_ends() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=12))
-def test_the_last_of_exchangeable_scores_has_a_uniform_p_value(
-    scores: list[int],
-) -> None:
+def test_an_exchangeable_score_has_a_uniform_p_value(scores: list[int]) -> None:
     """Given all scores, any is as likely to be the last; θ spreads it evenly."""
     probability = np.zeros(len(THRESHOLDS))
     for last, score in enumerate(scores):
@@ -157,9 +155,7 @@ def test_the_statistic_by_its_definition(seed: int) -> None:
 @given(
     st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=6), st.floats(1.5, 100.0)
 )
-def test_a_batch_is_its_examples_one_by_one(
-    batches: list[list[int]], run_length: float
-) -> None:
+def test_a_batch_is_its_examples(batches: list[list[int]], run_length: float) -> None:
     alarm = DriftAlarm(run_length, KEY)
     whole = single = alarm.start(np.arange(5.0))
     for batch in batches:

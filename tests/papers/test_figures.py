@@ -22,7 +22,6 @@ from knnper.simulation.trained_model import trained_model
 from papers.__main__ import app
 from papers.catalogue import FIGURES, make_figure
 from papers.figures import Drawing, FigureFolder, PartRecord, figure_code, identity_of
-from papers.reproduce import line_writer
 from tests.papers.small_files import experiment, quiet
 from tests.simulation.finished_run import finished_run
 
@@ -158,7 +157,7 @@ def test_the_command_draws_and_goes_on(
         ("protonn", ["capacity=[1.5]"], "capacity.0: found 1.5, expected"),
     ],
 )
-def test_options_are_checked_before_the_run_is_read(
+def test_options_are_checked_first(
     tmp_path: Path, name: str, options: list[str], message: str
 ) -> None:
     result = figure(name, Path("no/run"), tmp_path / "x", *options)
@@ -182,16 +181,6 @@ def test_the_earlier_commands_say_where_they_went(name: str) -> None:
     result = CliRunner().invoke(knnper_cli.app.app, [name, "a.yaml", "--clients", "3"])
     assert result.exit_code == 2
     assert f"python -m papers {name}" in " ".join(result.output.split())
-
-
-def test_lines_tell_what_is_left() -> None:
-    lines: list[str] = []
-    times = iter([0.0, 1.0, 7.0, 8.0, 20.0])
-    on_part = line_writer(lines.append, "clients", lambda: next(times))
-    for done in (2, 4, 5, 8):
-        on_part(done, 8)
-    # Two parts in 7 s leave four for 14 s.
-    assert lines == ["4/8 clients, some 10 s left", "8/8 clients"]
 
 
 IDENTITY = {"figure": "f", "seed": 1}

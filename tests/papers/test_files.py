@@ -88,9 +88,7 @@ def test_a_figure_is_read_with_its_experiment(tmp_path: Path) -> None:
         ({"name": "a b"}, "name: found .a b."),
     ],
 )
-def test_what_is_wrong_with_a_figure_is_said(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_figure(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_figure(write(tmp_path, FIGURE, **changes))
 
@@ -205,7 +203,7 @@ def test_seconds_go_with_what_was_made_in_them(tmp_path: Path, deleted: str) -> 
     assert Records(tmp_path).making_of("other").seconds == 1.0
 
 
-def test_the_environment_is_that_of_the_last_making(
+def test_the_environment_is_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def taken(*made: str) -> object:
@@ -264,9 +262,7 @@ def test_a_run_keeps_the_threads_with_which_it_began(
     assert begun.run.threads_per_worker == 4
 
 
-def test_a_number_that_was_edited_is_another_run(
-    tmp_path: Path, threads: list[object]
-) -> None:
+def test_an_edited_number_is_another_run(tmp_path: Path, threads: list[object]) -> None:
     interrupt(with_threads(1), tmp_path / "run")
     with pytest.raises(FolderTakenError, match="holds a run with other settings"):
         make_run(with_threads(2), tmp_path / "run", Observer())

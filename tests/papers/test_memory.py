@@ -50,7 +50,7 @@ def pool(model: TrainedModel) -> UnseenImages:
     return UnseenImages(model)
 
 
-def test_the_pool_is_what_unseen_clients_have(
+def test_the_pool_is_the_unseen_clients(
     model: TrainedModel, pool: UnseenImages
 ) -> None:
     unseen = [part for part in model.partition.clients if not part.seen]
@@ -194,9 +194,7 @@ def test_a_curve_is_what_each_weight_serves() -> None:
     ("num_known", "capacity", "expected"),
     [(10, 0.0, 0), (10, 0.34, 3), (10, 0.35, 4), (7, 1.0, 7), (0, 0.5, 0), (3, 9.0, 3)],
 )
-def test_a_capacity_is_a_number_of_images(
-    num_known: int, capacity: float, expected: int
-) -> None:
+def test_a_capacity_in_images(num_known: int, capacity: float, expected: int) -> None:
     assert size_at(num_known, capacity) == expected
 
 
@@ -354,9 +352,7 @@ def make(
     return make_figure("memory", model, settings, output, on_part)
 
 
-def test_a_resumed_figure_is_that_of_an_uninterrupted_one(
-    model: TrainedModel, tmp_path: Path
-) -> None:
+def test_a_resumed_figure_is_the_same(model: TrainedModel, tmp_path: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         assert total == 6
         if done == 3:
@@ -380,9 +376,7 @@ def test_a_resumed_figure_is_that_of_an_uninterrupted_one(
     assert float(rows[0]["accuracy_std"]) == 0
 
 
-def test_figures_that_share_a_folder_share_their_clients(
-    model: TrainedModel, tmp_path: Path
-) -> None:
+def test_figures_of_a_folder_share_clients(model: TrainedModel, tmp_path: Path) -> None:
     (one,) = make(model, tmp_path, "hardware").tables
     assert not (tmp_path / "neighbors.csv").exists()
     (other,) = make(model, tmp_path, "neighbors").tables

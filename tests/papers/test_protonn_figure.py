@@ -53,9 +53,7 @@ def test_separable_labels_survive_compression() -> None:
 
 
 @pytest.mark.parametrize(("num_train", "num_validation"), [(0, 0), (0, 4), (3, 0)])
-def test_without_evidence_it_is_the_global_model(
-    num_train: int, num_validation: int
-) -> None:
+def test_without_evidence_it_is_global(num_train: int, num_validation: int) -> None:
     client = ClientSplits(blobs(num_train, 1), blobs(num_validation, 2), blobs(6, 3))
     record = compress_client(client, CELLS, KNN, KEY)
     measured = [record["store"], *record["cells"]]

@@ -239,7 +239,7 @@ def test_older_code_is_told(tmp_path: Path) -> None:
     assert anew.making.seconds == mine
 
 
-def test_faults_of_the_code_do_not_stop_the_other_files(
+def test_a_fault_does_not_stop_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def faulty(*arguments: object) -> None:
@@ -310,7 +310,7 @@ def test_nothing_is_made_while_a_file_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_interrupted_it_says_how_to_go_on(
+def test_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
 ) -> None:
     def interrupted(

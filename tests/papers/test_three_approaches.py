@@ -58,7 +58,7 @@ def test_the_least_losses_by_hand() -> None:
     ("sizes", "expected"),
     [((8, 2), (6, 2)), ((3, 0), (2, 1)), ((1, 1), (1, 0)), ((0, 0), (0, 0))],
 )
-def test_candidates_are_compared_on_what_clients_do_not_use(
+def test_candidates_are_compared_on_other_data(
     sizes: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     data = ClientData(some(sizes[0]), some(sizes[1]))

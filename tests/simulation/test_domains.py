@@ -127,9 +127,7 @@ def test_a_domain_of_pacs_is_divided_as_in_the_paper() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_engines_give_the_same_weighted_results(
-    experiment: Path, tmp_path: Path
-) -> None:
+def test_engines_give_the_same_results(experiment: Path, tmp_path: Path) -> None:
     found = {}
     for engine in ("serial", "flower"):
         folder = tmp_path / engine

@@ -85,9 +85,7 @@ def whole(chosen: Experiment, path: Path) -> Outcome:
         for method in WITH_ROUNDS
     ],
 )
-def test_a_run_that_was_left_ends_with_the_same_bits(
-    tmp_path: Path, method: str
-) -> None:
+def test_a_run_that_was_left_ends_the_same(tmp_path: Path, method: str) -> None:
     chosen = experiment(method)
     expected = whole(chosen, tmp_path / "whole")
     folder = RunFolder.create(tmp_path / "left", chosen)
@@ -106,9 +104,7 @@ def test_a_run_that_was_left_ends_with_the_same_bits(
         for method in WITH_ROUNDS
     ],
 )
-def test_a_run_that_went_back_ends_with_the_same_bits(
-    tmp_path: Path, method: str
-) -> None:
+def test_a_run_that_went_back_ends_the_same(tmp_path: Path, method: str) -> None:
     """Clients that have a state go back with it; what came later can come back too."""
     chosen = experiment(method)
     chosen = replace(chosen, run=replace(chosen.run, checkpoint_every=1))

@@ -72,9 +72,7 @@ def test_files_in_memory_stay_on_one_machine(run: RunSettings, in_memory: bool) 
         assert (folder is not None) == in_memory
 
 
-def test_without_room_auto_sends_messages_and_shared_memory_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_room_models_go_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "LEAST_FREE_BYTES", 2**62)
     with carrier_folder(RunSettings()) as folder:
         assert folder is None
@@ -85,59 +83,40 @@ def test_without_room_auto_sends_messages_and_shared_memory_is_refused(
 # What a worker checks before it runs clients.
 
 
-def test_the_folder_that_the_server_wrote_to(tmp_path: Path) -> None:
+def test_a_folder_of_another_disk(tmp_path: Path) -> None:
+    for written in (None, "another run"):
+        if written is not None:
+            (tmp_path / SESSION_FILE).write_text(written)
+        with pytest.raises(RunError, match="give --output on a file system that all"):
+            require_same_folder(tmp_path, "abc")
     (tmp_path / SESSION_FILE).write_text("abc")
     require_same_folder(tmp_path, "abc")
-
-
-@pytest.mark.parametrize("written", [None, "another run"])
-def test_a_folder_of_the_same_name_on_another_disk(
-    tmp_path: Path, written: str | None
-) -> None:
-    if written is not None:
-        (tmp_path / SESSION_FILE).write_text(written)
-    with pytest.raises(RunError, match="give --output on a file system that all"):
-        require_same_folder(tmp_path, "abc")
 
 
 # What is checked before Flower starts.
 
 
-def test_nothing_at_a_clusters_address_is_said_at_once() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+def test_the_address_of_a_cluster(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        server.listen()
+        for host in ("127.0.0.1", "[127.0.0.1]"):
+            require_cluster(f"{host}:{port}")
     with pytest.raises(RunError, match=f"found nothing at 127.0.0.1:{port}"):
         require_cluster(f"127.0.0.1:{port}")
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:99999", "no-such-host.invalid:6379"])
-def test_an_address_that_cannot_be_is_an_error(address: str) -> None:
-    with pytest.raises(RunError, match=r"correct run\.ray_address"):
+    for impossible in ("127.0.0.1:99999", "no-such-host.invalid:6379"):
+        with pytest.raises(RunError, match=r"correct run\.ray_address"):
+            require_cluster(impossible)
+    # What Ray resolves itself is left to Ray.
+    for address in (None, "auto", "ray://127.0.0.1:1", "local"):
         require_cluster(address)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[127.0.0.1]"])
-def test_something_at_a_clusters_address_is_enough(host: str) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        require_cluster(f"{host}:{server.getsockname()[1]}")
-
-
-@pytest.mark.parametrize("address", [None, "auto", "ray://127.0.0.1:1", "local"])
-def test_what_ray_resolves_itself_is_left_to_ray(address: str | None) -> None:
-    require_cluster(address)
-
-
-def test_many_workers_are_sent_more_requests() -> None:
+def test_requests_for_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requests_at_once(RunSettings(num_workers=2)) == MESSAGES_AT_ONCE
     assert requests_at_once(RunSettings(num_workers=100)) == 400
-
-
-def test_a_cluster_is_sent_as_many_requests_as_its_machines_have_room_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    # A cluster is sent as many as its machines have room for.
     nodes = [{"Resources": {"CPU": cores}} for cores in (64.0, 7.0)]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     run = RunSettings(ray_address="auto", cpus_per_client=2.0)

@@ -57,7 +57,7 @@ def wait_for(path: Path, timeout_s: float) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("nodes", [2, 20])
-def test_flwr_run_ends_with_the_same_figures(
+def test_flwr_run_ends_the_same(
     tmp_path: Path, environment: dict[str, str], nodes: int
 ) -> None:
     folder = tmp_path / "flwr-run"

@@ -35,9 +35,7 @@ def experiment(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "engine", ["serial", pytest.param("flower", marks=pytest.mark.ray)]
 )
-def test_ctrl_c_leaves_a_run_that_can_go_on(
-    experiment: Path, tmp_path: Path, engine: str
-) -> None:
+def test_ctrl_c_leaves_a_run(experiment: Path, tmp_path: Path, engine: str) -> None:
     folder = tmp_path / "run"
     process = start(folder, experiment, "--engine", engine)
     wait_for_rounds(process, folder, 3)
@@ -54,9 +52,7 @@ def test_ctrl_c_leaves_a_run_that_can_go_on(
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_dead_worker_ends_the_run_with_a_reason(
-    experiment: Path, tmp_path: Path
-) -> None:
+def test_a_dead_worker_ends_the_run(experiment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = start(folder, experiment, "--workers", "2")
     wait_for_rounds(process, folder, 3)

@@ -68,9 +68,7 @@ def kill_half_way(folder: Path, *arguments: str | Path) -> None:
         for workers, carrier in (("1", "message"), ("2", "shared_memory"))
     ],
 )
-def test_all_engines_give_the_same_bits(
-    tmp_path: Path, method: str, workers: str, carrier: str
-) -> None:
+def test_engines_agree(tmp_path: Path, method: str, workers: str, carrier: str) -> None:
     path = experiment(tmp_path, method)
     simulate(path, "--engine", "serial", "--output", tmp_path / "serial")
     expected = outcome(tmp_path / "serial")
@@ -115,9 +113,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> N
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("method", METHODS)
-def test_a_killed_flower_run_resumes_to_the_same_bits(
-    tmp_path: Path, method: str
-) -> None:
+def test_a_killed_flower_run_resumes_the_same(tmp_path: Path, method: str) -> None:
     path = experiment(tmp_path, method)
     longer = ("--set", "training.num_rounds=40")
     simulate(path, *longer, "--engine", "serial", "--output", tmp_path / "whole")

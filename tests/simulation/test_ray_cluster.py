@@ -91,9 +91,7 @@ def outcome(folder: Path) -> tuple[str, bytes]:
     return digest, (folder / "clients.csv").read_bytes()
 
 
-def test_two_nodes_give_the_same_bits(
-    cluster: RunningCluster, experiment: Path, tmp_path: Path
-) -> None:
+def test_two_nodes(cluster: RunningCluster, experiment: Path, tmp_path: Path) -> None:
     simulate(experiment, "--engine", "serial", "--output", tmp_path / "serial")
     folder = tmp_path / "cluster"
     process = start(folder, experiment, "--ray-address", cluster.address)

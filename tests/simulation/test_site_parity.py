@@ -32,9 +32,7 @@ def site_of(model: TrainedModel, client: str) -> SiteData:
     )
 
 
-def test_every_client_serves_what_the_simulation_found(
-    run: Path, tmp_path: Path
-) -> None:
+def test_clients_serve_what_the_simulation_found(run: Path, tmp_path: Path) -> None:
     model = trained_model(run)
     save_model(tmp_path / "model", model)
     exported = load_model(tmp_path / "model")

@@ -55,7 +55,7 @@ def test_it_knows_the_data(run: Path) -> None:
     assert model.embed(model.bench.clients.test("0000").images).shape[1] == 8
 
 
-def test_the_fingerprint_is_that_of_weights_model_and_input(
+def test_the_fingerprint_is_of_weights_model_and_input(
     run: Path, make_run: Runs
 ) -> None:
     model = trained_model(run)
@@ -81,16 +81,12 @@ def test_methods_with_one_model_are_taken(make_run: Runs, method: str) -> None:
         ("l2gd", "L2GD"),
     ],
 )
-def test_methods_without_one_are_refused(
-    make_run: Runs, method: str, title: str
-) -> None:
+def test_others_are_refused(make_run: Runs, method: str, title: str) -> None:
     with pytest.raises(RunError, match=f"{title}, which does not end with one model"):
         trained_model(make_run(method))
 
 
-def test_the_file_of_initial_weights_may_be_gone(
-    make_run: Runs, tmp_path: Path
-) -> None:
+def test_the_file_of_first_weights_may_be_gone(make_run: Runs, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     start = trained_model(make_run())
@@ -101,29 +97,30 @@ def test_the_file_of_initial_weights_may_be_gone(
     assert trained_model(finished).fingerprint != start.fingerprint
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+def damaged(run: Path, what: str) -> None:
+    results = run / "results.json"
+    if what == "results":
+        results.unlink()
+    elif what == "checkpoints":
+        (run / "checkpoints").rename(run / "elsewhere")
+    elif what == "split":
+        document = json.loads(results.read_text())
+        document["manifest"]["partition_hash"] = "0" * 64
+        results.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("results", r"the run is not done; go on with it"),
+        ("checkpoints", r"checkpoint of round 2 .* found none"),
+        ("split", "expected the split 000000000000"),
+    ],
+)
+def test_what_a_run_lacks_is_said(make_run: Runs, what: str, message: str) -> None:
+    path = make_run()
+    damaged(path, what)
+    with pytest.raises(RunError, match=message):
+        trained_model(path)
     with pytest.raises(RunError, match="holds no run"):
-        trained_model(tmp_path)
-
-
-def test_a_run_that_is_not_done_is_refused(make_run: Runs) -> None:
-    path = make_run()
-    (path / "results.json").unlink()
-    with pytest.raises(RunError, match=r"the run is not done; go on with it"):
-        trained_model(path)
-
-
-def test_a_missing_checkpoint_is_refused(make_run: Runs) -> None:
-    path = make_run()
-    (path / "checkpoints").rename(path / "elsewhere")
-    with pytest.raises(RunError, match=r"checkpoint of round 2 .* found none"):
-        trained_model(path)
-
-
-def test_other_data_is_refused(make_run: Runs) -> None:
-    path = make_run()
-    results = json.loads((path / "results.json").read_text())
-    results["manifest"]["partition_hash"] = "0" * 64
-    (path / "results.json").write_text(json.dumps(results))
-    with pytest.raises(RunError, match="expected the split 000000000000"):
-        trained_model(path)
+        trained_model(path.parent)

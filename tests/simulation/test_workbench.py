@@ -63,26 +63,22 @@ def test_counts_are_those_of_the_examples(bench: Workbench) -> None:
     assert 0 < total.sum() < len(bench.clients.dataset.train)
 
 
-def test_they_are_written_once_and_read_again(bench: Workbench, tmp_path: Path) -> None:
+def test_counts_are_written_once_and_read_again(
+    bench: Workbench, tmp_path: Path
+) -> None:
+    path = tmp_path / "partition.json"
     assert read_label_counts(tmp_path) is None
     keep_label_counts(bench.clients, tmp_path)
     assert read_label_counts(tmp_path) == count_labels(bench.clients)
-    written = (tmp_path / "partition.json").stat().st_mtime_ns
+    written = path.stat().st_mtime_ns
     keep_label_counts(bench.clients, tmp_path)
-    assert (tmp_path / "partition.json").stat().st_mtime_ns == written
-
-
-def test_the_file_holds_counts_alone(bench: Workbench, tmp_path: Path) -> None:
-    keep_label_counts(bench.clients, tmp_path)
-    document = json.loads((tmp_path / "partition.json").read_text())
+    assert path.stat().st_mtime_ns == written
+    # It holds counts alone.
+    document = json.loads(path.read_text())
     assert document.keys() == {"class_names", "clients"}
-    assert {tuple(one) for one in document["clients"]} == {
-        ("client", "seen", "train", "validation", "test")
-    }
-
-
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "partition.json").write_text('{"class_names": ["a"]}')
+    keys = {tuple(one) for one in document["clients"]}
+    assert keys == {("client", "seen", "train", "validation", "test")}
+    path.write_text('{"class_names": ["a"]}')
     with pytest.raises(RunError, match=r"partition\.json is damaged.*remove it"):
         read_label_counts(tmp_path)
 
@@ -97,12 +93,10 @@ def test_the_server_has_what_it_keeps() -> None:
     assert torch.equal(kept.images, torch.tensor(train.images[positions]))
     given = {int(i) for part in bench.partition.clients for i in part.train}
     assert not given & set(positions.tolist())
-
-
-def test_by_default_it_keeps_nothing() -> None:
-    bench = bench_of()
-    assert bench.task.proxy is None
-    assert len(bench.partition.proxy) == 0
+    # By default it keeps nothing.
+    default = bench_of()
+    assert default.task.proxy is None
+    assert len(default.partition.proxy) == 0
 
 
 EXPERIMENTS = Path(simulation.__file__).parent / "experiments"
@@ -142,7 +136,7 @@ def test_shipped_experiments_are_valid(path: Path) -> None:
         (1.0, 0.96, "partition.unseen_fraction: found 0.96 of 10 .* leaves none"),
     ],
 )
-def test_some_client_must_train(
+def test_some_train(
     participation: float, unseen_fraction: float, message: str | None
 ) -> None:
     described = document(unseen_fraction=unseen_fraction)

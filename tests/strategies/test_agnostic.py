@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from knnper.errors import ConfigError, Problem
-from knnper.experiment import parse_settings
+from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
 from knnper.strategies.agnostic import (
     Agnostic,
@@ -200,13 +199,3 @@ def test_a_group_without_a_seen_client_is_refused() -> None:
     method = Agnostic(linear_task(), settings)
     with pytest.raises(ConfigError, match="found none of the seen clients in y, exp"):
         method.init(["a", "b"], RandomKey(1))
-
-
-def test_groups_are_read() -> None:
-    problems: list[Problem] = []
-    given = {"groups": {"census": ["a", "b"]}}
-    found = parse_settings(AgnosticSettings, given, "method", problems)
-    assert found == AgnosticSettings(groups={"census": ("a", "b")})
-    parse_settings(AgnosticSettings, {"groups": {"x": "a"}}, "method", problems)
-    (problem,) = problems
-    assert str(problem) == 'method.groups.x: found "a", expected a list'

@@ -65,13 +65,6 @@ def dapper(task: Task, *cover: float, **given: Any) -> Method:
     return Dapper(task, of_name("fedavg", task), settings)
 
 
-def after_training(method: Method, update: Any) -> Any:
-    state = method.init(("a",), RandomKey(1))
-    for _ in range(method.num_rounds):
-        state = method.aggregate(state, iter([("a", update)]))
-    return state
-
-
 def served(
     method: Method, weights: torch.Tensor, data: ClientData, client: str = UNSEEN_CLIENT
 ) -> ModelPredictor:
@@ -178,12 +171,6 @@ def test_of_equals_the_largest() -> None:
     method = dapper(task, 0.0, 0.5, 0.75)
     found = served(method, torch.zeros(2), white([0] * 4, [0]))
     assert found.describe() == {"client_share": 0.75}
-
-
-def test_without_data_it_is_the_model_as_it_is() -> None:
-    task = proxied()
-    found = served(dapper(task), task.initial_weights, noisy(0, 0, seed=1))
-    assert torch.equal(found.weights, task.initial_weights)
 
 
 def test_it_travels_after_the_last_round_only() -> None:

@@ -17,7 +17,6 @@ from knnper.strategies.scaffold import (
     ScaffoldState,
     ScaffoldUpdate,
 )
-from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import (
     KEY,
     linear_task,
@@ -151,8 +150,3 @@ def test_the_global_model_is_trained_on_without_controls() -> None:
     # A plain step of ½ from 0: the gradient is (-½, ½), whatever the controls are.
     assert served.weights.tolist() == [0.25, -0.25]
     assert not tuned.personalizes_by_inference
-
-
-def test_momentum_is_refused_for_it_too() -> None:
-    topped = document("scaffold", "fine_tuning", training={"momentum": 0.9})
-    refused(topped, "training.momentum", r"found 0\.9, expected 0 with scaffold")

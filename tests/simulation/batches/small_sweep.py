@@ -22,6 +22,7 @@ BASE: dict[str, Any] = {
     "training": {"num_rounds": 2, "batch_size": 16, "learning_rate": 0.1},
     "method": {"name": "knn_per"},
 }
+Made = list[tuple[Path, int]]  # folders of runs, with the rounds that each had
 WORKERS = "knnper.simulation.batches.runner.run_in_workers"
 NEIGHBORS = "personalization.num_neighbors"
 FRACTION = "partition.unseen_train_fraction"

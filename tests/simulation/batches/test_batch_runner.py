@@ -43,6 +43,7 @@ from tests.simulation.batches.small_sweep import (
     BASE,
     FRACTION,
     NEIGHBORS,
+    Made,
     ignore,
     read,
     rounds,
@@ -57,9 +58,7 @@ def several(tmp_path: Path) -> Sweep:
     return read(tmp_path, vary={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
 
 
-def test_what_does_not_change_training_is_trained_once(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
+def test_a_training_is_made_once(tmp_path: Path, made: Made) -> None:
     sweep, told = several(tmp_path), list[Progress]()
     outcomes = run_batch(sweep, tmp_path / "out", 1, told.append)
     # Two seeds, each with a training of two rounds and four runs.
@@ -87,7 +86,7 @@ def test_another_split_is_another_training(tmp_path: Path) -> None:
 
 
 def test_interrupted_in_the_middle_it_makes_only_what_is_missing(
-    tmp_path: Path, made: list[tuple[Path, int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = several(tmp_path)
     expected = run_batch(sweep, tmp_path / "whole", 1, ignore)
@@ -115,9 +114,7 @@ def test_interrupted_in_the_middle_it_makes_only_what_is_missing(
     assert points(found) == points(expected)
 
 
-def test_what_is_done_is_not_done_again(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
+def test_what_is_done_is_not_done_again(tmp_path: Path, made: Made) -> None:
     sweep, folder = read(tmp_path), tmp_path / "out"
     first = run_batch(sweep, folder, 1, ignore)
     made.clear()
@@ -133,9 +130,7 @@ def test_what_is_done_is_not_done_again(
     assert made == [(lost, 2)]
 
 
-def test_a_file_that_grows_trains_nothing_anew(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
+def test_a_file_that_grows_trains_nothing_anew(tmp_path: Path, made: Made) -> None:
     folder = tmp_path / "out"
     run_batch(read(tmp_path), folder, 1, ignore)
     kept = sorted(path.parent for path in folder.glob("runs/*/checkpoints"))
@@ -146,7 +141,7 @@ def test_a_file_that_grows_trains_nothing_anew(
     assert sorted(path.parent for path in folder.glob("runs/*/checkpoints")) == kept
 
 
-def test_embeddings_are_computed_once_and_the_bits_are_the_same(
+def test_embeddings_are_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedded: list[int] = []
@@ -255,9 +250,7 @@ def as_csv(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[Any]:
     return [{**line, "seconds": ""} for line in lines]
 
 
-def test_the_best_on_validation_data_is_tested(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
+def test_the_best_on_validation_data_is_tested(tmp_path: Path, made: Made) -> None:
     comparison, told = plan(tmp_path), list[Progress]()
     mean, memory, drift = run_batch(comparison, tmp_path / "runs", 1, told.append)
     assert num_runs(comparison, tmp_path / "runs") == (4 + 6, 4 + 6)
@@ -281,9 +274,7 @@ def test_the_best_on_validation_data_is_tested(
     assert kinds == {"validation"}
 
 
-def test_runs_that_train_alike_train_once(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
+def test_alike_runs_train_once(tmp_path: Path, made: Made) -> None:
     outcomes = run_batch(plan(tmp_path), tmp_path / "runs", 1, ignore)
     before = dict(made)
     mean, memory, _ = outcomes
@@ -342,7 +333,7 @@ def test_a_tested_run_that_diverges_is_left_out(tmp_path: Path) -> None:
         run_batch(only, tmp_path / "runs", 1, ignore)
 
 
-def test_what_is_no_finding_ends_the_comparison(
+def test_a_fault_ends_the_comparison(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: Any) -> None:
@@ -357,7 +348,7 @@ def test_what_is_no_finding_ends_the_comparison(
     assert len(run_batch(comparison, tmp_path / "runs", 1, ignore)) == 3
 
 
-def test_no_test_split_is_read_to_tune(
+def test_tuning_reads_no_test_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All images of the test split are made invalid: tuning ends with equal scores."""
@@ -384,7 +375,7 @@ def test_no_test_split_is_read_to_tune(
 
 
 @pytest.mark.slow
-def test_in_processes_it_is_the_same(
+def test_processes_make_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process, two, and two that are interrupted and begin again."""

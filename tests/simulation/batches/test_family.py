@@ -26,7 +26,7 @@ from knnper.simulation.batches.plan import Sweep
 from knnper.simulation.batches.runner import Outcome, families_of, run_batch
 from knnper.simulation.batches.tables import run_rows
 from knnper.simulation.workbench import open_workbench, simulate
-from tests.simulation.batches.small_sweep import NEIGHBORS, ignore, read, rounds
+from tests.simulation.batches.small_sweep import NEIGHBORS, Made, ignore, read, rounds
 
 RATE = "training.learning_rate"
 FINGERPRINT = "knnper.simulation.batches.folder.code_fingerprint"
@@ -53,7 +53,7 @@ def signatures(found: Family) -> list[str]:
     return [(folder / CODE).read_text() for folder in found.runs]
 
 
-def test_a_run_that_goes_on_keeps_the_code_that_began_it(
+def test_a_run_keeps_the_code_that_began_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = family(tmp_path, [1])
@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_keeps_the_code_that_began_it(
 
 
 def test_who_takes_a_training_over_takes_its_code_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[tuple[Path, int]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(FINGERPRINT, lambda: "old")
@@ -92,9 +92,7 @@ def test_other_code_is_never_forgotten(tmp_path: Path) -> None:
     assert num_made_otherwise([old, new]) == 2
 
 
-def test_a_training_that_diverged_before_is_not_made_again(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
+def test_what_diverged_is_not_made_again(tmp_path: Path, made: Made) -> None:
     make(family(tmp_path, [1], rate=1e30))
     assert len(made) == 1
     both = family(tmp_path, [1, 5], rate=1e30)
@@ -105,8 +103,8 @@ def test_a_training_that_diverged_before_is_not_made_again(
     assert "lower training.learning_rate" in (reason or "")
 
 
-def test_a_hand_over_that_fails_leaves_its_training_to_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[tuple[Path, int]]
+def test_a_failed_distribution_leaves_its_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
 ) -> None:
     def failing_first(bench: Any, folder: RunFolder, *others: Any) -> Any:
         made.append((folder.path, len(folder.rounds())))
@@ -135,7 +133,7 @@ def failing(*_: Any) -> None:
 
 
 def test_what_other_code_failed_at_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[tuple[Path, int]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
 ) -> None:
     one = family(tmp_path, [1])
     folder = next(iter(one.runs))
@@ -154,7 +152,7 @@ def test_what_other_code_failed_at_is_made_again(
 
 
 def test_what_this_code_failed_at_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[tuple[Path, int]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
 ) -> None:
     one = family(tmp_path, [1])
     with monkeypatch.context() as patch:
@@ -168,7 +166,7 @@ def test_what_this_code_failed_at_is_not_tried_again(
 
 
 def test_what_two_versions_failed_at_is_made_again_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[tuple[Path, int]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
 ) -> None:
     both = family(tmp_path, [1, 5], rate=1e30)
 
@@ -237,7 +235,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_its_training_is_not_made_again(
-    sweep: Sweep, earlier: Path, tmp_path: Path, made: list[tuple[Path, int]]
+    sweep: Sweep, earlier: Path, tmp_path: Path, made: Made
 ) -> None:
     expected = figures(swept(sweep, tmp_path / "anew"))
     before = content(earlier)
@@ -252,7 +250,7 @@ def test_its_training_is_not_made_again(
 
 
 def test_others_of_the_sweep_are_trained(
-    earlier: Path, tmp_path: Path, made: list[tuple[Path, int]]
+    earlier: Path, tmp_path: Path, made: Made
 ) -> None:
     swept(read(tmp_path, seeds=[1, 2]), tmp_path / "out", earlier)
     assert rounds(made) == [2, 2, 0, 2]
@@ -320,7 +318,7 @@ def test_it_takes_the_place_of_rounds_that_were_begun(
     sweep: Sweep,
     earlier: Path,
     tmp_path: Path,
-    made: list[tuple[Path, int]],
+    made: Made,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     expected = figures(swept(sweep, tmp_path / "anew"))
@@ -351,9 +349,7 @@ def test_a_state_that_none_goes_on_from_is_refused(tmp_path: Path) -> None:
         swept(dapper, tmp_path / "out", earlier)
 
 
-def test_states_of_clients_are_taken_over_and_missed(
-    tmp_path: Path, made: list[tuple[Path, int]]
-) -> None:
+def test_client_states_are_taken_over(tmp_path: Path, made: Made) -> None:
     settings = {"method.name": "ditto", "run.checkpoint_every": 1}
     ditto = read(tmp_path, seeds=[1], vary={}, set=settings)
     expected = figures(swept(ditto, tmp_path / "anew"))

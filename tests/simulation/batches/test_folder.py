@@ -67,9 +67,7 @@ def filled(folder: Path, files: Iterable[str]) -> Path:
         [".lock", "experiment.yaml"],
     ],
 )
-def test_what_is_somebody_elses_is_left_as_it_is(
-    tmp_path: Path, files: list[str]
-) -> None:
+def test_what_is_somebody_elses_is_left(tmp_path: Path, files: list[str]) -> None:
     folder = filled(tmp_path / "mine", files)
     before = names(folder)
     message = "mine is not empty and holds no runs of a sweep; choose another folder"
@@ -87,7 +85,7 @@ def test_what_is_somebody_elses_is_left_as_it_is(
         [".lock", "table.csv", "table.md"],
     ],
 )
-def test_folders_of_earlier_versions_are_taken_and_named(
+def test_folders_of_earlier_versions_are_taken(
     tmp_path: Path, files: list[str]
 ) -> None:
     folder = filled(tmp_path / "old", files)
@@ -97,7 +95,7 @@ def test_folders_of_earlier_versions_are_taken_and_named(
         take(folder, Identity("sweep", "other"))
 
 
-def test_another_kind_of_the_same_name_is_another_batch(tmp_path: Path) -> None:
+def test_other_folders_are_refused(tmp_path: Path) -> None:
     take(tmp_path / "out")
     message = (
         "out holds the sweep small, expected the comparison small; choose another "
@@ -105,19 +103,12 @@ def test_another_kind_of_the_same_name_is_another_batch(tmp_path: Path) -> None:
     )
     with pytest.raises(FolderTakenError, match=message):
         take(tmp_path / "out", Identity("comparison", "small"))
-
-
-def test_a_damaged_name_is_said(tmp_path: Path) -> None:
-    take(tmp_path / "out")
     (tmp_path / "out" / BATCH).write_text("{")
     with pytest.raises(RunError, match="is damaged, expected kind, name of the batch"):
         take(tmp_path / "out")
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    filled(tmp_path, ["out"])
-    with pytest.raises(FolderTakenError, match="out is a file, expected a folder"):
-        take(tmp_path / "out")
+    filled(tmp_path, ["file"])
+    with pytest.raises(FolderTakenError, match="file is a file, expected a folder"):
+        take(tmp_path / "file")
 
 
 def test_who_is_at_work_is_no_server(tmp_path: Path) -> None:
@@ -216,9 +207,6 @@ def test_equal_or_unknown_inputs_are_taken(tmp_path: Path) -> None:
     keep_inputs(tmp_path, Inputs("e" * 64, None))  # is known already
     require_inputs(tmp_path, MADE)
     require_inputs(tmp_path, Inputs(MADE.data, None))
-
-
-def test_a_damaged_note_is_said(tmp_path: Path) -> None:
     (tmp_path / INPUTS).write_text("{")
     with pytest.raises(RunError, match="is damaged; delete"):
         require_inputs(tmp_path, MADE)
@@ -239,7 +227,7 @@ def test_the_digest_is_of_every_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", ["loading.py", "server/rounds.py"])
-def test_all_code_of_an_installed_package_counts(
+def test_all_code_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     (tmp_path / "server").mkdir()

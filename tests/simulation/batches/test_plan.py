@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -30,9 +30,7 @@ from tests.simulation.batches.small_sweep import (
 RATE = "training.learning_rate"
 
 
-def test_every_combination_is_a_point_and_the_last_key_is_fastest(
-    tmp_path: Path,
-) -> None:
+def test_every_combination_is_a_point_the_last_key_fastest(tmp_path: Path) -> None:
     sweep = read(tmp_path, vary={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
     assert [tuple(point.values.values()) for point in sweep.points] == [
         (0.5, 1),
@@ -134,21 +132,14 @@ def test_random_points_fill_their_ranges() -> None:
 
 @given(low=st.floats(1e-6, 1e3), factor=st.floats(1.001, 1e6), is_log=st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_random_numbers_stay_in_their_range(
-    low: float, factor: float, is_log: bool
-) -> None:
-    values = RangeSettings(low, low * factor, "log" if is_log else "linear")
-    for point in drawn(RandomSettings(3, {RATE: values})):
+def test_random_numbers_stay_in_range(low: float, factor: float, is_log: bool) -> None:
+    scale: Literal["log", "linear"] = "log" if is_log else "linear"
+    values = RangeSettings(low, low * factor, scale)
+    whole = RangeSettings(math.ceil(low), math.ceil(low) + math.ceil(factor), scale)
+    for point in drawn(RandomSettings(3, {RATE: values, NEIGHBORS: whole})):
         assert low <= point[RATE] <= low * factor
-
-
-@given(low=st.integers(1, 50), width=st.integers(1, 50), is_log=st.booleans())
-@settings(max_examples=50, deadline=None)
-def test_random_whole_numbers_stay_whole(low: int, width: int, is_log: bool) -> None:
-    values = RangeSettings(low, low + width, "log" if is_log else "linear")
-    for point in drawn(RandomSettings(3, {NEIGHBORS: values})):
         assert isinstance(point[NEIGHBORS], int)
-        assert low <= point[NEIGHBORS] <= low + width
+        assert whole.low <= point[NEIGHBORS] <= whole.high
 
 
 def test_the_same_values_may_be_drawn_twice(tmp_path: Path) -> None:
@@ -246,9 +237,7 @@ RATED = {"training": {"learning_rate": 1}}
         ({"vary": {}, "random": LOG}, "low to be greater than 0 with scale = log"),
     ],
 )
-def test_what_is_wrong_is_said(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_sweep(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, **changes)
 
@@ -310,18 +299,16 @@ def test_a_row_is_the_product_of_its_grid_and_the_common_one(tmp_path: Path) -> 
 
 def test_candidates_are_experiments(tmp_path: Path) -> None:
     (points,) = rows_of(tmp_path, "training.batch_size=8")
-    point = points[1]
-    assert tuning_of(point).training.learning_rate == 0.01
-    assert tuning_of(point).training.batch_size == 8
-    assert tuning_of(point).run.seed == 7
-    assert tuning_of(point).partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
+    point, tuning = points[1], tuning_of(points[1])
+    assert (tuning.training.learning_rate, tuning.training.batch_size) == (0.01, 8)
+    assert tuning.run.seed == 7
+    assert tuning.partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
     for seed in (5, 6):
         experiment = point.runs[seed]
-        assert experiment.run.seed == seed
+        assert (experiment.run.seed, experiment.run.engine) == (seed, "serial")
         assert experiment.partition.settings.evaluate_on == "test"  # type: ignore[attr-defined]
-        assert experiment.run.engine == "serial"
-    experiments = [point.tuning, *point.runs.values()]
-    assert len({folder_of(one, tmp_path) for one in experiments if one}) == 3
+    experiments = [tuning, *point.runs.values()]
+    assert len({folder_of(one, tmp_path) for one in experiments}) == 3
 
 
 def test_the_tuning_may_train_less(tmp_path: Path) -> None:
@@ -331,14 +318,10 @@ def test_the_tuning_may_train_less(tmp_path: Path) -> None:
     assert (tuning.training.num_rounds, tuning.training.momentum) == (1, 0.5)
     assert (tested.training.num_rounds, tested.training.momentum) == (2, 0.0)
     assert tuning.training.learning_rate == tested.training.learning_rate == 0.01
-
-
-def test_an_override_goes_before_what_differs_in_the_tuning(tmp_path: Path) -> None:
-    shorter = {"training.num_rounds": 1}
+    # An override goes before what differs in the tuning.
     (points,) = rows_of(tmp_path, "training.num_rounds=4", tuning_set=shorter)
-    point = points[0]
-    assert tuning_of(point).training.num_rounds == 4
-    assert point.runs[5].training.num_rounds == 4
+    for one in (tuning_of(points[0]), points[0].runs[5]):
+        assert one.training.num_rounds == 4
 
 
 def test_titles_are_the_methods_or_ones_own(tmp_path: Path) -> None:
@@ -364,6 +347,12 @@ def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
     ]
     assert len(found[-2]) == 4
     assert tuning_of(found[-2][0]).personalization.name == "knn"
+    # kNN-Per is not shown twice.
+    wide = {**FEDAVG, "model": {"embedding_dim": 8}, "title": "FedAvg of 8"}
+    memory = {"method": {"name": "knn_per"}}
+    rows = {"mean": FEDAVG, "memory": memory, "wide": wide}
+    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
+    assert [row[0].variant for row in found] == ["mean", "memory", "wide", "wide-knn"]
 
 
 def test_what_chooses_nothing_needs_no_validation_data(tmp_path: Path) -> None:
@@ -384,14 +373,6 @@ def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:
         "rows.mean: method.lost",
         "rows.other: method.found",
     ]
-
-
-def test_knn_per_is_not_shown_twice(tmp_path: Path) -> None:
-    wide = {"model": {"embedding_dim": 8}, "title": "FedAvg of 8"}
-    rows = {"mean": FEDAVG, "memory": {"method": {"name": "knn_per"}}}
-    rows["wide"] = {**FEDAVG, **wide}
-    found = rows_of(tmp_path, rows=rows, each_also_with={"name": "knn"})
-    assert [row[0].variant for row in found] == ["mean", "memory", "wide", "wide-knn"]
 
 
 UNHELD = {**PARTITION, "validation_fraction": 0}
@@ -435,7 +416,7 @@ UNHELD = {**PARTITION, "validation_fraction": 0}
         ),
     ],
 )
-def test_what_is_wrong_is_said_of_comparison_file(
+def test_a_wrong_comparison(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -452,8 +433,6 @@ def test_what_is_wrong_is_said_of_comparison_file(
         ("partition.evaluate_on=validation", "override partition.evaluate_on"),
     ],
 )
-def test_an_override_must_leave_the_comparison_one(
-    tmp_path: Path, override: str, message: str
-) -> None:
+def test_a_wrong_override_of_one(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compare(tmp_path, override)

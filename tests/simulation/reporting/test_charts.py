@@ -4,7 +4,7 @@ import csv
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from knnper.errors import RunError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.reports.charts import (
+    Picture,
     as_svg,
     draw_curves,
     draw_partition,
@@ -156,9 +157,7 @@ def divided(sums: tuple[Any, ...], counts: tuple[int, ...]) -> list[float]:
     return [one / count for one, count in zip(sums, counts, strict=True)]
 
 
-def test_a_seed_alone_has_the_calibration_error_of_its_results(
-    paths: list[Path],
-) -> None:
+def test_a_seed_has_the_calibration_error_of_its_results(paths: list[Path]) -> None:
     run = load_run(paths[0])
     for panel in panels_of(setups_of([run])):
         figures = run.results[panel.group]
@@ -235,22 +234,21 @@ def test_seeds_are_averaged_over_the_rounds_that_all_have(tmp_path: Path) -> Non
     assert curve.rounds == (1, 2)
     assert curve.by_seed == ((2.0, 1.0), (3.0, 2.0))
     assert curve.mean == [2.5, 1.5]
-
-
-def test_a_seed_without_its_file_is_left_out(tmp_path: Path) -> None:
-    first = made_run(tmp_path / "a", seed=0, losses=[2.0, 1.0])
-    second = made_run(tmp_path / "b", seed=1, losses=())
-    (curve,) = learning_curves(setups(first, second), "train_loss")
-    assert curve.by_seed == ((2.0, 1.0),)
-
-
-def test_rounds_without_the_figure_are_left_out(tmp_path: Path) -> None:
-    path = made_run(tmp_path / "a", losses=[2.0, float("nan"), 1.0])
+    # A seed without its file is left out.
+    third = made_run(tmp_path / "c", seed=2, losses=())
+    (curve,) = learning_curves(setups(second, third), "train_loss")
+    assert curve.by_seed == ((3.0, 2.0),)
+    # So are rounds without the figure.
+    path = made_run(tmp_path / "d", losses=[2.0, float("nan"), 1.0])
     RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 0.5})
     (curve,) = learning_curves(setups(path), "train_loss")
     assert (curve.rounds, curve.mean) == ((1, 3), [2.0, 1.0])
     (curve,) = learning_curves(setups(path), "validation_accuracy")
     assert (curve.rounds, curve.mean) == ((4,), [0.5])
+    # No rounds, no curve.
+    for figure in ("train_loss", "validation_accuracy"):
+        assert learning_curves(setups(third), figure) == []
+    assert draw_curves(setups(third), {"kNN-Per": SERIES[0]}) is None
 
 
 def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
@@ -270,9 +268,7 @@ def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("losses", [[2.3, 2.2, 2.1], [0.9], [0.0, 0.0]])
-def test_axes_are_whole_and_rounds_are_integers(
-    tmp_path: Path, losses: list[float]
-) -> None:
+def test_axes_are_whole_rounds_integers(tmp_path: Path, losses: list[float]) -> None:
     path = made_run(tmp_path / "a", losses=losses)
     RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 1.0})
     with report_style():
@@ -289,13 +285,6 @@ def test_axes_are_whole_and_rounds_are_integers(
     assert min(accuracy.get_yticks()) == 0.0
     assert max(accuracy.get_yticks()) == 1.0
     assert all(tick == int(tick) for tick in accuracy.get_xticks())
-
-
-@pytest.mark.parametrize("figure", ["train_loss", "validation_accuracy"])
-def test_no_rounds_no_curve(tmp_path: Path, figure: str) -> None:
-    path = made_run(tmp_path / "a", losses=())
-    assert learning_curves(setups(path), figure) == []
-    assert draw_curves(setups(path), {"kNN-Per": SERIES[0]}) is None
 
 
 def client(name: str, seen: bool, *train: int) -> ClientCounts:
@@ -336,25 +325,23 @@ def test_the_first_run_that_kept_its_split_is_drawn(tmp_path: Path) -> None:
     )
 
 
-def test_labels_are_drawn_literally(tmp_path: Path) -> None:
-    one = ClientCounts("0", True, (1, 1), (0, 0), (0, 0))
-    counts = LabelCounts(("$10 to $20_", "bell\x07"), (one,))
-    path = made_run(tmp_path / "run")
-    (path / "partition.json").write_text(json.dumps(asdict(counts)))
-    picture = draw_partition(setups_of([load_run(path)]))
+def split_drawn(run: Path, names: Sequence[str], num_clients: int) -> Picture:
+    """Return the picture of clients with one example of each label."""
+    ones, nothing = (1,) * len(names), (0,) * len(names)
+    clients = (ClientCounts("0", True, ones, nothing, nothing),) * num_clients
+    counts = asdict(LabelCounts(tuple(names), clients))
+    (run / "partition.json").write_text(json.dumps(counts))
+    picture = draw_partition(setups(run))
     assert picture is not None
-    svg = as_svg(picture, "split")
+    return picture
+
+
+def test_labels_are_drawn_literally_and_not_all_named(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    svg = as_svg(split_drawn(run, ["$10 to $20_", "bell\x07"], 1), "split")
     assert "$10 to $20_" in svg
     assert ">bell <" in svg
-
-
-def test_many_labels_are_not_all_named(tmp_path: Path) -> None:
-    names = tuple(f"label {number}" for number in range(62))
-    one = ClientCounts("0", True, (1,) * 62, (0,) * 62, (0,) * 62)
-    path = made_run(tmp_path / "run")
-    counts = asdict(LabelCounts(names, (one, one)))
-    (path / "partition.json").write_text(json.dumps(counts))
-    picture = draw_partition(setups_of([load_run(path)]))
-    assert picture is not None
-    named = [text.get_text() for text in picture.figure.axes[1].get_yticklabels()]
-    assert named == list(names[::3])
+    names = [f"label {number}" for number in range(62)]
+    figure = split_drawn(run, names, 2).figure
+    named = [text.get_text() for text in figure.axes[1].get_yticklabels()]
+    assert named == names[::3]

@@ -99,18 +99,15 @@ def test_nothing_is_fetched(html: str, page: Page) -> None:
     assert str(policy["content"]).startswith("default-src 'none'")
 
 
-def test_every_image_has_an_alternative_text(report: Report, page: Page) -> None:
+def test_images_have_alternatives_and_tables_headers(
+    report: Report, page: Page, html: str
+) -> None:
     told = [one["aria-label"] for one in page.all("svg")]
     assert told == [one.picture.alternative for one in report.sections if one.picture]
     assert all(one["role"] == "img" for one in page.all("svg"))
-
-
-def test_tables_have_headers(page: Page) -> None:
     assert len(page.all("table")) == len(page.all("caption")) == 3
     assert all(one.get("scope") in ("row", "col") for one in page.all("th"))
-
-
-def test_names_are_escaped(html: str, page: Page) -> None:
+    # Names are escaped.
     assert "a<b>" not in html
     assert f"{WEIRD}01" in page.text
     assert "kNN-Per, rate 2" in page.text
@@ -125,7 +122,7 @@ def test_colors_follow_the_page(html: str) -> None:
         assert f": {color.dark};" in html[:start]
 
 
-def test_how_to_repeat_it(page: Page) -> None:
+def test_how_to_repeat_it(report: Report, page: Page) -> None:
     assert "knnper simulate 'a b.yaml'" in page.text
     commands = [
         f"knnper simulate experiment-{setup}.yaml --set run.seed={seed} "
@@ -135,9 +132,6 @@ def test_how_to_repeat_it(page: Page) -> None:
     assert [page.text.count(command) for command in commands] == [1] * 5
     assert page.text.count("Save this as experiment-2.yaml") == 1
     assert "torch 2.7.0" in page.text
-
-
-def test_remarks_stand_above_the_table(report: Report, page: Page) -> None:
     (remark,) = report.chapters[0].remarks
     assert remark in page.text
 
@@ -180,11 +174,9 @@ def test_markdown_tells_how_to_repeat_it(report: Report, page: Page) -> None:
         assert f"save this as `{one['file']}`" in text
         assert all(f"\n    {command}\n" in text for command in one["commands"])
         assert f"\n{textwrap.indent(one['experiment'], '    ')}\n" in text
-
-
-def test_names_are_no_html_in_markdown(report: Report) -> None:
-    assert "a<b>" not in as_markdown_report(report)
-    assert 'Run a&lt;b>&amp;"c|01, seed 0' in as_markdown_report(report)
+    # Names are no HTML.
+    assert "a<b>" not in text
+    assert 'Run a&lt;b>&amp;"c|01, seed 0' in text
 
 
 def test_charts_become_files(report: Report, tmp_path: Path) -> None:
@@ -247,37 +239,26 @@ def luminance(color: str) -> float:
 # What a report says against itself: above the table, in plain sentences.
 
 
-def remarks(*paths: Path) -> tuple[str, ...]:
-    (part,) = report_of(paths).chapters
-    return part.remarks
-
-
-def remarks_with_charts(*paths: Path) -> tuple[str, ...]:
+def remarks(*paths: Path, with_charts: bool = False) -> tuple[str, ...]:
     (chapter,) = report_of(paths).chapters
-    return (*chapter.remarks, *chapter.remarks_on_charts)
+    return chapter.remarks + (chapter.remarks_on_charts if with_charts else ())
 
 
-def test_other_seeds(tmp_path: Path) -> None:
-    paths = [
-        made_run(tmp_path / "a", seed=0),
-        made_run(tmp_path / "b", seed=1),
-        made_run(tmp_path / "c", method="local"),
-    ]
-    (remark,) = remarks(*paths)
+def test_other_seeds_and_other_splits_are_told(tmp_path: Path) -> None:
+    local = made_run(tmp_path / "c", method="local")
+    paths = [made_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    (remark,) = remarks(*paths, local)
     assert remark.startswith("Not all setups have the same seeds")
-
-
-def test_runs_of_other_splits_are_told(tmp_path: Path) -> None:
-    paths = [made_run(tmp_path / name, method=name) for name in ("local", "fedavg")]
-    results = paths[0] / "results.json"
+    results = local / "results.json"
     results.write_text(results.read_text().replace("split of", "another split of"))
-    (remark,) = remarks(*paths)
+    (remark,) = remarks(paths[0], local)
     assert remark.startswith("Runs with the same seed have different splits")
 
 
 def test_clients_without_figures_are_told(tmp_path: Path) -> None:
     path = made_run(tmp_path / "run")
     document = json.loads((path / "results.json").read_text())
+    # As earlier versions called the step.
     document["hand_over"] = {"withheld": ["a", "b"], "away": ["c"]}
     (path / "results.json").write_text(json.dumps(document))
     (remark,) = remarks(path)
@@ -337,30 +318,26 @@ def test_runs_of_other_code_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["clients.csv", "rounds.jsonl", "personalization.jsonl"]
 )
-def test_a_seed_that_lacks_a_file_is_told(tmp_path: Path, name: str) -> None:
+def test_files_that_are_lacking_are_told(tmp_path: Path, name: str) -> None:
     paths = [made_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    other = made_run(tmp_path / "b", method="fedavg")
     (paths[1] / name).unlink()
-    (remark,) = remarks_with_charts(*paths)
+    (remark,) = remarks(*paths, with_charts=True)
     assert remark == (
         f"1 of the 2 runs of kNN-Per lack {name} ({paths[1]}): the charts of that file "
         "are of the others."
     )
     # What none has is told in the place of its chart; the table needs no such file.
     (paths[0] / name).unlink()
-    assert remarks_with_charts(*paths) == ()
+    assert remarks(*paths, with_charts=True) == ()
     assert remarks(*paths) == ()
-
-
-def test_a_setup_that_lacks_a_file_is_told(tmp_path: Path) -> None:
-    paths = [made_run(tmp_path / "a"), made_run(tmp_path / "b", method="fedavg")]
-    (paths[1] / "clients.csv").unlink()
-    (remark,) = remarks_with_charts(*paths)
-    assert remark == "FedAvg has no clients.csv: the charts of that file leave it out."
+    (remark,) = remarks(paths[0], other, with_charts=True)
+    assert remark == f"kNN-Per has no {name}: the charts of that file leave it out."
 
 
 def test_a_run_without_rounds_lacks_none(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / "a"), made_run(tmp_path / "b", method="x", losses=())]
-    assert remarks_with_charts(*paths) == ()
+    assert remarks(*paths, with_charts=True) == ()
 
 
 # Runs over other data sets or partitions never share a table or a chart.
@@ -409,13 +386,9 @@ def test_each_data_set_and_partition_has_a_table(tmp_path: Path) -> None:
 
 def test_how_much_unseen_clients_learn_from_is_no_other_data(tmp_path: Path) -> None:
     """They are tested on the same, as a sweep of the capacity does."""
-    fractions = (0.5, 1.0)
     paths = [
-        run(
-            tmp_path / str(fraction),
-            partition={**DIRICHLET, "unseen_train_fraction": fraction},
-        )
-        for fraction in fractions
+        run(tmp_path / str(one), partition={**DIRICHLET, "unseen_train_fraction": one})
+        for one in (0.5, 1.0)
     ]
     assert tables(*paths) == [["0.5", "1.0"]]
     (part,) = report_of(paths).chapters

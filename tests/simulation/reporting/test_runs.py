@@ -85,16 +85,10 @@ def test_knn_per_is_shown_beside_the_fedavg_it_goes_on_from() -> None:
     assert rows[1].figures["fraction_degraded"].mean == 0.25
 
 
-def test_other_methods_have_a_global_model_of_their_own() -> None:
+def test_methods_with_another_global_model_or_none_of_its_own() -> None:
     rows = table(run("local", 0.8, 0.6), run("not_shipped", 0.5, 0.4))
-    assert [row.label for row in rows] == [
-        "Local",
-        "not_shipped (global)",
-        "not_shipped",
-    ]
-
-
-def test_a_method_without_personalisation_has_one_row() -> None:
+    names = ["Local", "not_shipped (global)", "not_shipped"]
+    assert [row.label for row in rows] == names
     rows = table_of_run(run("fedavg", 0.6, 0.6))
     assert [(row.label, row.is_reference) for row in rows] == [("FedAvg", False)]
 
@@ -111,9 +105,10 @@ def test_the_same_global_model_is_shown_once(order: int) -> None:
 
 def test_seeds_are_one_row_with_their_interval() -> None:
     rows = table(run("knn_per", 0.8, 0.6, "a"), run("knn_per", 0.7, 0.6, "b", seed=1))
+    both = ("a", "b")
     assert [(row.label, row.runs) for row in rows] == [
-        ("FedAvg", ("a", "b")),
-        ("kNN-Per", ("a", "b")),
+        ("FedAvg", both),
+        ("kNN-Per", both),
     ]
     # s = 0.1 / √2, t = 12.706: t · s / √2 = 0.6353.
     assert rows[1].figures["average"].half_width == pytest.approx(0.63531, abs=1e-5)
@@ -124,16 +119,6 @@ def test_seeds_are_one_row_with_their_interval() -> None:
     percents = ["75.0 ± 63.5 %", "37.5 ± 31.8 %", "25.0 ± 0.0 %"]
     assert cells[1] == ["kNN-Per", "seen", *percents, "4", "2", "30", "15.0"]
     assert header[6] == "seeds"
-
-
-def test_global_models_of_one_name_say_whose_they_are() -> None:
-    rows = table(run("knn_per", 0.8, 0.6, "a"), run("knn_per", 0.8, 0.5, "b"))
-    assert [row.label for row in rows] == [
-        "FedAvg of kNN-Per (a)",
-        "kNN-Per (a)",
-        "FedAvg of kNN-Per (b)",
-        "kNN-Per (b)",
-    ]
 
 
 def with_state(made: Run, state: str, unseen: dict[str, Any] | None = None) -> Run:
@@ -198,9 +183,7 @@ def test_documents_are_plain_values_and_a_csv_has_a_column_each() -> None:
     assert (read["average"], read["average_std"], read["runs"]) == ("0.6", "", "run")
 
 
-def test_all_figures_are_means_over_the_seeds_of_what_the_clients_had(
-    tmp_path: Path,
-) -> None:
+def test_figures_are_means_over_the_seeds(tmp_path: Path) -> None:
     clients = {
         seed: [client_result(number, seed) for number in range(12)]
         for seed in (0, 1, 2)
@@ -233,6 +216,9 @@ def test_runs_that_differ_in_the_seed_alone_are_one(tmp_path: Path) -> None:
     (setup,) = setups_of(map(load_run, paths))
     assert [run.seed for run in setup.runs] == [2, 7]
     assert setup.label == "kNN-Per"
+    # The same seed again is no further seed.
+    paths = [made_run(tmp_path / name, seed=0) for name in ("first", "second")]
+    assert labels(*paths) == ["kNN-Per (first)", "kNN-Per (second)"]
 
 
 def test_settings_that_came_later_have_their_defaults(tmp_path: Path) -> None:
@@ -253,12 +239,7 @@ def test_settings_that_came_later_have_their_defaults(tmp_path: Path) -> None:
     assert labels(*paths) == ["kNN-Per"]
 
 
-def test_the_same_seed_again_is_no_further_seed(tmp_path: Path) -> None:
-    paths = [made_run(tmp_path / name, seed=0) for name in ("first", "second")]
-    assert labels(*paths) == ["kNN-Per (first)", "kNN-Per (second)"]
-
-
-def test_a_run_that_is_named_twice_is_one(
+def test_a_run_named_twice_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = made_run(tmp_path / "runs" / "a")
@@ -271,35 +252,37 @@ def test_a_run_that_is_named_twice_is_one(
     assert [setup.label for setup in setups_of(named)] == ["kNN-Per"]
 
 
-def test_a_label_tells_what_departs(tmp_path: Path) -> None:
-    paths = [
-        made_run(tmp_path / "a", learning_rate=0.1),
-        made_run(tmp_path / "b", learning_rate=0.01),
-        made_run(tmp_path / "c", method="fedavg", learning_rate=0.01),
-    ]
-    assert labels(*paths) == [
-        "kNN-Per, learning_rate 0.1",
-        "kNN-Per, learning_rate 0.01",
-        "FedAvg",
-    ]
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            [{"rate": 0.1}, {"rate": 0.01}, {"rate": 0.01, "method": "fedavg"}],
+            ["kNN-Per, rate 0.1", "kNN-Per, rate 0.01", "FedAvg"],
+        ),
+        (  # keys that end alike are told whole
+            [{"rate": 1, "head": {"rate": 2}}, {"rate": 2, "head": {"rate": 1}}],
+            [
+                "kNN-Per, training.rate 1, training.head.rate 2",
+                "kNN-Per, training.rate 2, training.head.rate 1",
+            ],
+        ),
+        (  # where much departs runs are named
+            [dict.fromkeys("abcd", value) for value in (1, 2)],
+            ["kNN-Per (0)", "kNN-Per (1)"],
+        ),
+    ],
+)
+def test_a_label_tells_what_departs(
+    tmp_path: Path, settings: list[dict[str, Any]], expected: list[str]
+) -> None:
+    paths = [made_run(tmp_path / str(n), **one) for n, one in enumerate(settings)]
+    assert labels(*paths) == expected
 
 
-def test_keys_that_end_alike_are_told_whole(tmp_path: Path) -> None:
-    paths = [
-        made_run(tmp_path / "a", rate=1, head={"rate": 2}),
-        made_run(tmp_path / "b", rate=2, head={"rate": 1}),
-    ]
-    assert labels(*paths)[0] == "kNN-Per, training.rate 1, training.head.rate 2"
-
-
-def test_where_much_departs_runs_are_named(tmp_path: Path) -> None:
-    paths = [
-        made_run(tmp_path / "x", a=1, b=1, c=1, d=1),
-        made_run(tmp_path / "y", a=2, b=2, c=2, d=2),
-        made_run(tmp_path / "more" / "x", a=3, b=3, c=3, d=3),
-    ]
-    assert labels(*paths[:2]) == ["kNN-Per (x)", "kNN-Per (y)"]
-    assert labels(*paths[::2]) == [f"kNN-Per ({path})" for path in paths[::2]]
+def test_runs_of_one_name_are_told_apart_by_their_place(tmp_path: Path) -> None:
+    places = [tmp_path / "x", tmp_path / "more" / "x"]
+    paths = [made_run(one, a=n, b=n, c=n, d=n) for n, one in enumerate(places)]
+    assert labels(*paths) == [f"kNN-Per ({path})" for path in paths]
 
 
 def test_departures_are_among_the_setups_that_have_the_key(tmp_path: Path) -> None:
@@ -360,11 +343,7 @@ def test_a_folder_of_runs_has_the_best_kind_first(tmp_path: Path) -> None:
 
 def test_runs_that_tuned_are_left_out_of_a_comparison(tmp_path: Path) -> None:
     made_run(tmp_path / "runs" / "tested")
-    tuned = made_run(tmp_path / "runs" / "tuned")
-    text = (tuned / "results.json").read_text()
-    (tuned / "results.json").write_text(
-        text.replace('"evaluate_on": "test"', '"evaluate_on": "validation"')
-    )
+    tuned = made_run(tmp_path / "runs" / "tuned", evaluate_on="validation")
     runs, remarks = find_runs([tmp_path])
     assert [run.name for run in runs] == ["tested"]
     assert "that chose settings on validation data, left out: 1." in remarks[0]
@@ -372,30 +351,21 @@ def test_runs_that_tuned_are_left_out_of_a_comparison(tmp_path: Path) -> None:
     assert len(find_runs([tuned])[0]) == 1
     tuned.rename(tmp_path / "elsewhere")
     assert len(find_runs([tmp_path / "elsewhere"])[0]) == 1
-
-
-def test_a_folder_in_which_no_run_is_done(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "a").mkdir(parents=True)
-    (tmp_path / "runs" / "a" / EXPERIMENT).write_text(FIRST_LINE)
+    # A folder in which no run is done.
+    (tmp_path / "other" / "a").mkdir(parents=True)
+    (tmp_path / "other" / "a" / EXPERIMENT).write_text(FIRST_LINE)
     with pytest.raises(RunError, match=r"none of the 1 runs in .* is done"):
-        find_runs([tmp_path])
+        find_runs([tmp_path / "other"])
 
 
-def test_three_values_by_hand() -> None:
+def test_estimates_by_hand() -> None:
     # s = 0.1, and Student's table has 4.3027 for 2 degrees of freedom.
     found = estimate([0.8, 0.9, 0.7])
-    assert found.mean == pytest.approx(0.8)
-    assert found.std == pytest.approx(0.1)
+    assert (found.mean, found.std, found.count) == pytest.approx((0.8, 0.1, 3))
     assert found.half_width == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
-    assert found.count == 3
-
-
-def test_two_values_by_hand() -> None:
     # s = √2, s / √2 = 1, and Student's table has 12.706 for 1 degree of freedom.
     assert estimate([1.0, 3.0]).half_width == pytest.approx(12.7062, rel=1e-5)
-
-
-def test_one_value_has_no_interval() -> None:
+    # One value has no interval.
     assert estimate([None, 0.5]) == Estimate(0.5, None, None, 1)
     assert estimate([None]) == Estimate(None, None, None, 0)
 

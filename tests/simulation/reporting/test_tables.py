@@ -110,9 +110,7 @@ def titled(title: str) -> Figure:
     return figure
 
 
-def test_what_no_font_has_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_font_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A warning would be an error here."""
     with caplog.at_level(logging.WARNING):
         figure = styled(titled)(f"a {UNDRAWN}")

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, no_examples
-from knnper.experiment import MultiStepSchedule, TrainingSettings
+from knnper.experiment import TrainingSettings
 from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
@@ -129,12 +128,6 @@ def test_an_epoch_takes_every_example_at_most_once(
     for start in range(0, len(batches), per_epoch):
         taken = list(itertools.chain(*batches[start : start + per_epoch]))
         assert len(set(taken)) == min(size, num) * per_epoch
-
-
-def test_epochs_are_shuffled_anew() -> None:
-    task = linear_task(batch_size=1, num_pixels=10)
-    batches = batches_of(task, 10, num_epochs=2)
-    assert batches[:10] != batches[10:]
 
 
 @pytest.mark.parametrize(
@@ -491,13 +484,6 @@ def test_what_is_not_pulled_decays_as_ever() -> None:
 TRAINING = TrainingSettings(num_rounds=2, batch_size=3, learning_rate=0.1)
 
 
-def test_the_rate_of_unseen_clients_is_that_of_the_first_round() -> None:
-    schedule = MultiStepSchedule(milestones=(2,))
-    task = linear_task(replace(TRAINING, schedule=schedule))
-    assert task.training.learning_rate_at(2) == pytest.approx(0.01)
-    assert task.first_rate == 0.1
-
-
 def test_without_validation_data_it_trains_once() -> None:
     task, trained_on = linear_task(TRAINING), []
 
@@ -531,18 +517,6 @@ def test_it_is_the_one_training_loop() -> None:
     )
     assert torch.equal(found.weights, both)
     assert torch.equal(found.without_validation().weights, alone)
-
-
-BEGINNING = (
-    "apfl",
-    "ditto",
-    "fed_mtl",
-    "fedbn",
-    "fedper",
-    "fedrep",
-    "l2gd",
-    "lg_fedavg",
-)
 
 
 @pytest.mark.parametrize(

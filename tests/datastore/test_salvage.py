@@ -18,10 +18,8 @@ from knnper.datastore.examples import (
     StoreError,
 )
 from knnper.datastore.journal import ACKNOWLEDGED, frames
-from knnper.datastore.salvage import Salvage, salvage, what_is_intact
 from knnper.datastore.store import DATABASE, Store, open_store
-from knnper.datastore.verify import verify
-from tests.datastore.care.store_cases import small_store, some
+from knnper.datastore.verify import Salvage, salvage, verify, what_is_intact
 from tests.datastore.damaged_store import (
     COUNT,
     FRAME,
@@ -31,6 +29,7 @@ from tests.datastore.damaged_store import (
     state,
     write_flipped,
 )
+from tests.datastore.small_store import small_store, some
 
 ALL = Salvage(COUNT, (), 0, 0)
 

@@ -1,6 +1,7 @@
 """A sound store is sound, and every damage is found."""
 
 import json
+import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 from knnper.datastore.database import content_checksum
+from knnper.datastore.erasure import Secrets, prove_absence, stored_rows
 from knnper.datastore.examples import (
     Selection,
+    StoreBusyError,
     StoreDamagedError,
     StoreError,
     StoreSpec,
@@ -25,8 +28,8 @@ from knnper.datastore.store import (
     open_rows,
     open_store,
 )
-from knnper.datastore.verify import verify
-from tests.datastore.care.store_cases import DIM, small_store, some
+from knnper.datastore.verify import delete_examples, verify
+from tests.datastore.small_store import IMAGE_DIM, small_store, some
 
 
 @pytest.fixture
@@ -66,13 +69,8 @@ def test_it_stays_sound_whatever_is_done(folder: Path) -> None:
 
 
 def test_a_store_without_inputs_or_examples_is_sound(tmp_path: Path) -> None:
-    create_store(tmp_path / "store", StoreSpec(3), DIM, "first").close()
+    create_store(tmp_path / "store", StoreSpec(3), IMAGE_DIM, "first").close()
     assert findings(tmp_path / "store") == []
-
-
-def test_no_store_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="holds no store"):
-        verify(tmp_path)
 
 
 DAMAGES: list[tuple[str, str, str]] = [
@@ -164,7 +162,7 @@ def test_an_erasure_that_was_cut_short_is_found(folder: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_are_found(folder: Path) -> None:
-    vector = np.full(DIM, np.nan, np.float32).tobytes()
+    vector = np.full(IMAGE_DIM, np.nan, np.float32).tobytes()
     # With a checksum that fits: they were written like this.
     value = content_checksum("embeddings_1", 2, 1, vector)
     change(
@@ -204,11 +202,6 @@ def test_an_unreadable_description_is_found(folder: Path, assignment: str) -> No
     assert "pydantic" not in found
 
 
-def test_a_configured_store_is_sound(folder: Path) -> None:
-    configure_store(folder, StoreSettings(capacity=40))
-    assert findings(folder) == []
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -226,7 +219,7 @@ def test_a_changed_index_is_found(folder: Path) -> None:
 
 
 def test_an_index_of_other_vectors_is_found(folder: Path) -> None:
-    vector = np.ones(DIM, np.float32).tobytes()
+    vector = np.ones(IMAGE_DIM, np.float32).tobytes()
     change(
         folder,
         "UPDATE embeddings_1 SET vector = ?, checksum = ? WHERE id = 2",
@@ -268,7 +261,57 @@ def test_stray_files_are_found(folder: Path) -> None:
 
 
 def test_nothing_is_changed(folder: Path) -> None:
+    with pytest.raises(StoreError, match="holds no store"):
+        verify(folder.parent)
+    configure_store(folder, StoreSettings(capacity=40))
+    assert findings(folder) == []
     before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
     verify(folder)
     after = {path: path.read_bytes() for path in before}
     assert after == before
+
+
+def change_unindexed(folder: Path, statement: str) -> None:
+    with closing(sqlite3.connect(folder / DATABASE)) as connection:
+        connection.execute(statement)
+        connection.commit()
+    shutil.rmtree(folder / "index", ignore_errors=True)
+
+
+def num_seen(folder: Path) -> list[int]:
+    with open_store(folder) as store:
+        seen: list[int] = store._rows.head().stream.num_seen.tolist()
+        return seen
+
+
+def test_sound_examples_are_deleted(folder: Path) -> None:
+    delete_examples(folder, np.array([3, 4, 99]))
+    with open_store(folder) as store:
+        assert store.contents().ids.tolist() == [1, 2, *range(5, 31)]
+    assert num_seen(folder) == [9, 10, 9]
+
+
+def test_a_damaged_embedding_can_be_deleted(folder: Path) -> None:
+    change_unindexed(folder, "UPDATE embeddings_1 SET checksum = 1 WHERE id = 3")
+    with pytest.raises(StoreDamagedError, match="example 3"):
+        open_store(folder)
+    secrets = Secrets(stored_rows(folder, np.array([3])))
+    assert "--id 3" in verify(folder).findings[0].mend
+    delete_examples(folder, np.array([3]))
+    assert verify(folder).findings == ()
+    assert prove_absence(folder, secrets).holds
+    with open_store(folder) as store:
+        assert len(store) == 29
+    assert num_seen(folder) == [10, 10, 9]
+
+
+def test_a_label_that_is_none_can_be_deleted(folder: Path) -> None:
+    change_unindexed(folder, "UPDATE examples SET label = 7 WHERE id = 3")
+    delete_examples(folder, np.array([3]))
+    assert verify(folder).findings == ()
+    assert num_seen(folder) == [10, 10, 10]
+
+
+def test_another_writer_is_respected(folder: Path) -> None:
+    with open_store(folder, writable=True), pytest.raises(StoreBusyError):
+        delete_examples(folder, np.array([3]))

@@ -56,6 +56,8 @@ def test_every_kind_is_measured(advice: Advice) -> None:
     assert {"fp16, rerank 4", "sq8, rerank 4", "pq, rerank 4"} <= set(titles)
     assert (advice.num_examples, advice.num_asked) == (400, 80)
     assert advice.num_indexed == 400 - 80 - 40
+    assert advice.global_accuracy is not None
+    assert 0.2 < advice.global_accuracy < 0.5
 
 
 def test_the_figures_are_right(advice: Advice) -> None:
@@ -72,11 +74,6 @@ def test_the_figures_are_right(advice: Advice) -> None:
     assert {one.title: one.example_bytes for one in advice.trials}["sq8"] < (
         0.8 * flat.example_bytes
     )
-
-
-def test_the_global_model_is_measured_alone(advice: Advice) -> None:
-    assert advice.global_accuracy is not None
-    assert 0.2 < advice.global_accuracy < 0.5
 
 
 def test_without_a_model_the_neighbours_vote_alone() -> None:
@@ -159,14 +156,9 @@ def test_a_small_index_stays_flat() -> None:
     assert title == "flat"
     assert "16.0 MB" in reason
     assert recommend([FLAT, trial("pq", 0.9, 64)], 8001)[0] == "pq"
-
-
-def test_the_mixture_counts_where_there_is_one() -> None:
+    # The mixture counts where there is one.
     worse = replace(trial("pq", 0.9, 64), mixed_accuracy=0.7)
     assert recommend([FLAT, worse], 100_000)[0] == "flat"
-
-
-def test_recall() -> None:
     found, nearest = np.array([[1, 2], [3, 4]]), np.array([[2, 1], [3, 5]])
     assert recall(found, nearest) == 0.75
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from knnper.datastore.database import Change
@@ -13,10 +15,11 @@ from knnper.datastore.erasure import (
     CHUNK_BYTES,
     Fragments,
     Secrets,
+    Trace,
+    distinctive,
     prove_absence,
     search,
     stored_rows,
-    traces,
 )
 from knnper.datastore.examples import (
     Ids,
@@ -30,7 +33,9 @@ from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import DATABASE, Store, create_store, open_store
 
 SHAPE, DIM, NUM_CLASSES = (32, 32, 3), 512, 4
+
 SPEC = StoreSpec(NUM_CLASSES, InputLayout(SHAPE))
+
 SLICE = 64
 
 
@@ -48,7 +53,7 @@ def some(count: int, seed: int) -> NewExamples:
     return NewExamples(embed(inputs), labels, inputs)
 
 
-def settings(
+def store_settings(
     index: str, policy: PolicyName = "concatenate", capacity: int | None = None
 ) -> StoreSettings:
     chosen: IndexSettings = INDEX_KINDS[index]()
@@ -82,6 +87,16 @@ def stored_bytes(folder: Path, ids: Ids) -> list[bytes]:
     return [content for _, content in stored_rows(folder, ids)]
 
 
+def traces(folder: Path, secrets: list[bytes]) -> list[Trace]:
+    fragments = Fragments(secrets)
+    return [
+        Trace(*place, secret)
+        for fragment, places in search(folder, fragments)[0].items()
+        for place in places
+        for secret in fragments.owners[fragment]
+    ]
+
+
 def require_clean(folder: Path, secrets: list[bytes]) -> None:
     assert traces(folder, secrets) == []
     assert by_hand(folder, secrets) == set()
@@ -96,7 +111,7 @@ def require_clean(folder: Path, secrets: list[bytes]) -> None:
 )
 def test_nothing_is_left_of_what_was_deleted(tmp_path: Path, index: str) -> None:
     folder = tmp_path / "store"
-    with create_store(folder, SPEC, DIM, "first", settings(index)) as store:
+    with create_store(folder, SPEC, DIM, "first", store_settings(index)) as store:
         store.add(some(300, 1))
         store.save()
         secrets = drop(store, folder, store.contents().ids[5:290:7])
@@ -117,7 +132,7 @@ def test_nothing_is_left_after_evictions_and_reembedding(
     tmp_path: Path, index: str
 ) -> None:
     folder = tmp_path / "store"
-    chosen = settings(index, "fifo", 200)
+    chosen = store_settings(index, "fifo", 200)
     with create_store(folder, SPEC, DIM, "first", chosen) as store:
         store.add(some(180, 1))
         secrets = drop(store, folder, store.contents().ids[::20])
@@ -136,7 +151,7 @@ def test_nothing_is_left_after_evictions_and_reembedding(
 
 def test_it_is_found_before_it_is_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "store"
-    with create_store(folder, SPEC, DIM, "first", settings("hnsw")) as store:
+    with create_store(folder, SPEC, DIM, "first", store_settings("hnsw")) as store:
         store.add(some(50, 1))
         secrets = stored_bytes(folder, store.contents().ids[:5])
         # What was added is in the log until that is copied.
@@ -218,3 +233,58 @@ def test_pieces_across_chunks_are_found(tmp_path: Path) -> None:
     (tmp_path / "inner" / "file").write_bytes(content)
     assert sorted(one.offset for one in traces(tmp_path, [secret])) == offsets
     assert search(tmp_path, Fragments([secret]))[1:] == (1, len(content))
+
+
+def noise(num_bytes: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(num_bytes)
+
+
+def found(fragments: Fragments, content: bytes) -> list[tuple[int, bytes]]:
+    return list(fragments.find(np.frombuffer(content, np.uint8)))
+
+
+def test_fragments_are_taken_where_something_is() -> None:
+    secret = bytes(256 + 100) + noise(156) + bytes(512)
+    fragment, *others = distinctive(secret)
+    assert others == []
+    # Windows begin at multiples of 16: this one holds four zeros, then noise.
+    assert fragment == secret[352:368]
+
+
+@pytest.mark.parametrize("secret", [b"", bytes(3072), bytes([7, 9]) * 600, b"\1\2\3\4"])
+def test_what_is_plain_or_short_cannot_be_proven(secret: bytes) -> None:
+    fragments = Fragments([secret, noise(64)])
+    assert fragments.unprovable == [0]
+    assert fragments.num_secrets == 2
+
+
+def test_a_fragment_of_several_secrets_is_of_all() -> None:
+    shared = noise(16)
+    fragments = Fragments([shared, noise(16, 1), shared])
+    assert fragments.owners[shared] == [0, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(8, 900), min_size=1, max_size=5),
+    before=st.integers(0, 40),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_whatever_is_there_is_found_at_any_place(
+    lengths: list[int], before: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    secrets = [rng.bytes(length) for length in lengths]
+    fragments = Fragments(secrets)
+    content = b"\0".join([rng.bytes(before), *secrets, rng.bytes(9)])
+    expected = {
+        (place, fragment)
+        for fragment in fragments.owners
+        for place in range(len(content))
+        if content.startswith(fragment, place)
+    }
+    assert set(found(fragments, content)) == expected
+    provable = [one for i, one in enumerate(secrets) if i not in fragments.unprovable]
+    assert {owner for _, one in expected for owner in fragments.owners[one]} == {
+        secrets.index(one) for one in provable
+    }
