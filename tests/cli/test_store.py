@@ -179,13 +179,20 @@ def test_reembed_and_back(
     refused(1, advice, "reembed", without, "--model", other_run)
 
 
-def test_only_what_was_counted_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    for number in (0, 1):
-        with pytest.raises(KeyboardInterrupt), counter("examples", is_kept=True) as one:
-            for _ in range(number):
-                one.advance(1)
-            raise KeyboardInterrupt
-        assert ("is kept" in capsys.readouterr().err) == bool(number)
+def interrupted_after(number: int) -> None:
+    with counter("examples", is_kept=True) as one:
+        for _ in range(number):
+            one.advance(1)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_only_what_was_counted_is_kept(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_after(number)
+    assert ("is kept" in capsys.readouterr().err) == bool(number)
 
 
 def test_advise(folder: Path, run: Path, other_run: Path) -> None:
