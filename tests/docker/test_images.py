@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 COMPOSE_FILES = ("compose.yaml", "server/compose.yaml", "client/compose.yaml")
-LEFT_OUT = {"ray", "scikit-learn", "scipy", "matplotlib", "jinja2"}
+LEFT_OUT = {"ray", "scikit-learn", "matplotlib", "jinja2"}
 
 
 def tool(name: str) -> str:
