@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -157,17 +157,32 @@ def _weight_of(labels: Tensor, class_weights: Tensor | None) -> float | None:
     return math.fsum((counts * class_weights).tolist())
 
 
+class Trained:
+    """What a predictor tells of its training; a dataclass with these fields."""
+
+    # What was chosen for this client, as in ``{"prox_weight": 0.1}``.
+    chosen: Mapping[str, float]
+    # Makes the predictor that was trained without the validation split; None where this
+    # one was.
+    trained_alone: Callable[[], Self] | None
+
+    def without_validation(self) -> Self:
+        """Return the predictor before it was trained on the validation split."""
+        return self if self.trained_alone is None else self.trained_alone()
+
+    def describe(self) -> Mapping[str, float]:
+        """Return what was chosen."""
+        return self.chosen
+
+
 @dataclass(frozen=True)
-class MixturePredictor:
+class MixturePredictor(Trained):
     """Serves Σ_m π_m h_m."""
 
     task: Task  # Gives the architecture
     components: Sequence[Tensor]  # M tensors of shape (num_weights,)
     mixture_weights: Tensor  # π, shape (M,), summing to 1
-    # What is reported of this client.
     chosen: Mapping[str, float] = field(default_factory=dict)
-    # Makes the predictor that was trained without the validation split; None where this
-    # one was.
     trained_alone: "Callable[[], MixturePredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -190,25 +205,14 @@ class MixturePredictor:
         ]
         return torch.stack(mixed).sum(dim=0)
 
-    def without_validation(self) -> "MixturePredictor":
-        """Return the predictor before it was trained on the validation split."""
-        return self if self.trained_alone is None else self.trained_alone()
-
-    def describe(self) -> Mapping[str, float]:
-        """Return what was chosen."""
-        return self.chosen
-
 
 @dataclass(frozen=True)
-class ModelPredictor:
+class ModelPredictor(Trained):
     """Serves h_w."""
 
     task: Task  # Gives the architecture
     weights: Tensor  # w, shape (num_weights,)
-    # What was chosen for this client, as in ``{"prox_weight": 0.1}``.
     chosen: Mapping[str, float] = field(default_factory=dict)
-    # Makes the predictor that was trained without the validation split; None where this
-    # one was.
     trained_alone: "Callable[[], ModelPredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -222,11 +226,3 @@ class ModelPredictor:
     def head(self, embeddings: Tensor) -> Tensor:
         """Return the probabilities (n, c) of representations (n, p)."""
         return self.task.head(self.weights, embeddings)
-
-    def without_validation(self) -> "ModelPredictor":
-        """Return the predictor before it was trained on the validation split."""
-        return self if self.trained_alone is None else self.trained_alone()
-
-    def describe(self) -> Mapping[str, float]:
-        """Return what was chosen."""
-        return self.chosen
