@@ -468,14 +468,9 @@ class PFedGP(Method):
     ) -> SharedNetwork:
         return state
 
-    def client_update(
-        self,
-        payload: SharedNetwork,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, ModelUpdate]:
+    def local_update(
+        self, payload: SharedNetwork, data: ClientData, rate: float, rng: RandomKey
+    ) -> ModelUpdate:
         embeddings = self.task.embed(payload.network, data.train.images)
         tree = class_tree(embeddings, data.train.labels)
         levels = levels_of(tree, self._num_classes, self.task.model.device)
@@ -491,12 +486,12 @@ class PFedGP(Method):
             self.task,
             payload.network,
             data.train,
-            self.task.training.learning_rate_at(server_round),
+            rate,
             rng,
             trainable=self._of_network,
             objective=losses,
         )
-        return NoState(), trained.update(len(data.train))
+        return trained.update(len(data.train))
 
     def personalize(
         self,

@@ -197,8 +197,17 @@ class Method:
         None on its first visit. ``data``: Its splits. ``server_round``: From 1.
         """
         rate = self.task.training.learning_rate_at(server_round)
+        return NoState(), self.local_update(payload, data, rate, rng)
+
+    def local_update(
+        self, payload: Any, data: ClientData, rate: float, rng: RandomKey
+    ) -> Any:
+        """Return the update of a client that keeps nothing between rounds.
+
+        ``rate``: The learning rate of the round.
+        """
         trained = self.train(payload.weights, data.train, rate, rng)
-        return NoState(), trained.update(len(data.train))
+        return trained.update(len(data.train))
 
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey

@@ -150,14 +150,12 @@ def test_no_argument_of_a_round_is_changed(name: str) -> None:
         run.data["a"].train.images.clone(),
         run.task.initial_weights.clone(),
     )
-
     run.method.client_update(payload, run.memory["a"], run.data["a"], 2, RandomKey(2))
     run.method.aggregate(run.state, iter(run.updates))
     predictor = run.method.personalize(
         payload, run.memory["a"], run.data["a"], RandomKey(2)
     )
     predictor(run.data["a"].validation.images)
-
     assert [fingerprint(argument) for argument in arguments] == marks
     assert torch.equal(run.data["a"].train.images, images)
     assert torch.equal(run.task.initial_weights, initial)

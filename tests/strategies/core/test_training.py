@@ -78,9 +78,7 @@ def test_equals_a_plain_loop() -> None:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
-
     result = trained(task, train, 0.05)
-
     torch.testing.assert_close(result.weights, FlatModel(module).read())
     assert result.num_steps == 6
     assert result.train_loss == pytest.approx(sum(losses) / 6)
@@ -495,7 +493,6 @@ def test_without_validation_data_it_trains_once() -> None:
     assert trained_on == [4]
     assert found.without_validation().weights.tolist() == [3.0, 3.0]
     assert found.without_validation().without_validation().weights[0] == 3.0
-
     trained_on.clear()
     found = on_both_splits(white([0, 1, 1]), train)
     assert found.without_validation() is found
