@@ -21,7 +21,12 @@ from knnper.datastore.prediction import (
     adapted,
 )
 from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
-from knnper.datastore.tuning import EvidenceName, PriorPoint, TuningSettings
+from knnper.datastore.tuning import (
+    PAPER_KNN_WEIGHTS,
+    EvidenceName,
+    PriorPoint,
+    TuningSettings,
+)
 from knnper.errors import ConfigError
 from knnper.experiment import Choice, TrainingSettings
 from knnper.models import TinyCnnSettings, build_model
@@ -407,11 +412,19 @@ def test_without_evidence_the_client_does_as_expected_of_its_size(
 
 
 @pytest.mark.parametrize(
-    ("evidence", "num_held_out", "num_left_out"),
-    [("validation", 9, 0), ("leave_one_out", 0, 29), ("auto", 0, 29)],
+    ("evidence", "num_held_out", "num_left_out", "weights"),
+    [
+        ("validation", 9, 0, PAPER_KNN_WEIGHTS),
+        ("leave_one_out", 0, 29, PAPER_KNN_WEIGHTS),
+        ("auto", 0, 29, PAPER_KNN_WEIGHTS),
+        ("auto", 0, 0, (0.7,)),  # where all is fixed nothing is scored
+    ],
 )
 def test_what_was_chosen_and_on_what_is_reported(
-    evidence: EvidenceName, num_held_out: int, num_left_out: int
+    evidence: EvidenceName,
+    num_held_out: int,
+    num_left_out: int,
+    weights: tuple[float, ...],
 ) -> None:
     tuning = TuningSettings(
         evidence=evidence,
@@ -420,26 +433,13 @@ def test_what_was_chosen_and_on_what_is_reported(
         kernel_scale_grid=(0.5,),
     )
     data = client(20, 9)
-    described = {**served(data, KnnSettings(tuning=tuning)).describe()}
-    assert described.pop("knn_weight") in KnnSettings().knn_weights
+    settings = KnnSettings(knn_weights=weights, tuning=tuning)
+    described = {**served(data, settings).describe()}
+    assert described.pop("knn_weight") in weights
     assert described == {
         "num_stored": 29,
         "num_held_out": num_held_out,
         "num_left_out": num_left_out,
-        "num_neighbors": 4,
-        "kernel_scale": 0.5,
-    }
-
-
-def test_where_all_is_fixed_nothing_is_scored() -> None:
-    tuning = TuningSettings(num_neighbors_grid=(4,), kernel_scale_grid=(0.5,))
-    settings = KnnSettings(knn_weights=(0.7,), tuning=tuning)
-    data = client(20, 9)
-    assert served(data, settings).describe() == {
-        "knn_weight": 0.7,
-        "num_stored": 29,
-        "num_held_out": 0,
-        "num_left_out": 0,
         "num_neighbors": 4,
         "kernel_scale": 0.5,
     }
@@ -457,16 +457,6 @@ def test_enough_validation_examples_are_preferred(
     described = served(data, KnnSettings(tuning=tuning)).describe()
     scored = (described["num_held_out"], described["num_left_out"])
     assert scored == (num_held_out, num_left_out)
-
-
-def test_a_stored_example_is_no_evidence_for_itself() -> None:
-    # All images are equal and their labels differ: each is wrong about every other.
-    image = draw("train", 1).images
-    examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
-    tuning = TuningSettings(evidence="leave_one_out")
-    settings = KnnSettings(num_neighbors=1, knn_weights=(0.0, 1.0), tuning=tuning)
-    data = ClientData(examples, draw("validation", 0))
-    assert served(data, settings).describe()["knn_weight"] == 0.0
 
 
 def test_the_chosen_combination_is_served() -> None:
