@@ -33,7 +33,6 @@ from torch import Tensor
 
 from knnper.data.examples import (
     AUGMENTATIONS,
-    TORCH_DTYPES,
     ClientData,
     Examples,
     InputSpec,
@@ -258,7 +257,7 @@ def taken(
     """Return ``count`` examples of a sample at random, all if there are fewer."""
     if sample is None:
         return no_examples(spec)
-    images = sample.images.to(TORCH_DTYPES[spec.dtype])
+    images = sample.images.to(spec.torch_dtype)
     return _some(Examples(images, sample.labels.to(torch.int64)), count, rng)
 
 
