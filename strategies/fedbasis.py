@@ -45,9 +45,8 @@ from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, unlike_sent
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import LocalModel, LocalResult, local_sgd
 
 _MOST_ITERATIONS = 50  # of k-means

@@ -28,9 +28,8 @@ from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 
 
 @dataclass(frozen=True)

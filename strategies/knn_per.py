@@ -47,8 +47,7 @@ from knnper.errors import RunError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, Personalizer
-from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
 from knnper.strategies.fedavg import FedAvg
 
 Apply = Callable[[Tensor], Tensor]

@@ -49,9 +49,8 @@ from knnper.experiment import PositiveFloat, PositiveInt, Settings, UnitInterval
 from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import ALL_DIFFER, Method, Personalizer
-from knnper.strategies.core.predictors import MixturePredictor, ModelPredictor, score
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import MixturePredictor, ModelPredictor, Task, score
 from knnper.strategies.core.training import Objective, cross_entropy, local_sgd
 from knnper.strategies.fine_tuning import one_model
 

@@ -39,9 +39,8 @@ from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.method import Method, wrong_shape
-from knnper.strategies.core.predictors import Trained
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import Task, Trained
 from knnper.strategies.core.training import local_sgd
 
 _MAX_PASSES = 100  # of 2-means

@@ -17,7 +17,6 @@ from knnper.errors import Problem
 from knnper.experiment import Experiment, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
-from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import (
     ModelPayload,
     ModelState,
@@ -25,7 +24,7 @@ from knnper.strategies.core.records import (
     NoState,
     Record,
 )
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import LocalResult, local_sgd
 
 AS_IT_IS = "none"

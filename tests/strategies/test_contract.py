@@ -19,9 +19,8 @@ from knnper.records import fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, trained_as
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
-from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
 from knnper.strategies.core.records import Record, Update
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
 from tests.strategies.tiny import noisy, normed_task
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)

@@ -10,8 +10,7 @@ from knnper.datastore.tuning import choose_knn_weight
 from knnper.experiment import Choice, TrainingSettings
 from knnper.models import TinyCnnSettings, build_model
 from knnper.seeding import RandomKey
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.knn_per_protonn import PrototypeSettings, compress
 
 NUM_CLASSES = 3

@@ -21,8 +21,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd
 from knnper.strategies.core.method import UNSEEN_CLIENT
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import (
     LocalModel,
     LocalResult,
