@@ -34,7 +34,7 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
 )
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ClientResults, Evaluation
+from knnper.strategies.core.task import ClientResults, Evaluation
 from knnper.strategies.knn_per import KnnSettings
 from knnper.transport.credentials import fingerprint, read_node_key
 from knnper.transport.messages import Introduction, Job, introduction_content

@@ -21,8 +21,8 @@ from knnper.experiment import to_json
 from knnper.files import is_private
 from knnper.simulation.flower_engine import VirtualHost
 from knnper.simulation.workbench import over_sites
-from knnper.strategies.core.predictors import ClientResults
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
+from knnper.strategies.core.task import ClientResults
 from knnper.transport.messages import (
     Introduction,
     Job,

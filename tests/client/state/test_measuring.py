@@ -19,7 +19,7 @@ from knnper.datastore.store import Store, empty_memory_store, memory_store
 from knnper.datastore.tuning import CRITERIA, TuningSettings, candidates, score
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.strategies.core.predictors import evaluate
+from knnper.strategies.core.task import evaluate
 from knnper.strategies.knn_per import KnnSettings, Tuned, remember
 from tests.client.state.small_site import (
     TASK,
