@@ -254,12 +254,8 @@ def test_without_evidence_the_sharpness_is_the_closest_to_one() -> None:
     of_all, of_none = (choose_class_prior(one, settings_) for one in (scored, unscored))
     assert of_all is not None
     assert of_none is not None
+    assert choose_class_prior(scored, ClassPriorSettings(sharpness=(2.0,))) is None
     assert (of_all.sharpness, of_none.sharpness) == (6.0, 1.25)
-
-
-def test_without_a_strength_there_is_no_class_prior() -> None:
-    found = evidence_of([[0.6, 0.4]], [0], [1.0, 1.0], [0])
-    assert choose_class_prior(found, ClassPriorSettings(sharpness=(2.0,))) is None
 
 
 @pytest.mark.parametrize("criterion", ["accuracy", "log_loss", "both"])

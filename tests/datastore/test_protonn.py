@@ -301,12 +301,8 @@ def test_few_examples(labels: list[int], loss: LossName, num_steps: int) -> None
 
 
 def test_no_examples_no_prototypes() -> None:
-    nothing = torch.empty(0, dtype=torch.int64)
-    model = fit_protonn(torch.empty(0, 4), nothing, 3, ProtoNNSettings(), KEY)
-    assert model.num_stored == 0
-    assert model.label_scores.shape == (0, 3)
-
-
-def test_a_label_out_of_range_is_refused() -> None:
+    nothing, wanted = torch.empty(0, dtype=torch.int64), ProtoNNSettings()
+    model = fit_protonn(torch.empty(0, 4), nothing, 3, wanted, KEY)
+    assert (model.num_stored, model.label_scores.shape) == (0, (0, 3))
     with pytest.raises(DataError, match=r"values in \[0, 2\), found 2 in row 0"):
-        fit_protonn(torch.zeros(1, 4), torch.tensor([2]), 2, ProtoNNSettings(), KEY)
+        fit_protonn(torch.zeros(1, 4), torch.tensor([2]), 2, wanted, KEY)

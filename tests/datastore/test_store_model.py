@@ -26,7 +26,6 @@ from knnper.datastore.examples import (
     InputLayout,
     NewExamples,
     Selection,
-    StoreFullError,
     StoreSpec,
 )
 from knnper.datastore.index import (
@@ -426,12 +425,3 @@ def test_long_histories(policy: str, kind: str) -> None:
 @pytest.mark.parametrize("name", LEARNT)
 def test_long_histories_of_what_was_learnt(policy: str, name: str) -> None:
     run_histories(policy, LEARNT[name], 15, 40, capacity=24)
-
-
-def test_a_full_concatenating_store_refuses_a_batch_as_a_whole() -> None:
-    settings_ = StoreSettings("concatenate", capacity=2)
-    store = empty_memory_store(StoreSpec(2), 1, "model", settings_)
-    store.add(NewExamples(torch.zeros(1, 1), torch.tensor([0])))
-    with pytest.raises(StoreFullError, match="capacity"):
-        store.add(NewExamples(torch.ones(2, 1), torch.tensor([0, 1])))
-    assert store.contents().ids.tolist() == [1]
