@@ -168,10 +168,9 @@ def test_examples_that_do_not_fit_are_refused_as_a_whole(tmp_path: Path) -> None
         ("'x' twice among", {"external_ids": ("x", "x")}),
         ("seconds since 1970", {"arrivals": torch.zeros(3)}),
         ("expected finite seconds", {"arrivals": times}),
-        *(
-            ("ids: found", {"external_ids": (one, "x")})
-            for one in ("", "a\0b", "\udce4")
-        ),
+        ("ids: found", {"external_ids": ("", "x")}),
+        ("ids: found", {"external_ids": ("a\0b", "x")}),
+        ("ids: found", {"external_ids": ("\udce4", "x")}),
     ]
     with new_store(tmp_path / "s") as store:
         for message, changes in bad:
