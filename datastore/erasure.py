@@ -164,19 +164,15 @@ class Secrets:
 
     def __init__(self, rows: Iterable[tuple[str, bytes]]) -> None:
         self.names: list[str] = []
-        self._number_of: dict[bytes, int] = {}
+        self.number_of: dict[bytes, int] = {}  # by what stands for a row's bytes
 
         def noted() -> Iterator[bytes]:
             for number, (name, row) in enumerate(rows):
                 self.names.append(name)
-                self._number_of[_digest(row)] = number
+                self.number_of[_digest(row)] = number
                 yield row
 
         self.fragments = Fragments(noted())
-
-    def copy_of(self, row: bytes) -> int | None:
-        """Return the number of the secret that ``row`` equals."""
-        return self._number_of.get(_digest(row))
 
 
 def search(folder: Path, fragments: Fragments) -> tuple[Places, int, int]:
@@ -239,9 +235,8 @@ def _in_stored(
             for rows in contents_of(connection, table):
                 shared |= _within(wanted, [row for _, row in rows])
                 for example, row in rows:
-                    secret = secrets.copy_of(row)
-                    if secret is not None:
-                        copies[secret] = example
+                    if (digest := _digest(row)) in secrets.number_of:
+                        copies[secrets.number_of[digest]] = example
     return shared, copies
 
 

@@ -315,10 +315,12 @@ def _descended(
         part.clone().requires_grad_()
         for part in (start.projection, start.prototypes, start.label_scores)
     ]
-    # Adam's step does not know how large numbers are: each part has its own scale.
+    # Adam's step does not know how large numbers are: each part has its own scale, the
+    # root mean square of its numbers, or 1 if all are 0.
+    sizes = [float(one.detach().square().mean().sqrt()) or 1.0 for one in parts]
     groups = [
-        {"params": [part], "lr": settings.learning_rate * _typical_size(part)}
-        for part in parts
+        {"params": [part], "lr": settings.learning_rate * size}
+        for part, size in zip(parts, sizes, strict=True)
     ]
     optimizer = torch.optim.Adam(groups)
     for _ in range(settings.num_steps):
@@ -332,11 +334,6 @@ def _descended(
             _keep_largest(part, settings.fraction_nonzero)
     projection, prototypes, label_scores = (part.detach() for part in parts)
     return ProtoNN(projection, prototypes, label_scores, start.inverse_width)
-
-
-def _typical_size(part: Tensor) -> float:
-    """Return the root mean square of a part's numbers; 1 if all are 0."""
-    return float(part.detach().square().mean().sqrt()) or 1.0
 
 
 @torch.no_grad()

@@ -571,7 +571,8 @@ class Store(StoreReader):
         self._stopping.set()
         # A thread that embeds anew ends after its batch.
         with self._embedding, self._changing, self._resources:
-            self._live.save_if_changed()
+            if self._live.num_unsaved:
+                self._live.save()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

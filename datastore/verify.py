@@ -393,8 +393,13 @@ class Verdict:
 
 def verify(folder: Path) -> Verdict:
     """Check the database, all checksums, labels, embeddings, the saved index, files."""
-    verdict = _verdict(folder)
-    return replace(verdict, findings=(*verdict.findings, *check_files(folder)))
+    verdict, inside = _verdict(folder), folder / INDEX
+    found = [*folder.iterdir(), *(inside.iterdir() if inside.is_dir() else ())]
+    strange = (
+        Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
+        for path in sorted(path for path in found if not is_own(folder, path))
+    )
+    return replace(verdict, findings=(*verdict.findings, *strange))
 
 
 def _verdict(folder: Path) -> Verdict:
@@ -409,8 +414,12 @@ def _verdict(folder: Path) -> Verdict:
             counted = check.num_examples(), check.num_rows()
             connection.execute("ROLLBACK")
             if not findings:
-                other = (*check.erasure(), *check_index(folder, identity, rows))
-                return Verdict(other, *counted)
+                mend = f"knnper store compact {folder} builds it anew"
+                of_index = (
+                    Finding(f"the saved index {what}", mend)
+                    for what in _index_faults(folder / INDEX, identity, rows)
+                )
+                return Verdict((*check.erasure(), *of_index), *counted)
     except StoreDamagedError as error:
         findings = (Finding(error.found or str(error), to_restore(folder)),)
         counted = 0, 0
@@ -530,21 +539,6 @@ def is_own(folder: Path, path: Path) -> bool:
         return parts[0] in OWN and len(parts) == 1
     is_file = len(parts) == 2 and not path.is_dir()
     return is_file and any(path.match(pattern) for pattern in OWN_OF_INDEX)
-
-
-def check_files(folder: Path) -> Iterator[Finding]:
-    """Yield the files that are not the store's own."""
-    inside = folder / INDEX
-    found = [*folder.iterdir(), *(inside.iterdir() if inside.is_dir() else ())]
-    for path in sorted(path for path in found if not is_own(folder, path)):
-        yield Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
-
-
-def check_index(folder: Path, identity: Identity, rows: Rows) -> Iterator[Finding]:
-    """Yield what is wrong with the saved index."""
-    mend = f"knnper store compact {folder} builds it anew"
-    for what in _index_faults(folder / INDEX, identity, rows):
-        yield Finding(f"the saved index {what}", mend)
 
 
 def _index_faults(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]:
