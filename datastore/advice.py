@@ -34,7 +34,6 @@ from knnper.seeding import RandomKey
 
 MOST_TIMED = 50
 RERANK = 4
-
 Head = Callable[[Tensor], Tensor]
 """From embeddings (n, p) to the global model's probabilities (n, c)."""
 
@@ -162,16 +161,12 @@ def recall(found: Ids, nearest: Ids) -> float:
 
 FEWEST = 10
 """Nothing can be measured with fewer examples."""
-
 ASKED_SHARE, TUNED_SHARE = 0.2, 0.1
 """Parts of the examples that are looked up, and that λ is chosen on."""
-
 MOST_ASKED = 1000
 """Enough to tell half a point of accuracy apart."""
-
 TOLERANCE = 0.005
 """What an index may cost: half a point of accuracy."""
-
 SMALL_BYTES = 16e6
 """A flat index of fewer bytes is not worth another."""
 

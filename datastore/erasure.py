@@ -16,24 +16,17 @@ from knnper.datastore.examples import Ids
 from knnper.datastore.store import DATABASE
 
 Bytes = NDArray[np.uint8]
-
 FRAGMENT_BYTES = 16
 """By chance, the same 16 bytes are nowhere else."""
-
 STRIDE_BYTES = 256
 """There is one fragment in each such part of a row."""
-
 FEWEST_DISTINCT = 6
 """A fragment has so many different bytes at least: a black border says nothing."""
-
 FEWEST_DISTINCT_FIRST = 4
 """And so many in its first half, which is what is looked for at first."""
-
 HEAD_BYTES = 8
 """The first half; what is shorter is not looked for."""
-
 _TABLE_BITS = 22  # a table that fits a processor's cache
-
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all bits
 
 
@@ -116,7 +109,6 @@ def _hashed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 CHUNK_BYTES = 1 << 20
 """What is read of a file at once."""
-
 Places = dict[bytes, set[tuple[Path, int]]]
 """Each fragment that was found, and where: files and offsets."""
 

@@ -33,7 +33,6 @@ from knnper.files import FileLock, LockHeldError
 
 _FRAME = FRAME_HEADER + PAGE_BYTES
 _MARK, _FORMAT = 0x377F0682, 3007000  # The last bit of the mark is the order of bytes.
-
 Pair = tuple[int, int]
 
 
@@ -139,7 +138,6 @@ def _weights(count: int) -> NDArray[np.uint32]:
 ACKNOWLEDGED = "acknowledged.json"
 _NUM_BYTES = 256
 """Of the file: always the same ones are overwritten, within one sector of a disk."""
-
 _ATTEMPTS, _PAUSE_S = 5, 0.005
 """How often the file is read again: it may be overwritten at this moment."""
 

@@ -222,7 +222,6 @@ def _kmeans(points: Tensor, count: int, rng: RandomKey) -> Tensor:
 
 
 _SMALLEST_SHARE = 1e-6
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 """``(scores (n, c), labels (n,)) -> ()``."""
 

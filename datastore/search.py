@@ -39,7 +39,6 @@ from knnper.datastore.index import NOTHING, IndexSettings, VectorIndex, Vectors
 from knnper.files import sync_to_disc, write_atomically
 
 _LOG = logging.getLogger(__name__)
-
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -161,14 +160,10 @@ def file_sha256(path: Path) -> str:
 
 QUERIES_AT_ONCE = 16
 """The candidates of so many queries fit in a processor's cache."""
-
 ROWS_AT_ONCE = 256
 """So many rows in float64 do too."""
-
 _EPS, _TINY = (float(one) for one in (np.finfo("f4").eps, np.finfo("f4").tiny))
-
 Distances = NDArray[np.float64]
-
 VectorsOf = Callable[[Ids], Vectors]
 
 

@@ -208,13 +208,9 @@ def no_evidence(num_classes: int) -> Evidence:
 
 
 CriterionName = Literal["accuracy", "log_loss", "both"]
-
 EvidenceName = Literal["validation", "leave_one_out", "auto"]
-
 EvidenceKind = Literal["none", "validation", "leave_one_out"]
-
 KnnWeights = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
-
 PAPER_KNN_WEIGHTS: KnnWeights = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 """The paper's grid of λ (Marfoq et al. 2022, section 5)."""
 
@@ -333,13 +329,10 @@ def weights_by_size(
 
 NUMBERS_AT_ONCE = 1 << 20
 """The most probabilities, of all λ together, that are in memory at a time."""
-
 SMALLEST_PROBABILITY = 1e-12
 """What a smaller probability of the true label counts as, as in the results."""
-
 PART_OF_SURENESS = 0.01
 """What log p(y|x) counts for beside being right."""
-
 Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """``(knn (m, c), global (m, c), labels (m,), λ (l,)) -> scores (l,)``: sums over the m
 examples, in which more is better."""

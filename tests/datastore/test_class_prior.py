@@ -36,7 +36,6 @@ from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-
 HALVES = torch.tensor([[0.4, 0.6]])
 
 
@@ -171,9 +170,7 @@ def test_the_prediction_follows_what_is_stored() -> None:
 
 
 PRIOR = ClassPrior(ClassPriorSettings((1.0,)))
-
 ALONE = candidates([0.0], [1], [1.0])
-
 GRID = candidates([0.0, 0.3, 0.7, 1.0], [1], [1.0])
 
 

@@ -77,7 +77,6 @@ def test_an_empty_store_serves_the_global_model(knn_weight: float) -> None:
 
 
 KNN = torch.tensor([[1.0, 0.0], [0.3, 0.7]])
-
 GLOBAL = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
 
 

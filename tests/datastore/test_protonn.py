@@ -209,14 +209,6 @@ def test_it_takes_the_place_of_the_neighbours() -> None:
     assert predictor.describe() == {"knn_weight": 0.5, "num_stored": 8.0}
 
 
-def test_the_arguments_stay_as_they_are() -> None:
-    examples, labels = clusters()
-    before = examples.clone()
-    model = fit_protonn(examples, labels, 2, ProtoNNSettings(capacity=1.0), KEY)
-    assert torch.equal(examples, before)
-    assert not model.prototypes.requires_grad
-
-
 def test_all_prototypes_untrained_are_the_examples() -> None:
     examples, labels = clusters(5)
     wanted = ProtoNNSettings(capacity=1.0, num_steps=0)

@@ -36,12 +36,10 @@ from knnper.datastore.tuning import (
 from knnper.seeding import RandomKey
 
 GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-
 NUM_CLASSES = 3
 
 # Row 0 turns to class 0 above λ = 1/6, row 1 above 3/8, row 2 never.
 NEIGHBOR_LABELS = [[0], [0], [1]]
-
 GLOBAL = torch.tensor([[0.4, 0.6], [0.2, 0.8], [0.45, 0.55]])
 
 

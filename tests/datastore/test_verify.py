@@ -69,7 +69,6 @@ def test_a_store_without_inputs_or_examples_is_sound(tmp_path: Path) -> None:
 
 
 SMALL = "1 examples: external id, label or time of arrival is not what was written: 4"
-
 DAMAGES: list[tuple[str, str, str]] = [
     (
         "UPDATE inputs SET input = zeroblob(48) WHERE id = 7",
