@@ -32,23 +32,12 @@ class ProtoNN:
     """Label scores ρ(x) = Σ_j z_j exp(-γ² |b_j - W x|²), as shares of their sum.
 
     Gupta et al. 2017, Eq. 1. A negative score counts as none.
-
-    Attributes
-    ----------
-    projection
-        W, float32 of shape (d̂, p).
-    prototypes
-        B, float32 of shape (m, d̂): the paper's, transposed.
-    label_scores
-        Z, float32 of shape (m, c): the paper's, transposed.
-    inverse_width
-        γ, positive.
     """
 
-    projection: Tensor
-    prototypes: Tensor
-    label_scores: Tensor
-    inverse_width: float
+    projection: Tensor  # W, float32 of shape (d̂, p)
+    prototypes: Tensor  # B, float32 of shape (m, d̂): the paper's, transposed
+    label_scores: Tensor  # Z, float32 of shape (m, c): the paper's, transposed
+    inverse_width: float  # γ, positive
 
     @property
     def num_stored(self) -> int:

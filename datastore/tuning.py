@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from pydantic import Field
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from knnper.datastore.examples import Neighbors, require_probabilities
+from knnper.datastore.examples import require_probabilities
 from knnper.datastore.prediction import (
     ClassPrior,
     ClassPriorSettings,
@@ -19,6 +19,8 @@ from knnper.datastore.prediction import (
     neighbor_vote,
     reweighted,
 )
+from knnper.datastore.search import View
+from knnper.datastore.store import StoreReader
 from knnper.experiment import (
     NonNegativeFloat,
     PositiveFloat,
@@ -100,13 +102,6 @@ def candidates(
     )
 
 
-class Searchable(Protocol):
-    """As much of a store as is needed here."""
-
-    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
-        """Return the nearest stored examples of each query (m, p)."""
-
-
 @dataclass(frozen=True)
 class Queries:
     """m examples as the global model sees them."""
@@ -166,14 +161,16 @@ class Evidence:
         return replace(self, queries=self.queries.adapted(sharpness))
 
 
-def held_out(store: Searchable, queries: Queries, num_neighbors: int) -> Evidence:
+def held_out(
+    store: StoreReader | View, queries: Queries, num_neighbors: int
+) -> Evidence:
     """Return the evidence of examples that are not in the store."""
     found = store.search(queries.embeddings, num_neighbors)
     return Evidence(queries, found.squared_distances, found.labels)
 
 
 def left_one_out(
-    store: Searchable, queries: Queries, ids: Tensor, num_neighbors: int
+    store: StoreReader | View, queries: Queries, ids: Tensor, num_neighbors: int
 ) -> Evidence:
     """Return the evidence of stored examples, as if each were not in the store.
 

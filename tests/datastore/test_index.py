@@ -76,7 +76,8 @@ def check(
         return
     ids = np.array(sorted(expected), np.int64)
     kept = index.vectors(ids[::-1].copy())[::-1]
-    assert (kept.shape, kept.dtype) == ((len(ids), DIM), np.float32)
+    assert kept.shape == (len(ids), DIM)
+    assert kept.dtype == np.float32
     if not isinstance(case, LossySettings):
         assert kept.tobytes() == np.stack([expected[one] for one in ids]).tobytes()
     count = min(5, len(expected))
