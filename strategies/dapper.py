@@ -33,7 +33,6 @@ from torch import Tensor
 
 from knnper.data.examples import (
     AUGMENTATIONS,
-    TORCH_DTYPES,
     ClientData,
     Examples,
     InputSpec,
@@ -45,9 +44,8 @@ from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import Method, Personalizer
-from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task, evaluate
 from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
 from knnper.strategies.fine_tuning import one_model
 from knnper.strategies.mapper import Cover
@@ -258,7 +256,7 @@ def taken(
     """Return ``count`` examples of a sample at random, all if there are fewer."""
     if sample is None:
         return no_examples(spec)
-    images = sample.images.to(TORCH_DTYPES[spec.dtype])
+    images = sample.images.to(spec.torch_dtype)
     return _some(Examples(images, sample.labels.to(torch.int64)), count, rng)
 
 

@@ -19,7 +19,6 @@ from knnper.experiment import NonNegativeInt, ProperFraction
 from knnper.seeding import RandomKey
 
 Name = Annotated[str, Field(min_length=1)]
-
 _FOLDERS_DEEP = 3
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import TORCH_DTYPES, InputSpec, normalizer
+from knnper.data.examples import InputSpec, normalizer
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
 from knnper.models import (
@@ -39,7 +39,7 @@ def build(name: str, spec: InputSpec, seed: int = 1, **settings: Any) -> FlatMod
 def pictures(spec: InputSpec, count: int) -> Tensor:
     limit = spec.num_classes if spec.dtype == "token" else 256
     drawn = RandomKey(2).numpy().integers(0, limit, (count, *spec.image_shape), "uint8")
-    return normalizer(spec)(torch.from_numpy(drawn).to(TORCH_DTYPES[spec.dtype]))
+    return normalizer(spec)(torch.from_numpy(drawn).to(spec.torch_dtype))
 
 
 COLOUR = spec_of(32, 3)
