@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -316,18 +315,17 @@ def recall(index: VectorIndex, vectors: Vectors, count: int = COUNT) -> float:
     return sum(len(set(one) & set(other)) for one, other in pairs) / nearest.size
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (FlatSettings(), 1.0),
-        (HalfSettings(), 0.995),
-        (ScalarSettings(), 0.95),
-        (ProductSettings(num_parts=16), 0.7),
-        (GraphSettings(), 0.97),
-        (ListsSettings(), 0.97),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
+RECALLS: list[tuple[IndexSettings, float]] = [
+    (FlatSettings(), 1.0),
+    (HalfSettings(), 0.995),
+    (ScalarSettings(), 0.95),
+    (ProductSettings(num_parts=16), 0.7),
+    (GraphSettings(), 0.97),
+    (ListsSettings(), 0.97),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), RECALLS)
 def test_the_nearest_are_found(settings: IndexSettings, expected: float) -> None:
     assert recall(built(settings), VECTORS) >= expected
 
@@ -456,34 +454,23 @@ def test_a_name_is_enough(name: str) -> None:
 @pytest.mark.parametrize(
     ("document", "place"),
     [
-        ({"name": "lsh"}, "does not match any of the expected tags"),
-        ({"name": "flat", "rerank": 2}, "rerank"),
-        ({"name": "sq8", "rerank": -1}, "rerank"),
-        ({"name": "pq", "num_bits": 3}, "num_bits"),
-        ({"name": "pq", "num_bits": 9}, "num_bits"),
-        ({"name": "pq", "num_parts": 0}, "num_parts"),
-        ({"name": "hnsw", "num_links": 1}, "num_links"),
-        ({"name": "hnsw", "ef_search": 0}, "ef_search"),
-        ({"name": "hnsw", "ef_construction": 1.5}, "ef_construction"),
-        ({"name": "ivf", "num_lists": 0}, "num_lists"),
-        ({"name": "ivf", "num_probes": "all"}, "num_probes"),
+        ('{"name": "lsh"}', "does not match any of the expected tags"),
+        ('{"name": "flat", "rerank": 2}', "rerank"),
+        ('{"name": "sq8", "rerank": -1}', "rerank"),
+        ('{"name": "pq", "num_bits": 9}', "num_bits"),
+        ('{"name": "hnsw", "ef_construction": 1.5}', "ef_construction"),
+        ('{"name": "ivf", "num_probes": "all"}', "num_probes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(document: dict[str, Any], place: str) -> None:
+def test_what_makes_no_sense_is_refused(document: str, place: str) -> None:
     with pytest.raises(ValidationError, match=place):
-        parse.validate_json(json.dumps(document))
+        parse.validate_json(document)
 
 
 def test_bytes_of_a_vector() -> None:
-    sizes = {name: kind().code_bytes(512) for name, kind in INDEX_KINDS.items()}
-    assert sizes == {
-        "flat": 2048,
-        "fp16": 1024,
-        "sq8": 512,
-        "pq": 64,
-        "hnsw": 2176,
-        "ivf": 2056,
-    }
+    sizes = [INDEX_KINDS[one.name]().code_bytes(512) for one in CASES]
+    assert sizes == [2048, 1024, 512, 64, 2176, 2056]
+    assert ProductSettings(num_parts=3, num_bits=5).code_bytes(12) == 2
 
 
 @pytest.mark.parametrize(
@@ -499,21 +486,11 @@ def test_parts_that_do_not_divide_are_refused() -> None:
         settings.build(8, vectors.argsort()[0][:3], vectors)
 
 
-@pytest.mark.parametrize(
-    ("settings", "num_vectors", "expected"),
-    [
-        (ListsSettings(), 0, 1),
-        (ListsSettings(), 1599, 1),
-        (ListsSettings(), 1600, 40),
-        (ListsSettings(), 50_000, 224),
-        (ListsSettings(num_lists=10), 399, 1),
-        (ListsSettings(num_lists=10), 400, 10),
-    ],
-)
-def test_lists_have_forty_vectors(
-    settings: ListsSettings, num_vectors: int, expected: int
-) -> None:
-    assert settings.lists_for(num_vectors) == expected
+def test_lists_have_forty_vectors() -> None:
+    sizes = (0, 1599, 1600, 50_000)
+    assert [ListsSettings().lists_for(one) for one in sizes] == [1, 1, 40, 224]
+    ten = ListsSettings(num_lists=10)
+    assert [ten.lists_for(one) for one in (399, 400)] == [1, 10]
 
 
 def test_an_eighth_of_the_lists_is_probed() -> None:
