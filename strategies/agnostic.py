@@ -39,7 +39,7 @@ from knnper.experiment import Experiment, NonNegativeFloat, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates, denominator
 from knnper.strategies.core.method import wrong_shape
-from knnper.strategies.core.records import ModelUpdate, NoState, Record
+from knnper.strategies.core.records import ModelUpdate, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
@@ -135,15 +135,9 @@ class Agnostic(FedAvg):
         factors = state.factors[0] if self._by_label else None
         return AgnosticPayload(state.weights, factors)
 
-    def client_update(
-        self,
-        payload: AgnosticPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, AgnosticUpdate]:
-        rate = self.task.training.learning_rate_at(server_round)
+    def local_update(
+        self, payload: AgnosticPayload, data: ClientData, rate: float, rng: RandomKey
+    ) -> AgnosticUpdate:
         labels = data.train.labels
         kinds = labels if self._by_label else torch.zeros_like(labels)
         shares, losses = shares_and_losses(
@@ -154,8 +148,7 @@ class Agnostic(FedAvg):
             self.task, payload.weights, data.train, rate, rng, example_weights=factors
         )
         weights, loss = trained.weights, trained.train_loss
-        update = AgnosticUpdate(weights, len(data.train), loss, shares, losses)
-        return NoState(), update
+        return AgnosticUpdate(weights, len(data.train), loss, shares, losses)
 
     def aggregate(
         self, state: AgnosticState, updates: Updates[AgnosticUpdate]
@@ -166,7 +159,8 @@ class Agnostic(FedAvg):
         losses, is_moved = counts.clone(), False
         for client, update in updates:
             group = state.group_of[client]
-            found = _examples_by_kind(update)
+            shares = update.shares.double().clamp_min(0)
+            found = update.num_examples * shares / denominator(shares.sum())
             examples[rows[client]] = found
             counts[group] += found
             losses[group] += found * update.losses.double()
@@ -200,12 +194,6 @@ class Agnostic(FedAvg):
                 "in at most one group; remove it from the others"
             ]
         return [Problem("method.groups", message) for message in messages]
-
-
-def _examples_by_kind(update: AgnosticUpdate) -> Tensor:
-    """Return how many examples of each kind a client has, float64 (num_kinds,)."""
-    shares = update.shares.double().clamp_min(0)
-    return update.num_examples * shares / denominator(shares.sum())
 
 
 def _ascended(

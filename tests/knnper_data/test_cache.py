@@ -1,3 +1,5 @@
+"""Decoded data on disc: whole or not there, one process at a time."""
+
 import json
 import os
 import shutil
@@ -14,11 +16,20 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.data.cache import Contents, EntryWriter, cache_root, cached_dataset
+from knnper.data import cache as row_file
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    RowFile,
+    cache_root,
+    cached_dataset,
+    rows_in_parts,
+)
 from knnper.data.examples import Dataset
 from knnper.errors import DataError
 
 TRAIN = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
+
 TEST = TRAIN[:1] + 100
 
 
@@ -74,12 +85,9 @@ def test_examples_are_copies_in_the_order_asked_for() -> None:
     assert torch.equal(examples.images[0], torch.from_numpy(TRAIN[1]))
     examples.images.zero_()
     np.testing.assert_array_equal(load().train.images, TRAIN)
-
-
-def test_no_examples() -> None:
-    examples = load().train.examples_at(np.array([], dtype=np.int64))
-    assert examples.images.shape == (0, 3, 4, 1)
-    assert len(examples) == 0
+    none = load().train.examples_at(np.array([], dtype=np.int64))
+    assert none.images.shape == (0, 3, 4, 1)
+    assert len(none) == 0
 
 
 def test_another_source_is_another_entry() -> None:
@@ -93,6 +101,7 @@ def test_another_source_is_another_entry() -> None:
     [
         ("manifest.json", b""),
         ("manifest.json", b"{}"),
+        ("manifest.json", "other format"),
         ("train_images.npy", b""),
         ("test_labels.npy", b"no array"),
         ("test_images.npy", None),
@@ -111,19 +120,14 @@ def test_a_damaged_entry_is_replaced(
         os.truncate(path, path.stat().st_size - 1)
     elif content == "other shape":
         np.save(path, np.arange(5))
+    elif content == "other format":
+        other = json.loads(path.read_text()) | {"format_version": 99}
+        path.write_text(json.dumps(other))
     else:
         path.write_bytes(content)
     np.testing.assert_array_equal(load().train.images, TRAIN)
     np.testing.assert_array_equal(load().train.labels, [0, 1])
     cached_dataset("toy", {"size": 1}, build_never)
-
-
-def test_another_format_is_replaced(cache_folder: Path) -> None:
-    load()
-    file = entry_of(cache_folder) / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 99}))
-    load()
-    assert json.loads(file.read_text())["format_version"] == 1
 
 
 def test_a_failed_build_leaves_nothing_to_be_seen(cache_folder: Path) -> None:
@@ -193,27 +197,15 @@ def test_threads_that_race_decode_once() -> None:
     assert all(len(dataset.train) == 2 for dataset in found)
 
 
-def test_no_images_is_an_error() -> None:
+def test_no_images_and_full_discs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def build_empty(writer: EntryWriter) -> Contents:
         writer.put_images("test", TEST[:0])
         return Contents(())
 
-    with pytest.raises(DataError, match="no test images"):
-        cached_dataset("toy", {}, build_empty)
-
-
-def test_a_full_disc_is_noticed_beforehand() -> None:
     def build_large(writer: EntryWriter) -> Contents:
         writer.new_images("train", (10**9, 1000, 1000, 3))
         return Contents(())
 
-    with pytest.raises(DataError, match="KNNPER_CACHE"):
-        cached_dataset("toy", {}, build_large)
-
-
-def test_a_full_disc_is_noticed_while_images_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     def build_on(writer: EntryWriter) -> Contents:
         labels = np.zeros(2, dtype=np.int64)
         writer.append_of_client("train", TRAIN, labels, 0)
@@ -221,8 +213,11 @@ def test_a_full_disc_is_noticed_while_images_come(
         writer.append_of_client("train", TRAIN, labels, 1)
         return Contents(("only",))
 
-    with pytest.raises(DataError, match="KNNPER_CACHE"):
-        cached_dataset("toy", {}, build_on)
+    with pytest.raises(DataError, match="no test images"):
+        cached_dataset("toy", {}, build_empty)
+    for build_much in (build_large, build_on):
+        with pytest.raises(DataError, match="KNNPER_CACHE"):
+            cached_dataset("toy", {}, build_much)
 
 
 def test_a_cache_that_cannot_be_written(
@@ -243,3 +238,44 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
     assert cache_root() == Path("/home/someone/.cache/knnper")
+
+
+@pytest.mark.parametrize("counts", [(), (0,), (1,), (3, 0, 2), (9, 99, 999)])
+def test_numpy_reads_what_was_appended(tmp_path: Path, counts: tuple[int, ...]) -> None:
+    path = tmp_path / "rows.npy"
+    rows = np.arange(sum(counts) * 6, dtype=np.int64).reshape(-1, 2, 3)
+    written = RowFile(path, (2, 3), rows.dtype)
+    for part in np.split(rows, np.cumsum(counts)[:-1] if counts else []):
+        written.append(part)
+    assert written.finish() == rows.shape
+    np.testing.assert_array_equal(np.load(path, allow_pickle=False), rows)
+
+
+def test_rows_of_another_shape_are_refused(tmp_path: Path) -> None:
+    file = RowFile(tmp_path / "rows.npy", (2,), np.dtype(np.uint8))
+    with pytest.raises(ValueError, match=r"expected rows \(2,\)"):
+        file.append(np.zeros((1, 3), dtype=np.uint8))
+
+
+def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    path.write_text("mine")
+    with pytest.raises(FileExistsError):
+        RowFile(path, (), np.dtype(np.int64))
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
+def test_parts_are_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(row_file, "_BYTES_AT_ONCE", 15)
+    rows = np.arange(count * 4, dtype=np.uint8).reshape(count, 2, 2)
+    np.save(tmp_path / "rows.npy", rows)
+    parts = list(rows_in_parts(tmp_path / "rows.npy"))
+    assert [len(part) for part in parts] == [3] * (count // 3) + [count % 3] * (
+        count % 3 > 0
+    )
+    assert all(not isinstance(part, np.memmap) for part in parts)
+    found = np.concatenate(parts) if parts else rows
+    np.testing.assert_array_equal(found, rows)

@@ -1,3 +1,5 @@
+"""Image files and folders of them."""
+
 import os
 import shutil
 from collections.abc import Callable
@@ -5,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
-from knnper.data.images import ImageFolderSettings
+from knnper.data.images import ImageFolderSettings, open_image, read_image
 from knnper.errors import DataError
 
 
@@ -54,63 +57,85 @@ def test_more_files_than_one_task_decodes(root: Path) -> None:
 
 def test_resize_and_grey(root: Path) -> None:
     save(root / "train" / "dog" / "large.png", colour(1, (9, 7)))
-    settings = ImageFolderSettings(str(root), image_size=6, channels=1)
-    found = settings.load()
+    found = ImageFolderSettings(str(root), image_size=6, channels=1).load()
     assert found.spec.image_shape == (6, 6, 1)
     grey = round((2 * 299 + 10 * 587 + 20 * 114) / 1000)
     assert np.unique(found.train.images[0]).tolist() == [grey]
 
 
-def test_hidden_files_are_left_out(root: Path) -> None:
+def test_other_files_and_names(root: Path) -> None:
     (root / "train" / ".DS_Store").write_text("")
     (root / "train" / "cat" / ".thumbs").write_text("")
-    assert len(ImageFolderSettings(str(root)).load().train) == 3
+    (root / "test" / "cat").mkdir()
+    save(root / "train" / "cat" / "caf\udce9.png", colour(1))
+    found = ImageFolderSettings(str(root)).load()
+    assert (len(found.train), len(found.test)) == (4, 1)
 
 
 def test_clients_are_the_beginnings_of_names(root: Path) -> None:
-    settings = ImageFolderSettings(str(root), client_separator="_")
-    found = settings.load()
+    found = ImageFolderSettings(str(root), client_separator="_").load()
     assert found.train.client_ids is not None
     assert found.test.client_ids is not None
     assert found.train.client_ids.tolist() == [1, 2, 2]
     assert found.test.client_ids.tolist() == [0]
 
 
-def test_a_name_without_a_client(root: Path) -> None:
-    save(root / "test" / "cat" / "nobody.png", colour(1))
-    settings = ImageFolderSettings(str(root), client_separator="_")
-    with pytest.raises(DataError, match=r"nobody\.png.*'_'"):
-        settings.load()
+def put(root: Path, name: str, content: bytes = b"") -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(content)
 
 
-def test_unequal_sizes_name_both_files(root: Path) -> None:
-    save(root / "test" / "cat" / "odd.png", colour(1, (9, 7)))
-    expected = r"u1_a\.png is 5x4 but .*odd\.png is 7x9.*data\.image_size"
-    with pytest.raises(DataError, match=expected):
-        ImageFolderSettings(str(root)).load()
-
-
-@pytest.mark.parametrize("kept_bytes", [0, 20, -25])
-def test_a_truncated_image_is_named(root: Path, kept_bytes: int) -> None:
+def cut(root: Path, kept_bytes: int) -> None:
     file = save(root / "train" / "dog" / "zz.png", colour(1))
     file.write_bytes(file.read_bytes()[:kept_bytes])
-    with pytest.raises(DataError, match=r"zz\.png cannot be read as an image"):
-        ImageFolderSettings(str(root)).load()
 
 
-def test_an_unreadable_first_image_is_named(root: Path) -> None:
-    (root / "train" / "cat" / "a.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"a\.png cannot be read as an image"):
-        ImageFolderSettings(str(root)).load()
-
-
-def test_what_lies_in_the_wrong_place_is_named(root: Path) -> None:
-    (root / "train" / "cat" / "deeper").mkdir()
-    with pytest.raises(DataError, match="deeper is a folder where an image"):
-        ImageFolderSettings(str(root)).load()
-    (root / "test" / "notes.txt").write_text("")
-    with pytest.raises(DataError, match=r"notes\.txt is a file where a class folder"):
-        ImageFolderSettings(str(root)).load()
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: put(root, "test/bird/a.png"), "no training example has: bird"),
+        (lambda root: shutil.rmtree(root / "train"), r"train is not a .*data\.root"),
+        (lambda root: (root / "test/dog/u0_c.png").unlink(), "test holds no images"),
+        (
+            lambda root: put(root, "train/bird/.hidden"),
+            "train holds no images of the classes bird,",
+        ),
+        (
+            lambda root: save(root / "test/cat/u_odd.png", colour(1, (9, 7))),
+            r"u1_a\.png is 5x4 but .*odd\.png is 7x9.*data\.image_size",
+        ),
+        *(
+            (lambda root, at=at: cut(root, at), r"zz\.png cannot b")
+            for at in (0, 20, -25)
+        ),
+        (
+            lambda root: put(root, "train/cat/a.png", b"nothing"),
+            r"a\.png cannot be read as an image",
+        ),
+        (
+            lambda root: (root / "train/cat/deeper").mkdir(),
+            "deeper is a folder where an image",
+        ),
+        (
+            lambda root: put(root, "test/notes.txt"),
+            r"notes\.txt is a file where a class folder",
+        ),
+        (
+            lambda root: save(root / "train" / "caf\udce9" / "a.png", colour(1)),
+            r"class folder 'caf.udce9', whose name is not",
+        ),
+        (
+            lambda root: save(root / "test/cat/nobody.png", colour(1)),
+            r"nobody\.png.*'_'",
+        ),
+    ],
+)
+def test_what_is_refused(
+    root: Path, change: Callable[[Path], object], message: str
+) -> None:
+    change(root)
+    with pytest.raises(DataError, match=message):
+        ImageFolderSettings(str(root), client_separator="_").load()
 
 
 def test_changed_files_are_decoded_again(root: Path) -> None:
@@ -119,22 +144,6 @@ def test_changed_files_are_decoded_again(root: Path) -> None:
     os.utime(file, ns=(1, 1))
     found = ImageFolderSettings(str(root)).load()
     assert found.test.images[0, 0, 0, 0] == 99
-
-
-def test_a_class_need_not_be_tested_on(root: Path) -> None:
-    (root / "test" / "cat").mkdir()
-    assert len(ImageFolderSettings(str(root)).load().test) == 1
-
-
-def test_a_class_whose_name_is_not_utf8(root: Path) -> None:
-    save(root / "train" / "caf\udce9" / "a.png", colour(1))
-    with pytest.raises(DataError, match=r"class folder 'caf.udce9', whose name is not"):
-        ImageFolderSettings(str(root)).load()
-
-
-def test_a_file_may_have_any_name(root: Path) -> None:
-    save(root / "train" / "cat" / "caf\udce9.png", colour(1))
-    assert len(ImageFolderSettings(str(root)).load().train) == 4
 
 
 def test_test_images_that_are_copies_are_counted(
@@ -148,26 +157,53 @@ def test_test_images_that_are_copies_are_counted(
     assert "2 of 3 test images are copies of training images" in caplog.text
 
 
-def put(root: Path, name: str) -> None:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).touch()
+RAMP = np.arange(0, 4096, 256).reshape(4, 4)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "pixels", "found"),
     [
-        (lambda root: put(root, "test/bird/a.png"), "no training example has: bird"),
-        (lambda root: shutil.rmtree(root / "train"), r"train is not a .*data\.root"),
-        (lambda root: (root / "test/dog/u0_c.png").unlink(), "test holds no images"),
-        (
-            lambda root: put(root, "train/bird/.hidden"),
-            "train holds no images of the classes bird,",
-        ),
+        ("a.png", RAMP.astype(np.uint16), "16-bit"),
+        ("a.tif", RAMP.astype(np.uint16), r"16-bit pixels \(mode I;16\)"),
+        ("a.tif", RAMP.astype(np.int32), "32-bit"),
+        ("a.tif", (RAMP / 4096).astype(np.float32), r"floating-point .*\(mode F\)"),
     ],
 )
-def test_classes_and_splits_that_are_not_there(
-    root: Path, change: Callable[[Path], None], message: str
+def test_pixels_that_would_be_cut_off(
+    tmp_path: Path, name: str, pixels: NDArray[np.generic], found: str, channels: int
 ) -> None:
-    change(root)
-    with pytest.raises(DataError, match=message):
-        ImageFolderSettings(str(root)).load()
+    file = save(tmp_path / name, pixels)
+    expected = rf"{name}: found .*{found}.*, expected 8-bit; scale them to 0-255"
+    with pytest.raises(DataError, match=expected):
+        read_image(file, channels)
+
+
+def test_big_endian_16_bit(tmp_path: Path) -> None:
+    file = tmp_path / "a.tif"
+    Image.frombytes("I;16B", (4, 4), RAMP.astype(">u2").tobytes()).save(file)
+    with pytest.raises(DataError, match="found 16-bit pixels"):
+        read_image(file, 1)
+
+
+def test_a_grey_map_of_more_than_8_bits(tmp_path: Path) -> None:
+    (tmp_path / "a.pgm").write_bytes(b"P5 2 1 4095 " + bytes([0, 1, 15, 255]))
+    with pytest.raises(DataError, match=r"a\.pgm: found 16-bit or 32-bit pixels"):
+        read_image(tmp_path / "a.pgm", 1)
+
+
+def test_eight_bits_are_kept(tmp_path: Path) -> None:
+    pixels = (RAMP // 16).astype(np.uint8)
+    file = save(tmp_path / "a.png", pixels)
+    np.testing.assert_array_equal(read_image(file, 1)[..., 0], pixels)
+    np.testing.assert_array_equal(read_image(file, 3)[..., 2], pixels)
+
+
+def test_what_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = r"a\.png cannot be read as an image: .*; remove or mend it"
+    with pytest.raises(DataError, match=expected), open_image(tmp_path / "a.png"):
+        pass
+    file = save(tmp_path / "a.png", np.zeros((4, 4), dtype=np.uint8))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)
+    with pytest.raises(DataError, match=expected), open_image(file):
+        pass

@@ -12,10 +12,10 @@ from knnper.errors import ConfigError
 from knnper.experiment import Choice
 from knnper.models import (
     MODELS,
+    NORMS,
     FlatModel,
-    LeafCnnSettings,
     MlpSettings,
-    ModelSettings,
+    TolerantBatchNorm2d,
     build_model,
 )
 from knnper.process import import_torchvision
@@ -23,12 +23,8 @@ from knnper.seeding import RandomKey
 
 
 def spec_of(size: int, channels: int, num_classes: int = 5) -> InputSpec:
-    return InputSpec(
-        image_shape=(size, size, channels),
-        num_classes=num_classes,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-    )
+    mean, std = (0.5,) * channels, (0.25,) * channels
+    return InputSpec((size, size, channels), num_classes, mean, std)
 
 
 def build(name: str, spec: InputSpec, seed: int = 1, **settings: Any) -> FlatModel:
@@ -43,8 +39,11 @@ def pictures(spec: InputSpec, count: int) -> Tensor:
 
 
 COLOUR = spec_of(32, 3)
+
 FEATURES = InputSpec((1, 1, 7), 5, (0.5,) * 7, (2.0,) * 7, dtype="float32")
+
 CONSTANT = InputSpec((1, 1, 1), 5, (0.0,), (1.0,), dtype="float32")
+
 TEXT = InputSpec((1, 1, 7), 5, (), (), dtype="token")
 
 every_model = pytest.mark.parametrize(
@@ -108,16 +107,13 @@ def test_leaf_cnn_has_the_layers_of_leaf() -> None:
 
 
 def test_mobilenet_v2_normalises_every_convolution_in_the_chosen_way() -> None:
-    batch = build("mobilenet_v2", COLOUR)
-    group = build("mobilenet_v2", COLOUR, norm="group")
-
-    def count(model: FlatModel, kind: type[nn.Module]) -> int:
-        return sum(isinstance(layer, kind) for layer in model.module.modules())
-
-    assert count(batch, nn.BatchNorm2d) == 52
-    assert count(batch, nn.GroupNorm) == 0
-    assert count(group, nn.BatchNorm2d) == 0
-    assert count(group, nn.GroupNorm) == 52
+    for norm, kind in (("batch", nn.BatchNorm2d), ("group", nn.GroupNorm)):
+        layers = list(build("mobilenet_v2", COLOUR, norm=norm).module.modules())
+        norms = [
+            one for one in layers if isinstance(one, nn.BatchNorm2d | nn.GroupNorm)
+        ]
+        assert len(norms) == 52
+        assert all(isinstance(one, kind) for one in norms)
 
 
 def test_the_small_resnet_has_four_convolutions_and_a_residual_block() -> None:
@@ -238,11 +234,37 @@ def test_inputs_of_another_kind_are_refused(
     assert "choose another model" in str(caught.value)
 
 
-def test_settings_of_another_model_are_refused() -> None:
-    with pytest.raises(TypeError, match="tiny_cnn takes TinyCnnSettings, found Leaf"):
-        build_model(Choice("tiny_cnn", LeafCnnSettings()), spec_of(8, 1), RandomKey(1))
+@pytest.fixture
+def layer() -> TolerantBatchNorm2d:
+    layer = TolerantBatchNorm2d(2, eps=0.0)
+    layer.running_mean = torch.tensor([1.0, -1.0])
+    layer.running_var = torch.tensor([4.0, 0.25])
+    return layer.train()
 
 
-def test_every_entry_takes_a_weights_file() -> None:
-    types = [entry.settings_type for entry in MODELS.values()]
-    assert all(issubclass(one, ModelSettings) for one in types)
+def test_a_single_value_is_normalised_with_the_running_statistics_that_stay(
+    layer: TolerantBatchNorm2d,
+) -> None:
+    value = torch.tensor([3.0, 0.0]).view(1, 2, 1, 1)
+    assert layer(value).flatten().tolist() == [1.0, 2.0]  # (3-1)/2, (0+1)/0.5
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    assert layer.running_mean.tolist() == [1.0, -1.0]
+    assert layer.running_var.tolist() == [4.0, 0.25]
+    assert torch.equal(layer.eval()(value), layer.train()(value))
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 1, 1), (1, 2, 1, 2)])
+def test_several_values_are_normalised_as_ever(shape: tuple[int, ...]) -> None:
+    values = torch.arange(4.0).view(shape) ** 2
+    ours, theirs = TolerantBatchNorm2d(2).train(), nn.BatchNorm2d(2).train()
+    assert torch.equal(ours(values), theirs(values))
+    assert ours.running_mean is not None
+    assert theirs.running_mean is not None
+    assert torch.equal(ours.running_mean, theirs.running_mean)
+
+
+def test_group_norm_has_eight_groups() -> None:
+    layer = NORMS["group"](16)
+    assert isinstance(layer, nn.GroupNorm)
+    assert (layer.num_groups, layer.num_channels) == (8, 16)

@@ -13,35 +13,21 @@ from torch.nn import functional
 from knnper.data.examples import Examples, InputSpec
 from knnper.errors import ConfigError
 from knnper.experiment import Choice, TrainingSettings, load_experiment
-from knnper.models import MlpSettings, StackedLstmSettings
+from knnper.models import MlpSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.agnostic import shares_and_losses
 from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.predictors import ModelPredictor, evaluate
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task, evaluate
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedem import example_losses
 from knnper.strategies.hypcluster import ClusterModels, best_position
 from knnper.strategies.qfedavg import mean_loss
+from tests.strategies.tiny import text_task
 
-TEXT = InputSpec((1, 1, 5), 4, (), (), dtype="token")
 KEY = RandomKey(4)
-
-
-def text_task(*, all_positions: bool = True, **training: Any) -> Task:
-    settings = StackedLstmSettings(
-        character_dim=4, hidden_dim=8, num_layers=1, all_positions=all_positions
-    )
-    return build_task(
-        Choice("stacked_lstm", settings),
-        TrainingSettings(batch_size=8, **training),
-        TEXT,
-        KEY,
-        evaluation_batch_size=16,
-    )
 
 
 def counting(count: int, seed: int) -> Examples:
