@@ -26,7 +26,6 @@ from knnper.client.state import (
     SiteStateError,
     TunedOn,
     claim,
-    names_of,
     pending_serving,
     read_pending,
     read_serving,
@@ -240,7 +239,7 @@ def build(
         keep_model(places, model)
         draft.rename(places.store)
         sync_to_disc(places.folder)
-        Offered(places).add(names_of(data.train, data.validation))
+        Offered(places).add(data.train.names + data.validation.names)
         write_serving(places.serving, decided.serving)
     places.drafts.rmdir()
     return decided

@@ -141,11 +141,6 @@ class Offered:
         write_atomically(self._path, json.dumps(document))
 
 
-def names_of(*splits: NamedExamples) -> tuple[str, ...]:
-    """Return the names of all examples, in order."""
-    return tuple(name for split in splits for name in split.names)
-
-
 def _digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
 
