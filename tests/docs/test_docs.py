@@ -129,6 +129,14 @@ def test_commands_can_be_typed(page: str, listings: Listings) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_files_in_commands_exist(page: str, listings: Listings) -> None:
+    for words in commands(page, listings):
+        code = {one for one in words if re.fullmatch(r"(tests|strategies)/.+", one)}
+        there = {one for one in code if (ROOT / one).exists()}
+        assert code - there <= YET_TO_BE_WRITTEN, words
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_text_exist(page: str) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, click.Group)
