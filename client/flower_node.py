@@ -269,9 +269,9 @@ def _connect(
 
 
 def _connect_task(address: str, token: str) -> RuntimeHttpClient:
-    retries, known = (
-        make_simple_http_retry_invoker(),
+    known, retries = (
         RuntimeTokenHttpInterceptor(token),
+        make_simple_http_retry_invoker(),
     )
     return _connect(address, "flwr-clientapp", known, retry_invoker=retries)
 
