@@ -115,7 +115,9 @@ class Packer:
         self._in_use.clear()
 
     def _pack(self, name: str, record: object) -> Packed:
-        packed = self._find(record) or pack(record, self._shared_folder)
+        known = self._latest.values()
+        same = next((packed for one, packed in known if is_same(one, record)), None)
+        packed = same or pack(record, self._shared_folder)
         self._use(packed)
         # What was packed last is in use too: the next request may be for the same.
         self._use(packed)
@@ -124,12 +126,6 @@ class Packer:
         if before is not None:
             self._release(before)
         return packed
-
-    def _find(self, record: object) -> Packed | None:
-        for latest, packed in self._latest.values():
-            if is_same(latest, record):
-                return packed
-        return None
 
     def _use(self, packed: Packed) -> None:
         self._in_use[id(packed)] = packed
