@@ -224,7 +224,12 @@ def run_message(
     client = _connect_task(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
-    message, context, run, fab = _pull_task_input(client)
+    # As Flower does, but without its whole second between two tries.
+    pull = functools.partial(
+        pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S
+    )
+    with mock.patch.object(run_clientapp, "pull_and_inflate_object_from_tree", pull):
+        message, context, run, fab = run_clientapp.pull_task_input(client)
     asked = message_to_proto(remove_content_from_message(message))
     on_pulled(asked.SerializeToString())
     try:
@@ -274,15 +279,6 @@ def _connect_task(address: str, token: str) -> RuntimeHttpClient:
         make_simple_http_retry_invoker(),
     )
     return _connect(address, "flwr-clientapp", known, retry_invoker=retries)
-
-
-def _pull_task_input(client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab]:
-    """Pull as Flower does, but without its whole second between two tries."""
-    pull = functools.partial(
-        pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S
-    )
-    with mock.patch.object(run_clientapp, "pull_and_inflate_object_from_tree", pull):
-        return run_clientapp.pull_task_input(client)
 
 
 def _asked(client: RuntimeHttpClient, pulled: bytes) -> Message:

@@ -31,7 +31,7 @@ from knnper.files import write_atomically
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, Reply, Request
+from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Member, Roster, RunFolder
@@ -332,36 +332,24 @@ class SerialFederation(Federation):
 
     runtime: ClientRuntime
 
-    def exchange(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        requests: Iterable[Request],
-    ) -> Iterator[Reply]:
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """See `Federation.exchange`."""
         for request in requests:
             try:
-                record = self._answer(purpose, server_round, keep_rounds, request)
+                record = self._answer(step, request)
             except KnnPerError as error:
                 yield Reply(request.clients, None, str(error))
             else:
                 yield Reply(request.clients, canonical(record))
 
-    def _answer(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        request: Request,
-    ) -> Any:
+    def _answer(self, step: Step, request: Request) -> Any:
         clients, payload = request.clients, canonical(request.payload)
-        if purpose is Purpose.TRAIN:
+        if step.purpose is Purpose.TRAIN:
             (client,), (state_round,) = clients, request.state_rounds
             return self.runtime.train(
-                client, payload, server_round, state_round, keep_rounds
+                client, payload, step.server_round, state_round, step.keep_rounds
             )
-        if purpose is Purpose.VALIDATE:
+        if step.purpose is Purpose.VALIDATE:
             return self.runtime.validate(clients, payload)
         reference, rounds = canonical(request.reference), request.state_rounds
         return self.runtime.personalize(clients, payload, reference, rounds)
