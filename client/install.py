@@ -76,7 +76,7 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
     save_model,
 )
-from knnper.strategies.core.predictors import Evaluation, score
+from knnper.strategies.core.task import Evaluation, score
 from knnper.strategies.knn_per import (
     KnnSettings,
     Tuned,

@@ -558,15 +558,14 @@ class _ExperimentLoader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
+            problem = None
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(
-                    problem="a key must be plain text", problem_mark=key.start_mark
-                )
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} occurs twice; keep one of the two",
-                    problem_mark=key.start_mark,
-                )
+                problem = "a key must be plain text"
+            elif key.value in seen:
+                problem = f"the key {key.value!r} occurs twice; keep one of the two"
+            if problem is not None:
+                mark = key.start_mark
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
             seen.add(key.value)
         return node
 
@@ -609,9 +608,7 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.YAMLError as error:
         raise ConfigError([_as_problem(error)], source) from error
     except (TypeError, ValueError, RecursionError) as error:
-        message = (
-            f"holds a value that is not text, a number, a list or the like: {error}"
-        )
+        message = f"holds a value that is not text, a number, a list or so: {error}"
         raise ConfigError([Problem("document", message)], source) from error
     return value
 
@@ -704,14 +701,12 @@ def read_experiment(
     path: Path, catalogue: Catalogue, overrides: Sequence[str] = ()
 ) -> Experiment:
     """Return the experiment that the YAML file at ``path`` describes."""
-    source = str(path)
-    document = read_yaml(path)
+    source, document = str(path), read_yaml(path)
     if document is None:
         message = f"the file is empty; expected the keys {', '.join(SECTIONS)}"
         raise ConfigError([Problem(source, message)], source)
-    return load_experiment(
-        document, catalogue, overrides, with_overrides(source, overrides)
-    )
+    source = with_overrides(source, overrides)
+    return load_experiment(document, catalogue, overrides, source)
 
 
 def load_experiment(

@@ -44,9 +44,8 @@ from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import Method, Personalizer
-from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task, evaluate
 from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
 from knnper.strategies.fine_tuning import one_model
 from knnper.strategies.mapper import Cover

@@ -44,8 +44,8 @@ from knnper.experiment import (
 )
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import ModelPredictor
 from knnper.strategies.core.training import (
     Batch,
     LocalModel,

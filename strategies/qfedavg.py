@@ -31,7 +31,7 @@ from knnper.experiment import NonNegativeFloat, PositiveFloat, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import wrong_shape
-from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState, Record
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 
@@ -84,21 +84,13 @@ class QFedAvg(FedAvg):
     def init(self, clients: Sequence[str], rng: RandomKey) -> QFedAvgState:
         return QFedAvgState(self.task.initial_weights, 0)
 
-    def client_update(
-        self,
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, QFedAvgUpdate]:
+    def local_update(
+        self, payload: ModelPayload, data: ClientData, rate: float, rng: RandomKey
+    ) -> QFedAvgUpdate:
         loss = mean_loss(self.task, payload.weights, data.train)
-        rate = self.task.training.learning_rate_at(server_round)
         trained = self.train(payload.weights, data.train, rate, rng)
         num_examples = len(data.train)
-        return NoState(), QFedAvgUpdate(
-            trained.weights, num_examples, trained.train_loss, loss
-        )
+        return QFedAvgUpdate(trained.weights, num_examples, trained.train_loss, loss)
 
     def aggregate(
         self, state: QFedAvgState, updates: Updates[QFedAvgUpdate]

@@ -325,6 +325,11 @@ def cache_root() -> Path:
     return Path(user_cache).expanduser().absolute() / "knnper"
 
 
+def download_folder(root: str | None) -> Path:
+    """Return the absolute ``root``; without one, ``downloads`` in the cache."""
+    return Path(root).expanduser().absolute() if root else cache_root() / "downloads"
+
+
 def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
     """Return the data set from the cache, which ``build`` fills where it is not there.
 

@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from knnper.data.cache import Contents, EntryWriter, Split, cache_root, cached_dataset
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    Split,
+    cached_dataset,
+    download_folder,
+)
 from knnper.data.dividing import DividingSettings, mark_tested
 from knnper.data.examples import DataFormat, Dataset
 from knnper.data.text import CHARACTER_NAMES, UnknownCharacters, encode
@@ -488,12 +494,6 @@ class FemnistHubSettings(DividingSettings, DataFormat):
 
     root: str | None = None
 
-    def folder(self) -> Path:
-        """Return the absolute ``root``."""
-        if self.root is None:
-            return cache_root() / "downloads"
-        return Path(self.root).expanduser().absolute()
-
     def load(self) -> Dataset:
         """Return FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
 
@@ -502,7 +502,7 @@ class FemnistHubSettings(DividingSettings, DataFormat):
         """
 
         def build(writer: EntryWriter) -> Contents:
-            users = _writers(_all_rows(self.folder()))
+            users = _writers(_all_rows(download_folder(self.root)))
             write_parts(writer, divided(users, self))
             return Contents(WRITTEN_CHARACTERS)
 

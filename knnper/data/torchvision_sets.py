@@ -16,7 +16,13 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.data.cache import Contents, EntryWriter, Split, cache_root, cached_dataset
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    Split,
+    cached_dataset,
+    download_folder,
+)
 from knnper.data.examples import DataFormat, Dataset
 from knnper.errors import DataError
 from knnper.process import import_torchvision
@@ -175,12 +181,6 @@ class DownloadSettings(DataFormat):
     root: str | None = None
     download: bool = False
 
-    def folder(self) -> Path:
-        """Return the absolute ``root``."""
-        if self.root is None:
-            return cache_root() / "downloads"
-        return Path(self.root).expanduser().absolute()
-
 
 @dataclass(frozen=True)
 class EmnistSettings(DownloadSettings):
@@ -217,7 +217,7 @@ class EmnistSettings(DownloadSettings):
             return Contents(class_names)
 
         # What the official files hold never changes.
-        source = {"root": str(self.folder()), "split": self.split}
+        source = {"root": str(download_folder(self.root)), "split": self.split}
         return cached_dataset("emnist", source, build)
 
 
@@ -268,7 +268,8 @@ def _load(
     def build(writer: EntryWriter) -> Contents:
         return Contents(_write_splits(writer, class_name, settings), coarse_of)
 
-    return cached_dataset(settings.name, {"root": str(settings.folder())}, build)
+    source = {"root": str(download_folder(settings.root))}
+    return cached_dataset(settings.name, source, build)
 
 
 def _write_splits(
@@ -283,7 +284,7 @@ def _write_splits(
     """Store both splits of a torchvision data set; return its class names."""
     splits: tuple[Split, ...] = ("train", "test")
     with contextlib.ExitStack() as stack:
-        root = settings.folder()
+        root = download_folder(settings.root)
         files = _files_of(_type_of(class_name), **arguments)
         try:
             root = stack.enter_context(unpacked(files, root))

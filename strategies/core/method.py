@@ -17,7 +17,6 @@ from knnper.errors import Problem
 from knnper.experiment import Experiment, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
-from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import (
     ModelPayload,
     ModelState,
@@ -25,7 +24,7 @@ from knnper.strategies.core.records import (
     NoState,
     Record,
 )
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import LocalResult, local_sgd
 
 AS_IT_IS = "none"
@@ -197,8 +196,17 @@ class Method:
         None on its first visit. ``data``: Its splits. ``server_round``: From 1.
         """
         rate = self.task.training.learning_rate_at(server_round)
+        return NoState(), self.local_update(payload, data, rate, rng)
+
+    def local_update(
+        self, payload: Any, data: ClientData, rate: float, rng: RandomKey
+    ) -> Any:
+        """Return the update of a client that keeps nothing between rounds.
+
+        ``rate``: The learning rate of the round.
+        """
         trained = self.train(payload.weights, data.train, rate, rng)
-        return NoState(), trained.update(len(data.train))
+        return trained.update(len(data.train))
 
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey

@@ -20,7 +20,7 @@ from knnper.server.results import (
     training_summary,
     write_clients_csv,
 )
-from knnper.strategies.core.predictors import (
+from knnper.strategies.core.task import (
     NUM_CALIBRATION_BINS,
     ClientResult,
     Evaluation,

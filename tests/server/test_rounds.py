@@ -25,8 +25,8 @@ from knnper.server.rounds import (
 from knnper.server.run_folder import Checkpoint, CheckpointFolder, Member, Roster
 from knnper.server.screening import ExplodedError
 from knnper.strategies.core.method import Method, UpdateProblem
-from knnper.strategies.core.predictors import NUM_CALIBRATION_BINS, Evaluation
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.task import NUM_CALIBRATION_BINS, Evaluation
 from knnper.transport.messages import Purpose
 
 CLIENTS = ("a", "b", "c", "d")

@@ -26,8 +26,8 @@ from knnper.server.run_folder import (
     rounds_in,
 )
 from knnper.server.screening import Norms
-from knnper.strategies.core.predictors import ClientResult, Evaluation
 from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.task import ClientResult, Evaluation
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,19 @@ from knnper.datastore.prediction import (
     adapted,
 )
 from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
-from knnper.datastore.tuning import EvidenceName, PriorPoint, TuningSettings
+from knnper.datastore.tuning import (
+    PAPER_KNN_WEIGHTS,
+    EvidenceName,
+    PriorPoint,
+    TuningSettings,
+)
 from knnper.errors import ConfigError
 from knnper.experiment import Choice, TrainingSettings
 from knnper.models import TinyCnnSettings, build_model
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, NoSettings
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuningSettings
@@ -123,7 +127,6 @@ def test_the_neighbours_alone_equal_the_oracle(
     data = client(40, 9)
     test = draw("test", 70)
     weights = TASK.initial_weights
-
     expected = oracle(
         stored_by(weights, data),
         data.train_and_validation().labels,
@@ -142,7 +145,6 @@ def test_the_global_model_alone_is_fedavg_bit_for_bit(num_images: int) -> None:
     ours = knn_per(TASK, settings).personalize(payload, None, data, rng)
     theirs = FedAvg(TASK, NoSettings()).personalize(payload, None, data, rng)
     images = draw("test", num_images).images
-
     assert torch.equal(ours(images), theirs(images))
 
 
@@ -153,7 +155,6 @@ def test_both_ends_and_the_middle_mix_the_same_two_distributions() -> None:
         served(data, KnnSettings(knn_weights=(knn_weight,)))(images)
         for knn_weight in (1.0, 0.3, 0.0)
     )
-
     torch.testing.assert_close(middle, 0.3 * knn + 0.7 * alone)
     torch.testing.assert_close(middle.sum(dim=1), torch.ones(50))
 
@@ -170,7 +171,6 @@ def test_images_are_embedded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     data = client(20, 5)
     predictor = served(data, KnnSettings())
     predictor(draw("test", 7).images)
-
     assert sorted(seen) == [5, 7, 20]
 
 
@@ -181,7 +181,6 @@ def test_a_client_without_data_serves_the_global_model(
     data = client(0, 0)
     predictor = served(data, KnnSettings(knn_weights=knn_weights))
     images = draw("test", 50).images
-
     assert torch.equal(
         predictor(images), TASK.probabilities(TASK.initial_weights, images)
     )
@@ -200,7 +199,6 @@ def test_one_example_is_the_neighbour_of_everything(
     predictor = served(data, KnnSettings(knn_weights=(0.5,), tuning=tuning))
     images = draw("test", 5).images
     alone = TASK.probabilities(TASK.initial_weights, images)
-
     assert predictor.describe()["num_stored"] == 1
     assert bool((predictor(images)[:, label] >= 0.5).all())
     torch.testing.assert_close(
@@ -215,7 +213,6 @@ def test_the_index_that_is_set_is_searched() -> None:
         served(data, KnnSettings(knn_weights=(1.0,), store=store))
         for store in (StoreSettings(), StoreSettings(index=ScalarSettings()))
     )
-
     # 8 bits a number move the votes, but few of them to another label.
     found, expected = coarse(images), exact(images)
     assert not torch.equal(found, expected)
@@ -231,7 +228,6 @@ def test_any_index_leaves_examples_out(name: str) -> None:
     image = draw("train", 1).images
     examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
     data = ClientData(examples, draw("validation", 0))
-
     assert served(data, settings).describe()["knn_weight"] == 0.0
 
 
@@ -241,7 +237,6 @@ def test_the_policy_says_what_is_stored() -> None:
     store = StoreSettings("fifo", capacity=12)
     settings = KnnSettings(knn_weights=(1.0,), store=store)
     kept = served(data, settings)
-
     assert kept.describe()["num_stored"] == 12.0
     weights = TASK.initial_weights
     last = stored_by(weights, data)[28:]
@@ -374,7 +369,6 @@ def test_the_weight_is_tuned_with_the_training_split_only() -> None:
         (scores.argmax(axis=1) == mislabelled.labels.numpy()).sum()
         for scores in (model, knn)
     ]
-
     assert num_right[1] <= num_right[0]  # so that 0 is right, and self-matches wrong
     assert served(data, grid).describe() == {
         "knn_weight": 0.0,
@@ -417,11 +411,19 @@ def test_without_evidence_the_client_does_as_expected_of_its_size(
 
 
 @pytest.mark.parametrize(
-    ("evidence", "num_held_out", "num_left_out"),
-    [("validation", 9, 0), ("leave_one_out", 0, 29), ("auto", 0, 29)],
+    ("evidence", "num_held_out", "num_left_out", "weights"),
+    [
+        ("validation", 9, 0, PAPER_KNN_WEIGHTS),
+        ("leave_one_out", 0, 29, PAPER_KNN_WEIGHTS),
+        ("auto", 0, 29, PAPER_KNN_WEIGHTS),
+        ("auto", 0, 0, (0.7,)),  # where all is fixed nothing is scored
+    ],
 )
 def test_what_was_chosen_and_on_what_is_reported(
-    evidence: EvidenceName, num_held_out: int, num_left_out: int
+    evidence: EvidenceName,
+    num_held_out: int,
+    num_left_out: int,
+    weights: tuple[float, ...],
 ) -> None:
     tuning = TuningSettings(
         evidence=evidence,
@@ -430,28 +432,13 @@ def test_what_was_chosen_and_on_what_is_reported(
         kernel_scale_grid=(0.5,),
     )
     data = client(20, 9)
-    described = {**served(data, KnnSettings(tuning=tuning)).describe()}
-
-    assert described.pop("knn_weight") in KnnSettings().knn_weights
+    settings = KnnSettings(knn_weights=weights, tuning=tuning)
+    described = {**served(data, settings).describe()}
+    assert described.pop("knn_weight") in weights
     assert described == {
         "num_stored": 29,
         "num_held_out": num_held_out,
         "num_left_out": num_left_out,
-        "num_neighbors": 4,
-        "kernel_scale": 0.5,
-    }
-
-
-def test_where_all_is_fixed_nothing_is_scored() -> None:
-    tuning = TuningSettings(num_neighbors_grid=(4,), kernel_scale_grid=(0.5,))
-    settings = KnnSettings(knn_weights=(0.7,), tuning=tuning)
-    data = client(20, 9)
-
-    assert served(data, settings).describe() == {
-        "knn_weight": 0.7,
-        "num_stored": 29,
-        "num_held_out": 0,
-        "num_left_out": 0,
         "num_neighbors": 4,
         "kernel_scale": 0.5,
     }
@@ -467,20 +454,8 @@ def test_enough_validation_examples_are_preferred(
     tuning = TuningSettings(evidence="auto", min_validation=10)
     data = client(num_train, num_validation)
     described = served(data, KnnSettings(tuning=tuning)).describe()
-
     scored = (described["num_held_out"], described["num_left_out"])
     assert scored == (num_held_out, num_left_out)
-
-
-def test_a_stored_example_is_no_evidence_for_itself() -> None:
-    # All images are equal and their labels differ: each is wrong about every other.
-    image = draw("train", 1).images
-    examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
-    tuning = TuningSettings(evidence="leave_one_out")
-    settings = KnnSettings(num_neighbors=1, knn_weights=(0.0, 1.0), tuning=tuning)
-    data = ClientData(examples, draw("validation", 0))
-
-    assert served(data, settings).describe()["knn_weight"] == 0.0
 
 
 def test_the_chosen_combination_is_served() -> None:
@@ -499,7 +474,6 @@ def test_the_chosen_combination_is_served() -> None:
         knn_weights=(chosen["knn_weight"],),
     )
     images = draw("test", 30).images
-
     assert chosen["num_neighbors"] in tuning.num_neighbors_grid
     assert torch.equal(served(data, fixed)(images), tuned(images))
 
@@ -531,7 +505,6 @@ def test_without_strengths_it_is_the_papers(tuning: TuningSettings) -> None:
         served(data, KnnSettings(tuning=tuning, class_prior=one))
         for one in (ClassPriorSettings(), neutral)
     )
-
     assert torch.equal(paper(images), same(images))
     assert paper.describe() == same.describe()
     assert "class_prior" not in same.describe()
@@ -544,7 +517,6 @@ def test_what_is_served_mixes_the_adapted_model() -> None:
     images, weights = draw("test", 20).images, TASK.initial_weights
     settings = KnnSettings(knn_weights=(0.3,), class_prior=PRIOR)
     predictor = served(data, settings)
-
     both = data.train_and_validation()
     counts = torch.bincount(both.labels, minlength=NUM_CLASSES)[None]
     alone = adapted(TASK.probabilities(weights, images), counts, ClassPrior(PRIOR))
@@ -560,7 +532,6 @@ def test_it_is_used_where_it_predicts_the_clients_examples() -> None:
     test = of_classes(draw("test", 100), 0, 1)
     data = ClientData(of_classes(draw("train", 60), 0, 1), draw("validation", 0))
     predictor = served(data, settings)
-
     before = TASK.probabilities(TASK.initial_weights, test.images)
     after = predictor.explain(test.images).adapted_probabilities
     assert after is not None
@@ -630,7 +601,6 @@ def test_clients_of_few_examples_and_of_one_class_are_served(
     )
     images = draw("test", 7).images
     predictor = served(ClientData(one_class, validation), settings)
-
     found = predictor(images)
     torch.testing.assert_close(found.sum(dim=1), torch.ones(7))
     if sum(sizes) == 0:
@@ -643,7 +613,6 @@ def test_an_example_that_is_left_out_does_not_count_for_itself() -> None:
     store = memory_store(torch.tensor([[0.0], [1.0], [2.0]]), labels, 3)
     one = ClassPriorSettings((3.0,))
     evidence = left_out_evidence(store, torch.tensor([2, 0]), three_shares, 2, one)
-
     # The third sees (2, 0, 0), the first (1, 1, 0): q = (3, 1, 1) / 5, (2, 2, 1) / 5.
     expected = torch.tensor([[1.5, 0.3, 0.2], [1.0, 0.6, 0.2]])
     expected /= expected.sum(dim=1, keepdim=True)
@@ -657,7 +626,6 @@ def test_validation_examples_do_not_count_before_they_are_stored() -> None:
     validation = NewExamples(torch.ones((1, 1)), torch.tensor([2]))
     one = ClassPriorSettings((3.0,))
     evidence = validation_evidence(store, validation, three_shares, 2, one)
-
     expected = torch.tensor([[1.5, 0.3, 0.2]]) / 2
     found = evidence.adapted(1.0).queries.probabilities
     torch.testing.assert_close(found, expected)
@@ -684,7 +652,6 @@ def test_a_model_that_is_too_shy_is_sharpened(
     data = NewExamples(embeddings, labels)
     nothing = NewExamples(embeddings[:0], labels[:0])
     tuned = remember(store, data, nothing, shy, settings)
-
     chosen = ClassPrior(settings.class_prior, expected)
     assert tuned.choice.class_prior == chosen
     predictor = tuned.predictor(lambda x: x, shy, store, settings)

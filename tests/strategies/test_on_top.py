@@ -14,8 +14,7 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
-from knnper.strategies.core.predictors import EmbeddingPredictor, ModelPredictor
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import EmbeddingPredictor, ModelPredictor, Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import KnnSettings, LocalMemory, memorize
 from knnper.strategies.local import Local, LocalSettings

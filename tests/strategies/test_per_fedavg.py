@@ -94,7 +94,6 @@ def test_the_hessian_product_is_that_of_double_differentiation() -> None:
         return torch.zeros(())
 
     local_sgd(task, weights, data, 0.1, KEY, num_epochs=1, local_step=step)
-
     inputs = task.normalize(data.images).flatten(start_dim=1)
 
     def loss(flat: Tensor) -> Tensor:

@@ -117,7 +117,6 @@ def test_every_class_has_a_leaf_of_its_own(
     embeddings = torch.from_numpy(generator.integers(0, num_places, (20, 2))).float()
     labels = torch.from_numpy(generator.integers(0, num_classes, 20))
     tree = class_tree(embeddings, labels)
-
     assert tree.classes == tuple(sorted(set(labels.tolist())))
     assert len(tree.splits) == len(tree.classes) - 1
     paths = {
@@ -180,9 +179,7 @@ def test_opposite_points_by_hand() -> None:
         omega = math.tanh(c / 2) / (2 * c)
     points = torch.tensor([[1.0], [-1.0]])
     covariance = Kernel("linear", s, 1.0).matrix(points, points)
-
     found = posterior(covariance, tensor(1.0, -1.0), num_iterations=200)
-
     v = 1 / (1 / s + 2 * omega)
     assert found.precision.tolist() == pytest.approx([omega, omega])
     assert found.mean.tolist() == pytest.approx([v, -v])
@@ -523,7 +520,6 @@ def test_one_round_by_hand() -> None:
     task = scaled_task(learning_rate=rate, batch_size=2)
     clients = {"a": client({(1, 0): 0, (1, 1): 1}), "b": client({(1, 0): 2})}
     state, _ = run_rounds(PFedGP(task, LINEAR), clients, num_rounds=1)
-
     omega = one_iteration()
     by_a = two_point_loss(1 + step, 1, omega) - two_point_loss(1 - step, 1, omega)
     by_b = two_point_loss(1, 1 + step, omega) - two_point_loss(1, 1 - step, omega)

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import local_sgd, pull
 from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
@@ -53,7 +52,6 @@ def test_a_round_by_hand() -> None:
     task = linear_task(learning_rate=0.5, local_steps=2)
     method = Ditto(task, DittoSettings(prox_weights=(2.0, 0.0)))
     state, memory = run_rounds(method, {"a": white([0])}, num_rounds=1)
-
     # Models (y, -y) with slope -σ(-2 y). w: y = ¼, then ¼ + ½ σ(-½).
     expected = 0.25 + 0.5 * share(0.25)
     assert state.weights.tolist() == pytest.approx([expected, -expected])
@@ -225,7 +223,6 @@ def test_one_step_a_round_is_the_algorithm() -> None:
     clients = {"a": white([0, 0]), "b": white([1, 1])}
     method, num_rounds = L2GD(task, settings), 12
     state, memory = run_rounds(method, clients, num_rounds)
-
     of_a, of_b, seen = 0.0, 0.0, set()
     for server_round in range(1, num_rounds + 1):
         heads = next(coins(state.seed, server_round, 0.4))
