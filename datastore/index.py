@@ -19,7 +19,6 @@ from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 
 Vectors = NDArray[np.float32]
 Slots = NDArray[np.intp]
-
 NOTHING = -1
 """The id that pads a row of candidates where fewer were found."""
 NUM_SPARE = 4

@@ -318,7 +318,6 @@ class ReservoirPolicy(Policy):
 
 
 PolicyName = Literal["fixed", "fifo", "concatenate", "reservoir", "class_balanced"]
-
 POLICIES: Mapping[PolicyName, Policy] = {
     "fixed": FixedPolicy(),
     "fifo": FifoPolicy(),
@@ -330,7 +329,6 @@ POLICIES: Mapping[PolicyName, Policy] = {
 
 NAME_BYTES = 96
 """Kept for an example's label, time and external id, the last one twice."""
-
 FILLED = 0.85
 """Share of the budget that a compact database takes at most. Examples that are evicted
 here and there leave holes; the rest is room for them, before the database is compacted.

@@ -31,7 +31,6 @@ def ids(store: StoreReader) -> list[int]:
 
 
 IMAGE_SHAPE, IMAGE_DIM = (4, 4, 3), 6
-
 IMAGES = StoreSpec(3, InputLayout(IMAGE_SHAPE), ("cat", "dog", "fox"))
 
 

@@ -18,7 +18,6 @@ from tests.datastore.damaged_store import left_by_a_kill, log_in
 from tests.datastore.small_store import small_store, some
 
 Work = Callable[[Path], Iterator[object]]
-
 _FORK = multiprocessing.get_context("fork")
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _PRIVATE = 1, 32, 4096, 16384 | 1 << 18

@@ -61,9 +61,9 @@ def test_search_equals_brute_force(num_queries: int, num_neighbors: int) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(
-    values=st.lists(st.integers(-2, 2), min_size=1, max_size=60),
+    values=st.lists(st.integers(-2, 2), min_size=1, max_size=200),
     asked=st.lists(st.integers(-3, 3), min_size=1, max_size=25),
-    num_neighbors=st.integers(1, 70),
+    num_neighbors=st.integers(1, 120),
 )
 def test_ties_go_to_the_smaller_id(
     values: list[int], asked: list[int], num_neighbors: int
@@ -85,15 +85,6 @@ def test_distances_that_are_equal_in_float32_only_are_told_apart() -> None:
     assert store.search(torch.zeros(1, 2), 3).ids.tolist() == [[40, 39, 38]]
 
 
-def test_many_ties_go_to_the_smaller_ids() -> None:
-    embeddings = normal("store", 300, 1).sign()
-    store = memory_store(embeddings, torch.zeros(300, dtype=torch.int64), 1)
-    queries = normal("queries", 20, 1)
-    assert np.array_equal(
-        store.search(queries, 120).ids.numpy(), brute_force(embeddings, queries, 120)[1]
-    )
-
-
 def test_ties_that_float32_breaks_go_to_the_smaller_id() -> None:
     # Permuted coordinates: their squares sum up to the same number in any order,
     # but not in float32.
@@ -106,15 +97,12 @@ def test_ties_that_float32_breaks_go_to_the_smaller_id() -> None:
 
 
 def test_a_query_does_not_depend_on_the_other_queries() -> None:
-    store = memory_store(
-        normal("store", 200, 33), torch.zeros(200, dtype=torch.int64), 1
-    )
-    queries = normal("queries", 45, 33)
+    labels, queries = torch.zeros(200, dtype=torch.int64), normal("queries", 45, 33)
+    store = memory_store(normal("store", 200, 33), labels, 1)
     together = store.search(queries, 12)
     alone = [store.search(query[None], 12) for query in queries]
-    assert torch.equal(
-        together.squared_distances, torch.cat([one.squared_distances for one in alone])
-    )
+    distances = torch.cat([one.squared_distances for one in alone])
+    assert torch.equal(together.squared_distances, distances)
     assert torch.equal(together.ids, torch.cat([one.ids for one in alone]))
 
 
