@@ -12,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 from pydantic_core import to_jsonable_python
 
-from knnper.data.examples import Dataset, InputDtype, LabelledArrays
+from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.site_data import SITES, sites_settings, task_of
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
@@ -29,11 +29,6 @@ from knnper.simulation.partition.schemes import (
 # ``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
 # least, where there is any, is left to train on.
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
-
-
-def hold_out_for(dtype: InputDtype) -> HoldOut:
-    """Return how samples of inputs of this type are held out."""
-    return hold_out_last if dtype == "token" else hold_out_any
 
 
 def hold_out_any(
@@ -166,7 +161,7 @@ def make_partition(
     assignment = assign_part(
         dataset, rest, test, lambda one: split(one, settings, key.child("assignment"))
     )
-    hold_out = hold_out_for(dataset.spec.dtype)
+    hold_out = hold_out_last if dataset.spec.dtype == "token" else hold_out_any
     partition = replace(partition_of(assignment, settings, key, hold_out), proxy=kept)
     if settings.evaluate_on == "validation":
         partition = tested_on_validation(partition, settings, key, hold_out)
