@@ -304,8 +304,8 @@ _MARKERS = "osv^D*P"
 _METHODS = {"Global (FedAvg)": "FedAvg"}
 
 
+# Records by title, each in the order of the horizontal axis.
 Lines = Mapping[str, Sequence[PartRecord]]
-"""Records by title, each in the order of the horizontal axis."""
 
 
 def draw_three_approaches(
@@ -364,14 +364,7 @@ def draw_three_approaches(
     ]
 
 
-_HEADER = (
-    "samples",
-    "clusters",
-    "approach",
-    "validation_loss",
-    "test_loss",
-    "chosen",
-)
+_HEADER = ("samples", "clusters", "approach", "validation_loss", "test_loss", "chosen")
 
 
 def _row(

@@ -336,9 +336,7 @@ def test_the_fingerprint_sees_what_is_kept() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    num_samples=st.integers(0, 60),
-    fraction=st.floats(0, 0.9),
-    seed=st.integers(0, 100),
+    num_samples=st.integers(0, 60), fraction=st.floats(0, 0.9), seed=st.integers(0, 100)
 )
 def test_a_part_is_kept_and_the_rest_is_dealt(
     num_samples: int, fraction: float, seed: int
