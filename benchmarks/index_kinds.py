@@ -20,10 +20,10 @@ from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, in_turn, rounded, seconds_of
 from benchmarks.models import add_run_option, model_and_data
 from knnper.data.examples import Dataset, LabelledArrays
+from knnper.datastore.examples import Ids
 from knnper.datastore.index import (
     INDEX_KINDS,
     FlatSettings,
-    Ids,
     IndexSettings,
     ProductSettings,
     VectorIndex,

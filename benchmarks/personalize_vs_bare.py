@@ -26,7 +26,7 @@ from benchmarks.workload import Workload, on_flower
 from knnper.server.federation import Federation
 from knnper.server.run import ModelDistribution, untrained
 from knnper.simulation.workbench import Workbench
-from knnper.strategies.core.predictors import ClientResult, Evaluation
+from knnper.strategies.core.task import ClientResult, Evaluation
 
 
 def measure(workload: Workload, repetitions: int) -> Measurement:

@@ -34,7 +34,7 @@ from knnper.client.state import (
     write_pending,
     write_serving,
 )
-from knnper.data.examples import TORCH_DTYPES, Examples, InputSpec
+from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import (
     Added,
@@ -76,7 +76,7 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
     save_model,
 )
-from knnper.strategies.core.predictors import Evaluation, score
+from knnper.strategies.core.task import Evaluation, score
 from knnper.strategies.knn_per import (
     KnnSettings,
     Tuned,
@@ -474,7 +474,7 @@ def _require_read_for(model: GlobalModel, data: SiteData) -> None:
 
 def blank_input(spec: InputSpec) -> Tensor:
     """Return one input of zeros, with which a model can be tried."""
-    return torch.zeros((1, *spec.image_shape), dtype=TORCH_DTYPES[spec.dtype])
+    return torch.zeros((1, *spec.image_shape), dtype=spec.torch_dtype)
 
 
 MODEL_CHANGES = 4  # while one question is answered: more than there ever are

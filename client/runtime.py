@@ -20,16 +20,16 @@ from knnper.files import write_atomically
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import (
+from knnper.strategies.core.records import NoState
+from knnper.strategies.core.task import (
     ClientResult,
     ClientResults,
+    EmbeddingPool,
     Evaluation,
     Predictor,
     evaluate,
     score,
 )
-from knnper.strategies.core.records import NoState
-from knnper.strategies.core.task import EmbeddingPool
 
 R = TypeVar("R")
 _ASIDE = "aside"

@@ -227,7 +227,16 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
         problems.extend(_contradictions(parsed))
     if parsed is None or data is None or problems:
         raise ConfigError(problems, str(path))
-    return _resolved(file, parsed, data)
+    base, tls = file.parent, parsed.service.tls
+    if tls is not None:
+        tls = ServiceCertificate(base / tls.certificate, base / tls.key)
+    absolute = {
+        "tls": None if parsed.tls is None else ServerTrust(base / parsed.tls.ca),
+        "key": None if parsed.key is None else base / parsed.key,
+        "state": base / parsed.state,
+        "service": replace(parsed.service, tls=tls),
+    }
+    return ClientSettings(file=file, data=data, **{**vars(parsed), **absolute})
 
 
 def _contradictions(document: ClientDocument) -> Iterator[Problem]:
@@ -247,18 +256,3 @@ def _contradictions(document: ClientDocument) -> Iterator[Problem]:
                 "federation's operator gave you, or `insecure: true` for a trial on "
                 "one machine",
             )
-
-
-def _resolved(
-    file: Path, parsed: ClientDocument, data: Choice[Settings]
-) -> ClientSettings:
-    base, tls = file.parent, parsed.service.tls
-    if tls is not None:
-        tls = ServiceCertificate(base / tls.certificate, base / tls.key)
-    absolute = {
-        "tls": None if parsed.tls is None else ServerTrust(base / parsed.tls.ca),
-        "key": None if parsed.key is None else base / parsed.key,
-        "state": base / parsed.state,
-        "service": replace(parsed.service, tls=tls),
-    }
-    return ClientSettings(file=file, data=data, **{**vars(parsed), **absolute})

@@ -34,7 +34,7 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
 )
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ClientResults, Evaluation
+from knnper.strategies.core.task import ClientResults, Evaluation
 from knnper.strategies.knn_per import KnnSettings
 from knnper.transport.credentials import fingerprint, read_node_key
 from knnper.transport.messages import Introduction, Job, introduction_content
@@ -303,7 +303,29 @@ class SiteNode:
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """Return the client's name and the sizes of its splits."""
-        found = _introduction(_settings(context), job, context.run_id)
+        settings = _settings(context)
+        name, train = settings.name, settings.train
+        if job is None:
+            return introduction_content(Introduction(name, train))
+        try:
+            with Discretion(settings.share_metrics).around("reading the data"):
+                experiment, limits = _allowed(settings, job, context.run_id)
+                data, _ = site_data(settings, experiment)
+                limits.require_plan(len(data.train))
+        except RunError as error:
+            return introduction_content(Introduction(name, train, problem=str(error)))
+        remark = limits.without_training(len(data.train)) if train else ""
+        if remark:
+            log.warning("%s", remark)
+        is_told = settings.share_metrics
+        found = Introduction(
+            name=name,
+            train=train and not remark,
+            num_train=len(data.train),
+            num_validation=len(data.validation) if is_told else 0,
+            num_test=len(data.test) if is_told else 0,
+            remark=remark,
+        )
         return introduction_content(found)
 
     def refused(self, context: Context, reason: str) -> None:
@@ -348,31 +370,6 @@ def site_data(
     # What is read is kept there for the next time.
     make_private(settings.state)
     return open_site(settings.data, settings.base, task, settings.cache), task
-
-
-def _introduction(settings: ClientSettings, job: Job | None, run: int) -> Introduction:
-    if job is None:
-        return Introduction(settings.name, settings.train)
-    discretion = Discretion(settings.share_metrics)
-    try:
-        with discretion.around("reading the data"):
-            experiment, limits = _allowed(settings, job, run)
-            data, _ = site_data(settings, experiment)
-            limits.require_plan(len(data.train))
-    except RunError as error:
-        return Introduction(settings.name, settings.train, problem=str(error))
-    remark = limits.without_training(len(data.train)) if settings.train else ""
-    if remark:
-        log.warning("%s", remark)
-    is_told = settings.share_metrics
-    return Introduction(
-        name=settings.name,
-        train=settings.train and not remark,
-        num_train=len(data.train),
-        num_validation=len(data.validation) if is_told else 0,
-        num_test=len(data.test) if is_told else 0,
-        remark=remark,
-    )
 
 
 def _settings(context: Context) -> ClientSettings:

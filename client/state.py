@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -48,19 +48,14 @@ class Places:
         """Return the folder of one model."""
         return self.models / fingerprint
 
-    def installing(self) -> contextlib.AbstractContextManager[None]:
+    # Both locks go with the process, however that ends.
+    def installing(self) -> FileLock:
         """Return a block that one process at a time is in: whoever installs."""
-        return self._locked("installing.lock")
+        return FileLock(self.folder / "installing.lock", wait=True)
 
-    def committing(self) -> contextlib.AbstractContextManager[None]:
+    def committing(self) -> FileLock:
         """Return a block that one process at a time is in, and never for long."""
-        return self._locked("committing.lock")
-
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        # The lock goes with the process, however that ends.
-        with FileLock(self.folder / name, wait=True):
-            yield
+        return FileLock(self.folder / "committing.lock", wait=True)
 
 
 def claim(places: Places, name: str, key_sha256: str | None) -> None:
@@ -114,7 +109,19 @@ class Offered:
     def __init__(self, places: Places) -> None:
         self._path = places.offered
         self._store_id = read_identity(places.store).store_id
-        self._digests = self._read()
+        self._digests: set[str] = set()
+        try:
+            document = json.loads(self._path.read_text(encoding="utf-8"))
+            # Of a store that was removed nothing is remembered.
+            if document["store"] == self._store_id:
+                self._digests = set(document["names"])
+        except FileNotFoundError:
+            pass
+        except (ValueError, KeyError, TypeError) as error:
+            raise SiteStateError(
+                f"{self._path} is damaged; remove it, after which examples that were "
+                "deleted from the store are added again if they are in the data"
+            ) from error
 
     def __contains__(self, name: str) -> bool:
         return _digest(name) in self._digests
@@ -132,20 +139,6 @@ class Offered:
     def _write(self) -> None:
         document = {"store": self._store_id, "names": sorted(self._digests)}
         write_atomically(self._path, json.dumps(document))
-
-    def _read(self) -> set[str]:
-        try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
-            # Of a store that was removed nothing is remembered.
-            same = document["store"] == self._store_id
-            return set(document["names"]) if same else set()
-        except FileNotFoundError:
-            return set()
-        except (ValueError, KeyError, TypeError) as error:
-            raise SiteStateError(
-                f"{self._path} is damaged; remove it, after which examples that were "
-                "deleted from the store are added again if they are in the data"
-            ) from error
 
 
 def names_of(*splits: NamedExamples) -> tuple[str, ...]:
@@ -279,9 +272,27 @@ def pending_serving(places: Places) -> Serving | None:
 
 def read_pending(places: Places) -> Pending | None:
     """Return what is prepared, with the examples; None if nothing is."""
+    path = places.pending / _EXAMPLES
     with places.committing():
         serving = pending_serving(places)
-        return None if serving is None else Pending(serving, *_examples(places))
+        if serving is None:
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                images, labels = (file.get_tensor(one) for one in ("images", "labels"))
+                said = file.metadata()
+            # A former version wrote no names of what has moved.
+            names, moved = (
+                json.loads(said["names"]),
+                json.loads(said.get("moved", "[]")),
+            )
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise SiteStateError(
+                f"{path} cannot be read ({error}); remove {places.pending}, and get "
+                "the model again: knnper site onboard"
+            ) from error
+    examples = Examples(images, labels.to(torch.int64))
+    return Pending(serving, NamedExamples(examples, tuple(names)), tuple(moved))
 
 
 def remove_pending(places: Places) -> None:
@@ -291,21 +302,3 @@ def remove_pending(places: Places) -> None:
     if places.pending.exists():
         places.pending.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def _examples(places: Places) -> tuple[NamedExamples, tuple[str, ...]]:
-    """Return what is new, and the names of what has moved."""
-    path = places.pending / _EXAMPLES
-    try:
-        with safe_open(path, framework="pt") as file:
-            images, labels = (file.get_tensor(one) for one in ("images", "labels"))
-            said = file.metadata()
-        # A former version wrote no names of what has moved.
-        names, moved = json.loads(said["names"]), json.loads(said.get("moved", "[]"))
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise SiteStateError(
-            f"{path} cannot be read ({error}); remove {places.pending}, and get the "
-            "model again: knnper site onboard"
-        ) from error
-    examples = Examples(images, labels.to(torch.int64))
-    return NamedExamples(examples, tuple(names)), tuple(moved)

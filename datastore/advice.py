@@ -16,7 +16,6 @@ from knnper.datastore.index import (
     INDEX_KINDS,
     FlatSettings,
     IndexSettings,
-    LearningIndex,
     LossySettings,
     Vectors,
 )
@@ -128,7 +127,7 @@ class _Trials:
             num_bytes / len(self.stored),
             self._query_ms(view),
             build_s,
-            not isinstance(view.index, LearningIndex) or view.index.has_learnt,
+            view.index.has_learnt,
         )
 
     def nearest(self) -> Ids:
@@ -205,7 +204,11 @@ def advise(
     with rows.reading():
         contents, active = rows.contents(), rows.head().active
         if len(contents) < FEWEST:
-            return _too_few(len(contents))
+            reason = (
+                f"{len(contents)} examples are stored; at least {FEWEST} are needed to "
+                "measure anything, and an exact index of so few is small"
+            )
+            return Advice(len(contents), 0, 0, None, (), "flat", reason)
         vectors = rows.vectors(contents.ids, active.number)
         tuned_share = 0.0 if head is None else TUNED_SHARE
         asked, tuned = _split(len(contents), tuned_share, settings.seed)
@@ -275,11 +278,3 @@ def _split(
     num_tuned = min(MOST_ASKED, round(tuned_share * count))
     asked = rank < num_asked
     return asked, ~asked & (rank < num_asked + num_tuned)
-
-
-def _too_few(num_examples: int) -> Advice:
-    reason = (
-        f"{num_examples} examples are stored; at least {FEWEST} are needed to measure "
-        "anything, and an exact index of so few is small"
-    )
-    return Advice(num_examples, 0, 0, None, (), "flat", reason)

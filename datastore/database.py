@@ -769,7 +769,7 @@ class Rows:
 
     def head(self) -> Head:
         """Return what the store is."""
-        row = self._row()
+        row = self.row()
         version = self._version(row.active)
         return Head(version, row.previous, row.num_removed, row.stream_state)
 
@@ -854,14 +854,6 @@ class Rows:
             limit,
         )
 
-    def is_erasing(self) -> bool:
-        """Return whether something was removed that may have left a trace."""
-        return bool(self._row().erasing)
-
-    def index_token(self) -> str:
-        """Return the token of the last save of the index; empty without one."""
-        return self._row().index_token
-
     def num_bytes(self) -> int:
         """Return the bytes of the database, free ones included, less its log."""
         return int(self._fetch("PRAGMA page_count")[0][0]) * PAGE_BYTES
@@ -903,16 +895,6 @@ class Rows:
             with self.writing() as (_, row):
                 row.erasing = 0
 
-    def set_index_token(self, token: str) -> None:
-        """Note a save of the index."""
-        with self.writing() as (_, row):
-            row.index_token = token
-
-    def configure(self, settings: str) -> None:
-        """Replace the settings, given as JSON."""
-        with self.writing() as (_, row):
-            row.settings = settings
-
     def add_version(self, fingerprint: str, embedding_dim: int) -> Version:
         """Return a new version that holds nothing yet."""
         with self.writing() as (connection, _):
@@ -946,7 +928,7 @@ class Rows:
         """Finish what a writer that was killed has left in the log, for good."""
         with self._writing:
             self._written()[1].try_to_empty()
-            self._on_change(self._row())
+            self._on_change(self.row())
 
     def close(self) -> None:
         """Give back whatever is held."""
@@ -965,7 +947,7 @@ class Rows:
         connection, log = self._written()
         with self._writing:
             with transaction(connection, self._path, writing=True):
-                row = replace(self._row())
+                row = replace(self.row())
                 # Unknown, should the block be cut short at its end.
                 self._held = None
                 yield connection, row
@@ -1028,7 +1010,7 @@ class Rows:
         row.digest = _as_signed(row.digest + digest(added))
         row.num_examples += len(added)
 
-    def _row(self) -> StoreRow:
+    def row(self) -> StoreRow:
         """Return the store's row; a writer knows it, for nobody else changes it."""
         if self._held is not None:
             return self._held

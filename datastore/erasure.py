@@ -179,12 +179,6 @@ class Secrets:
         return self._number_of.get(_digest(row))
 
 
-def traces(folder: Path, secrets: Sequence[bytes]) -> list[Trace]:
-    """Return where in the files of ``folder`` a fragment of a secret is."""
-    fragments = Fragments(secrets)
-    return list(_traces(search(folder, fragments)[0], fragments, set()))
-
-
 def search(folder: Path, fragments: Fragments) -> tuple[Places, int, int]:
     """Return where fragments are, and how many files and bytes were read."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -218,21 +212,20 @@ def prove_absence(folder: Path, secrets: Secrets) -> Proof:
     shared, copies = set[bytes](), dict[int, int]()
     if found or fragments.unprovable:
         shared, copies = _in_stored(folder, secrets, set(found))
+    traces = (
+        Trace(file, offset, secret)
+        for fragment in found.keys() - shared
+        for file, offset in found[fragment]
+        for secret in fragments.owners[fragment]
+    )
     return Proof(
         fragments.num_secrets,
-        tuple(_traces(found, fragments, shared)),
+        tuple(traces),
         copies,
         tuple(sorted(_without_own(fragments, shared) - copies.keys())),
         num_files,
         num_bytes,
     )
-
-
-def _traces(found: Places, fragments: Fragments, shared: set[bytes]) -> Iterator[Trace]:
-    for fragment in found.keys() - shared:
-        for file, offset in found[fragment]:
-            for secret in fragments.owners[fragment]:
-                yield Trace(file, offset, secret)
 
 
 def _in_stored(

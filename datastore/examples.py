@@ -18,21 +18,11 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Contents:
-    """n stored examples, ascending by id.
+    """n stored examples, ascending by id; all of shape (n,)."""
 
-    Attributes
-    ----------
-    ids
-        int64, shape (n,). Given in the order of storing, and never given again.
-    labels
-        int64, shape (n,).
-    arrivals
-        Seconds since 1970 (UTC), float64 of shape (n,).
-    """
-
-    ids: Ids
+    ids: Ids  # given in the order of storing, and never given again
     labels: NDArray[np.int64]
-    arrivals: NDArray[np.float64]
+    arrivals: NDArray[np.float64]  # seconds since 1970 (UTC)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -69,23 +59,16 @@ def no_contents() -> Contents:
 
 @dataclass(frozen=True)
 class StreamState:
-    """What a policy remembers of the examples that came by.
+    """What a policy remembers of the examples that came by."""
 
-    Attributes
-    ----------
-    num_offered
-        Examples that ever arrived, stored or not. It only grows: the random choices
-        about an example derive from its number.
-    num_seen
-        Of each label, the examples that arrived and were not deleted since, int64 of
-        shape (c,). What a policy evicted stays counted; what a user deleted does not.
-    was_largest
-        Labels that had the most examples in a full store since they last lost one to a
-        deletion, bool of shape (c,).
-    """
-
+    # Examples that ever arrived, stored or not. It only grows: the random choices about
+    # an example derive from its number.
     num_offered: int
+    # Of each label, the examples that arrived and were not deleted since, shape (c,).
+    # What a policy evicted stays counted; what a user deleted does not.
     num_seen: NDArray[np.int64]
+    # Labels that had the most examples in a full store since they last lost one to a
+    # deletion, shape (c,).
     was_largest: NDArray[np.bool_]
 
     @classmethod
@@ -306,22 +289,7 @@ _TOLERANCE = 1e-4  # far above float32's rounding, far below what logits differ 
 def require_embeddings(
     what: str, embeddings: Tensor, embedding_dim: int | None = None
 ) -> None:
-    """Refuse anything but finite float32 of shape (n, p).
-
-    Parameters
-    ----------
-    what
-        Names the tensor in the message.
-    embeddings
-        What was given.
-    embedding_dim
-        The p that is expected; None takes any.
-
-    Raises
-    ------
-    DataError
-        With the shape, or the first row that is not finite.
-    """
+    """Refuse anything but finite float32 of shape (n, p); None takes any p."""
     shape = tuple(embeddings.shape)
     if len(shape) != 2 or embeddings.dtype != torch.float32:
         raise DataError(

@@ -1,11 +1,10 @@
-"""Eviction policies: which examples stay when new ones arrive."""
+"""How much a store keeps, and its eviction policies: which examples stay."""
 
 import sys
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -27,22 +26,11 @@ from knnper.seeding import RandomKey
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of a batch of arriving examples.
+    """What becomes of a batch of arriving examples."""
 
-    Attributes
-    ----------
-    kept
-        The arriving examples that are in the store after the whole batch, bool of
-        shape (m,).
-    evicted
-        Ids that were stored before and no longer are, ascending, int64.
-    state
-        To be remembered with it.
-    """
-
-    kept: NDArray[np.bool_]
-    evicted: Ids
-    state: StreamState
+    kept: NDArray[np.bool_]  # of those: in the store after the whole batch, shape (m,)
+    evicted: Ids  # that were stored before and no longer are, ascending
+    state: StreamState  # to be remembered with it
 
 
 Gone = Sequence[int] | NDArray[np.intp]
@@ -210,64 +198,34 @@ class ClassBalancedPolicy(Policy):
 
     def _gone(self, batch: Batch) -> tuple[Gone, NDArray[np.bool_]]:
         stored, arriving, state, capacity, key = batch
+        # The first find free places.
         num_taken = min(max(capacity - len(stored), 0), len(arriving))
-        run = _Run(stored, arriving, state, num_taken)
-        if len(stored) + num_taken >= capacity:
-            run.mark_largest()
-        return list(run.replaced(key)), run.was_largest
-
-
-class _Run:
-    """One batch; the first ``num_taken`` of it find free places."""
-
-    def __init__(
-        self, stored: Contents, arriving: Contents, state: StreamState, num_taken: int
-    ) -> None:
         labels = np.concatenate([stored.labels, arriving.labels])
-        self._labels: list[int] = arriving.labels.tolist()
-        self._num_stored, self._num_taken = len(stored), num_taken
-        self._num_offered = state.num_offered
-        taken = np.bincount(labels[len(stored) :][:num_taken], minlength=0)
-        self._num_seen = state.num_seen.copy()
-        self._num_seen[: len(taken)] += taken
-        self.was_largest = state.was_largest.copy()
-        self.members = Members(
-            labels[: len(stored) + num_taken], num_classes=len(state.num_seen)
-        )
-
-    def mark_largest(self) -> None:
-        """Note which labels have the most examples."""
-        self.was_largest[self.members.largest()] = True
-
-    def replaced(self, key: RandomKey) -> Iterator[int]:
-        """Yield, for each arrival at the full store, the position that is not kept."""
-        for arrival in range(self._num_taken, len(self._labels)):
-            label = self._labels[arrival]
-            self._num_seen[label] += 1
-            yield self._replaced_by(
-                self._num_stored + arrival,
-                label,
-                key.child(self._num_offered + arrival + 1),
-            )
-
-    def _replaced_by(self, position: int, label: int, key: RandomKey) -> int:
-        if self.was_largest[label]:
-            drawn = draw_below(int(self._num_seen[label]), key)
-            if drawn >= self.members.count(label):
-                return position
-            gone = self.members.pop(label, drawn)
-            self.members.append(label, position)
-            return gone
-        gone = self._pop_of_largest(key)
-        self.members.append(label, position)
-        self.mark_largest()
-        return gone
-
-    def _pop_of_largest(self, key: RandomKey) -> int:
-        largest = self.members.largest()
-        count = self.members.count(largest[0])
-        which, drawn = divmod(draw_below(count * len(largest), key), count)
-        return self.members.pop(largest[which], drawn)
+        members = Members(labels[: len(stored) + num_taken], len(state.num_seen))
+        taken = np.bincount(arriving.labels[:num_taken], minlength=len(state.num_seen))
+        num_seen, was_largest = state.num_seen + taken, state.was_largest.copy()
+        if len(stored) + num_taken >= capacity:
+            was_largest[members.largest()] = True
+        gone = list[int]()
+        for arrival in range(num_taken, len(arriving)):
+            position, label = len(stored) + arrival, int(arriving.labels[arrival])
+            draws = key.child(state.num_offered + arrival + 1)
+            num_seen[label] += 1
+            if was_largest[label]:
+                drawn, loser = draw_below(int(num_seen[label]), draws), label
+                if drawn >= members.count(label):
+                    gone.append(position)
+                    continue
+            else:
+                largest = members.largest()
+                count = members.count(largest[0])
+                which, drawn = divmod(draw_below(count * len(largest), draws), count)
+                loser = largest[which]
+            gone.append(members.pop(loser, drawn))
+            members.append(label, position)
+            if not was_largest[label]:
+                was_largest[members.largest()] = True
+        return gone, was_largest
 
 
 class ConcatenatePolicy(Policy):
@@ -361,15 +319,13 @@ class ReservoirPolicy(Policy):
 
 PolicyName = Literal["fixed", "fifo", "concatenate", "reservoir", "class_balanced"]
 
-POLICIES: Mapping[PolicyName, Policy] = MappingProxyType(
-    {
-        "fixed": FixedPolicy(),
-        "fifo": FifoPolicy(),
-        "concatenate": ConcatenatePolicy(),
-        "reservoir": ReservoirPolicy(),
-        "class_balanced": ClassBalancedPolicy(),
-    }
-)
+POLICIES: Mapping[PolicyName, Policy] = {
+    "fixed": FixedPolicy(),
+    "fifo": FifoPolicy(),
+    "concatenate": ConcatenatePolicy(),
+    "reservoir": ReservoirPolicy(),
+    "class_balanced": ClassBalancedPolicy(),
+}
 
 
 NAME_BYTES = 96

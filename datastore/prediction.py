@@ -68,33 +68,18 @@ class ClassPriorSettings(Settings):
 
 @dataclass(frozen=True)
 class ClassPrior:
-    """What a client uses.
+    """What a client uses."""
 
-    Attributes
-    ----------
-    settings
-        How its shares of the classes are learned, of one strength at least.
-    sharpness
-        β.
-    """
-
-    settings: ClassPriorSettings
-    sharpness: float = 1.0
+    settings: ClassPriorSettings  # of one strength at least
+    sharpness: float = 1.0  # β
 
 
 def require_class_shares(settings: ClassPriorSettings, num_classes: int) -> None:
-    """Refuse shares of other classes than the c of the task.
-
-    Raises
-    ------
-    ConfigError
-        If there are some, and not c.
-    """
-    found = len(settings.class_shares)
-    if found not in (0, num_classes):
+    """Refuse shares of other classes than the c of the task."""
+    if len(settings.class_shares) not in (0, num_classes):
         message = (
             f"expected {num_classes} numbers, one for each class, or none for classes "
-            f"that are all alike, found {found}"
+            f"that are all alike, found {len(settings.class_shares)}"
         )
         raise ConfigError([Problem("class_shares", message)], "the class prior")
 
@@ -106,27 +91,10 @@ def count_labels(contents: Contents, num_classes: int) -> Tensor:
 
 
 def adapted(probabilities: Tensor, label_counts: Tensor, prior: ClassPrior) -> Tensor:
-    """Return the global model's probabilities to the power β times q/π, normalised.
+    """Return the global model's probabilities (n, c), to the power β times q/π.
 
-    Parameters
-    ----------
-    probabilities
-        Float32, shape (n, c), rows summing to 1.
-    label_counts
-        n_y, int64 of shape (n, c), or (1, c) for all rows. A row without examples
-        changes nothing.
-    prior
-        s, π and β.
-
-    Returns
-    -------
-    Tensor
-        Float32, shape (n, c), rows summing to 1.
-
-    Raises
-    ------
-    ConfigError
-        As `require_class_shares`.
+    Rows sum to 1. The counts n_y are of shape (n, c), or (1, c) for all rows; a row
+    without examples changes nothing.
     """
     ratios = class_ratios(label_counts, prior.settings)
     found = reweighted(probabilities, ratios, prior.sharpness)
@@ -134,17 +102,7 @@ def adapted(probabilities: Tensor, label_counts: Tensor, prior: ClassPrior) -> T
 
 
 def reweighted(probabilities: Tensor, ratios: Tensor, sharpness: float) -> Tensor:
-    """Return p^β r, normalised: float32 of shape (n, c), rows summing to 1.
-
-    Parameters
-    ----------
-    probabilities
-        p, shape (n, c), rows summing to 1.
-    ratios
-        r, positive, shape (n, c) or (1, c).
-    sharpness
-        β.
-    """
+    """Return p^β r, normalised, for p (n, c) and positive r (n, c) or (1, c)."""
     largest = probabilities.double().amax(dim=1, keepdim=True)
     # Relative to the largest, of which no power is 0.
     weighted = (probabilities / largest).pow(sharpness) * ratios
@@ -152,13 +110,7 @@ def reweighted(probabilities: Tensor, ratios: Tensor, sharpness: float) -> Tenso
 
 
 def class_ratios(label_counts: Tensor, settings: ClassPriorSettings) -> Tensor:
-    """Return q/π, float64 of shape (m, c), for counts n_y of that shape.
-
-    Raises
-    ------
-    ConfigError
-        As `require_class_shares`.
-    """
+    """Return q/π, float64 of shape (m, c), for counts n_y of that shape."""
     num_classes = label_counts.shape[1]
     require_class_shares(settings, num_classes)
     given = settings.class_shares or (1.0,) * num_classes
@@ -168,24 +120,12 @@ def class_ratios(label_counts: Tensor, settings: ClassPriorSettings) -> Tensor:
     counts, expected = label_counts.double(), strengths * shares
     totals = counts.sum(dim=1, keepdim=True)
     own = (counts + expected) / (totals + strengths)
-    belief = torch.softmax(_log_evidence(counts, expected), dim=0)
-    return (belief[:, :, None] * own).sum(dim=0) / shares
-
-
-def _log_evidence(counts: Tensor, expected: Tensor) -> Tensor:
-    """Return log P(labels | s), shape (s, m): the Dirichlet-multinomial distribution.
-
-    Parameters
-    ----------
-    counts
-        n_y, shape (m, c).
-    expected
-        s π(y), shape (s, 1, c).
-    """
-    total, strength = counts.sum(dim=1), expected.sum(dim=2)
+    # log P(labels | s), shape (s, m): the Dirichlet-multinomial distribution.
+    strength = expected.sum(dim=2)
     of_classes = torch.lgamma(counts + expected) - torch.lgamma(expected)
-    of_total = torch.lgamma(strength) - torch.lgamma(total + strength)
-    return of_total + of_classes.sum(dim=2)
+    of_total = torch.lgamma(strength) - torch.lgamma(counts.sum(dim=1) + strength)
+    belief = torch.softmax(of_total + of_classes.sum(dim=2), dim=0)
+    return (belief[:, :, None] * own).sum(dim=0) / shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,26 +248,13 @@ def interpolate(
 KernelName = Literal["paper", "squared"]
 
 Kernel = Callable[[Tensor, float, int], Tensor]
-"""``(squared_distances (m, k), kernel_scale, embedding_dim) -> log-weights (m, k)``."""
+"""From d² (m, k), the scale and p, the size of an embedding, to log-weights (m, k)."""
 
 
-def paper_kernel(
-    squared_distances: Tensor,
-    kernel_scale: float,
-    embedding_dim: int,  # noqa: ARG001 (all kernels have one signature)
-) -> Tensor:
+def paper_kernel(squared_distances: Tensor, kernel_scale: float, _: int) -> Tensor:
     """Return -d/σ with the Euclidean distance d.
 
     Marfoq et al. 2022, Eq. 6, with the scale σ of Appendix B.
-
-    Parameters
-    ----------
-    squared_distances
-        d², shape (m, k).
-    kernel_scale
-        σ, positive.
-    embedding_dim
-        p; not used.
     """
     return -squared_distances.sqrt() / kernel_scale
 
@@ -335,17 +262,7 @@ def paper_kernel(
 def squared_kernel(
     squared_distances: Tensor, kernel_scale: float, embedding_dim: int
 ) -> Tensor:
-    """Return -d²/(p σ), as the paper's public reference implementation weighs.
-
-    Parameters
-    ----------
-    squared_distances
-        d², shape (m, k).
-    kernel_scale
-        σ, positive.
-    embedding_dim
-        p, the size of a representation.
-    """
+    """Return -d²/(p σ), as the paper's public reference implementation weighs."""
     return -squared_distances / (embedding_dim * kernel_scale)
 
 
@@ -443,25 +360,8 @@ def neighbor_vote(log_weights: Tensor, labels: Tensor, num_classes: int) -> Tens
 
     Marfoq et al. 2022, Eq. 6, normalised. The weights are taken relative to the largest
     of the row before the exponential, so none is lost at any distance.
-
-    Parameters
-    ----------
-    log_weights
-        Logarithms of the weights, float64 of shape (m, k'), k' at least 1.
-    labels
-        int64, shape (m, k'), in [0, c).
-    num_classes
-        c.
-
-    Returns
-    -------
-    Tensor
-        float32, shape (m, c).
-
-    Raises
-    ------
-    ValueError
-        If there are no neighbours: an empty store says nothing about the labels.
+    ``log_weights``, float64, and ``labels`` are of shape (m, k'), the result (m, c).
+    An empty store says nothing about the labels: k' is at least 1.
     """
     if log_weights.shape[1] == 0:
         raise ValueError(

@@ -5,7 +5,7 @@ ICML 2017.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,8 +58,11 @@ class ProtoNN:
     @property
     def num_bytes(self) -> int:
         """Bytes that W, B and Z take; the sparse form where that is the smaller."""
+        parts = self.projection, self.prototypes, self.label_scores
+        both = BYTES_PER_NUMBER + BYTES_PER_INDEX
         return sum(
-            map(_num_bytes, (self.projection, self.prototypes, self.label_scores))
+            min(one.numel() * BYTES_PER_NUMBER, int(one.count_nonzero()) * both)
+            for one in parts
         )
 
     def __call__(self, embeddings: Tensor) -> Tensor:
@@ -109,12 +112,6 @@ def shares(scores: Tensor) -> Tensor:
     total = positive.sum(dim=1, keepdim=True)
     even = torch.full_like(positive, 1 / scores.shape[1])
     return torch.where(total > 0, positive / total.where(total > 0, 1.0), even)
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    dense = tensor.numel() * BYTES_PER_NUMBER
-    sparse = int(tensor.count_nonzero()) * (BYTES_PER_NUMBER + BYTES_PER_INDEX)
-    return min(dense, sparse)
 
 
 LossName = Literal["squared", "cross_entropy"]
@@ -280,29 +277,9 @@ def fit_protonn(
     """
     require_embeddings("embeddings to fit", embeddings)
     require_labels(labels, len(embeddings), num_classes)
-    start = _start(embeddings, labels, num_classes, settings, rng)
-    if len(labels) == 0 or settings.num_steps == 0:
-        return start
-    return _trained(start, embeddings, labels, settings)
-
-
-def training_loss(
-    model: ProtoNN, embeddings: Tensor, labels: Tensor, loss: LossName
-) -> float:
-    """Return what training lowers, on embeddings (n, p) and labels (n,)."""
-    parts = (model.projection, model.prototypes, model.label_scores)
-    return float(LOSSES[loss](_scores(parts, embeddings, model.inverse_width), labels))
-
-
-def _start(
-    embeddings: Tensor,
-    labels: Tensor,
-    num_classes: int,
-    settings: ProtoNNSettings,
-    rng: RandomKey,
-) -> ProtoNN:
+    dim = embeddings.shape[1]
     projection = initial_projection(
-        embeddings.shape[1], settings.projection_dim, rng.child("projection")
+        dim, settings.projection_dim, rng.child("projection")
     )
     projected = functional.linear(embeddings, projection)
     num_each = prototypes_per_label(labels, num_classes, settings.capacity)
@@ -310,7 +287,10 @@ def _start(
         projected, labels, num_each, rng.child("prototypes")
     )
     width = inverse_width(projected, prototypes, settings.kernel_width)
-    return ProtoNN(projection, prototypes, label_scores, width)
+    start = ProtoNN(projection, prototypes, label_scores, width)
+    if len(labels) == 0 or settings.num_steps == 0:
+        return start
+    return _trained(start, embeddings, labels, settings)
 
 
 def _trained(
@@ -343,24 +323,15 @@ def _descended(
     optimizer = torch.optim.Adam(groups)
     for _ in range(settings.num_steps):
         optimizer.zero_grad()
-        scores = _scores(parts, embeddings, start.inverse_width)
-        loss = LOSSES[settings.loss](scores, labels)
+        projected = functional.linear(embeddings, parts[0])
+        kernel = log_similarity(projected, parts[1], start.inverse_width).exp()
+        loss = LOSSES[settings.loss](kernel @ parts[2], labels)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         for part in parts:
             _keep_largest(part, settings.fraction_nonzero)
     projection, prototypes, label_scores = (part.detach() for part in parts)
     return ProtoNN(projection, prototypes, label_scores, start.inverse_width)
-
-
-def _scores(
-    parts: Sequence[Tensor], embeddings: Tensor, inverse_width: float
-) -> Tensor:
-    """Return the scores (n, c) of W, B and Z for embeddings (n, p)."""
-    projection, prototypes, label_scores = parts
-    projected = functional.linear(embeddings, projection)
-    kernel = log_similarity(projected, prototypes, inverse_width).exp()
-    return kernel @ label_scores
 
 
 def _typical_size(part: Tensor) -> float:

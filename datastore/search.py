@@ -59,16 +59,15 @@ class IndexCache:
 
     def load(self, version: Version, settings: IndexSettings) -> VectorIndex | None:
         """Return the saved index of a version; None where it cannot be relied on."""
-        reason = self.distrust(version, settings)
-        if reason is not None:
-            if self.folder.is_dir():  # else there never was one
-                _LOG.info("the index in %s is built anew: %s", self.folder, reason)
-            return None
-        try:
-            return settings.read(self._index_file(), version.embedding_dim)
-        except (StoreDamagedError, OSError) as error:
-            _LOG.warning("the index in %s is built anew: %s", self.folder, error)
-            return None
+        reason: object = self.distrust(version, settings)
+        if reason is None:
+            try:
+                return settings.read(self._index_file(), version.embedding_dim)
+            except (StoreDamagedError, OSError) as error:
+                reason = error
+        if self.folder.is_dir():  # else there never was one
+            _LOG.info("the index in %s is built anew: %s", self.folder, reason)
+        return None
 
     def save(
         self, index: VectorIndex, version: Version, settings: IndexSettings
@@ -79,14 +78,16 @@ class IndexCache:
             self.folder.mkdir(exist_ok=True)
             file = self.folder / f"{token}.index"
             index.write(file)
-            _sync(file)
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
             manifest = {
                 **_identity(token, version, settings),
                 "num_examples": len(index),
                 "sha256": file_sha256(file),
             }
             write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=2))
-            self.rows.set_index_token(token)
+            with self.rows.writing() as (_, row):
+                row.index_token = token
             self.remove_leftovers()
         except (OSError, RuntimeError, StoreError) as error:
             _LOG.warning("the index is not saved in %s: %s", self.folder, error)
@@ -101,7 +102,7 @@ class IndexCache:
 
     def remove_leftovers(self) -> None:
         """Remove what a save that was cut short, or an earlier one, has left."""
-        wanted = {MANIFEST, f"{self.rows.index_token()}.index"}
+        wanted = {MANIFEST, f"{self.rows.row().index_token}.index"}
         for path in self._files():
             if path.name not in wanted:
                 path.unlink()
@@ -110,7 +111,7 @@ class IndexCache:
         """Return why the saved index cannot be relied on; None if it can."""
         try:
             manifest = self.manifest()
-            expected = _identity(self.rows.index_token(), version, settings)
+            expected = _identity(self.rows.row().index_token, version, settings)
             for key, value in expected.items():
                 if manifest.get(key) != value:
                     return f"{key} is {manifest.get(key)!r}, expected {value!r}"
@@ -135,7 +136,7 @@ class IndexCache:
         return (path for path in found if not path.is_dir() or path.is_symlink())
 
     def _index_file(self) -> Path:
-        return self.folder / f"{self.rows.index_token()}.index"
+        return self.folder / f"{self.rows.row().index_token}.index"
 
 
 def _identity(
@@ -156,11 +157,6 @@ def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 QUERIES_AT_ONCE = 16
@@ -184,14 +180,9 @@ def nearest(
     read_vectors: VectorsOf,
 ) -> tuple[Distances, Ids]:
     """Return squared distances, ascending, and ids, both (m, num_found)."""
+    asked = index, settings, num_found, read_vectors
     parts = [
-        _nearest(
-            queries[start : start + QUERIES_AT_ONCE],
-            index,
-            settings,
-            num_found,
-            read_vectors,
-        )
+        _nearest(queries[start : start + QUERIES_AT_ONCE], *asked)
         for start in range(0, len(queries), QUERIES_AT_ONCE)
     ]
     if len(parts) == 1:
@@ -218,13 +209,17 @@ def _nearest(
         distances = _squared_distances(queries[:, None], vectors)
     else:
         rough, ids = index.candidates(queries, count)
-        distances = _squared_distances(
-            queries[:, None], _each_once(ids, index.ids[:1], read_vectors)
-        )
+        # No id is read twice.
+        known = np.where(ids == NOTHING, index.ids[:1], ids)
+        unique, positions = np.unique(known, return_inverse=True)
+        vectors = read_vectors(unique)[positions.reshape(ids.shape)]
+        distances = _squared_distances(queries[:, None], vectors)
     distances, found = _first(distances, ids, num_found)
     certain = (ids != NOTHING).all(axis=1)
     if settings.is_exhaustive and count < len(index):
-        certain &= _certainly_below(distances[:, -1], rough[:, -1], index.dim)
+        # What the last candidate's distance was rounded from is larger than that.
+        bound = rough[:, -1].astype(np.float64) * (1 - (index.dim + 8) * _EPS)
+        certain &= distances[:, -1] < bound - index.dim * _TINY
     if not certain.all():
         vectors_of = index.vectors if index.keeps_vectors else read_vectors
         for row in np.flatnonzero(~certain).tolist():
@@ -232,20 +227,6 @@ def _nearest(
                 queries[row], index.ids, num_found, vectors_of
             )
     return distances, found
-
-
-def _each_once(ids: Ids, any_id: Ids, read_vectors: VectorsOf) -> Vectors:
-    """Return vectors (m, count, p), reading no id twice."""
-    known = np.where(ids == NOTHING, any_id, ids)
-    unique, positions = np.unique(known, return_inverse=True)
-    return read_vectors(unique)[positions.reshape(ids.shape)]
-
-
-def _certainly_below(exact: Distances, rough: Vectors, dim: int) -> NDArray[np.bool_]:
-    """Return whether ``exact`` is smaller than what ``rough`` was rounded from."""
-    bound = rough.astype(np.float64) * (1 - (dim + 8) * _EPS) - dim * _TINY
-    certain: NDArray[np.bool_] = exact < bound
-    return certain
 
 
 def _scan(

@@ -442,7 +442,7 @@ class Store(StoreReader):
             self._live.refresh()
             ids = self._rows.select(selection)
             if len(ids) == 0:
-                if self._rows.is_erasing():
+                if self._rows.row().erasing:
                     self._live.forget()
                 return ids
             held = self._live.view.contents
@@ -598,23 +598,19 @@ class Store(StoreReader):
 
     def _tidy_up(self) -> None:
         """Do what may follow an addition; that it cannot be done is no error of it."""
+        budget = self.settings.budget_mb
         try:
             if self._live.view.index.is_outgrown:
                 self._live.rebuild()
             self._live.save_if_outdated()
-            self._stay_within_budget()
+            # A second set of embeddings is not counted, and does not go away by this.
+            if budget is not None and len(self._rows.versions()) == 1:
+                index_bytes = len(self) * self.settings.index_bytes(self.embedding_dim)
+                # Evicted examples leave holes, which are closed once they are too many.
+                if self._rows.num_bytes() + index_bytes > budget * 1e6:
+                    self._rows.compact()
         except StoreError as error:
             _LOG.warning("the store is not tidied up: %s", error)
-
-    def _stay_within_budget(self) -> None:
-        """Close the holes that evicted examples left, once they are too many."""
-        budget = self.settings.budget_mb
-        # A second set of embeddings is not counted, and does not go away by this.
-        if budget is None or len(self._rows.versions()) > 1:
-            return
-        index_bytes = len(self) * self.settings.index_bytes(self.embedding_dim)
-        if self._rows.num_bytes() + index_bytes > budget * 1e6:
-            self._rows.compact()
 
 
 DATABASE, INDEX, LOCK = "store.sqlite3", "index", "writer.lock"
@@ -849,13 +845,14 @@ def configure_store(folder: Path, settings: StoreSettings) -> None:
                 f"found room for {most} examples in the new settings, expected at "
                 f"least the {num_stored} that are stored; delete some first"
             )
-        rows.configure(_SETTINGS.dump_json(settings).decode())
+        with rows.writing() as (_, row):
+            row.settings = _SETTINGS.dump_json(settings).decode()
 
 
 def _tidy_up(rows: Rows, cache: IndexCache) -> None:
     """Finish what a writer that was killed had begun."""
     rows.settle()
-    if rows.is_erasing():
+    if rows.row().erasing:
         cache.clear()
         rows.erase_removed()
     cache.remove_leftovers()

@@ -21,12 +21,12 @@ from knnper.datastore.examples import (
     Selection,
     StoreError,
     StoreFullError,
-    StoreSpec,
     require_labels,
 )
 from knnper.datastore.store import (
     INDEX,
     LOCK,
+    Embed,
     Identity,
     Store,
     open_rows,
@@ -36,6 +36,9 @@ from knnper.errors import DataError
 from knnper.files import lock_holder, sync_to_disc
 
 NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
+LAYOUT = "SOURCE/CLASS/IMAGE, or a file .npz with the arrays inputs and labels"
+AT_ONCE = 256
+"""Examples that are embedded, and made durable, together."""
 
 
 @dataclass(frozen=True)
@@ -48,231 +51,6 @@ class Source:
     images: Callable[[Sequence[int]], Tensor]
     arrivals: Tensor | None = None  # seconds since 1970, float64 of shape (n,)
     num_ignored: int = 0  # files beside them that are no images by their names
-
-
-def array_source(
-    path: Path, image_shape: ImageShape, class_names: Sequence[str], num_classes: int
-) -> Source:
-    """Return the examples in an .npz file; see `open_source`."""
-    arrays = load_arrays(path, NAMES)
-    inputs = _inputs(arrays, path, image_shape)
-    num_rows = len(inputs)
-    names = _column(arrays, "external_ids", "U", path, num_rows)
-    arrivals = _column(arrays, "arrivals", "f", path, num_rows)
-    images = torch.from_numpy(inputs)
-    source = Source(
-        torch.from_numpy(_labels(arrays, path, num_rows, class_names)),
-        tuple(
-            None if names is None else str(names[n]) or None for n in range(num_rows)
-        ),
-        lambda positions: images[list(positions)],
-        None if arrivals is None else torch.from_numpy(arrivals.astype(np.float64)),
-    )
-    try:
-        require_labels(source.labels, num_rows, num_classes)
-        if source.arrivals is not None:
-            require_arrivals(source.arrivals, num_rows)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-    return source
-
-
-def inputs_of(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
-    """Return the inputs in an .npz file, or in an .npy file of one or several."""
-    if path.suffix == ".npz":
-        return _inputs(load_arrays(path, NAMES), path, image_shape)
-    found = load_array(path)
-    single = found.shape == image_shape
-    return _fitting(found[None] if single else found, path, image_shape)
-
-
-def _labels(
-    arrays: Mapping[str, Array], path: Path, num_rows: int, class_names: Sequence[str]
-) -> NDArray[np.int64]:
-    """Return the labels, by the names of their classes where the file has names."""
-    found = _column(arrays, "labels", "iu", path, num_rows)
-    if found is None:
-        raise DataError(f"{path}: found no labels; expected an array of whole numbers")
-    labels = found.astype(np.int64)
-    names = [str(name) for name in arrays.get("class_names", np.empty(0)).ravel()]
-    if not names or not class_names:
-        return labels
-    if num_rows and not 0 <= labels.min() <= labels.max() < len(names):
-        raise DataError(
-            f"{path}: labels: expected values in [0, {len(names)}), the positions in "
-            f"its class_names, found {labels.min()} to {labels.max()}"
-        )
-    used = [names[label] for label in np.unique(labels).tolist()]
-    unknown = [name for name in used if name not in class_names]
-    if unknown:
-        raise DataError(
-            f"{path} has examples of classes that the store does not know: "
-            f"{', '.join(unknown)}; expected some of {', '.join(class_names)}. Rename "
-            "them in class_names, or leave them out"
-        )
-    label_of = {name: label for label, name in enumerate(class_names)}
-    return np.array([label_of.get(name, -1) for name in names], np.int64)[labels]
-
-
-def _inputs(
-    arrays: Mapping[str, Array], path: Path, image_shape: ImageShape
-) -> NDArray[np.uint8]:
-    if "inputs" not in arrays:
-        raise DataError(
-            f"{path}: found no inputs (an export of a store that keeps none has none); "
-            "expected the arrays inputs and labels"
-        )
-    return _fitting(arrays["inputs"], path, image_shape)
-
-
-def _fitting(inputs: Array, path: Path, shape: ImageShape) -> NDArray[np.uint8]:
-    if inputs.dtype != np.uint8 or inputs.shape[1:] != shape:
-        raise DataError(
-            f"{path}: inputs: expected uint8 of shape (n, {', '.join(map(str, shape))})"
-            f", found {inputs.dtype} of shape {inputs.shape}"
-        )
-    return inputs.astype(np.uint8, copy=False)
-
-
-def _column(
-    arrays: Mapping[str, Array], name: str, kinds: str, path: Path, num_rows: int
-) -> Array | None:
-    """Return an array of one value for each input; None where there is none."""
-    found = arrays.get(name)
-    if found is not None and (
-        found.dtype.kind not in kinds or found.shape != (num_rows,)
-    ):
-        what = {"iu": "whole numbers", "U": "texts", "f": "seconds since 1970"}[kinds]
-        raise DataError(
-            f"{path}: {name}: expected {what} of shape ({num_rows},), found "
-            f"{found.dtype} of shape {found.shape}"
-        )
-    return found
-
-
-Array_ = NDArray[np.generic]
-
-
-def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
-    """Write all examples to the file ``target``; return how many.
-
-    The arrays are ``inputs`` (n, ...) where the store keeps them, ``labels`` (n,),
-    ``ids`` (n,), ``external_ids`` (n,) with an empty text where there is none,
-    ``arrivals`` (n,) in seconds since 1970, ``embeddings`` (n, p) of the version that
-    is searched, its ``fingerprint``, and ``class_names`` (c,). They are read without
-    pickle. The file is there as a whole or not at all, and of one moment of the store.
-    """
-    if target.exists() and not overwrite:
-        raise StoreError(
-            f"{target} is there already; expected a new file. Give another one, or "
-            "--overwrite"
-        )
-    if not target.parent.is_dir():
-        raise StoreError(
-            f"{target} cannot be written: there is no folder {target.parent}; make it"
-        )
-    draft = target.with_name(f".{target.name}.{uuid4().hex}.draft")
-    try:
-        num_examples = _write(folder, draft)
-        draft.replace(target)
-        sync_to_disc(target.parent)
-    except OSError as error:
-        raise StoreError(f"{target} cannot be written: {error.strerror}") from error
-    finally:
-        draft.unlink(missing_ok=True)
-    return num_examples
-
-
-def _write(folder: Path, draft: Path) -> int:
-    with open_rows(folder) as (identity, rows), draft.open("wb") as file:
-        with zipfile.ZipFile(file, "w") as archive, rows.reading():
-            num_examples = _fill(archive, rows, identity.spec)
-        file.flush()
-        os.fsync(file.fileno())
-    return num_examples
-
-
-def _fill(archive: zipfile.ZipFile, rows: Rows, spec: StoreSpec) -> int:
-    contents, active = rows.contents(), rows.head().active
-    ids = contents.ids
-    if spec.input is not None:
-        shape, dtype = (len(ids), *spec.input.shape), np.dtype(spec.input.dtype)
-        _put_parts(archive, "inputs", shape, dtype, map(rows.inputs, in_parts(ids)))
-    _put_parts(
-        archive,
-        "embeddings",
-        (len(ids), active.embedding_dim),
-        np.dtype(np.float32),
-        (rows.vectors(part, active.number) for part in in_parts(ids)),
-    )
-    small = {
-        "labels": contents.labels,
-        "ids": ids,
-        "external_ids": _names(rows, ids),
-        "arrivals": contents.arrivals,
-        "fingerprint": np.array(active.fingerprint),
-        "class_names": np.array(spec.class_names, dtype=np.str_),
-    }
-    for name, array in small.items():
-        _put_parts(archive, name, array.shape, array.dtype, [array])
-    return len(ids)
-
-
-def in_parts(ids: Ids) -> Iterator[Ids]:
-    """Yield ``ids`` (n,) in parts of `ROWS_AT_ONCE`."""
-    for start in range(0, len(ids), ROWS_AT_ONCE):
-        yield ids[start : start + ROWS_AT_ONCE]
-
-
-def _names(rows: Rows, ids: Ids) -> Array_:
-    return np.array([name or "" for name in rows.external_ids(ids)], dtype=np.str_)
-
-
-def _put_parts(
-    archive: zipfile.ZipFile,
-    name: str,
-    shape: Sequence[int],
-    dtype: np.dtype[np.generic],
-    parts: Iterable[Array_],
-) -> None:
-    """Write an array that is never in memory as a whole."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": tuple(shape),
-    }
-    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-        np.lib.format.write_array_header_2_0(file, header)
-        for part in parts:
-            file.write(np.ascontiguousarray(part).tobytes())
-
-
-def folder_source(
-    root: Path, image_shape: ImageShape, class_names: Sequence[str]
-) -> Source:
-    """Return the images in ``root``, in an order that mixes the classes."""
-    # The order depends on their paths alone: a policy that keeps the first or the last
-    # ones must not keep those of one class.
-    found = list_class_folders(root)
-    unknown = [name for name in found.classes if name not in class_names]
-    if unknown:
-        raise DataError(
-            f"{root} has folders of classes that the store does not know: "
-            f"{', '.join(unknown)}; expected some of {', '.join(class_names)}. Rename "
-            "them, or leave them out"
-        )
-    label_of = {name: label for label, name in enumerate(class_names)}
-    labels = [label_of[name] for name in found.class_of.values()]
-    paths = [root / name for name in found.class_of]
-    return Source(
-        torch.tensor(labels, dtype=torch.int64),
-        tuple(found.class_of),
-        lambda positions: decoded([paths[one] for one in positions], image_shape),
-        num_ignored=found.num_ignored,
-    )
-
-
-LAYOUT = "SOURCE/CLASS/IMAGE, or a file .npz with the arrays inputs and labels"
 
 
 def open_source(
@@ -303,12 +81,12 @@ def open_source(
         If it is neither, is empty, has unknown classes, or does not fit.
     """
     if path.is_dir():
-        found = folder_source(path, image_shape, class_names)
+        found = _folder_source(path, image_shape, class_names)
     elif not path.exists():
         raise DataError(f"{path}: there is no such file or folder; give {LAYOUT}")
     elif path.suffix == ".npz":
         count = len(class_names) if num_classes is None else num_classes
-        found = array_source(path, image_shape, class_names, count)
+        found = _array_source(path, image_shape, class_names, count)
     else:
         raise DataError(
             f"{path}: found neither a folder nor a file .npz; give {LAYOUT}"
@@ -322,16 +100,204 @@ def read_inputs(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
     """Return the raw inputs in one file, uint8 of shape (n, *image_shape)."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
-    if path.suffix not in (".npz", ".npy"):
+    if path.suffix == ".npz":
+        inputs = _inputs(load_arrays(path, NAMES), path, image_shape)
+    elif path.suffix == ".npy":
+        found = load_array(path)
+        rows = found[None] if found.shape == image_shape else found
+        inputs = _inputs({"inputs": rows}, path, image_shape)
+    else:
         return decoded([path], image_shape).numpy()
-    found = inputs_of(path, image_shape)
-    if len(found) == 0:
+    if len(inputs) == 0:
         raise DataError(f"{path}: found no inputs in it, expected at least one")
+    return inputs
+
+
+def _folder_source(
+    root: Path, image_shape: ImageShape, class_names: Sequence[str]
+) -> Source:
+    """Return the images in ``root``, in an order that mixes the classes."""
+    # The order depends on their paths alone: a policy that keeps the first or the last
+    # ones must not keep those of one class.
+    found = list_class_folders(root)
+    label_of = _label_of(found.classes, class_names, f"{root} has folders of classes")
+    labels = [label_of[name] for name in found.class_of.values()]
+    paths = [root / name for name in found.class_of]
+    return Source(
+        torch.tensor(labels, dtype=torch.int64),
+        tuple(found.class_of),
+        lambda positions: decoded([paths[one] for one in positions], image_shape),
+        num_ignored=found.num_ignored,
+    )
+
+
+def _label_of(
+    used: Iterable[str], class_names: Sequence[str], what: str
+) -> dict[str, int]:
+    unknown = [name for name in used if name not in class_names]
+    if unknown:
+        raise DataError(
+            f"{what} that the store does not know: {', '.join(unknown)}; expected some "
+            f"of {', '.join(class_names)}. Rename them, or leave them out"
+        )
+    return {name: label for label, name in enumerate(class_names)}
+
+
+def _array_source(
+    path: Path, image_shape: ImageShape, class_names: Sequence[str], num_classes: int
+) -> Source:
+    """Return the examples in an .npz file; see `open_source`."""
+    arrays = load_arrays(path, NAMES)
+    inputs = _inputs(arrays, path, image_shape)
+    num_rows = len(inputs)
+    found = _column(arrays, "external_ids", "U", path, num_rows)
+    names = [None] * num_rows if found is None else [str(one) or None for one in found]
+    times = _column(arrays, "arrivals", "f", path, num_rows)
+    arrivals = None if times is None else torch.from_numpy(times.astype(np.float64))
+    labels = torch.from_numpy(_labels(arrays, path, num_rows, class_names))
+    try:
+        require_labels(labels, num_rows, num_classes)
+        if arrivals is not None:
+            require_arrivals(arrivals, num_rows)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    images = torch.from_numpy(inputs)
+    return Source(labels, tuple(names), lambda at: images[list(at)], arrivals)
+
+
+def _labels(
+    arrays: Mapping[str, Array], path: Path, num_rows: int, class_names: Sequence[str]
+) -> NDArray[np.int64]:
+    """Return the labels, by the names of their classes where the file has names."""
+    found = _column(arrays, "labels", "iu", path, num_rows)
+    if found is None:
+        raise DataError(f"{path}: found no labels; expected an array of whole numbers")
+    labels = found.astype(np.int64)
+    names = [str(name) for name in arrays.get("class_names", np.empty(0)).ravel()]
+    if not names or not class_names:
+        return labels
+    if num_rows and not 0 <= labels.min() <= labels.max() < len(names):
+        raise DataError(
+            f"{path}: labels: expected values in [0, {len(names)}), the positions in "
+            f"its class_names, found {labels.min()} to {labels.max()}"
+        )
+    used = [names[label] for label in np.unique(labels).tolist()]
+    label_of = _label_of(
+        used, class_names, f"{path} has, by its class_names, examples of classes"
+    )
+    return np.array([label_of.get(name, -1) for name in names], np.int64)[labels]
+
+
+def _inputs(
+    arrays: Mapping[str, Array], path: Path, shape: ImageShape
+) -> NDArray[np.uint8]:
+    if "inputs" not in arrays:
+        raise DataError(
+            f"{path}: found no inputs (an export of a store that keeps none has none); "
+            "expected the arrays inputs and labels"
+        )
+    inputs = arrays["inputs"]
+    if inputs.dtype != np.uint8 or inputs.shape[1:] != shape:
+        raise DataError(
+            f"{path}: inputs: expected uint8 of shape (n, {', '.join(map(str, shape))})"
+            f", found {inputs.dtype} of shape {inputs.shape}"
+        )
+    return inputs.astype(np.uint8, copy=False)
+
+
+def _column(
+    arrays: Mapping[str, Array], name: str, kinds: str, path: Path, num_rows: int
+) -> Array | None:
+    """Return an array of one value for each input; None where there is none."""
+    found = arrays.get(name)
+    if found is not None and (
+        found.dtype.kind not in kinds or found.shape != (num_rows,)
+    ):
+        what = {"iu": "whole numbers", "U": "texts", "f": "seconds since 1970"}[kinds]
+        raise DataError(
+            f"{path}: {name}: expected {what} of shape ({num_rows},), found "
+            f"{found.dtype} of shape {found.shape}"
+        )
     return found
 
 
-AT_ONCE = 256
-"""Examples that are embedded, and made durable, together."""
+def export_store(folder: Path, target: Path, *, overwrite: bool = False) -> int:
+    """Write all examples to the file ``target``; return how many.
+
+    The arrays are ``inputs`` (n, ...) where the store keeps them, ``labels`` (n,),
+    ``ids`` (n,), ``external_ids`` (n,) with an empty text where there is none,
+    ``arrivals`` (n,) in seconds since 1970, ``embeddings`` (n, p) of the version that
+    is searched, its ``fingerprint``, and ``class_names`` (c,). They are read without
+    pickle. The file is there as a whole or not at all, and of one moment of the store.
+    """
+    if target.exists() and not overwrite:
+        raise StoreError(
+            f"{target} is there already; expected a new file. Give another one, or "
+            "--overwrite"
+        )
+    if not target.parent.is_dir():
+        raise StoreError(
+            f"{target} cannot be written: there is no folder {target.parent}; make it"
+        )
+    draft = target.with_name(f".{target.name}.{uuid4().hex}.draft")
+    try:
+        with open_rows(folder) as (identity, rows), draft.open("wb") as file:
+            with zipfile.ZipFile(file, "w") as archive, rows.reading():
+                num_examples = _fill(archive, rows, identity)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+        sync_to_disc(target.parent)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return num_examples
+
+
+def _fill(archive: zipfile.ZipFile, rows: Rows, identity: Identity) -> int:
+    contents, active, spec = rows.contents(), rows.head().active, identity.spec
+    ids = contents.ids
+    if spec.input is not None:
+        shape = (len(ids), *spec.input.shape)
+        parts: Iterator[Array] = (rows.inputs(part) for part in _in_parts(ids))
+        _put(archive, "inputs", shape, np.dtype(spec.input.dtype), parts)
+    parts = (rows.vectors(part, active.number) for part in _in_parts(ids))
+    shape = len(ids), active.embedding_dim
+    _put(archive, "embeddings", shape, np.dtype(np.float32), parts)
+    names = [name or "" for name in rows.external_ids(ids)]
+    small = {
+        "labels": contents.labels,
+        "ids": ids,
+        "external_ids": np.array(names, dtype=np.str_),
+        "arrivals": contents.arrivals,
+        "fingerprint": np.array(active.fingerprint),
+        "class_names": np.array(spec.class_names, dtype=np.str_),
+    }
+    for name, array in small.items():
+        _put(archive, name, array.shape, array.dtype, [array])
+    return len(ids)
+
+
+def _in_parts(ids: Ids) -> Iterator[Ids]:
+    for start in range(0, len(ids), ROWS_AT_ONCE):
+        yield ids[start : start + ROWS_AT_ONCE]
+
+
+def _put(
+    archive: zipfile.ZipFile,
+    name: str,
+    shape: tuple[int, ...],
+    dtype: np.dtype[np.generic],
+    parts: Iterable[Array],
+) -> None:
+    """Write an array that is never in memory as a whole."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+        np.lib.format.write_array_header_2_0(file, header)
+        for part in parts:
+            file.write(np.ascontiguousarray(part).tobytes())
 
 
 @dataclass(frozen=True)
@@ -349,19 +315,44 @@ class Filled:
 def fill(
     store: Store,
     source: Source,
-    embed: Callable[[Tensor], Tensor],
+    embed: Embed,
     fingerprint: str,
     on_start: Callable[[int], None] = lambda _: None,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Filled:
     """Embed and store what is new in ``source``."""
-    new = _new_positions(store, source)
-    _require_room(store, len(new))
-    before, kept = len(store), set[int]()
+    names = tuple(name for name in source.external_ids if name is not None)
+    stored = set(store.external_ids(store.select(Selection(external_ids=names))))
+    new = [
+        position
+        for position, name in enumerate(source.external_ids)
+        if name is None or name not in stored
+    ]
+    before, most, kept = len(store), store.capacity, set[int]()
+    # What will not fit in the end is refused before a part of it is stored.
+    if (
+        store.settings.policy == "concatenate"
+        and most is not None
+        and before + len(new) > most
+    ):
+        raise StoreFullError(
+            f"the store holds {before} examples of at most {most}, and {len(new)} are "
+            "to be added: none was; raise the capacity (knnper store configure), "
+            "delete examples, add fewer, or choose a policy that makes room, such as "
+            "'fifo'"
+        )
     on_start(len(new))
     for start in range(0, len(new), AT_ONCE):
         part = new[start : start + AT_ONCE]
-        added = store.add(_examples(store, source, part, embed), fingerprint)
+        images, at = source.images(part), torch.tensor(part)
+        examples = NewExamples(
+            embeddings=embed(images),
+            labels=source.labels[at],
+            inputs=images if store.spec.input is not None else None,
+            external_ids=tuple(source.external_ids[one] for one in part),
+            arrivals=None if source.arrivals is None else source.arrivals[at],
+        )
+        added = store.add(examples, fingerprint)
         kept.update(added.ids[added.ids >= 0].tolist())
         kept.difference_update(added.evicted.tolist())
         on_progress(len(part))
@@ -372,47 +363,6 @@ def fill(
         num_evicted=before + len(kept) - len(store),
         num_skipped=len(source.external_ids) - len(new),
         num_ignored=source.num_ignored,
-    )
-
-
-def _require_room(store: Store, num_new: int) -> None:
-    """Refuse what will not fit in the end, before a part of it is stored."""
-    most, held = store.capacity, len(store)
-    if store.settings.policy != "concatenate" or most is None:
-        return
-    if held + num_new > most:
-        raise StoreFullError(
-            f"the store holds {held} examples of at most {most}, and {num_new} are to "
-            "be added: none was; raise the capacity (knnper store configure), delete "
-            "examples, add fewer, or choose a policy that makes room, such as 'fifo'"
-        )
-
-
-def _new_positions(store: Store, source: Source) -> list[int]:
-    names = tuple(name for name in source.external_ids if name is not None)
-    known = store.external_ids(store.select(Selection(external_ids=names)))
-    stored = set(known) - {None}
-    return [
-        position
-        for position, name in enumerate(source.external_ids)
-        if name not in stored
-    ]
-
-
-def _examples(
-    store: Store,
-    source: Source,
-    positions: list[int],
-    embed: Callable[[Tensor], Tensor],
-) -> NewExamples:
-    images = source.images(positions)
-    rows = torch.tensor(positions)
-    return NewExamples(
-        embeddings=embed(images),
-        labels=source.labels[rows],
-        inputs=images if store.spec.input is not None else None,
-        external_ids=tuple(source.external_ids[one] for one in positions),
-        arrivals=None if source.arrivals is None else source.arrivals[rows],
     )
 
 
@@ -441,16 +391,15 @@ class Summary:
     @property
     def num_free(self) -> int | None:
         """How many more examples there is room for; None if that is not bounded."""
-        return (
-            None if self.capacity is None else max(0, self.capacity - self.num_examples)
-        )
+        most = self.capacity
+        return None if most is None else max(0, most - self.num_examples)
 
 
 def summarize(folder: Path) -> Summary:
     """Return what the store in ``folder`` is; another process may write meanwhile."""
     with open_rows(folder) as (identity, rows), rows.reading():
         head, contents = rows.head(), rows.contents()
-        versions, is_erasing = tuple(rows.versions()), rows.is_erasing()
+        versions, is_erasing = tuple(rows.versions()), bool(rows.row().erasing)
     spec, settings, dim = identity.spec, identity.settings, head.active.embedding_dim
     files = {
         path.relative_to(folder).as_posix(): path.stat().st_size

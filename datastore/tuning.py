@@ -1,14 +1,14 @@
 """What is chosen, and from what."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from knnper.datastore.examples import Neighbors, require_probabilities
@@ -30,24 +30,12 @@ from knnper.experiment import (
 
 @dataclass(frozen=True)
 class Choice:
-    """How a client's memory is used.
+    """How a client's memory is used."""
 
-    Attributes
-    ----------
-    knn_weight
-        λ, in [0, 1].
-    num_neighbors
-        k, at least 1.
-    kernel_scale
-        σ, positive.
-    class_prior
-        How the global model is adapted to the client's shares of the classes; None
-        leaves it as it is.
-    """
-
-    knn_weight: float
-    num_neighbors: int
-    kernel_scale: float
+    knn_weight: float  # λ, in [0, 1]
+    num_neighbors: int  # k, at least 1
+    kernel_scale: float  # σ, positive
+    # How the global model is adapted to the client's shares of the classes, if it is.
     class_prior: ClassPrior | None = None
 
     @property
@@ -62,20 +50,11 @@ class Candidates:
 
     Of equally good ones the first counts: the smallest λ, then the smallest k, then
     the largest σ, with which neighbours count most alike.
-
-    Attributes
-    ----------
-    knn_weights
-        λ, ascending.
-    num_neighbors
-        k, ascending.
-    kernel_scales
-        σ, descending.
     """
 
-    knn_weights: tuple[float, ...]
-    num_neighbors: tuple[int, ...]
-    kernel_scales: tuple[float, ...]
+    knn_weights: tuple[float, ...]  # λ, ascending
+    num_neighbors: tuple[int, ...]  # k, ascending
+    kernel_scales: tuple[float, ...]  # σ, descending
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -109,14 +88,11 @@ def candidates(
     kernel_scales: Sequence[float],
 ) -> Candidates:
     """Return all combinations of these values, in any order and with repetitions."""
-    named = {
-        "knn_weight": knn_weights,
-        "num_neighbors": num_neighbors,
-        "kernel_scale": kernel_scales,
-    }
-    for name, values in named.items():
-        if not values:
-            raise ValueError(f"expected at least one {name} to choose from, found none")
+    if not (knn_weights and num_neighbors and kernel_scales):
+        raise ValueError(
+            "expected at least one knn_weight, num_neighbors and kernel_scale to "
+            f"choose from, found {knn_weights}, {num_neighbors} and {kernel_scales}"
+        )
     return Candidates(
         weights_to_choose_from(knn_weights),
         tuple(sorted(set(num_neighbors))),
@@ -133,25 +109,13 @@ class Searchable(Protocol):
 
 @dataclass(frozen=True)
 class Queries:
-    """m examples as the global model sees them.
+    """m examples as the global model sees them."""
 
-    Attributes
-    ----------
-    embeddings
-        φ(x), float32 of shape (m, p).
-    probabilities
-        p_global, shape (m, c), rows summing to 1.
-    labels
-        int64, shape (m,), in [0, c).
-    class_ratios
-        q/π of the examples that a query is looked up in, float64 of shape (m, c) or
-        (1, c); None where the global model stays as it is. See
-        `knnper.datastore.prediction`.
-    """
-
-    embeddings: Tensor
-    probabilities: Tensor
-    labels: Tensor
+    embeddings: Tensor  # φ(x), float32 of shape (m, p)
+    probabilities: Tensor  # p_global, shape (m, c), rows summing to 1
+    labels: Tensor  # int64, shape (m,), in [0, c)
+    # q/π of the examples that a query is looked up in, float64 of shape (m, c) or
+    # (1, c), see `knnper.datastore.prediction`; None leaves the global model as it is.
     class_ratios: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -180,21 +144,11 @@ class Queries:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Queries and what is near them in the store; nothing where no neighbour is.
+    """Queries and what is near them in the store; nothing where no neighbour is."""
 
-    Attributes
-    ----------
-    queries
-        m examples.
-    squared_distances
-        To their neighbours, ascending, float64 of shape (m, k').
-    neighbor_labels
-        int64, shape (m, k').
-    """
-
-    queries: Queries
-    squared_distances: Tensor
-    neighbor_labels: Tensor
+    queries: Queries  # m
+    squared_distances: Tensor  # to their neighbours, ascending, float64, shape (m, k')
+    neighbor_labels: Tensor  # int64, shape (m, k')
 
     def __len__(self) -> int:
         return len(self.queries) if self.squared_distances.shape[1] > 0 else 0
@@ -324,23 +278,12 @@ class TuningSettings(Settings):
         return "validation" if enough else "leave_one_out"
 
 
-Floats = NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class Prior:
-    """A normal distribution of λ around λ_0, with variance 1 / (2 s).
+    """A normal distribution of λ around λ_0, with variance 1 / (2 s)."""
 
-    Attributes
-    ----------
-    knn_weight
-        λ_0.
-    strength
-        s: how many scored examples it counts for.
-    """
-
-    knn_weight: float
-    strength: float
+    knn_weight: float  # λ_0
+    strength: float  # s: how many scored examples it counts for
 
 
 NO_PRIOR = Prior(0.0, 0.0)
@@ -375,36 +318,17 @@ def weights_by_size(
         raise ValueError("expected at least one client with examples, found none")
     stored = np.array(sizes)[known]
     weights = np.array(knn_weights, np.float64)[known]
-    part = _parts(stored, num_points)
+    # The part of each client, from 0 on and without gaps.
+    ranks = np.searchsorted(np.sort(stored), stored)
+    part = np.unique(ranks * num_points // len(stored), return_inverse=True)[1]
     counts = np.bincount(part)
     log_sizes = np.bincount(part, np.log(stored)) / counts
-    rising = _rising(np.bincount(part, weights) / counts, counts)
+    means = np.bincount(part, weights) / counts
+    rising = isotonic_regression(means, weights=counts).x
     return tuple(
         PriorPoint(round(math.exp(log_size)), float(weight))
         for log_size, weight in zip(log_sizes, rising, strict=True)
     )
-
-
-def _parts(sizes: NDArray[np.int64], num_parts: int) -> NDArray[np.intp]:
-    """Return the part of each client, from 0 on and without gaps."""
-    ranks = np.searchsorted(np.sort(sizes), sizes)
-    found: NDArray[np.intp] = np.unique(
-        ranks * num_parts // len(sizes), return_inverse=True
-    )[1]
-    return found
-
-
-def _rising(means: Floats, counts: NDArray[np.int64]) -> Floats:
-    """Return the closest values that do not fall, by pooling adjacent violators."""
-    pools: list[tuple[float, int, int]] = []  # mean, clients, points
-    for point in zip(means.tolist(), counts.tolist(), strict=True):
-        mean, clients, points = *point, 1
-        while pools and pools[-1][0] > mean:
-            before, more, others = pools.pop()
-            mean = (before * more + mean * clients) / (more + clients)
-            clients, points = more + clients, others + points
-        pools.append((mean, clients, points))
-    return np.repeat([one[0] for one in pools], [one[2] for one in pools])
 
 
 NUMBERS_AT_ONCE = 1 << 20
@@ -422,47 +346,32 @@ examples, in which more is better."""
 
 
 def num_correct(
-    knn_probabilities: Tensor,
-    global_probabilities: Tensor,
-    labels: Tensor,
-    knn_weights: Tensor,
+    knn: Tensor, alone: Tensor, labels: Tensor, knn_weights: Tensor
 ) -> Tensor:
     """Return how many labels have the largest probability, float64 of shape (l,)."""
     # In float32, as `interpolate` mixes: what wins here by a hair is what is served.
     share = knn_weights[:, None, None]
-    mixed = share.float() * knn_probabilities
-    mixed += (1 - share).float() * global_probabilities
+    mixed = share.float() * knn
+    mixed += (1 - share).float() * alone
     return (mixed.argmax(dim=2) == labels).sum(dim=1).double()
 
 
 def log_likelihood(
-    knn_probabilities: Tensor,
-    global_probabilities: Tensor,
-    labels: Tensor,
-    knn_weights: Tensor,
+    knn: Tensor, alone: Tensor, labels: Tensor, knn_weights: Tensor
 ) -> Tensor:
     """Return Σ log p(y|x) of the mixtures, float64 of shape (l,)."""
-    knn, alone = (
-        one.gather(1, labels[:, None])[:, 0].double()
-        for one in (knn_probabilities, global_probabilities)
-    )
+    of_label = [one.gather(1, labels[:, None])[:, 0].double() for one in (knn, alone)]
     share = knn_weights[:, None]
-    mixed = share * knn + (1 - share) * alone
+    mixed = share * of_label[0] + (1 - share) * of_label[1]
     return mixed.clamp_min(SMALLEST_PROBABILITY).log().sum(dim=1)
 
 
-def num_correct_by_sureness(
-    knn_probabilities: Tensor,
-    global_probabilities: Tensor,
-    labels: Tensor,
-    knn_weights: Tensor,
-) -> Tensor:
+def num_correct_by_sureness(*asked: Tensor) -> Tensor:
     """Return `num_correct` and a hundredth of `log_likelihood`, float64 of shape (l,).
 
     Of two that are right equally often the one that is surer of it scores more. An
     example that is right outweighs three that are wrong beyond any doubt.
     """
-    asked = knn_probabilities, global_probabilities, labels, knn_weights
     return num_correct(*asked) + PART_OF_SURENESS * log_likelihood(*asked)
 
 
@@ -483,41 +392,22 @@ def score(
     """
     scores = torch.zeros(candidates.shape, dtype=torch.float64)
     weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
-    for rows in _scores_parts(evidence, len(weights)):
-        labels = evidence.queries.labels[rows]
-        probabilities = evidence.queries.probabilities[rows]
-        for place, votes in _votes(evidence, rows, candidates, kernel):
-            scores[:, *place] += criterion(votes, probabilities, labels, weights)
-    return scores
-
-
-def _scores_parts(evidence: Evidence, num_weights: int) -> Iterator[slice]:
-    num_classes = evidence.queries.probabilities.shape[1]
+    queries, dim = evidence.queries, evidence.queries.embeddings.shape[1]
+    num_classes = queries.probabilities.shape[1]
     num_found = evidence.squared_distances.shape[1]
-    at_once = max(1, NUMBERS_AT_ONCE // max(num_weights * num_classes, num_found))
+    at_once = max(1, NUMBERS_AT_ONCE // max(len(weights) * num_classes, num_found))
     for start in range(0, len(evidence), at_once):
-        yield slice(start, start + at_once)
-
-
-def _votes(
-    evidence: Evidence, rows: slice, candidates: Candidates, kernel: Kernel
-) -> Iterator[tuple[tuple[int, int], Tensor]]:
-    """Yield p_kNN (m, c) for each k and σ, with their places."""
-    embedding_dim = evidence.queries.embeddings.shape[1]
-    num_classes = evidence.queries.probabilities.shape[1]
-    distances = evidence.squared_distances[rows]
-    labels = evidence.neighbor_labels[rows]
-    for scale_place, scale in enumerate(candidates.kernel_scales):
-        log_weights = kernel(distances, scale, embedding_dim)
-        for count_place, count in enumerate(candidates.num_neighbors):
-            votes = neighbor_vote(
-                log_weights[:, :count], labels[:, :count], num_classes
-            )
-            yield (count_place, scale_place), votes
-
-
-ALONE = torch.zeros(1, dtype=torch.float64)
-"""λ = 0."""
+        rows = slice(start, start + at_once)
+        seen = queries.probabilities[rows], queries.labels[rows], weights
+        nearest = evidence.neighbor_labels[rows]
+        for which, scale in enumerate(candidates.kernel_scales):
+            log_weights = kernel(evidence.squared_distances[rows], scale, dim)
+            for place, count in enumerate(candidates.num_neighbors):
+                votes = neighbor_vote(
+                    log_weights[:, :count], nearest[:, :count], num_classes
+                )
+                scores[:, place, which] += criterion(votes, *seen)
+    return scores
 
 
 def choose(
@@ -556,16 +446,14 @@ def choose_class_prior(
     if len(evidence) == 0:
         return ClassPrior(settings, in_doubt[0])
     queries = evidence.queries
-    sharpness = max(in_doubt, key=lambda value: _log_posterior(queries, value))
-    return ClassPrior(settings, sharpness)
 
+    def log_posterior(sharpness: float) -> float:
+        seen = queries.adapted(sharpness).probabilities
+        alone = torch.zeros(1, dtype=torch.float64)
+        likelihood = log_likelihood(seen, seen, queries.labels, alone)
+        return float(likelihood) - math.log(sharpness) ** 2 / 2
 
-def _log_posterior(queries: Queries, sharpness: float) -> float:
-    seen = queries.adapted(sharpness)
-    likelihood = log_likelihood(
-        seen.probabilities, seen.probabilities, seen.labels, ALONE
-    )
-    return float(likelihood) - math.log(sharpness) ** 2 / 2
+    return ClassPrior(settings, max(in_doubt, key=log_posterior))
 
 
 def choose_knn_weight(

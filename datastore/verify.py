@@ -1,28 +1,44 @@
-"""Checks of a store on disk, and deletion of examples that are damaged."""
+"""Checks of a store on disk, what is saved of a damaged one, and deletion from it."""
 
 import contextlib
 import itertools
 import logging
+import os
+import shutil
 import sqlite3
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from knnper.datastore.database import (
     EXAMPLE,
+    PAGE_BYTES,
+    ROWS_AT_ONCE,
     Change,
     Rows,
+    StoreRow,
+    Version,
+    as_contents,
     blob_tables,
     contents_of,
     damaged,
     damaged_rows,
+    is_intact,
+    log_of,
     opened,
+    read_damaged_text,
+    row_checksum,
+    vectors_table,
 )
 from knnper.datastore.examples import (
     Ids,
     Selection,
+    StoreBusyError,
     StoreDamagedError,
     StoreError,
     StoreSpec,
@@ -31,18 +47,287 @@ from knnper.datastore.examples import (
     to_restore,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.journal import ACKNOWLEDGED
+from knnper.datastore.journal import ACKNOWLEDGED, Acknowledged, frames
 from knnper.datastore.policy import forget
-from knnper.datastore.salvage import Salvage, what_is_intact
 from knnper.datastore.search import MANIFEST, IndexCache, file_sha256
 from knnper.datastore.store import (
     DATABASE,
     INDEX,
     LOCK,
     Identity,
+    create_store,
+    identity_of,
+    new_folder,
     open_rows,
     open_store,
+    require_database,
 )
+from knnper.files import lock_holder
+
+_LEAF = b"\r"
+
+"""The first byte of a page of rows: https://www.sqlite.org/fileformat2.html."""
+
+_NUM_PAGES_AT = 28
+
+"""Where the first page has the number of pages, big-endian."""
+
+_NUM_COLUMNS = len(fields(StoreRow)) + 2
+
+"""Of the table with the most: ``store``."""
+
+
+@dataclass(frozen=True)
+class Salvage:
+    """What can be saved, or was."""
+
+    num_saved: int
+    lost: tuple[int, ...]
+    num_missing: int
+    num_changes_missing: int
+
+
+def salvage(folder: Path, target: Path) -> Salvage:
+    """Save what is intact of the store in ``folder`` as a new store in ``target``."""
+    with new_folder(target) as draft, _remains(folder, target.parent) as remains:
+        identity, version = identity_of(remains.row), remains.version
+        create_store(
+            draft,
+            identity.spec,
+            version.embedding_dim,
+            version.fingerprint,
+            identity.settings,
+        ).close()
+        with open_rows(draft, writable=True) as (_, rows):
+            new_version = rows.head().active.number
+            for change in remains.changes():
+                rows.apply(replace(change, version=new_version))
+    return remains.report()
+
+
+def what_is_intact(folder: Path) -> Salvage:
+    """Return what `salvage` would save; for that it makes a copy in ``TMPDIR``."""
+    with _remains(folder, None) as remains:
+        for _ in remains.changes():
+            pass
+    return remains.report()
+
+
+@contextlib.contextmanager
+def _remains(folder: Path, scratch: Path | None) -> Iterator["_Remains"]:
+    """Yield what is left, as read from a copy somewhere in the folder ``scratch``."""
+    require_database(folder)
+    if lock_holder(folder / LOCK) is not None:
+        raise StoreBusyError(f"a process writes to {folder}; stop it first")
+    acknowledged = None
+    with contextlib.suppress(StoreDamagedError):
+        acknowledged = Acknowledged.read(folder)
+    log = log_of(folder / DATABASE)
+    sound = [frame.number for frame in frames(log) if frame.is_sound]
+    first_damaged = 1 + max(sound, default=0)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=".salvage-") as name:
+        image = Path(name) / DATABASE
+        # Where the damaged page is one that nothing can be read without, an older one
+        # takes its place.
+        for left_out in (0, first_damaged):
+            _compose(folder, image, left_out)
+            with contextlib.closing(_opened_by_page(image)) as connection:
+                remains = _Remains(connection, acknowledged)
+                if remains.say_what_they_are:
+                    yield remains
+                    return
+    raise StoreDamagedError(
+        f"nothing of {folder} can be saved, for what it says of its settings or of its "
+        "model is damaged; restore the folder from a backup, or create the store anew"
+    )
+
+
+def _compose(folder: Path, image: Path, left_out: int) -> None:
+    """Write the pages as the log has them, but those of frame ``left_out``."""
+    image.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(image)) as connection:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        connection.execute("VACUUM")
+    first_page = bytearray(image.read_bytes())
+    shutil.copyfile(folder / DATABASE, image)
+    log = log_of(folder / DATABASE)
+    last = max((frame.number for frame in frames(log) if frame.num_pages), default=0)
+    # No more pages than that: the number of a page may be damaged.
+    most = image.stat().st_size // PAGE_BYTES + last
+    with image.open("r+b") as file:
+        for frame in frames(log):
+            is_wanted = frame.number <= last and frame.number != left_out
+            if is_wanted and 0 < frame.page <= most:
+                file.seek((frame.page - 1) * PAGE_BYTES)
+                file.write(frame.content)
+        num_pages = -(-file.seek(0, os.SEEK_END) // PAGE_BYTES)
+        file.truncate(num_pages * PAGE_BYTES)
+        struct.pack_into(">I", first_page, _NUM_PAGES_AT, num_pages)
+        file.seek(0)
+        file.write(first_page)
+
+
+def _opened_by_page(image: Path) -> sqlite3.Connection:
+    """Return a connection to ``image``, in which each page of rows is a table."""
+    with image.open("rb") as file:
+        kinds = list(iter(lambda: file.read(PAGE_BYTES)[:1], b""))
+    leaves = [number for number, kind in enumerate(kinds, 1) if kind == _LEAF]
+    columns = ", ".join(f"c{number}" for number in range(1, _NUM_COLUMNS))
+    with contextlib.closing(sqlite3.connect(image)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.executemany(
+            "INSERT INTO sqlite_master VALUES ('table', ?1, ?1, ?2, "
+            f"'CREATE TABLE ' || ?1 || ' (id INTEGER PRIMARY KEY, {columns})')",
+            ((f"page_{number}", number) for number in leaves),
+        )
+    connection = sqlite3.connect(image)
+    read_damaged_text(connection)
+    return connection
+
+
+class _Example(NamedTuple):
+    id: int
+    external_id: str | None
+    label: int
+    arrival: float
+
+
+class _Remains:
+    """What is left; whether it is intact, the checksum of each row says."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, acknowledged: Acknowledged | None
+    ) -> None:
+        self._connection, self._acknowledged = connection, acknowledged
+        self._row: StoreRow | None = None
+        self._versions = dict[int, Version]()
+        self._examples = dict[int, _Example]()
+        self._pages = dict[int, list[str]]()  # that have bytes of an example
+        for (page,) in connection.execute("SELECT name FROM sqlite_master").fetchall():
+            self._note(page)
+        self._num_saved, self._lost = 0, list[int]()
+
+    @property
+    def say_what_they_are(self) -> bool:
+        return self._row is not None and self._row.active in self._versions
+
+    @property
+    def row(self) -> StoreRow:
+        """The store's, the newest that is intact."""
+        assert self._row is not None, "who asks has looked"
+        return self._row
+
+    @property
+    def version(self) -> Version:
+        """The model that is searched."""
+        return self._versions[self.row.active]
+
+    def changes(self) -> Iterator[Change]:
+        """Yield additions of what is intact, each of some examples."""
+        layout, dim = identity_of(self.row).spec.input, self.version.embedding_dim
+        stream = self.row.stream_state
+        if self._acknowledged is not None:
+            # No id is given again.
+            last = max(stream.num_offered, self._acknowledged.num_offered)
+            stream = replace(stream, num_offered=last)
+        ids = sorted(self._examples.keys() | self._pages.keys())
+        for first in range(0, len(ids), ROWS_AT_ONCE):
+            examples, vectors, inputs = self._intact(ids[first : first + ROWS_AT_ONCE])
+            self._num_saved += len(examples)
+            if examples:
+                yield Change(
+                    stream=stream,
+                    added=as_contents((one.id, *one[2:]) for one in examples),
+                    embeddings=np.frombuffer(vectors, np.float32).reshape(-1, dim),
+                    inputs=None
+                    if layout is None
+                    else np.frombuffer(inputs, layout.dtype).reshape(-1, *layout.shape),
+                    external_ids=[one.external_id for one in examples],
+                )
+
+    def report(self) -> Salvage:
+        """Return what was found."""
+        expected = self._acknowledged or self.row
+        num_found = self._num_saved + len(self._lost)
+        return Salvage(
+            self._num_saved,
+            tuple(self._lost),
+            max(0, expected.num_examples - num_found),
+            max(0, expected.num_changes - self.row.num_changes),
+        )
+
+    def _intact(self, ids: Sequence[int]) -> tuple[list[_Example], bytes, bytes]:
+        """Return the intact ones of some examples, their vectors, and their inputs."""
+        spec = identity_of(self.row).spec
+        sizes = {vectors_table(self.version.number): 4 * self.version.embedding_dim}
+        if spec.input is not None:
+            sizes["inputs"] = spec.input_bytes
+        found = list[tuple[_Example, list[bytes]]]()
+        for number in ids:
+            example = self._examples.get(number)
+            contents = [] if example is None else self._contents(example, sizes)
+            if example is None or len(contents) < len(sizes):
+                self._lost.append(number)
+            else:
+                found.append((example, contents))
+        columns = [
+            b"".join(column) for column in zip(*(one for _, one in found), strict=True)
+        ]
+        vectors, inputs = (*columns, b"", b"")[:2]
+        return [example for example, _ in found], vectors, inputs
+
+    def _contents(self, example: _Example, sizes: Mapping[str, int]) -> list[bytes]:
+        """Return the bytes of an example, of those tables where they are intact."""
+        rows = list[tuple[Any, Any]]()
+        for page in self._pages.get(example.id, ()):
+            with contextlib.suppress(sqlite3.Error):
+                query = f"SELECT c1, c2 FROM {page} WHERE id = ?"
+                rows += self._connection.execute(query, (example.id,))
+        intact = {
+            table: content
+            for table, size in sizes.items()
+            for content, checksum in rows
+            if is_intact(table, (example.id, example.label, content, checksum))
+            and len(content) == size
+        }
+        return list(intact.values())
+
+    def _note(self, page: str) -> None:
+        for (number,) in self._read(f"SELECT id FROM {page} WHERE typeof(c1) = 'blob'"):
+            self._pages.setdefault(number, []).append(page)
+        query = f"SELECT * FROM {page} WHERE typeof(c1) != 'blob'"
+        for number, *values in self._read(query):
+            while values and values[-1] is None:
+                values.pop()
+            if values:
+                self._note_row(number, values[:-1], values[-1])
+
+    def _read(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """Yield rows from both ends, where something is damaged in between."""
+        for order in ("ORDER BY id", "ORDER BY id DESC"):
+            with contextlib.suppress(sqlite3.Error):
+                yield from self._connection.execute(f"{query} {order}")
+                return
+
+    def _note_row(self, number: int, values: list[Any], checksum: object) -> None:
+        """Note a row if it is intact; the number of columns tells its table."""
+        if len(values) == _NUM_COLUMNS - 2:
+            row = StoreRow(values[0], _as_float(values[1]), *values[2:])
+            is_newer = self._row is None or row.num_changes > self._row.num_changes
+            if row.checksum == checksum and is_newer:
+                self._row = row
+        elif len(values) == 3:
+            example = _Example(number, values[0], values[1], _as_float(values[2]))
+            if row_checksum(*example) == checksum:
+                self._examples[number] = example
+        elif len(values) == 2 and row_checksum(*values) == checksum:
+            self._versions[number] = Version(number, *values)
+
+
+def _as_float(number: Any) -> Any:
+    """Return a number of a column of floats, where SQLite keeps whole ones short."""
+    return float(number) if isinstance(number, int) else number
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -84,6 +369,7 @@ OWN = frozenset(
 )
 
 OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
+
 """Some may be of a save that was cut short; whoever writes next removes them."""
 
 

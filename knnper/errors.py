@@ -75,7 +75,6 @@ class CodecError(KnnPerError):
 
 
 MOST_CHARACTERS = 500
-
 MOST_LOGGED = 20_000
 
 # All that steers a terminal, or turns the direction of a line round; not the ends of

@@ -50,17 +50,11 @@ LARGEST_COUNT = 2**53
 """No client has more examples: up to here, a float holds every integer."""
 
 PositiveInt = Annotated[int, Field(ge=1)]
-
 NonNegativeInt = Annotated[int, Field(ge=0)]
-
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
 UnitInterval = Annotated[float, Field(ge=0, le=1)]  # [0, 1]
-
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]  # (0, 1]
-
 ProperFraction = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
 
 
@@ -106,9 +100,7 @@ class MultiStepSchedule(Settings):
 
 
 Augmentation = Literal["none", "flip", "crop_flip"]
-
 Precision = Literal["float32", "bfloat16"]
-
 Schedule = Annotated[ConstantSchedule | MultiStepSchedule, Field(discriminator="name")]
 
 
@@ -358,7 +350,6 @@ class Catalogue:
 
 
 LONGEST_VALUE = 60
-
 _LOG = logging.getLogger(__name__)
 
 
@@ -458,13 +449,11 @@ def _translate(
         yield Problem(where, ", or ".join(dict.fromkeys(found)))
 
 
-def _message(
-    detail: ErrorDetails, parent: object, annotation: object, hint: str
-) -> str:
+def _message(detail: ErrorDetails, parent: Any, annotation: object, hint: str) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "unexpected_keyword_argument":
-        known = alternatives(str(detail["loc"][-1]), _field_names(parent))
-        return f"unknown setting; {known}{hint}"
+        names = [field.name for field in dataclasses.fields(parent)]
+        return f"unknown setting; {alternatives(str(detail['loc'][-1]), names)}{hint}"
     if kind == "missing":
         return "expected a value, found nothing; there is no default"
     if kind == "value_error":
@@ -486,22 +475,15 @@ def _message(
 
 def _expected(kind: str, context: Mapping[str, Any], annotation: object) -> str | None:
     """Return what would be right; None for an error that has no words here."""
-    if context.keys() & _LIMITS.keys():
-        return f"a number {_range(annotation, context)}"
-    words = _EXPECTATIONS.get(kind)
-    return words and words.format(**context)
-
-
-def _range(annotation: object, context: Mapping[str, Any]) -> str:
-    """Return both ends of what a number may be, also the one that was not missed."""
+    if not context.keys() & _LIMITS.keys():
+        words = _EXPECTATIONS.get(kind)
+        return words and words.format(**context)
+    # Both ends of what a number may be, also the one that was not missed.
     limits = {**_limits(annotation), **context}
     if limits.keys() == {"ge", "le"}:
-        return f"from {limits['ge']:.12g} to {limits['le']:.12g}"
-    return " and ".join(
-        f"{words} {limits[name]:.12g}"
-        for name, words in _LIMITS.items()
-        if name in limits
-    )
+        return f"a number from {limits['ge']:.12g} to {limits['le']:.12g}"
+    ends = ((words, limits[name]) for name, words in _LIMITS.items() if name in limits)
+    return "a number " + " and ".join(f"{words} {end:.12g}" for words, end in ends)
 
 
 def _limits(annotation: object) -> dict[str, Any]:
@@ -512,12 +494,12 @@ def _limits(annotation: object) -> dict[str, Any]:
     if get_origin(annotation) is not Annotated:
         return {}
     fields = [one for one in get_args(annotation) if isinstance(one, FieldInfo)]
+    limits = [limit for field in fields for limit in field.metadata]
     return {
-        name: getattr(limit, name)
-        for field in fields
-        for limit in field.metadata
+        name: getattr(one, name)
+        for one in limits
         for name in _LIMITS
-        if hasattr(limit, name)
+        if hasattr(one, name)
     }
 
 
@@ -526,32 +508,24 @@ def _quoted(text: str) -> list[str]:
     return text.split("'")[1::2]
 
 
-def _field_names(annotation: object) -> list[str]:
-    if not (isinstance(annotation, type) and dataclasses.is_dataclass(annotation)):
-        return []
-    return [field.name for field in dataclasses.fields(annotation)]
-
-
 def _resolve(
     settings_type: type[Settings], location: Sequence[str | int]
-) -> tuple[list[str], object, object]:
+) -> tuple[list[str], Any, object]:
     """Return the keys in pydantic's ``location``, what holds the last, and its type."""
     keys: list[str] = []
     here: object = settings_type
-    parent = here
+    parent: Any = here
     for part in location:
         parent = _bare(here)
         here, is_key = _step(parent, part)
-        if is_key:
-            keys.append(str(part))
+        keys += [str(part)] * is_key
     return keys, parent, here
 
 
 def _step(annotation: object, part: str | int) -> tuple[object, bool]:
     """Return the type of ``part`` of a value, and whether ``part`` is a key in it."""
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
-        hints: Mapping[str, object] = get_type_hints(annotation, include_extras=True)
-        return hints.get(str(part)), True
+        return get_type_hints(annotation, include_extras=True).get(str(part)), True
     members = get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):
         tagged = (one for one in members if getattr(one, "name", None) == part)
@@ -584,15 +558,14 @@ class _ExperimentLoader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
+            problem = None
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(
-                    problem="a key must be plain text", problem_mark=key.start_mark
-                )
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} occurs twice; keep one of the two",
-                    problem_mark=key.start_mark,
-                )
+                problem = "a key must be plain text"
+            elif key.value in seen:
+                problem = f"the key {key.value!r} occurs twice; keep one of the two"
+            if problem is not None:
+                mark = key.start_mark
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
             seen.add(key.value)
         return node
 
@@ -635,9 +608,7 @@ def parse_yaml(text: str, source: str) -> Any:
     except yaml.YAMLError as error:
         raise ConfigError([_as_problem(error)], source) from error
     except (TypeError, ValueError, RecursionError) as error:
-        message = (
-            f"holds a value that is not text, a number, a list or the like: {error}"
-        )
+        message = f"holds a value that is not text, a number, a list or so: {error}"
         raise ConfigError([Problem("document", message)], source) from error
     return value
 
@@ -704,30 +675,23 @@ def apply_overrides(
     """Return a copy of ``document`` with ``overrides`` made in order: the last wins."""
     result = copy.deepcopy(dict(document))
     for override in overrides:
-        section = _section(result, override.path, problems)
-        if section is not None:
-            section[override.path[-1]] = override.value
+        *above, last = override.path
+        here = result
+        for depth, part in enumerate(above, start=1):
+            below = here.get(part)
+            here[part] = below = {} if below is None else below
+            if not isinstance(below, dict):
+                section = ".".join(above[:depth])
+                message = (
+                    f"{section} is {shown(below)} and holds no settings; set {section} "
+                    "as a whole"
+                )
+                problems.append(Problem(".".join(override.path), message))
+                break
+            here = below
+        else:
+            here[last] = override.value
     return result
-
-
-def _section(
-    document: dict[str, Any], path: tuple[str, ...], problems: list[Problem]
-) -> dict[str, Any] | None:
-    """Return the mapping that holds the last key of ``path``."""
-    here = document
-    for depth, part in enumerate(path[:-1], start=1):
-        below = here.get(part)
-        if below is None:
-            below = here[part] = {}
-        if not isinstance(below, dict):
-            message = (
-                f"{'.'.join(path[:depth])} is {shown(below)} and holds no settings; "
-                f"set {'.'.join(path[:depth])} as a whole"
-            )
-            problems.append(Problem(".".join(path), message))
-            return None
-        here = below
-    return here
 
 
 SECTIONS = tuple(field.name for field in dataclasses.fields(Experiment))
@@ -737,14 +701,12 @@ def read_experiment(
     path: Path, catalogue: Catalogue, overrides: Sequence[str] = ()
 ) -> Experiment:
     """Return the experiment that the YAML file at ``path`` describes."""
-    source = str(path)
-    document = read_yaml(path)
+    source, document = str(path), read_yaml(path)
     if document is None:
         message = f"the file is empty; expected the keys {', '.join(SECTIONS)}"
         raise ConfigError([Problem(source, message)], source)
-    return load_experiment(
-        document, catalogue, overrides, with_overrides(source, overrides)
-    )
+    source = with_overrides(source, overrides)
+    return load_experiment(document, catalogue, overrides, source)
 
 
 def load_experiment(
@@ -983,10 +945,9 @@ def to_document(experiment: Experiment) -> dict[str, Any]:
     for section in SECTIONS:
         value = getattr(experiment, section)
         plain = to_jsonable_python(value)
-        is_choice = isinstance(value, Choice)
-        document[section] = (
-            {"name": value.name, **plain["settings"]} if is_choice else plain
-        )
+        if isinstance(value, Choice):
+            plain = {"name": value.name, **plain["settings"]}
+        document[section] = plain
     return document
 
 

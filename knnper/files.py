@@ -16,7 +16,6 @@ from typing import Any, Self, TypeVar
 from knnper.errors import RunError
 
 _LOG = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 UNFINISHED = ".unfinished"
@@ -198,19 +197,17 @@ class JsonLines:
         return content[: content.rfind(b"\n") + 1]
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        cause = None
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise self._damaged(number) from error
+            record, cause = None, error
         if not isinstance(record, dict):
-            raise self._damaged(number)
+            raise RunError(
+                f"line {number} of {self.path} is damaged; expected one JSON object a "
+                "line. Remove the line, or start the run again in another folder"
+            ) from cause
         return record
-
-    def _damaged(self, number: int) -> RunError:
-        return RunError(
-            f"line {number} of {self.path} is damaged; expected one JSON object a "
-            "line. Remove the line, or start the run again in another folder"
-        )
 
 
 _OTHERS = 0o077
@@ -224,11 +221,8 @@ def make_private(folder: Path) -> None:
         return
     mode = stat.S_IMODE(status.st_mode)
     folder.chmod(mode & ~_OTHERS)
-    _LOG.warning(
-        "%s could be looked into by other users (mode %04o); from now on it cannot",
-        folder,
-        mode,
-    )
+    message = "%s could be looked into by other users (mode %04o); now it cannot"
+    _LOG.warning(message, folder, mode)
 
 
 def is_private(folder: Path) -> bool:

@@ -2,12 +2,12 @@
 
 import contextlib
 import itertools
-import operator
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -68,11 +68,8 @@ class EmbeddingModel(nn.Module):
     def embed(self, x: Tensor) -> Tensor:
         """Return φ(x), float32 of shape (n, p); by default what ``features`` returns.
 
-        Parameters
-        ----------
-        x
-            Normalised images, float32 of shape (n, channels, height, width); of text
-            ids, int64 of shape (n, T, 1, 1).
+        ``x`` are normalised images, float32 of shape (n, channels, height, width), or
+        ids of text, int64 of shape (n, T, 1, 1).
         """
         embeddings: Tensor = self.features(x)
         return embeddings
@@ -82,37 +79,24 @@ class EmbeddingModel(nn.Module):
         logits: Tensor = self.classifier(z)
         return logits
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits of ``x``, shape (n, c)."""
-        return self.head(self.embed(x))
-
     def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return what training minimises the mean of, of each example: -log h(x)[y].
+        """Return what training minimises the mean of: -log h(x)[y], float32 (n,).
 
-        Parameters
-        ----------
-        inputs
-            As `embed` takes them, n of them.
-        labels
-            int64, shape (n,).
-
-        Returns
-        -------
-        Tensor
-            float32, shape (n,).
+        ``inputs`` are as `embed` takes them, ``labels`` int64 of shape (n,).
         """
         return self.position_losses(inputs, labels).mean(dim=1)
 
     def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return -log h(x)[y] of each prediction that `losses` is the mean of.
 
-        Returns
-        -------
-        Tensor
-            float32, shape (n, T) for T predictions an example: one, of the label.
+        Shape (n, T) for T predictions an example; here one, of the label.
         """
         logits = self(inputs).float()
         return functional.cross_entropy(logits, labels, reduction="none")[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of ``x``, shape (n, c)."""
+        return self.head(self.embed(x))
 
 
 @dataclass(frozen=True)
@@ -198,12 +182,11 @@ class FlatModel:
     def show(self, weights: Tensor) -> None:
         """Load ``weights`` to be used as they are."""
         # The version is torch's count of the changes that were made in place.
-        wanted = (weights, weights._version)
-        if self._shown is None or not (
-            self._shown[0] is weights and self._shown[1] == weights._version
-        ):
+        version = weights._version
+        last = self._shown
+        if last is None or last[0] is not weights or last[1] != version:
             self.load(weights)
-            self._shown = wanted
+            self._shown = (weights, version)
 
     def read(self) -> Tensor:
         """Return a copy of the weights on the CPU, shape (num_weights,)."""
@@ -211,9 +194,7 @@ class FlatModel:
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return ``weights`` as contiguous tensors by their ``state_dict`` names."""
-        return {
-            entry.name: _view(weights, entry).contiguous() for entry in self.entries
-        }
+        return {one.name: _view(weights, one).contiguous() for one in self.entries}
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """Return the flat vector of named tensors; the inverse of `named`."""
@@ -229,13 +210,7 @@ class FlatModel:
         return weights
 
     def mask(self, chosen: Callable[[nn.Module], bool]) -> Tensor:
-        """Return which weights belong to the modules that ``chosen`` accepts.
-
-        Returns
-        -------
-        Tensor
-            bool, shape (num_weights,).
-        """
+        """Mark the weights of modules that ``chosen`` accepts, bool (num_weights,)."""
         mask = torch.zeros(self.num_weights, dtype=torch.bool)
         for entry in self.entries:
             mask[entry.start : entry.stop] = chosen(entry.module)
@@ -245,28 +220,23 @@ class FlatModel:
     def freezing(self, trainable: Tensor) -> Iterator[None]:
         """Spare the backward pass what is not trained, inside a ``with`` block.
 
-        Parameters
-        ----------
-        trainable
-            bool, shape (num_weights,). A tensor of which nothing is chosen gets no
-            gradient. A module is in evaluation mode if it, and what lies below it, has
-            such tensors and no others; then all below it is too, dropout as well.
-            Recurrent layers alone stay as they are.
+        A tensor of which nothing is ``trainable``, bool of shape (num_weights,), gets
+        no gradient. A module is in evaluation mode if it, and what lies below it, has
+        such tensors and no others; then all below it is too, dropout as well. Recurrent
+        layers alone stay as they are.
         """
-        chosen = [
-            bool(trainable[entry.start : entry.stop].any()) for entry in self.entries
-        ]
-        frozen = list(itertools.compress(self.entries, map(operator.not_, chosen)))
-        kept = {entry.module for entry in itertools.compress(self.entries, chosen)}
+        kept, frozen = list[Entry](), list[Entry]()
+        for entry in self.entries:
+            is_chosen = bool(trainable[entry.start : entry.stop].any())
+            (kept if is_chosen else frozen).append(entry)
         owners = dict(self.module.named_modules())
         tensors = [_tensor_of(owners, entry.name) for entry in frozen]
         parameters = [tensor for tensor in tensors if tensor.requires_grad]
-        fixed = {entry.module for entry in frozen}
-        still = _fixed_subtrees(self.module, fixed, kept)
+        fixed, trained = ({one.module for one in part} for part in (frozen, kept))
         # cuDNN has no backward pass through a recurrent layer in evaluation mode.
         modules = [
             module
-            for module in still
+            for module in _fixed_subtrees(self.module, fixed, trained)
             if module.training and not isinstance(module, nn.RNNBase)
         ]
         try:
@@ -344,12 +314,11 @@ def require_input(spec: InputSpec, model: str, *, holds: bool, expected: str) ->
     """Refuse inputs that are not what a model takes."""
     if not holds:
         height, width, channels = spec.image_shape
-        found = (
-            f"{height}x{width} with {channels} channels, {KINDS_OF_INPUT[spec.dtype]}"
+        message = (
+            f"{model} takes {expected}, found {height}x{width} with {channels} channels"
+            f", {KINDS_OF_INPUT[spec.dtype]}; choose another model or data set"
         )
-        message = f"{model} takes {expected}, found {found}"
-        advice = "choose another model or data set"
-        raise ConfigError([Problem("model", f"{message}; {advice}")])
+        raise ConfigError([Problem("model", message)])
 
 
 def require_multiple(spec: InputSpec, factor: int, model: str) -> None:
@@ -367,9 +336,7 @@ def require_channels(spec: InputSpec, model: str) -> None:
 
 
 Norm = Literal["batch", "group"]
-
 OptionalNorm = Literal["none", "batch", "group"]
-
 NUM_GROUPS = 8
 
 
@@ -383,17 +350,11 @@ class TolerantBatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
         """Return ``input``, shape (n, channels, height, width), normalised."""
-        if self.training and input.numel() == input.shape[1]:
-            return functional.batch_norm(
-                input,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                training=False,
-                eps=self.eps,
-            )
-        return super().forward(input)
+        if not self.training or input.numel() != input.shape[1]:
+            return super().forward(input)
+        mean, var = self.running_mean, self.running_var
+        scale, shift = self.weight, self.bias
+        return functional.batch_norm(input, mean, var, scale, shift, eps=self.eps)
 
 
 def group_norm(num_channels: int) -> nn.GroupNorm:
@@ -412,7 +373,59 @@ def norm_layers(norm: OptionalNorm, num_channels: int) -> list[nn.Module]:
     return [] if norm == "none" else [NORMS[norm](num_channels)]
 
 
-_WIDTHS = (32, 64)
+class Network(EmbeddingModel):
+    """Base of the models that can be chosen by name.
+
+    Built of ``(settings, spec)``, with random weights from torch's generator.
+
+    Attributes
+    ----------
+    name
+        In experiments.
+    title, summary
+        For people.
+    settings_type
+        What the section ``model`` of an experiment takes beside the name.
+    takes
+        The types of inputs that it is made for.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    settings_type: ClassVar[type[ModelSettings]]
+    takes: ClassVar[tuple[InputDtype, ...]] = ("uint8", "float32")
+
+    def __init__(self, settings: Any, spec: InputSpec) -> None:  # noqa: ARG002
+        super().__init__()
+        self.num_classes = spec.num_classes
+
+
+def _two_convolutions(
+    settings: "LeafCnnSettings | TinyCnnSettings",
+    spec: InputSpec,
+    widths: tuple[int, int],
+    kernel_size: int,
+    num_poolings: int,
+) -> nn.Sequential:
+    """Return two convolutions, the last ones pooled, and one hidden layer."""
+    height, width, channels = spec.image_shape
+    reduction = 2**num_poolings
+    first, second = widths
+    num_values = second * (height // reduction) * (width // reduction)
+    return nn.Sequential(
+        nn.Conv2d(channels, first, kernel_size, padding=kernel_size // 2),
+        *norm_layers(settings.norm, first),
+        nn.ReLU(),
+        *[nn.MaxPool2d(2)] * (num_poolings - 1),
+        nn.Conv2d(first, second, kernel_size, padding=kernel_size // 2),
+        *norm_layers(settings.norm, second),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(num_values, settings.embedding_dim),
+        nn.ReLU(),
+    )
 
 
 @dataclass(frozen=True)
@@ -432,30 +445,24 @@ class LeafCnnSettings(ModelSettings):
     norm: OptionalNorm = "none"
 
 
-class LeafCnn(EmbeddingModel):
-    """Two 5x5 convolutions with pooling, one hidden layer."""
+class LeafCnn(Network):
+    """LEAF's network for FEMNIST: two 5x5 convolutions with pooling, a hidden layer.
+
+    Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar, "LEAF: A Benchmark for
+    Federated Settings", 2018.
+    """
+
+    name = "leaf_cnn"
+    title = "LEAF CNN"
+    summary = "Two 5x5 convolutions and a hidden layer, for 28x28 or 32x32 images."
+    settings_type = LeafCnnSettings
 
     def __init__(self, settings: LeafCnnSettings, spec: InputSpec) -> None:
-        super().__init__()
-        require_channels(spec, "leaf_cnn")
-        require_multiple(spec, 4, "leaf_cnn")
-        height, width, channels = spec.image_shape
+        super().__init__(settings, spec)
         self.embedding_dim = settings.embedding_dim
-        self.num_classes = spec.num_classes
-        first, second = _WIDTHS
-        self.features = nn.Sequential(
-            nn.Conv2d(channels, first, kernel_size=5, padding=2),
-            *norm_layers(settings.norm, first),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(first, second, kernel_size=5, padding=2),
-            *norm_layers(settings.norm, second),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(second * (height // 4) * (width // 4), settings.embedding_dim),
-            nn.ReLU(),
-        )
+        require_channels(spec, self.name)
+        require_multiple(spec, 4, self.name)
+        self.features = _two_convolutions(settings, spec, (32, 64), 5, 2)
         self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
 
 
@@ -485,29 +492,27 @@ class MlpSettings(ModelSettings):
             )
 
 
-class Mlp(EmbeddingModel):
+class Mlp(Network):
     """Fully connected hidden layers with ReLU; φ is what comes out of the last one.
 
-    Parameters
-    ----------
-    settings
-        Widths and normalisation.
-    spec
-        Inputs of any shape; images are taken as rows of their values.
+    Inputs have any shape; images are taken as rows of their values.
     """
 
+    name = "mlp"
+    title = "MLP"
+    summary = "Fully connected hidden layers, for rows of features or images."
+    settings_type = MlpSettings
+
     def __init__(self, settings: MlpSettings, spec: InputSpec) -> None:
-        super().__init__()
-        height, width, channels = spec.image_shape
-        widths = (height * width * channels, *settings.hidden_sizes)
+        super().__init__(settings, spec)
+        self.embedding_dim = settings.hidden_sizes[-1]
+        widths = (math.prod(spec.image_shape), *settings.hidden_sizes)
         layers: list[nn.Module] = [nn.Flatten()]
         for number_in, number_out in itertools.pairwise(widths):
             layers.append(nn.Linear(number_in, number_out))
             if settings.norm == "group":
                 layers.append(group_norm(number_out))
             layers.append(nn.ReLU())
-        self.embedding_dim = widths[-1]
-        self.num_classes = spec.num_classes
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(widths[-1], spec.num_classes)
 
@@ -529,20 +534,24 @@ class MobileNetV2Settings(ModelSettings):
     dropout: ProperFraction = 0.2
 
 
-class MobileNetV2(EmbeddingModel):
+class MobileNetV2(Network):
     """torchvision's MobileNetV2; φ is what comes out of the pooling, p = 1280."""
 
+    name = "mobilenet_v2"
+    title = "MobileNetV2"
+    summary = "The paper's network for CIFAR; embeddings of 1280 numbers."
+    settings_type = MobileNetV2Settings
+
     def __init__(self, settings: MobileNetV2Settings, spec: InputSpec) -> None:
-        super().__init__()
-        require_channels(spec, "mobilenet_v2")
+        require_channels(spec, self.name)
         network = import_torchvision().models.mobilenet_v2(
             num_classes=spec.num_classes,
             dropout=settings.dropout,
             norm_layer=NORMS[settings.norm],
         )
+        super().__init__(settings, spec)
         self.embedding_dim = int(network.last_channel)
-        self.num_classes = spec.num_classes
-        self.features: nn.Module = network.features
+        self.features = network.features
         self.classifier = network.classifier
 
     def embed(self, x: Tensor) -> Tensor:
@@ -607,9 +616,6 @@ def _misfit(wanted: Tensor, given: Tensor | None) -> str | None:
     return None
 
 
-_FIRST_WIDTH = 64
-
-
 @dataclass(frozen=True)
 class ResNet18Settings(ModelSettings):
     """Settings of `ResNet18`.
@@ -629,7 +635,7 @@ class ResNet18Settings(ModelSettings):
     stem: Literal["imagenet", "cifar"] = "imagenet"
 
 
-class ResNet18(EmbeddingModel):
+class ResNet18(Network):
     """torchvision's ResNet-18; φ is what comes out of the pooling, p = 512.
 
     The tensors carry torchvision's names, but for the head, which is ``classifier``
@@ -637,20 +643,29 @@ class ResNet18(EmbeddingModel):
     times.
     """
 
+    name = "resnet18"
+    title = "ResNet-18"
+    summary = "For photographs, or small images with its other stem; p is 512."
+    settings_type = ResNet18Settings
     published_head = "fc"
 
     def __init__(self, settings: ResNet18Settings, spec: InputSpec) -> None:
-        super().__init__()
-        require_channels(spec, "resnet18")
+        require_channels(spec, self.name)
         network = import_torchvision().models.resnet18(
             num_classes=spec.num_classes, norm_layer=NORMS[settings.norm]
         )
+        super().__init__(settings, spec)
         self.embedding_dim = int(network.fc.in_features)
-        self.num_classes = spec.num_classes
-        small = settings.stem == "cifar"
-        self.conv1: nn.Module = _small_convolution() if small else network.conv1
+        self.conv1: nn.Module = network.conv1
         self.bn1: nn.Module = network.bn1
-        self.maxpool: nn.Module = nn.Identity() if small else network.maxpool
+        self.maxpool: nn.Module = network.maxpool
+        if settings.stem == "cifar":
+            self.conv1 = _convolution(3, network.conv1.out_channels)
+            # Drawn as the others.
+            nn.init.kaiming_normal_(
+                self.conv1.weight, mode="fan_out", nonlinearity="relu"
+            )
+            self.maxpool = nn.Identity()
         self.layer1: nn.Module = network.layer1
         self.layer2: nn.Module = network.layer2
         self.layer3: nn.Module = network.layer3
@@ -664,18 +679,6 @@ class ResNet18(EmbeddingModel):
         for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
             features = layer(features)
         return functional.adaptive_avg_pool2d(features, 1).flatten(1)
-
-
-def _small_convolution() -> nn.Conv2d:
-    """Return the 3x3 convolution of the stem for small images, drawn as the others."""
-    convolution = nn.Conv2d(3, _FIRST_WIDTH, kernel_size=3, padding=1, bias=False)
-    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
-    return convolution
-
-
-_SMALL_RESNET_WIDTHS = (32, 64, 128)
-
-_SMALLEST = 16
 
 
 @dataclass(frozen=True)
@@ -695,31 +698,31 @@ class SmallResNetSettings(ModelSettings):
     norm: Norm = "group"
 
 
-class SmallResNet(EmbeddingModel):
+class SmallResNet(Network):
     """Four 3x3 convolutions with pooling, and a residual block before the last one.
 
     φ is the largest activation of each channel, so images may have any size from 16x16
     on.
     """
 
+    name = "small_resnet"
+    title = "Small ResNet"
+    summary = "Four convolutions and a residual block, for 32x32 images on CPUs."
+    settings_type = SmallResNetSettings
+
     def __init__(self, settings: SmallResNetSettings, spec: InputSpec) -> None:
-        super().__init__()
-        height, width, channels = spec.image_shape
-        require_input(
-            spec,
-            "small_resnet",
-            holds=min(height, width) >= _SMALLEST,
-            expected=f"images of {_SMALLEST}x{_SMALLEST} pixels and more",
-        )
+        super().__init__(settings, spec)
         self.embedding_dim = settings.embedding_dim
-        self.num_classes = spec.num_classes
-        first, second, third = _SMALL_RESNET_WIDTHS
+        height, width, channels = spec.image_shape
+        holds = min(height, width) >= 16
+        expected = "images of 16x16 pixels and more"
+        require_input(spec, self.name, holds=holds, expected=expected)
         self.features = nn.Sequential(
-            _halving(channels, first, settings.norm),
-            _halving(first, second, settings.norm),
-            _halving(second, third, settings.norm),
-            _Residual(third, settings.norm),
-            _halving(third, settings.embedding_dim, settings.norm),
+            _halving(channels, 32, settings.norm),
+            _halving(32, 64, settings.norm),
+            _halving(64, 128, settings.norm),
+            _Residual(128, settings.norm),
+            _halving(128, settings.embedding_dim, settings.norm),
             nn.AdaptiveMaxPool2d(1),
             nn.Flatten(),
         )
@@ -731,14 +734,9 @@ class _Residual(nn.Module):
 
     def __init__(self, width: int, norm: Norm) -> None:
         super().__init__()
-        self.residual = nn.Sequential(
-            _convolution(width, width),
-            NORMS[norm](width),
-            nn.ReLU(),
-            _convolution(width, width),
-            NORMS[norm](width),
-            nn.ReLU(),
-        )
+        layers = [_convolution(width, width), NORMS[norm](width), nn.ReLU()]
+        more = [_convolution(width, width), NORMS[norm](width), nn.ReLU()]
+        self.residual = nn.Sequential(*layers, *more)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x + F(x), of the shape of ``x``."""
@@ -764,31 +762,17 @@ INITIAL_DEVIATION = 0.01
 and not zero, so that several models are not all the same."""
 
 
-@dataclass(frozen=True)
-class SoftmaxRegressionSettings(ModelSettings):
-    """Only what all models have."""
+class SoftmaxRegression(Network):
+    """Logits W x + b of inputs of any shape; φ is the input itself, as a row."""
 
+    name = "softmax_regression"
+    title = "Softmax regression"
+    summary = "One linear layer on the inputs as they are, features or images."
+    settings_type = ModelSettings
 
-class SoftmaxRegression(EmbeddingModel):
-    """Logits W x + b; φ is the input itself, as a row.
-
-    Parameters
-    ----------
-    settings
-        Where to start.
-    spec
-        Inputs of any shape.
-    """
-
-    def __init__(
-        self,
-        settings: SoftmaxRegressionSettings,  # noqa: ARG002 (as every model)
-        spec: InputSpec,
-    ) -> None:
-        super().__init__()
-        height, width, channels = spec.image_shape
-        self.embedding_dim = height * width * channels
-        self.num_classes = spec.num_classes
+    def __init__(self, settings: ModelSettings, spec: InputSpec) -> None:
+        super().__init__(settings, spec)
+        self.embedding_dim = math.prod(spec.image_shape)
         self.classifier = nn.Linear(self.embedding_dim, spec.num_classes)
         nn.init.normal_(self.classifier.weight, std=INITIAL_DEVIATION)
         nn.init.zeros_(self.classifier.bias)
@@ -821,7 +805,7 @@ class StackedLstmSettings(ModelSettings):
     all_positions: bool = True
 
 
-class StackedLstm(EmbeddingModel):
+class StackedLstm(Network):
     """Character vectors, layers of LSTM, and a linear head on the last hidden state.
 
     φ is the concatenation of the hidden states of all layers, the first one's first,
@@ -829,12 +813,17 @@ class StackedLstm(EmbeddingModel):
     (Marfoq et al. 2022, section 5): p = 2 x ``num_layers`` x ``hidden_dim``.
     """
 
+    name = "stacked_lstm"
+    title = "Stacked LSTM"
+    summary = "LEAF's network for the next character; embeddings of 1024 numbers."
+    settings_type = StackedLstmSettings
+    takes = ("token",)
+
     def __init__(self, settings: StackedLstmSettings, spec: InputSpec) -> None:
-        super().__init__()
         hidden = settings.hidden_dim
-        inputs = (settings.character_dim, *[hidden] * (settings.num_layers - 1))
+        super().__init__(settings, spec)
         self.embedding_dim = 2 * settings.num_layers * hidden
-        self.num_classes = spec.num_classes
+        inputs = (settings.character_dim, *[hidden] * (settings.num_layers - 1))
         self.learns_from_embeddings = not settings.all_positions
         self.characters = nn.Embedding(spec.num_classes, settings.character_dim)
         # One module a layer: methods that keep some layers personal count modules.
@@ -845,13 +834,7 @@ class StackedLstm(EmbeddingModel):
         self.classifier: PartHead = PartHead(start, hidden, spec.num_classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Return the last hidden and cell states, float32 of shape (n, p).
-
-        Parameters
-        ----------
-        x
-            Ids of characters, int64 of shape (n, T, 1, 1).
-        """
+        """Return the last states, (n, p), of ids of characters, int64 (n, T, 1, 1)."""
         _, hidden, cells = self._run(x.flatten(start_dim=1))
         return torch.cat([*hidden, *cells], dim=1)
 
@@ -875,12 +858,7 @@ class StackedLstm(EmbeddingModel):
     def _run(self, windows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Return the last layer's hidden states, and each layer's last states.
 
-        Returns
-        -------
-        outputs
-            Shape (n, T, hidden_dim).
-        hidden, cells
-            One of shape (n, hidden_dim) for each layer.
+        Of shape (n, T, hidden_dim); the last hidden and cell states (n, hidden_dim).
         """
         outputs = self.characters(windows)
         hidden, cells = [], []
@@ -909,9 +887,6 @@ class PartHead(nn.Module):
         return logits
 
 
-_TINY_CNN_WIDTHS = (16, 32)
-
-
 @dataclass(frozen=True)
 class TinyCnnSettings(ModelSettings):
     """Settings of `TinyCnn`.
@@ -933,102 +908,37 @@ class TinyCnnSettings(ModelSettings):
     num_poolings: Literal[1, 2] = 1
 
 
-class TinyCnn(EmbeddingModel):
+class TinyCnn(Network):
     """Two 3x3 convolutions with pooling, one hidden layer."""
 
+    name = "tiny_cnn"
+    title = "Tiny CNN"
+    summary = "Two 3x3 convolutions and a hidden layer, for 8x8 digits."
+    settings_type = TinyCnnSettings
+
     def __init__(self, settings: TinyCnnSettings, spec: InputSpec) -> None:
-        super().__init__()
-        reduction = 2**settings.num_poolings
-        require_multiple(spec, reduction, "tiny_cnn")
-        height, width, channels = spec.image_shape
+        super().__init__(settings, spec)
         self.embedding_dim = settings.embedding_dim
-        self.num_classes = spec.num_classes
-        first, second = _TINY_CNN_WIDTHS
-        self.features = nn.Sequential(
-            nn.Conv2d(channels, first, kernel_size=3, padding=1),
-            *norm_layers(settings.norm, first),
-            nn.ReLU(),
-            *[nn.MaxPool2d(2)] * (settings.num_poolings - 1),
-            nn.Conv2d(first, second, kernel_size=3, padding=1),
-            *norm_layers(settings.norm, second),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(
-                second * (height // reduction) * (width // reduction),
-                settings.embedding_dim,
-            ),
-            nn.ReLU(),
-        )
+        require_multiple(spec, 2**settings.num_poolings, self.name)
+        num_poolings = settings.num_poolings
+        self.features = _two_convolutions(settings, spec, (16, 32), 3, num_poolings)
         self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """An entry in the table of models."""
-
-    title: str  # the model's name as papers write it
-    summary: str  # one sentence
-    # What the section ``model`` of an experiment takes beside the name.
-    settings_type: type[ModelSettings]
-    # ``(settings, spec) -> EmbeddingModel`` with random weights, drawn from torch's
-    # generator.
-    build: Callable[[Any, InputSpec], EmbeddingModel]
-    # The types of inputs that it is made for.
-    takes: tuple[InputDtype, ...] = ("uint8", "float32")
-
-
-MODELS: Mapping[str, ModelSpec] = {
-    "leaf_cnn": ModelSpec(
-        title="LEAF CNN",
-        summary="Two 5x5 convolutions and a hidden layer, for 28x28 or 32x32 images.",
-        settings_type=LeafCnnSettings,
-        build=LeafCnn,
-    ),
-    "tiny_cnn": ModelSpec(
-        title="Tiny CNN",
-        summary="Two 3x3 convolutions and a hidden layer, for 8x8 digits.",
-        settings_type=TinyCnnSettings,
-        build=TinyCnn,
-    ),
-    "small_resnet": ModelSpec(
-        title="Small ResNet",
-        summary="Four convolutions and a residual block, for 32x32 images on CPUs.",
-        settings_type=SmallResNetSettings,
-        build=SmallResNet,
-    ),
-    "mobilenet_v2": ModelSpec(
-        title="MobileNetV2",
-        summary="The paper's network for CIFAR; embeddings of 1280 numbers.",
-        settings_type=MobileNetV2Settings,
-        build=MobileNetV2,
-    ),
-    "resnet18": ModelSpec(
-        title="ResNet-18",
-        summary="For photographs, or small images with its other stem; p is 512.",
-        settings_type=ResNet18Settings,
-        build=ResNet18,
-    ),
-    "mlp": ModelSpec(
-        title="MLP",
-        summary="Fully connected hidden layers, for rows of features or images.",
-        settings_type=MlpSettings,
-        build=Mlp,
-    ),
-    "softmax_regression": ModelSpec(
-        title="Softmax regression",
-        summary="One linear layer on the inputs as they are, features or images.",
-        settings_type=SoftmaxRegressionSettings,
-        build=SoftmaxRegression,
-    ),
-    "stacked_lstm": ModelSpec(
-        title="Stacked LSTM",
-        summary="LEAF's network for the next character; embeddings of 1024 numbers.",
-        settings_type=StackedLstmSettings,
-        build=StackedLstm,
-        takes=("token",),
-    ),
+MODELS: Mapping[str, type[Network]] = {
+    one.name: one
+    for one in (
+        LeafCnn,
+        TinyCnn,
+        SmallResNet,
+        MobileNetV2,
+        ResNet18,
+        Mlp,
+        SoftmaxRegression,
+        StackedLstm,
+    )
 }
+"""The models that can be chosen by name."""
 
 
 def build_model(
@@ -1037,30 +947,21 @@ def build_model(
     rng: RandomKey,
     device: torch.device = torch.device("cpu"),
 ) -> FlatModel:
-    """Return the chosen model, initialised.
+    """Return the chosen model for inputs of this form, initialised, on ``device``.
 
-    Parameters
-    ----------
-    choice
-        A name of `MODELS` with its settings.
-    spec
-        Shape of the images and number of classes.
-    rng
-        Fixes the random initial weights, which are the same on every device.
-    device
-        Where the model computes.
+    ``rng`` fixes the random initial weights, which are the same on every device.
     """
-    entry, settings = MODELS[choice.name], choice.settings
-    if not isinstance(settings, entry.settings_type):
+    kind, settings = MODELS[choice.name], choice.settings
+    if not isinstance(settings, kind.settings_type):
+        found = type(settings).__name__
         raise TypeError(
-            f"{choice.name} takes {entry.settings_type.__name__}, "
-            f"found {type(settings).__name__}"
+            f"{choice.name} takes {kind.settings_type.__name__}, found {found}"
         )
-    kinds = " or ".join(KINDS_OF_INPUT[dtype] for dtype in entry.takes)
-    holds = spec.dtype in entry.takes
+    kinds = " or ".join(KINDS_OF_INPUT[dtype] for dtype in kind.takes)
+    holds = spec.dtype in kind.takes
     require_input(spec, choice.name, holds=holds, expected=kinds)
     with rng.torch():
-        module = entry.build(settings, spec)
+        module = kind(settings, spec)
     if settings.weights is not None:
         load_weights(module, Path(settings.weights))
     return FlatModel(module, device)

@@ -4,7 +4,6 @@ import collections.abc
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import types
@@ -19,9 +18,7 @@ from torch import Tensor
 from knnper.errors import CodecError, KnnPerError
 
 R = TypeVar("R")
-
 _OTHER_VERSIONS = "the two sides run different versions"
-
 _LARGEST_INTEGER = 2**63 - 1
 
 
@@ -56,14 +53,24 @@ def plain_fields(record_type: type[R], given: Mapping[str, Any] | None) -> R:
     return record
 
 
+# What was an int when it was taken apart stays one where a float is expected.
+_PLAIN: Mapping[type, tuple[type | tuple[type, ...], str]] = {
+    types.NoneType: (types.NoneType, "nothing"),
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: ((int, float), "a number"),
+    str: (str, "text"),
+}
+
+
 def _value(hint: Any, found: _Found, left: dict[str, Tensor]) -> Any:
-    plain = _PLAIN.get(hint) if isinstance(hint, type) else None
-    if plain is not None:
-        return plain(found)
-    if hint is Tensor:
-        return _tensor(found, left)
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _record(hint, found, left)
+    if isinstance(hint, type):
+        if hint in _PLAIN:
+            return _plain(hint, found)
+        if hint is Tensor:
+            return _tensor(found, left)
+        if dataclasses.is_dataclass(hint):
+            return _record(hint, found, left)
     of_parts = _OF_PARTS.get(typing.get_origin(hint))
     if of_parts is None:
         raise CodecError(
@@ -72,48 +79,13 @@ def _value(hint: Any, found: _Found, left: dict[str, Tensor]) -> Any:
     return of_parts(typing.get_args(hint), found, left)
 
 
-def _nothing(found: _Found) -> None:
-    if found.described is not None:
-        raise found.wrong("nothing")
-
-
-def _truth(found: _Found) -> bool:
-    if not isinstance(found.described, bool):
-        raise found.wrong("true or false")
-    return found.described
-
-
-def _integer(found: _Found) -> int:
-    value = found.described
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise found.wrong("an integer")
-    if abs(value) > _LARGEST_INTEGER:
+def _plain(hint: type, found: _Found) -> Any:
+    value, (kinds, expected) = found.described, _PLAIN[hint]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
+        raise found.wrong(expected)
+    if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
         raise CodecError(f"{found.path}: expected an integer of at most 64 bits")
-    return value
-
-
-def _number(found: _Found) -> float:
-    """Return a float; what was an int when it was taken apart stays one."""
-    if isinstance(found.described, float):
-        return found.described
-    if not isinstance(found.described, int):
-        raise found.wrong("a number")
-    return _integer(found)
-
-
-def _text(found: _Found) -> str:
-    if not isinstance(found.described, str):
-        raise found.wrong("text")
-    return _writable(found.described, found.path)
-
-
-_PLAIN: Mapping[type, Callable[[_Found], Any]] = {
-    types.NoneType: _nothing,
-    bool: _truth,
-    int: _integer,
-    float: _number,
-    str: _text,
-}
+    return _writable(value, found.path) if isinstance(value, str) else value
 
 
 def _writable(text: str, path: str) -> str:
@@ -289,17 +261,14 @@ def unflatten(record_type: type[R], flat: Flat) -> R:
             f"expected an array of {sum(lengths)} numbers, found "
             f"{flat.vector.numel()}; the message is incomplete or of another layout"
         )
-    stops = itertools.accumulate(lengths)
-    pieces = {
-        path: flat.vector[stop - length : stop].view(shape)
-        for (path, shape), length, stop in zip(
-            shapes.items(), lengths, stops, strict=True
+    tensors = {
+        path: piece.view(shape)
+        for (path, shape), piece in zip(
+            shapes.items(), torch.split(flat.vector, lengths), strict=True
         )
     }
-    tensors = {
-        path: piece if len(pieces) == 1 else _copied(piece)
-        for path, piece in pieces.items()
-    }
+    if len(tensors) > 1:
+        tensors = {path: _copied(piece) for path, piece in tensors.items()}
     return _rebuilt(record_type, structure, tensors)
 
 
@@ -329,9 +298,13 @@ def is_same(one: object, other: object) -> bool:
     """Return whether two records hold the very same tensors and equal values."""
     if one is other:
         return True
+
+    def memory(tensor: Tensor) -> tuple[object, ...]:
+        return tensor.data_ptr(), tensor.shape, tensor.stride()
+
     first, second = take_apart(one), take_apart(other)
     return first.structure == second.structure and all(
-        _same_memory(tensor, second.tensors[name])
+        memory(tensor) == memory(second.tensors[name])
         for name, tensor in first.tensors.items()
     )
 
@@ -340,14 +313,6 @@ def is_finite(tensor: Tensor) -> bool:
     """Return whether no number in ``tensor`` is NaN or infinite."""
     # The sum is far cheaper; where it overflows, every number is looked at.
     return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
-
-
-def _same_memory(one: Tensor, other: Tensor) -> bool:
-    return (one.data_ptr(), one.shape, one.stride()) == (
-        other.data_ptr(),
-        other.shape,
-        other.stride(),
-    )
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -370,11 +335,10 @@ def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"dict": {k: _describe(v, f"{path}/{k}", tensors) for k, v in entries}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         prefix = f"{path}/" if path else ""
+        names = [field.name for field in dataclasses.fields(value)]
         fields = {
-            field.name: _describe(
-                getattr(value, field.name), f"{prefix}{field.name}", tensors
-            )
-            for field in dataclasses.fields(value)
+            name: _describe(getattr(value, name), f"{prefix}{name}", tensors)
+            for name in names
         }
         return {"record": type(value).__name__, "fields": fields}
     raise CodecError(f"{path}: a {type(value).__name__} cannot be sent or stored")

@@ -28,15 +28,17 @@ from knnper_cli.terminal import (
     how_to_go_on,
     print_json,
     print_table,
-    require_resume,
+    require_start,
     say,
     set_option,
+    show_run,
 )
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
     from knnper.server.link.authorized import AuthorizedFolder
     from knnper.server.settings import ServerSettings
+    from knnper_cli.watching import Watch
 
 Folder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="The federation's folder.")
@@ -277,17 +279,14 @@ def submit(  # noqa: PLR0913 (one parameter an option)
     from knnper.server.run_folder import RunFolder
     from knnper.server.settings import read_server
     from knnper.simulation.workbench import experiment_catalogue, over_sites
+    from knnper_cli.watching import Watch
 
-    if (experiment is None) == (resume is None):
-        raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
-    require_resume(from_round, resume)
+    require_start(experiment, resume, from_round, output, overwrite)
     changes = list(overrides or ())
     if stay is not None:
         changes.append(f"run.federation.stay_s={float(stay)}")
     settings = read_server(server)
     if resume is not None:
-        if output is not None or overwrite:
-            raise typer.BadParameter("--resume goes with neither --output, --overwrite")
         document, place = "", resume.resolve()
         RunFolder.open(place).require_idle()
     elif experiment is not None:
@@ -306,12 +305,12 @@ def submit(  # noqa: PLR0913 (one parameter an option)
         "resume": resume is not None,
         "registry": str(settings.roster_file) if not settings.insecure else "",
     }
-    follow = _follower(place)
+    watch = Watch(place)
     with _saying_where_to_look(settings), _showing_patience(submission.PATIENCE_S):
         run_id = submission.submit(settings, config)
     say(f"Run {run_id} is submitted; everything about it will be in {place}")
     if not detach:
-        _wait(settings, run_id, place, follow)
+        _wait(settings, run_id, place, watch)
 
 
 def watch(run: RunFolderArgument) -> None:
@@ -319,9 +318,11 @@ def watch(run: RunFolderArgument) -> None:
     from knnper.server.run_folder import RunFolder
 
     folder = RunFolder.open(run)
-    if not folder.is_finished() and not _follower(run)(lambda: not folder.is_led()):
+    from knnper_cli.watching import Watch
+
+    if not folder.is_finished() and not Watch(run).follow(lambda: not folder.is_led()):
         raise RunError(f"nobody leads the run in {run}, and it is not done")
-    _show(run)
+    show_run(run)
 
 
 @contextlib.contextmanager
@@ -361,28 +362,12 @@ def _showing_patience(most_s: float) -> Iterator[None]:
         done.set()
 
 
-Follow = Callable[[Callable[[], bool]], bool]
-
-
-def _follower(place: Path) -> Follow:
-    """Return what shows the run from now on, until it has results or has ended."""
-    from knnper_cli.terminal import progress_observer
-    from knnper_cli.watching import Watch
-
-    def follow(has_ended: Callable[[], bool]) -> bool:
-        with progress_observer() as observer:
-            return watcher.until_done(observer, has_ended)
-
-    watcher = Watch(place, say)
-    return follow
-
-
-def _wait(settings: "ServerSettings", run_id: int, place: Path, follow: Follow) -> None:
+def _wait(settings: "ServerSettings", run_id: int, place: Path, watch: "Watch") -> None:
     from knnper.server.link import submission
 
     has_ended = _enduring(lambda: submission.status(settings, run_id).is_finished)
     try:
-        done = follow(has_ended)
+        done = watch.follow(has_ended)
     except KeyboardInterrupt as error:
         say(
             f"No longer watching; the run goes on. To watch: knnper fed status "
@@ -401,7 +386,7 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, follow: Follow) 
             f"{last_words}\n"
             f"{how_to_go_on('fed submit', place)}"
         )
-    _show(place)
+    show_run(place)
 
 
 def _enduring(has_ended: Callable[[], bool]) -> Callable[[], bool]:
@@ -420,14 +405,6 @@ def _enduring(has_ended: Callable[[], bool]) -> Callable[[], bool]:
         return ended
 
     return ask
-
-
-def _show(place: Path) -> None:
-    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
-
-    header, *rows = as_cells(table_of_run(load_run(place)))
-    print_table(header, rows)
-    say(f"Everything about this run is in {place}")
 
 
 AllowAppCode = Annotated[

@@ -24,8 +24,9 @@ from knnper_cli.terminal import (
     print_json,
     print_table,
     progress_observer,
-    require_resume,
+    require_start,
     say,
+    show_run,
     system_error,
     typed_command,
 )
@@ -263,9 +264,7 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     as_json: AsJson = False,
 ) -> None:
     """Train, personalise and evaluate virtual clients; write results to a folder."""
-    if (experiment is None) == (resume is None):
-        raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
-    require_resume(from_round, resume)
+    require_start(experiment, resume, from_round, output, overwrite)
     shorthands = {
         "engine": engine,
         "num_workers": workers,
@@ -274,14 +273,11 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     changes = list(overrides or ())
     changes += [f"run.{k}={one}" for k, one in shorthands.items() if one is not None]
     if resume is not None:
-        if output is not None or overwrite:
-            raise typer.BadParameter("--resume goes with neither --output, --overwrite")
         bench, folder = _take_up(resume, changes)
         if from_round is not None:
             folder.go_back(from_round)
     elif experiment is not None:
         bench, folder = _start(experiment, changes, output, overwrite)
-    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
     from knnper.simulation.workbench import simulate as run_simulation
 
     with _telling_what_next(folder), progress_observer() as observer:
@@ -289,9 +285,7 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     if as_json:
         print_json(results)
         return
-    header, *rows = as_cells(table_of_run(load_run(folder.path)))
-    print_table(header, rows)
-    say(f"Everything about this run is in {folder.path}")
+    show_run(folder.path)
 
 
 def _start(

@@ -292,7 +292,7 @@ def serve(
 ) -> None:
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
     from knnper.client.install import SiteState, open_served
-    from knnper.client.service.app import make_service
+    from knnper.client.service.app import is_loopback, make_service
     from knnper.client.service.app import serve as serve_app
     from knnper.client.service.inputs import Limits
     from knnper.client.settings import read_client
@@ -301,7 +301,12 @@ def serve(
     settings = read_client(config, overrides or ())
     site_state = SiteState(settings.state, settings.name)
     binding = settings.service
-    _warn(binding)
+    if not is_loopback(binding.host) and binding.tls is None:
+        say(
+            f"Warning: {binding.host} is open to other machines, without TLS: whoever "
+            "sees the traffic reads the token and all inputs. Set service.tls, or "
+            "service.host: 127.0.0.1"
+        )
     limits = Limits(
         max_request_bytes=settings.service.max_request_mb * 1_000_000,
         max_pixels=settings.service.max_megapixels * 1_000_000,
@@ -319,17 +324,6 @@ def serve(
         lambda address: say(f"{settings.name} serves at {address}"),
         limits.sockets,
     )
-
-
-def _warn(binding: "ServiceSettings") -> None:
-    from knnper.client.service.app import is_loopback
-
-    if not is_loopback(binding.host) and binding.tls is None:
-        say(
-            f"Warning: {binding.host} is open to other machines, without TLS: whoever "
-            "sees the traffic reads the token and all inputs. Set service.tls, or "
-            "service.host: 127.0.0.1"
-        )
 
 
 def _tokens(

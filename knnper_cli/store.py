@@ -14,19 +14,15 @@ from knnper_cli.terminal import (
     RUN_FAILED,
     WRONG_USAGE,
     AsJson,
-    Changes,
-    ModelRun,
-    OptionalRun,
-    StoreFolder,
     as_time,
     counted,
     counter,
     megabytes,
     print_json,
     print_table,
-    resumable,
     say,
     seconds_of,
+    set_option,
 )
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
@@ -37,8 +33,20 @@ if TYPE_CHECKING:
     from knnper.datastore.examples import Selection, StoreSpec
     from knnper.datastore.index import IndexSettings
     from knnper.datastore.policy import StoreSettings
-    from knnper.datastore.salvage import Salvage
     from knnper.datastore.transfer import Summary
+    from knnper.datastore.verify import Salvage
+
+StoreFolder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="The store's folder.")
+]
+_EMBEDDING_MODEL = typer.Option(
+    "--model",
+    metavar="FOLDER",
+    help="The exported model, or the folder of a finished run, that embeds.",
+)
+ModelRun = Annotated[Path, _EMBEDDING_MODEL]
+OptionalRun = Annotated[Path | None, _EMBEDDING_MODEL]
+Changes = Annotated[list[str] | None, set_option("'index={name: sq8, rerank: 4}'")]
 
 SHOWN = 10
 """So many lines of one sort are shown."""
@@ -160,8 +168,7 @@ def add(
     )
     with (
         open_store(folder, writable=True, fingerprint=model.fingerprint) as opened,
-        counter("examples") as progress,
-        resumable(progress),
+        counter("examples", is_kept=True) as progress,
     ):
         filled = fill(
             opened,
@@ -327,7 +334,7 @@ def salvage(
     as_json: AsJson = False,
 ) -> None:
     """Save what is intact of a damaged store as a new one, and say what is lost."""
-    from knnper.datastore.salvage import salvage as salvage_store
+    from knnper.datastore.verify import salvage as salvage_store
 
     saved = salvage_store(folder, target)
     if as_json:
@@ -675,7 +682,7 @@ def _reembed(folder: Path, run: Path) -> None:
         if opened.fingerprint == model.fingerprint:
             say(f"{folder} is embedded by the model of {run} already")
             return
-        with counter("examples") as progress, resumable(progress):
+        with counter("examples", is_kept=True) as progress:
             progress.start(num_to_embed(folder, model.fingerprint))
             opened.reembed(model.embed, model.fingerprint, progress.advance)
         say(

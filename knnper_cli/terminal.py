@@ -81,10 +81,20 @@ AsJson = Annotated[
 ]
 
 
-def require_resume(from_round: int | None, resume: Path | None) -> None:
-    """Refuse to go back to a round of a run that only begins."""
-    if from_round is not None and resume is None:
+def require_start(
+    experiment: Path | None,
+    resume: Path | None,
+    from_round: int | None,
+    output: Path | None,
+    overwrite: bool,
+) -> None:
+    """Refuse options of a run that begins together with those of one that goes on."""
+    if (experiment is None) == (resume is None):
+        raise typer.BadParameter("give either EXPERIMENT.yaml or --resume DIR")
+    if resume is None and from_round is not None:
         raise typer.BadParameter("--from-round goes with --resume DIR")
+    if resume is not None and (output is not None or overwrite):
+        raise typer.BadParameter("--resume goes with neither --output, --overwrite")
 
 
 # Standard output may be read by a program or go to a file: no line is cut there.
@@ -123,6 +133,15 @@ def print_shown(shown: "Shown", document: Any = None) -> None:
             print_table(table.header, table.rows)
     for remark in shown.remarks:
         say(remark)
+
+
+def show_run(folder: Path) -> None:
+    """Write the figures of a finished run."""
+    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
+
+    header, *rows = as_cells(table_of_run(load_run(folder)))
+    print_table(header, rows)
+    say(f"Everything about this run is in {folder}")
 
 
 def say(message: str) -> None:
@@ -377,34 +396,16 @@ class Counter:
 
 
 @contextlib.contextmanager
-def counter(what: str) -> Iterator[Counter]:
+def counter(what: str, *, is_kept: bool = False) -> Iterator[Counter]:
     """Yield a counter that draws on a terminal, and writes lines elsewhere."""
     with _bars(TimeRemainingColumn()) as progress:
-        yield Counter(what, progress)
-
-
-@contextlib.contextmanager
-def resumable(progress: Counter) -> Iterator[None]:
-    """Say that an interrupted command goes on when it is given again."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if progress.num_done:
-            say("What was counted is kept; give the same command again to go on.")
-        raise
-
-
-StoreFolder = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="The store's folder.")
-]
-_EMBEDDING_MODEL = typer.Option(
-    "--model",
-    metavar="FOLDER",
-    help="The exported model, or the folder of a finished run, that embeds.",
-)
-ModelRun = Annotated[Path, _EMBEDDING_MODEL]
-OptionalRun = Annotated[Path | None, _EMBEDDING_MODEL]
-Changes = Annotated[list[str] | None, set_option("'index={name: sq8, rerank: 4}'")]
+        counting = Counter(what, progress)
+        try:
+            yield counting
+        except KeyboardInterrupt:
+            if is_kept and counting.num_done:
+                say("What was counted is kept; give the same command again to go on.")
+            raise
 
 
 def seconds_of(text: str) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from knnper.server.observer import Observer
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.workbench import experiment_catalogue
+from knnper_cli.terminal import progress_observer, say
 
 LOOK_EVERY_S = 0.5
 MOST_NAMED = 10
@@ -17,13 +18,17 @@ MOST_NAMED = 10
 class Watch:
     """Tells an observer what a run's folder says from now on."""
 
-    def __init__(self, path: Path, write: Callable[[str], None]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._write = write
         self._before = _version(path / RESULTS)
         self._run = _version(path / EXPERIMENT)
         self._num_told = len(RunFolder(path).rounds()) if self._run else 0
         self._has_started = False
+
+    def follow(self, has_ended: Callable[[], bool]) -> bool:
+        """Show the run until it has new results, or ended; return whether it has."""
+        with progress_observer() as observer:
+            return self.until_done(observer, has_ended)
 
     def until_done(self, observer: Observer, has_ended: Callable[[], bool]) -> bool:
         """Follow the run until it has new results; return whether it has."""
@@ -56,7 +61,7 @@ class Watch:
             }
             observer.round_finished(known)
             for line in failures_in(record):
-                self._write(line)
+                say(line)
         self._num_told = max(self._num_told, len(rounds))
 
 

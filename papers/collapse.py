@@ -33,8 +33,8 @@ from knnper.simulation.workbench import (
     runtime_of,
 )
 from knnper.strategies.core.method import Method, changed
-from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import NoState
+from knnper.strategies.core.task import ClientResult
 from knnper.strategies.fedbasis import (
     Bases,
     BasesState,

@@ -51,7 +51,7 @@ from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.runs import Table
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies.core.predictors import evaluate
+from knnper.strategies.core.task import evaluate
 from knnper.strategies.knn_per import Apply, KnnSettings, remember
 from papers.figures import (
     Curve,

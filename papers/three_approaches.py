@@ -37,7 +37,7 @@ from knnper.simulation.workbench import (
     open_workbench,
     runtime_of,
 )
-from knnper.strategies.core.predictors import evaluate
+from knnper.strategies.core.task import evaluate
 from papers.figures import Drawing, FigureFolder, PartRecord
 
 _SOME = Field(min_length=1)

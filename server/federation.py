@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.records import is_same
-from knnper.strategies.core.predictors import ClientResults, Evaluation
+from knnper.strategies.core.task import ClientResults, Evaluation
 from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (
     Job,

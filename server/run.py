@@ -32,8 +32,8 @@ from knnper.server.run_folder import (
 )
 from knnper.strategies.catalogue import Assembly
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
-from knnper.strategies.core.predictors import ClientResult, ClientResults
 from knnper.strategies.core.records import NoState
+from knnper.strategies.core.task import ClientResult, ClientResults
 from knnper.transport.messages import Purpose
 
 log = logging.getLogger(__name__)

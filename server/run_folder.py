@@ -47,7 +47,7 @@ from knnper.files import (
 from knnper.records import Parts, canonical, fingerprint, put_together, take_apart
 from knnper.server.results import with_present_names, write_clients_csv
 from knnper.server.screening import Norms
-from knnper.strategies.core.predictors import ClientResult
+from knnper.strategies.core.task import ClientResult
 
 log = logging.getLogger(__name__)
 FORMAT = 1

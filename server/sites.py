@@ -272,7 +272,13 @@ class SiteFederation(Federation):
         whom = f"{least} clients" if least else ", ".join(sorted(expected)) or "any"
         members = self._wait_until(enough, whom)
         if len(members) < (least or 1):
-            raise RunError(self._too_few(least or 1, members))
+            found = ", ".join(sorted(members)) or "none"
+            refused = "".join(f"\n  - {one}" for one in self.directory.refused())
+            raise RunError(
+                f"expected at least {least or 1} clients within "
+                f"{self.settings.wait_for_clients_s:g} s, found {len(members)} "
+                f"({found}). Start more, or set run.federation.min_clients{refused}"
+            )
         return list(members.values())
 
     def _is_worth_waiting(self, client: str) -> bool:
@@ -299,16 +305,6 @@ class SiteFederation(Federation):
                 remind_at = now + REMIND_EVERY_S
             if self.stop.wait(LOOK_EVERY_S):
                 raise Interrupted("stopped while waiting for clients")
-
-    def _too_few(self, least: int, members: Iterable[str]) -> str:
-        found = sorted(members)
-        refused = "".join(f"\n  - {reason}" for reason in self.directory.refused())
-        return (
-            f"expected at least {least} clients within "
-            f"{self.settings.wait_for_clients_s:g} s, found {len(found)} "
-            f"({', '.join(found) or 'none'}). Start more, or set "
-            f"run.federation.min_clients{refused}"
-        )
 
 
 LATE_LOOK_EVERY_S = 1.0

@@ -39,7 +39,7 @@ from knnper.experiment import Experiment, NonNegativeFloat, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates, denominator
 from knnper.strategies.core.method import wrong_shape
-from knnper.strategies.core.records import ModelUpdate, NoState, Record
+from knnper.strategies.core.records import ModelUpdate, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
@@ -135,15 +135,9 @@ class Agnostic(FedAvg):
         factors = state.factors[0] if self._by_label else None
         return AgnosticPayload(state.weights, factors)
 
-    def client_update(
-        self,
-        payload: AgnosticPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, AgnosticUpdate]:
-        rate = self.task.training.learning_rate_at(server_round)
+    def local_update(
+        self, payload: AgnosticPayload, data: ClientData, rate: float, rng: RandomKey
+    ) -> AgnosticUpdate:
         labels = data.train.labels
         kinds = labels if self._by_label else torch.zeros_like(labels)
         shares, losses = shares_and_losses(
@@ -154,8 +148,7 @@ class Agnostic(FedAvg):
             self.task, payload.weights, data.train, rate, rng, example_weights=factors
         )
         weights, loss = trained.weights, trained.train_loss
-        update = AgnosticUpdate(weights, len(data.train), loss, shares, losses)
-        return NoState(), update
+        return AgnosticUpdate(weights, len(data.train), loss, shares, losses)
 
     def aggregate(
         self, state: AgnosticState, updates: Updates[AgnosticUpdate]

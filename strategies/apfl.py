@@ -33,9 +33,8 @@ from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveInt, Settings, UnitInterval
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import (
     Batch,
     LocalModel,

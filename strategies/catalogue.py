@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -145,16 +145,8 @@ SITE_DATA_SETS: SettingsTypes = {SITES: SitesSettings}
 SITE_PARTITIONS: SettingsTypes = {SITES: NoSettings}
 
 
-class Entry(Protocol):
-    """What the tables of data sets, partitions, models and methods have in common."""
-
-    @property
-    def settings_type(self) -> type[Settings]:
-        """Return what the section takes beside the name."""
-
-
-def settings_types(entries: Mapping[str, Entry]) -> SettingsTypes:
-    """Return the type of each entry's settings by its name."""
+def settings_types(entries: Mapping[str, Any]) -> SettingsTypes:
+    """Return the ``settings_type`` of each entry of a table by its name."""
     return {name: entry.settings_type for name, entry in entries.items()}
 
 

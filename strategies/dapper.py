@@ -33,7 +33,6 @@ from torch import Tensor
 
 from knnper.data.examples import (
     AUGMENTATIONS,
-    TORCH_DTYPES,
     ClientData,
     Examples,
     InputSpec,
@@ -45,9 +44,8 @@ from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import Method, Personalizer
-from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task, evaluate
 from knnper.strategies.core.training import Batch, LocalModel, LocalStep, local_sgd
 from knnper.strategies.fine_tuning import one_model
 from knnper.strategies.mapper import Cover
@@ -103,10 +101,10 @@ class Dapper(Personalizer):
 
     def __init__(self, task: Task, method: Method, settings: DapperSettings) -> None:
         super().__init__(task, method, settings)
-        self.state_type = extended(method.state_type, "DapperState", "rounds_made", int)
-        self.payload_type = extended(
-            method.payload_type, "DapperPayload", "sample", Sample | None
-        )
+        own: Any = method  # mypy takes the hash of a class for that of its instances
+        kinds = (own.state_type, own.payload_type)
+        self.state_type = extended(kinds[0], "DapperState", "rounds_made", int)
+        self.payload_type = extended(kinds[1], "DapperPayload", "sample", Sample | None)
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> Record:
         state = self.method.init(clients, rng)
@@ -217,15 +215,9 @@ def _mixing_step(
     return step
 
 
-def extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Record]:
+@functools.cache  # one for the same arguments, so that equal types are the same
+def extended(base: Any, name: str, new: str, of_type: Any) -> type[Record]:
     """Return a type of records with the fields of ``base`` and one after them."""
-    # mypy takes the hash of a class for that of its instances.
-    return _extended(base, name, new, of_type)  # type: ignore[arg-type]
-
-
-@functools.cache
-def _extended(base: type[Record], name: str, new: str, of_type: Any) -> type[Record]:
-    """Make the type; one for the same arguments, so that equal types are the same."""
     if new in {one.name for one in fields(base)}:
         raise ValueError(f"{base.__name__} already has a field {new!r}; rename one")
     # By keyword alone, since fields of the base may have defaults.
@@ -264,7 +256,7 @@ def taken(
     """Return ``count`` examples of a sample at random, all if there are fewer."""
     if sample is None:
         return no_examples(spec)
-    images = sample.images.to(TORCH_DTYPES[spec.dtype])
+    images = sample.images.to(spec.torch_dtype)
     return _some(Examples(images, sample.labels.to(torch.int64)), count, rng)
 
 

@@ -32,8 +32,8 @@ from knnper.data.examples import ClientData, Examples
 from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import ALL_DIFFER, Method
-from knnper.strategies.core.predictors import ModelPredictor, evaluate
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
+from knnper.strategies.core.task import ModelPredictor, evaluate
 from knnper.strategies.core.training import (
     GradientHook,
     local_sgd,

@@ -29,8 +29,8 @@ from knnper.data.examples import ClientData
 from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.task import ModelPredictor
 from knnper.strategies.core.training import (
     GradientHook,
     local_sgd,

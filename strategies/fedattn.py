@@ -37,9 +37,8 @@ from knnper.experiment import NonNegativeFloat, PositiveInt, Settings, UnitInter
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import local_sgd, pull
 
 
@@ -223,12 +222,8 @@ class FedAttn(Method):
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> FedAttnState:
         embedding_dim, num_biases = self._embedding_dim, int(self._where.sum())
-        attention = new_attention(
-            self.settings.attention_dim,
-            embedding_dim,
-            num_biases,
-            rng.child("attention"),
-        )
+        sizes = (self.settings.attention_dim, embedding_dim, num_biases)
+        attention = new_attention(*sizes, rng.child("attention"))
         nothing = Memory(torch.empty(0, embedding_dim), torch.empty(0, num_biases))
         known = KnownClients((), nothing)
         return FedAttnState(self.task.initial_weights, attention, known, num_rounds=0)
@@ -261,7 +256,7 @@ class FedAttn(Method):
         hook = pull(center, weight, rate, self.task.training.weight_decay, self._where)
         trained = local_sgd(self.task, start, examples, rate, rng, gradient_hook=hook)
         weights, loss = trained.weights, trained.train_loss
-        mean = _representation(self.task, weights, examples) if is_personal else None
+        mean = self._representation(weights, examples) if is_personal else None
         return NoState(), FedAttnUpdate(weights, len(examples), loss, mean)
 
     def personalize(
@@ -277,7 +272,7 @@ class FedAttn(Method):
         elif (
             payload.memory is not None and payload.attention is not None and data.train
         ):
-            asks = _representation(self.task, weights, data.train)
+            asks = self._representation(weights, data.train)
             neighbors = nearest(payload.memory, asks, self.settings.num_neighbors)
             biases = attend(payload.attention, asks, neighbors)
             weights = weights.masked_scatter(self._where, biases)
@@ -287,6 +282,10 @@ class FedAttn(Method):
         self, payload: FedAttnPayload, update: FedAttnUpdate
     ) -> str | None:
         return wrong_shape(update, representation=(self._embedding_dim,))
+
+    def _representation(self, weights: Tensor, examples: Examples) -> Tensor:
+        """Return Z, the mean embedding of some examples, shape (p,)."""
+        return self.task.embed(weights, examples.images).mean(dim=0)
 
     def _asked(self, state: FedAttnState, client: str) -> tuple[Tensor, Memory]:
         """Return Z_i of a client that is known, and what is known of its neighbours."""
@@ -325,13 +324,7 @@ def bias_mask(task: Task) -> Tensor:
     torch calls them ``bias``, and those of an LSTM ``bias_ih_l0`` and ``bias_hh_l0``.
     """
     mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
-    for entry in task.model.entries:
-        own_name = entry.name.rpartition(".")[2]
-        is_bias = entry.is_parameter and own_name.startswith("bias")
-        mask[entry.start : entry.stop] = is_bias
+    for one in task.model.entries:
+        is_bias = one.is_parameter and one.name.rpartition(".")[2].startswith("bias")
+        mask[one.start : one.stop] = is_bias
     return mask
-
-
-def _representation(task: Task, weights: Tensor, examples: Examples) -> Tensor:
-    """Return Z, the mean embedding of some examples, shape (p,)."""
-    return task.embed(weights, examples.images).mean(dim=0)

@@ -45,9 +45,8 @@ from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, unlike_sent
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import NoState, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.records import Record
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import LocalModel, LocalResult, local_sgd
 
 _MOST_ITERATIONS = 50  # of k-means
@@ -500,17 +499,11 @@ class FedBasis(Method):
     def broadcast(self, state: BasesState, client_id: str, rng: RandomKey) -> Bases:
         return Bases(state.models)
 
-    def client_update(
-        self,
-        payload: Bases,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, BasesUpdate]:
-        rate = self.task.training.learning_rate_at(server_round)
+    def local_update(
+        self, payload: Bases, data: ClientData, rate: float, rng: RandomKey
+    ) -> BasesUpdate:
         given = payload, data.train, rate, rng
-        return NoState(), local_round(self.task, self.settings, *given)[1]
+        return local_round(self.task, self.settings, *given)[1]
 
     def personalize(
         self, payload: Bases, client_state: Any, data: ClientData, rng: RandomKey

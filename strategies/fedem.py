@@ -27,9 +27,8 @@ from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, unlike_sent
-from knnper.strategies.core.predictors import MixturePredictor, Predictor
 from knnper.strategies.core.records import Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import MixturePredictor, Predictor, Task
 from knnper.strategies.core.training import local_sgd
 
 
@@ -117,7 +116,8 @@ class FedEM(Method):
     ) -> tuple[MixtureState, ComponentsUpdate]:
         rate = self.task.training.learning_rate_at(server_round)
         prior = self._mixture_weights(client_state)
-        shares = responsibilities(self.task, payload.components, prior, data.train)
+        losses = example_losses(self.task, payload.components, data.train)
+        shares = responsibilities(losses, prior)
         trained = [
             local_sgd(self.task, weights, data.train, rate, rng, example_weights=share)
             for weights, share in zip(payload.components, shares.T, strict=True)
@@ -146,18 +146,19 @@ class FedEM(Method):
         )
 
         def served(losses: Tensor) -> MixturePredictor:
-            mixture_weights = _fitted(losses, start, num_steps)
-            return mixture(self.task, components, mixture_weights)
+            found = _fitted(losses, start, num_steps)
+            shares = enumerate(found.tolist())
+            chosen = {f"mixture_weight_{m}": share for m, share in shares}
+            return MixturePredictor(self.task, components, found, chosen)
 
         alone = (lambda: served(of_train)) if len(data.validation) else None
         both = served(torch.cat([of_train, of_validation]))
         return replace(both, trained_alone=alone)
 
     def _mixture_weights(self, client_state: MixtureState | None) -> Tensor:
+        count = self.settings.num_components
         if client_state is None:
-            return torch.full(
-                (self.settings.num_components,), 1 / self.settings.num_components
-            )
+            return torch.full((count,), 1 / count)
         return client_state.mixture_weights
 
     def aggregate(
@@ -175,29 +176,6 @@ class FedEM(Method):
         return unlike_sent(payload, update, "components")
 
 
-def mixture(
-    task: Task, components: Sequence[Tensor], mixture_weights: Tensor
-) -> MixturePredictor:
-    """Return what a client with these π, shape (M,), is served; it reports them."""
-    shares = mixture_weights.tolist()
-    chosen = {f"mixture_weight_{m}": share for m, share in enumerate(shares)}
-    return MixturePredictor(task, components, mixture_weights, chosen)
-
-
-def responsibilities(
-    task: Task,
-    components: Sequence[Tensor],
-    mixture_weights: Tensor,
-    examples: Examples,
-) -> Tensor:
-    """Return q_i(m) ∝ π_m exp(-loss(h_m(x_i), y_i)): the E-step.
-
-    ``components``: M tensors of shape (num_weights,). ``mixture_weights``: π, shape
-    (M,). Returns float32, shape (n, M); rows sum to 1.
-    """
-    return shares_of(example_losses(task, components, examples), mixture_weights)
-
-
 def example_losses(
     task: Task, components: Sequence[Tensor], examples: Examples
 ) -> Tensor:
@@ -206,8 +184,11 @@ def example_losses(
     return torch.stack(losses, dim=1)
 
 
-def shares_of(losses: Tensor, mixture_weights: Tensor) -> Tensor:
-    """Return q_i(m), shape (n, M), from the losses (n, M) and π (M,)."""
+def responsibilities(losses: Tensor, mixture_weights: Tensor) -> Tensor:
+    """Return q_i(m) ∝ π_m exp(-loss(h_m(x_i), y_i)), shape (n, M): the E-step.
+
+    ``losses``: Shape (n, M). ``mixture_weights``: π, shape (M,).
+    """
     # In logarithms: exp(-loss) of a badly fitting component underflows.
     return torch.softmax(mixture_weights.log() - losses, dim=1)
 
@@ -217,7 +198,7 @@ def _fitted(losses: Tensor, start: Tensor, num_steps: int) -> Tensor:
     mixture_weights = start
     for _ in range(num_steps):
         uniform = torch.full_like(start, 1 / len(start))
-        mixture_weights = _mean_or(shares_of(losses, mixture_weights), uniform)
+        mixture_weights = _mean_or(responsibilities(losses, mixture_weights), uniform)
     return mixture_weights
 
 

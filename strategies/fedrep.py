@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from knnper.data.examples import ClientData
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.predictors import Predictor
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.sharing import (
     PartlyShared,
@@ -29,7 +28,7 @@ from knnper.strategies.core.sharing import (
     SharedUpdate,
     part_in_use,
 )
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import Predictor, Task
 from knnper.strategies.core.training import local_sgd, trained_on_both_splits
 
 

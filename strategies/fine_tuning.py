@@ -18,7 +18,7 @@ from knnper.errors import RunError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Personalizer
-from knnper.strategies.core.predictors import ModelPredictor, Predictor
+from knnper.strategies.core.task import ModelPredictor, Predictor
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 

@@ -28,9 +28,8 @@ from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.records import ModelUpdate, Record
+from knnper.strategies.core.task import ModelPredictor, Task
 
 
 @dataclass(frozen=True)
@@ -61,23 +60,13 @@ class ClusterMethod(Method):
         """Return on which of a client's examples the models are compared."""
         raise NotImplementedError
 
-    def client_update(
-        self,
-        payload: ClusterModels,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, ClusterUpdate]:
+    def local_update(
+        self, payload: ClusterModels, data: ClientData, rate: float, rng: RandomKey
+    ) -> ClusterUpdate:
         best = best_position(self.task, payload, self.compared(data, is_training=True))
-        rate = self.task.training.learning_rate_at(server_round)
         trained = self.train(payload.models[best], data.train, rate, rng)
-        weights, loss, cluster = (
-            trained.weights,
-            trained.train_loss,
-            payload.numbers[best],
-        )
-        return NoState(), ClusterUpdate(weights, len(data.train), loss, cluster)
+        number, count = payload.numbers[best], len(data.train)
+        return ClusterUpdate(trained.weights, count, trained.train_loss, number)
 
     def personalize(
         self,

@@ -4,7 +4,7 @@ Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
 Memorization", ICML 2022, Algorithm 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,18 +47,17 @@ from knnper.errors import RunError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, Personalizer
-from knnper.strategies.core.predictors import EmbeddingPredictor, Predictor
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
 from knnper.strategies.fedavg import FedAvg
 
-Head = Callable[[Tensor], Tensor]
-"""From representations (n, p) to the global model's probabilities (n, c)."""
+Apply = Callable[[Tensor], Tensor]
+"""φ, from inputs (n, ...) to (n, p), or the head, from (n, p) to (n, c)."""
 
 
 def validation_evidence(
     store: StoreReader,
     validation: NewExamples,
-    head: Head,
+    head: Apply,
     num_neighbors: int,
     class_prior: ClassPriorSettings,
 ) -> Evidence:
@@ -71,7 +70,7 @@ def validation_evidence(
 def left_out_evidence(
     store: StoreReader,
     positions: Tensor,
-    head: Head,
+    head: Apply,
     num_neighbors: int,
     class_prior: ClassPriorSettings,
 ) -> Evidence:
@@ -93,7 +92,7 @@ def left_out_evidence(
 
 def _queries(
     examples: NewExamples,
-    head: Head,
+    head: Apply,
     label_counts: Tensor,
     class_prior: ClassPriorSettings,
 ) -> Queries:
@@ -172,10 +171,6 @@ class KnnSettings(Settings):
         )
 
 
-Apply = Callable[[Tensor], Tensor]
-"""φ, from inputs (n, ...) to (n, p), or the head, from (n, p) to (n, c)."""
-
-
 def default_memory() -> KnnSettings:
     """Return how a client remembers where an experiment does not say."""
     return KnnSettings(tuning=TuningSettings(evidence="auto"))
@@ -204,8 +199,25 @@ class Tuned:
             ),
             knn_weight=self.choice.knn_weight,
             class_prior=self.choice.class_prior,
-            tuning=_report(self.choice, self.kind, len(self.evidence), settings),
+            tuning=self._report(settings),
         )
+
+    def _report(self, settings: KnnSettings) -> Mapping[str, float]:
+        """Return on how many examples was chosen, and what was beside λ."""
+        num_scored, choice = float(len(self.evidence)), self.choice
+        report = {
+            "num_held_out": num_scored if self.kind == "validation" else 0.0,
+            "num_left_out": num_scored if self.kind == "leave_one_out" else 0.0,
+        }
+        if settings.tuning.num_neighbors_grid:
+            report["num_neighbors"] = float(choice.num_neighbors)
+        if settings.tuning.kernel_scale_grid:
+            report["kernel_scale"] = choice.kernel_scale
+        if settings.class_prior.strengths:
+            report["class_prior"] = float(choice.class_prior is not None)
+        if choice.class_prior is not None and len(settings.class_prior.sharpness) > 1:
+            report["sharpness"] = choice.class_prior.sharpness
+        return report
 
 
 def remember(
@@ -240,36 +252,13 @@ def store_settings_of(settings: KnnSettings, rng: RandomKey) -> StoreSettings:
 
 def choose_on(evidence: Evidence, num_stored: int, settings: KnnSettings) -> Choice:
     """Return what a client that stores so many examples chooses."""
-    tuning = settings.tuning
+    tuning, from_what = settings.tuning, settings.candidates()
+    if len(evidence) == 0:
+        from_what = settings.candidates_without_evidence()
     prior = prior_of_size(tuning.prior, tuning.prior_strength, num_stored)
-    from_what = (
-        settings.candidates()
-        if len(evidence) > 0
-        else settings.candidates_without_evidence()
-    )
-    criterion = CRITERIA[tuning.criterion]
     class_prior = choose_class_prior(evidence, settings.class_prior)
-    kernel = KERNELS[settings.kernel]
+    kernel, criterion = KERNELS[settings.kernel], CRITERIA[tuning.criterion]
     return choose(evidence, from_what, kernel, criterion, prior, class_prior)
-
-
-def _report(
-    choice: Choice, kind: EvidenceKind, num_scored: int, settings: KnnSettings
-) -> Mapping[str, float]:
-    """Return on how many examples was chosen, and what was beside λ."""
-    report = {
-        "num_held_out": float(num_scored if kind == "validation" else 0),
-        "num_left_out": float(num_scored if kind == "leave_one_out" else 0),
-    }
-    if settings.tuning.num_neighbors_grid:
-        report["num_neighbors"] = float(choice.num_neighbors)
-    if settings.tuning.kernel_scale_grid:
-        report["kernel_scale"] = choice.kernel_scale
-    if settings.class_prior.strengths:
-        report["class_prior"] = float(choice.class_prior is not None)
-    if choice.class_prior is not None and len(settings.class_prior.sharpness) > 1:
-        report["sharpness"] = choice.class_prior.sharpness
-    return report
 
 
 class LocalMemory(Personalizer):
@@ -324,44 +313,28 @@ def memorize(
     ``base``: Gives φ and the distribution of the global model, or of any other.
     ``settings``: k, kernel, σ, the grid of λ, how to choose, and the store.
     """
-    embedded = _embedded(base, data)
-    store = _empty_store(embedded, num_classes, settings, rng)
+
+    def embedded(by: EmbeddingPredictor) -> tuple[Store, NewExamples, NewExamples]:
+        """Return an empty store, and the training and the validation split for it."""
+        splits = (data.train, data.validation)
+        train, validation = (
+            NewExamples(by.embed(one.images), one.labels) for one in splits
+        )
+        size, chance = train.embeddings.shape[1], store_settings_of(settings, rng)
+        spec = StoreSpec(num_classes)
+        empty = empty_memory_store(spec, int(size), UNNAMED, chance)
+        return empty, train, validation
+
+    store, train, validation = embedded(base)
     chooser = base if settings.is_fixed else base.without_validation()
     if chooser is base:
-        tuned = remember(store, *embedded, base.head, settings)
+        tuned = remember(store, train, validation, base.head, settings)
     else:
-        before = _embedded(chooser, data)
-        other = _empty_store(before, num_classes, settings, rng)
-        tuned = remember(other, *before, chooser.head, settings)
-        for examples in embedded:
-            store.add(examples)
+        tuned = remember(*embedded(chooser), chooser.head, settings)
+        store.add(train)
+        store.add(validation)
     predictor = tuned.predictor(base.embed, base.head, store, settings)
     return replace(predictor, tuning={**base.describe(), **predictor.tuning})
-
-
-def _empty_store(
-    embedded: Sequence[NewExamples],
-    num_classes: int,
-    settings: KnnSettings,
-    rng: RandomKey,
-) -> Store:
-    return empty_memory_store(
-        StoreSpec(num_classes),
-        int(embedded[0].embeddings.shape[1]),
-        UNNAMED,
-        store_settings_of(settings, rng),
-    )
-
-
-def _embedded(
-    base: EmbeddingPredictor, data: ClientData
-) -> tuple[NewExamples, NewExamples]:
-    """Return the training and the validation split as a store takes them."""
-    train, validation = (
-        NewExamples(base.embed(split.images), split.labels)
-        for split in (data.train, data.validation)
-    )
-    return train, validation
 
 
 class KnnPer(FedAvg):

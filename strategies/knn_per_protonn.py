@@ -25,7 +25,7 @@ from knnper.datastore.tuning import (
 from knnper.experiment import Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Personalizer
-from knnper.strategies.core.predictors import EmbeddingPredictor
+from knnper.strategies.core.task import EmbeddingPredictor
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.knn_per import require_embeddings
 

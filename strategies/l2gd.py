@@ -131,18 +131,12 @@ def coin_step(mean: Tensor, heads: Iterator[bool], settings: L2GDSettings) -> Lo
             size = model.learning_rate * settings.prox_weight / probability
             model.parameters.lerp_(mean, size / (1 + size))
         else:
-            _enlarge(model, probability)
+            # A step along (∇f_m + d x_m) / (1 - p), d the weight decay, of which the
+            # optimizer adds d x_m itself: (∇f_m + p d x_m) / (1 - p) is the rest.
+            decay = model.task.training.weight_decay
+            model.gradient.add_(model.parameters, alpha=probability * decay)
+            model.gradient.div_(1 - probability)
             model.step()
         return loss
 
     return step
-
-
-def _enlarge(model: LocalModel, probability: float) -> None:
-    """Make the next step one along (∇f_m + d x_m) / (1 - p), d the weight decay.
-
-    The optimizer adds d x_m itself: (∇f_m + p d x_m) / (1 - p) is the rest.
-    """
-    decay = model.task.training.weight_decay
-    model.gradient.add_(model.parameters, alpha=probability * decay)
-    model.gradient.div_(1 - probability)

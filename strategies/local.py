@@ -14,9 +14,8 @@ from knnper.errors import RunError
 from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import on_both_splits
 
 

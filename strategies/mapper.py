@@ -49,9 +49,8 @@ from knnper.experiment import PositiveFloat, PositiveInt, Settings, UnitInterval
 from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import ALL_DIFFER, Method, Personalizer
-from knnper.strategies.core.predictors import MixturePredictor, ModelPredictor, score
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import MixturePredictor, ModelPredictor, Task, score
 from knnper.strategies.core.training import Objective, cross_entropy, local_sgd
 from knnper.strategies.fine_tuning import one_model
 
@@ -140,7 +139,14 @@ class Mapper(Method):
         rate, found = training.learning_rate_at(server_round), Pair(0.0, central)
         if server_round > self.settings.warm_start_fraction * training.num_rounds:
             found = self._best(central, data, rate, rng)
-        return NoState(), self._central_update(central, found, data.train, rate, rng)
+        share, examples = found.interpolation_weight, data.train
+        if share == 1.0:
+            # A step along no gradient would still make weights decay and move buffers.
+            loss = float(self.task.losses(found.local, examples).mean())
+            return NoState(), ModelUpdate(central, len(examples), loss)
+        eq_12 = mixture_loss(self.task, 1 - share, found.local)
+        trained = local_sgd(self.task, central, examples, rate, rng, objective=eq_12)
+        return NoState(), trained.update(len(examples))
 
     def personalize(
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
@@ -155,28 +161,6 @@ class Mapper(Method):
             interpolated(self.task, central, both),
             trained_alone=lambda: interpolated(self.task, central, alone),
         )
-
-    def _central_update(
-        self,
-        central: Tensor,
-        found: Pair,
-        examples: Examples,
-        rate: float,
-        rng: RandomKey,
-    ) -> ModelUpdate:
-        """Return h_c trained for its part of the mixture, Eq. 12; as it is with none.
-
-        A step along no gradient would still make weights decay and move buffers.
-        """
-        share = found.interpolation_weight
-        if share == 1.0:
-            loss = float(self.task.losses(found.local, examples).mean())
-            return ModelUpdate(central, len(examples), loss)
-        objective = mixture_loss(self.task, 1 - share, found.local)
-        trained = local_sgd(
-            self.task, central, examples, rate, rng, objective=objective
-        )
-        return trained.update(len(examples))
 
 
 @dataclass(frozen=True)
@@ -292,7 +276,10 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
     """
     if share == 1.0:
         return cross_entropy
-    other = _second_model(task, fixed)
+    # A model that is not the task's own.
+    copied = FlatModel(copy.deepcopy(task.model.module), task.model.device)
+    copied.load(fixed)
+    other = copied.module.eval()
     of_trained = torch.tensor(share, device=task.model.device).log()
     of_fixed = torch.tensor(1 - share, device=task.model.device).log()
 
@@ -303,11 +290,3 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
         return -torch.logaddexp(own, constant).mean(dim=1)
 
     return objective
-
-
-def _second_model(task: Task, weights: Tensor) -> EmbeddingModel:
-    """Return a model at ``weights``, in evaluation mode, that is not the task's own."""
-    copied = FlatModel(copy.deepcopy(task.model.module), task.model.device)
-    copied.load(weights)
-    copied.module.eval()
-    return copied.module

@@ -44,8 +44,8 @@ from knnper.experiment import (
 )
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import ModelPredictor
 from knnper.strategies.core.training import (
     Batch,
     LocalModel,
@@ -101,41 +101,30 @@ class PerFedAvg(Method):
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         """Return the model after steps on both splits: nothing is chosen."""
+        # Plain steps, as those that the weights were trained for.
+        training = replace(self.task.training, momentum=0.0, weight_decay=0.0)
+        task, start = replace(self.task, training=training), payload.weights
+        settings = self.settings
+        rate, epochs = settings.inner_learning_rate, settings.adaptation_epochs
 
         def adapted(examples: Examples) -> ModelPredictor:
-            weights = self._adapted(payload.weights, examples, rng)
-            return ModelPredictor(self.task, weights)
+            found = local_sgd(task, start, examples, rate, rng, num_epochs=epochs)
+            return ModelPredictor(self.task, found.weights)
 
         served = adapted(data.train_and_validation())
         return replace(served, trained_alone=lambda: adapted(data.train))
 
-    def _adapted(self, weights: Tensor, examples: Examples, rng: RandomKey) -> Tensor:
-        # Plain steps, as those that the weights were trained for.
-        training = replace(self.task.training, momentum=0.0, weight_decay=0.0)
-        return local_sgd(
-            replace(self.task, training=training),
-            weights,
-            examples,
-            self.settings.inner_learning_rate,
-            rng,
-            num_epochs=self.settings.adaptation_epochs,
-        ).weights
-
     @staticmethod
     def check(settings: PerFedAvgSettings, experiment: Experiment) -> Sequence[Problem]:
-        if (
-            settings.variant == "first_order"
-            or experiment.training.precision == "float32"
-        ):
+        precision = experiment.training.precision
+        if settings.variant == "first_order" or precision == "float32":
             return ()
-        return (
-            Problem(
-                "training.precision",
-                f"found {experiment.training.precision}, expected float32 with variant "
-                "= hessian_free: its small differences of gradients are lost in "
-                "rounding; remove the setting or choose first_order",
-            ),
+        message = (
+            f"found {precision}, expected float32 with variant = hessian_free: its "
+            "small differences of gradients are lost in rounding; remove the setting "
+            "or choose first_order"
         )
+        return (Problem("training.precision", message),)
 
 
 def meta_step(settings: PerFedAvgSettings) -> LocalStep:

@@ -24,7 +24,7 @@ inducing points.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -40,7 +40,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import Task, Trained
 from knnper.strategies.core.training import local_sgd
 
 _MAX_PASSES = 100  # of 2-means
@@ -83,10 +83,9 @@ class ClassTree:
 def class_tree(embeddings: Tensor, labels: Tensor) -> ClassTree:
     """Return the tree that splits the class means in two, again and again.
 
-    Achituve, Navon, Yemini, Chechik, Fetaya, "GP-Tree: A Gaussian Process Classifier
-    for Few-Shot Incremental Learning", ICML 2021, section 4.1: 2-means of the class
-    means, top down. Departure: it starts from the two means that are farthest apart,
-    where the paper draws two at random: the same data give the same tree.
+    GP-Tree, section 4.1: 2-means of the class means, top down. Departure: it starts
+    from the two means that are farthest apart, where the paper draws two at random: the
+    same data give the same tree.
 
     ``embeddings``, ``labels``: Shapes (n, p) and (n,).
     """
@@ -228,7 +227,10 @@ def posterior_given(covariance: Tensor, signs: Tensor, precision: Tensor) -> Pos
     """Return p(f | y, ω), with all of its arguments as in `posterior`."""
     root = precision.sqrt()
     identity = torch.eye(signs.shape[-1], dtype=signs.dtype, device=signs.device)
-    factor = _cholesky(identity + root[..., None] * covariance * root[..., None, :])
+    scaled = root[..., None] * covariance * root[..., None, :]
+    # Its eigenvalues are 1 at least: it fails only where something is not finite.
+    factor, failed = torch.linalg.cholesky_ex(identity + scaled)
+    factor = factor.where(failed[..., None, None] == 0, torch.nan)
     explained = _whitened(factor, precision, covariance)
     target = signs[..., None] / 2
     mean = covariance @ target - explained.mT @ (explained @ target)
@@ -241,16 +243,6 @@ def _whitened(factor: Tensor, precision: Tensor, covariance: Tensor) -> Tensor:
     scaled = precision.sqrt()[..., None] * covariance
     whitened: Tensor = torch.linalg.solve_triangular(factor, scaled, upper=False)
     return whitened
-
-
-def _cholesky(matrix: Tensor) -> Tensor:
-    """Return the factor; NaN where the matrix is not finite.
-
-    Its eigenvalues are 1 at least, so nothing else can go wrong.
-    """
-    found: tuple[Tensor, Tensor] = torch.linalg.cholesky_ex(matrix)
-    factor, failed = found
-    return factor.where(failed[..., None, None] == 0, torch.nan)
 
 
 def log_expected_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
@@ -279,9 +271,9 @@ class Node:
 
     def log_branches(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         """Return log p(left) and log p(right), shape (m,), of queries (m, p)."""
-        mean, variance = self.posterior.elsewhere(
-            self.kernel.matrix(self.embeddings, queries), self.kernel.diagonal(queries)
-        )
+        covariance = self.kernel.matrix(self.embeddings, queries)
+        prior = self.kernel.diagonal(queries)
+        mean, variance = self.posterior.elsewhere(covariance, prior)
         left = log_expected_sigmoid(mean, variance)
         return left, log_expected_sigmoid(-mean, variance)
 
@@ -426,7 +418,7 @@ class SharedNetwork(Record):
 
 
 @dataclass(frozen=True)
-class GaussianProcessPredictor:
+class GaussianProcessPredictor(Trained):
     """Serves a client's Gaussian processes on φ."""
 
     task: Task  # Gives the architecture
@@ -434,8 +426,7 @@ class GaussianProcessPredictor:
     # From representations (n, p) to probabilities (n, c); the same for all who have no
     # examples.
     head: TreeClassifier
-    # Makes the predictor that does not know the validation split; None where this one
-    # does not.
+    chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], GaussianProcessPredictor] | None" = None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -445,14 +436,6 @@ class GaussianProcessPredictor:
     def embed(self, images: Tensor) -> Tensor:
         """Return φ(x), float32 of shape (n, p)."""
         return self.task.embed(self.network, images)
-
-    def without_validation(self) -> "GaussianProcessPredictor":
-        """Return the predictor whose examples are the training split alone."""
-        return self if self.trained_alone is None else self.trained_alone()
-
-    def describe(self) -> Mapping[str, float]:
-        """Return the number of examples in the classifier."""
-        return {"num_gp_examples": float(self.head.num_examples)}
 
 
 class PFedGP(Method):
@@ -484,14 +467,9 @@ class PFedGP(Method):
     ) -> SharedNetwork:
         return state
 
-    def client_update(
-        self,
-        payload: SharedNetwork,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, ModelUpdate]:
+    def local_update(
+        self, payload: SharedNetwork, data: ClientData, rate: float, rng: RandomKey
+    ) -> ModelUpdate:
         embeddings = self.task.embed(payload.network, data.train.images)
         tree = class_tree(embeddings, data.train.labels)
         levels = levels_of(tree, self._num_classes, self.task.model.device)
@@ -507,12 +485,12 @@ class PFedGP(Method):
             self.task,
             payload.network,
             data.train,
-            self.task.training.learning_rate_at(server_round),
+            rate,
             rng,
             trainable=self._of_network,
             objective=losses,
         )
-        return NoState(), trained.update(len(data.train))
+        return trained.update(len(data.train))
 
     def personalize(
         self,
@@ -527,10 +505,15 @@ class PFedGP(Method):
         settings = self.settings
 
         def fitted(embeddings: Tensor, labels: Tensor) -> GaussianProcessPredictor:
-            chosen = _at_most(settings.max_examples, len(labels), rng)
+            chosen, most = torch.arange(len(labels)), settings.max_examples
+            if len(labels) > most:
+                generator = rng.child("examples").numpy()
+                drawn = generator.choice(len(labels), size=most, replace=False)
+                chosen = torch.from_numpy(drawn).sort().values
             given = embeddings[chosen], labels[chosen], self._num_classes
             head = fit_classifier(*given, self._kernel, settings.num_iterations)
-            return GaussianProcessPredictor(self.task, network, head)
+            size = {"num_gp_examples": float(head.num_examples)}
+            return GaussianProcessPredictor(self.task, network, head, size)
 
         served = fitted(of_both, torch.cat([train.labels, held_out.labels]))
         alone = (lambda: fitted(of_train, train.labels)) if len(held_out) else None
@@ -558,12 +541,3 @@ class PFedGP(Method):
             "the others of its mini-batch; the larger it is, the better"
         )
         return (Problem("training.batch_size", message),)
-
-
-def _at_most(number: int, num_examples: int, rng: RandomKey) -> Tensor:
-    """Return positions of examples, ascending: all, or ``number`` at random."""
-    if num_examples <= number:
-        return torch.arange(num_examples)
-    generator = rng.child("examples").numpy()
-    drawn = generator.choice(num_examples, size=number, replace=False)
-    return torch.from_numpy(drawn).sort().values

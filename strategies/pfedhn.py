@@ -34,8 +34,8 @@ from knnper.experiment import NonNegativeFloat, PositiveFloat, PositiveInt, Sett
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
+from knnper.strategies.core.task import ModelPredictor, Predictor
 
 LAST_LAYER_SCALE = 0.01
 """Size of the last layer's initial weights, relative to the other layers'."""

@@ -31,7 +31,7 @@ from knnper.experiment import NonNegativeFloat, PositiveFloat, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import wrong_shape
-from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState, Record
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.fedavg import FedAvg
 
@@ -84,33 +84,45 @@ class QFedAvg(FedAvg):
     def init(self, clients: Sequence[str], rng: RandomKey) -> QFedAvgState:
         return QFedAvgState(self.task.initial_weights, 0)
 
-    def client_update(
-        self,
-        payload: ModelPayload,
-        client_state: NoState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[NoState, QFedAvgUpdate]:
+    def local_update(
+        self, payload: ModelPayload, data: ClientData, rate: float, rng: RandomKey
+    ) -> QFedAvgUpdate:
         loss = mean_loss(self.task, payload.weights, data.train)
-        rate = self.task.training.learning_rate_at(server_round)
         trained = self.train(payload.weights, data.train, rate, rng)
         num_examples = len(data.train)
-        return NoState(), QFedAvgUpdate(
-            trained.weights, num_examples, trained.train_loss, loss
-        )
+        return QFedAvgUpdate(trained.weights, num_examples, trained.train_loss, loss)
 
     def aggregate(
         self, state: QFedAvgState, updates: Updates[QFedAvgUpdate]
     ) -> QFedAvgState:
-        this_round = state.num_rounds + 1
+        this_round, q = state.num_rounds + 1, self.settings.fairness
         rate = self.task.training.learning_rate_at(this_round)
         lipschitz = self.settings.lipschitz_constant or 1 / rate
-        parameters = state.weights[: self.task.model.num_parameters]
-        sums = _FairSums(parameters, self.settings.fairness, lipschitz)
+        num_parameters = self.task.model.num_parameters
+        parameters = state.weights[:num_parameters]
+        mean_delta, mean_buffers, all_h = RunningMean(), RunningMean(), list[float]()
+        largest, of_client = 0.0, "nobody"
         for client, update in updates:
-            sums.add(client, update)
-        return QFedAvgState(sums.next_weights(), this_round)
+            loss = max(float(update.received_loss), 0.0)  # one below 0 is none
+            trained = update.weights[:num_parameters]
+            delta, h = fair_terms(
+                parameters, trained, q=q, lipschitz=lipschitz, loss=loss
+            )
+            mean_delta.add(delta, 1)
+            mean_buffers.add(update.weights[num_parameters:], 1)
+            all_h.append(h)
+            largest, of_client = max((largest, of_client), (loss, client))
+        mean_h = sum(all_h) / len(all_h)
+        step = mean_delta.result_float64() / mean_h
+        if not (math.isfinite(mean_h) and bool(torch.isfinite(step).all())):
+            raise RunError(
+                f"the step of q-FedAvg is not finite: the largest loss is {largest:g}, "
+                f"of client {of_client!r}, and q = {q:g}; lower method.fairness or "
+                "leave that client out"
+            )
+        stepped = (parameters.double() - step).float()
+        weights = torch.cat([stepped, mean_buffers.result()])
+        return QFedAvgState(weights, this_round)
 
     def update_problem(
         self, payload: ModelPayload, update: QFedAvgUpdate
@@ -135,46 +147,3 @@ def fair_terms(
     power = positive**q
     h = q * positive ** (q - 1) * gradient.square().sum() + lipschitz * power
     return power * gradient, float(h)
-
-
-class _FairSums:
-    """The sums over the clients in which a round ends, and nothing else of them."""
-
-    def __init__(self, parameters: Tensor, fairness: float, lipschitz: float) -> None:
-        self._parameters = parameters
-        self._fairness = fairness
-        self._lipschitz = lipschitz
-        self._mean_delta = RunningMean()
-        self._mean_buffers = RunningMean()
-        self._h: list[float] = []
-        self._largest_loss = (0.0, "nobody")
-
-    def add(self, client: str, update: QFedAvgUpdate) -> None:
-        """Add one client's Δ_k and h_k; a loss below 0 is none."""
-        num_parameters = len(self._parameters)
-        loss = max(float(update.received_loss), 0.0)
-        delta, h = fair_terms(
-            self._parameters,
-            update.weights[:num_parameters],
-            q=self._fairness,
-            lipschitz=self._lipschitz,
-            loss=loss,
-        )
-        self._mean_delta.add(delta, 1)
-        self._mean_buffers.add(update.weights[num_parameters:], 1)
-        self._h.append(h)
-        self._largest_loss = max(self._largest_loss, (loss, client))
-
-    def next_weights(self) -> Tensor:
-        """Return w - Σ Δ_k / Σ h_k, and the mean of the buffers."""
-        mean_h = sum(self._h) / len(self._h)
-        step = self._mean_delta.result_float64() / mean_h
-        if not (math.isfinite(mean_h) and bool(torch.isfinite(step).all())):
-            loss, client = self._largest_loss
-            raise RunError(
-                f"the step of q-FedAvg is not finite: the largest loss is {loss:g}, "
-                f"of client {client!r}, and q = {self._fairness:g}; lower "
-                "method.fairness or leave that client out"
-            )
-        parameters = (self._parameters.double() - step).float()
-        return torch.cat([parameters, self._mean_buffers.result()])

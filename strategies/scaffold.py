@@ -142,7 +142,7 @@ class Scaffold(FedAvg):
             changes.add(update.control_change, 1)
             num_replies += 1
         weights = models.result_float64()
-        # Buffers follow the parameters: a running variance must not be extrapolated.
+        # Buffers take the mean: a running variance must not be extrapolated.
         parameters = slice(0, len(state.control))
         rate = self.settings.global_learning_rate
         kept = (1 - rate) * state.weights[parameters].double()
@@ -159,13 +159,9 @@ class Scaffold(FedAvg):
     @staticmethod
     def check(settings: ScaffoldSettings, experiment: Experiment) -> Sequence[Problem]:
         momentum = experiment.training.momentum
-        if momentum == 0:
-            return ()
-        return (
-            Problem(
-                "training.momentum",
-                f"found {momentum}, expected 0 with scaffold: its control variates are "
-                "estimated as (x - y) / (K η), the mean gradient of plain SGD only; "
-                "remove the setting or choose another method",
-            ),
+        message = (
+            f"found {momentum}, expected 0 with scaffold: its control variates are "
+            "estimated as (x - y) / (K η), the mean gradient of plain SGD only; "
+            "remove the setting or choose another method"
         )
+        return [Problem("training.momentum", message)] if momentum else ()

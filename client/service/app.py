@@ -8,9 +8,8 @@ import signal
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
-from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -72,17 +71,17 @@ def make_service(
     )
     bodies, metrics = Bodies(limits), Metrics(current)
     service = Service(client_name, current, limits, bodies, readers, writers, metrics)
-    app = _application(service)
 
-    @app.get("/openapi.json", include_in_schema=False)
-    async def description() -> JSONResponse:
-        found = _description(app, service, needs_token=tokens is not None)
-        return JSONResponse(found)
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        current.start()
+        try:
+            yield
+        finally:
+            readers.close()
+            writers.close()
+            current.close()
 
-    return Metered(Guard(app, tokens), service.metrics)
-
-
-def _application(service: Service) -> FastAPI:
     app = FastAPI(
         title="knnper",
         version=knnper.__version__,
@@ -94,7 +93,7 @@ def _application(service: Service) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        lifespan=functools.partial(_lifespan, service),
+        lifespan=lifespan,
     )
     router = routes(service)
     app.include_router(router)
@@ -103,18 +102,13 @@ def _application(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(RequestValidationError, answer_invalid)
     app.add_exception_handler(Exception, answer_unknown)
-    return app
 
+    @app.get("/openapi.json", include_in_schema=False)
+    async def description() -> JSONResponse:
+        found = _description(app, service, needs_token=tokens is not None)
+        return JSONResponse(found)
 
-@contextlib.asynccontextmanager
-async def _lifespan(service: Service, app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001
-    service.current.start()
-    try:
-        yield
-    finally:
-        service.readers.close()
-        service.writers.close()
-        service.current.close()
+    return Metered(Guard(app, tokens), metrics)
 
 
 async def _answer_http(
@@ -124,15 +118,15 @@ async def _answer_http(
     headers = {}
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # Starlette names only those of the first route with this path.
-        headers = {"allow": ", ".join(sorted(_methods(all_routes, request)))}
+        methods = {
+            method
+            for route in all_routes
+            if isinstance(route, APIRoute) and route.matches(request.scope)[0] in _FOUND
+            for method in route.methods or ()
+        }
+        headers = {"allow": ", ".join(sorted(methods))}
     message = f"{error.detail}: {request.method} {request.url.path}"
     return answer(error.status_code, message, headers)
-
-
-def _methods(all_routes: Sequence[BaseRoute], request: Request) -> Iterator[str]:
-    for route in all_routes:
-        if isinstance(route, APIRoute) and route.matches(request.scope)[0] in _FOUND:
-            yield from route.methods or ()
 
 
 def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
@@ -228,7 +222,7 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         on_listening(f"{scheme}://{shown}:{port}")
         # Once stopped, uvicorn raises the signal again, for whoever had it before.
-        before = signal.signal(signal.SIGTERM, _ignore)
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
         try:
             server.run(sockets=[listener])
         finally:
@@ -278,7 +272,3 @@ class _Notices:
                 )
             self._ended.clear()
             self._next = time.monotonic() + _BETWEEN_NOTICES_S
-
-
-def _ignore(signal_number: int, frame: FrameType | None) -> None:
-    """Do nothing: the service has stopped, which is what was asked for."""

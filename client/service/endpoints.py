@@ -346,7 +346,15 @@ class Service:
         def do(served: ServedModel, body: Body, budget: Budget) -> Addition:
             inputs, labels, names = self.reader(served).examples(body, budget)
             self.current.require_time_for(len(inputs), budget.seconds)
-            _require_new_names(served, names)
+            given = [name for name in names if name is not None]
+            taken = len(served.store.select(Selection(external_ids=tuple(given))))
+            twice = len(given) - len(set(given))
+            if taken or twice:
+                raise RequestError(
+                    409,
+                    f"found {taken} names that are taken and {twice} that are given "
+                    "twice, expected new ones; nothing was stored",
+                )
             added = served.add(inputs, labels, names)
             ids: list[int] = added.ids.tolist()
             return Addition(
@@ -384,8 +392,17 @@ class Service:
     async def picture(self, example: _Id) -> Response:
         """Answer with what the model sees of a stored example."""
         served = self.current.served()
-        png = await self.readers.run(functools.partial(_picture, served, example))
-        return Response(png, media_type="image/png")
+
+        def do() -> bytes:
+            if not is_picture(served.model.spec):
+                raise RequestError(404, "the stored inputs are no pictures")
+            try:
+                pixels = served.store.inputs(np.array([example], np.int64))[0]
+            except ExamplesMissingError as error:
+                raise RequestError(404, f"no example has the id {example}") from error
+            return encode_png(pixels.numpy())
+
+        return Response(await self.readers.run(do), media_type="image/png")
 
     async def health(self) -> Health:
         """Answer: the process does."""
@@ -507,28 +524,6 @@ def routes(service: Service) -> APIRouter:
 
 async def _file(content: bytes, media_type: str) -> Response:
     return Response(content, headers={"content-type": media_type})
-
-
-def _require_new_names(served: ServedModel, sent: tuple[str | None, ...]) -> None:
-    """Tell taken names apart from what else may be wrong with examples."""
-    names = [name for name in sent if name is not None]
-    taken = len(served.store.select(Selection(external_ids=tuple(names))))
-    if taken or len(set(names)) < len(names):
-        raise RequestError(
-            409,
-            f"found {taken} names that are taken and {len(names) - len(set(names))} "
-            "that are given twice, expected new ones; nothing was stored",
-        )
-
-
-def _picture(served: ServedModel, example: int) -> bytes:
-    if not is_picture(served.model.spec):
-        raise RequestError(404, "the stored inputs are no pictures")
-    try:
-        pixels = served.store.inputs(np.array([example], np.int64))[0]
-    except ExamplesMissingError as error:
-        raise RequestError(404, f"no example has the id {example}") from error
-    return encode_png(pixels.numpy())
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:

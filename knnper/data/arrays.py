@@ -31,9 +31,7 @@ from knnper.errors import DataError, KnnPerError
 from knnper.experiment import alternatives
 
 Arrays = Mapping[str, NDArray[Any]]
-
 WHOLE = ("inputs", "labels", "names", "split")
-
 PER_SPLIT = tuple(f"{one}_{what}" for one in SPLITS for what in WHOLE[:3])
 
 

@@ -113,9 +113,7 @@ def rows_in_parts(path: Path) -> Iterator[NDArray[Any]]:
 
 
 FORMAT_VERSION = 1
-
 Split: TypeAlias = Literal["train", "test"]
-
 _MANIFEST = "manifest.json"
 
 
@@ -315,7 +313,6 @@ class _NoCacheError(Exception):
 
 
 Source: TypeAlias = Mapping[str, str | int | float | None]
-
 Build: TypeAlias = Callable[[EntryWriter], Contents]
 
 
@@ -326,6 +323,11 @@ def cache_root() -> Path:
         return Path(chosen).expanduser().absolute()
     user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(user_cache).expanduser().absolute() / "knnper"
+
+
+def download_folder(root: str | None) -> Path:
+    """Return the absolute ``root``; without one, ``downloads`` in the cache."""
+    return Path(root).expanduser().absolute() if root else cache_root() / "downloads"
 
 
 def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
@@ -351,7 +353,6 @@ def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
 
 
 _LOG = logging.getLogger(__name__)
-
 _MOST_FORMS = 3
 
 # Longer than a tick of the clocks that file systems take their times from.

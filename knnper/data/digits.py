@@ -15,15 +15,10 @@ from knnper.experiment import NonNegativeInt
 from knnper.seeding import RandomKey
 
 Images = NDArray[np.uint8]
-
 Integers = NDArray[np.int64]
-
 TEST_FRACTION = 0.25  # of each class; scikit-learn ships no official split
-
 _SPLIT_KEY = RandomKey(0, ("digits", "test"))
-
 _LARGEST_VALUE = 16
-
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 
 
@@ -143,12 +138,7 @@ DOMAINS: Mapping[str, Callable[[Images], Images]] = {
 
 
 def domains_of(labels: Integers, key: RandomKey) -> Integers:
-    """Share out every class evenly among the domains.
-
-    Returns
-    -------
-    Positions in `DOMAINS`, shape (n,), for labels of shape (n,).
-    """
+    """Share out every class evenly among `DOMAINS`, whose positions are returned."""
     shuffled = [
         key.child(label).numpy().permutation(np.flatnonzero(labels == label))
         for label in np.unique(labels).tolist()

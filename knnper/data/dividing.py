@@ -53,7 +53,6 @@ def mark_tested(count: int, user: str, settings: DividingSettings) -> NDArray[np
 
 
 Split: TypeAlias = Literal["train", "validation", "test"]
-
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
@@ -84,18 +83,17 @@ class FractionSettings(Settings):
 def split_by_name(names: Sequence[str], fractions: FractionSettings) -> list[Split]:
     """Return each example's split, which depends on its name and the seed alone."""
     places = [_place(name, fractions.seed) for name in names]
-    splits = [_split_at(place, fractions) for place in places]
+    held_out = fractions.test + fractions.validation
+    splits: list[Split] = [
+        "test"
+        if place < fractions.test
+        else ("validation" if place < held_out else "train")
+        for place in places
+    ]
     # Where none would be left to train on, it is the one that comes nearest to it.
     if splits and "train" not in splits:
         splits[max(range(len(places)), key=places.__getitem__)] = "train"
     return splits
-
-
-def _split_at(place: float, fractions: FractionSettings) -> Split:
-    if place < fractions.test:
-        return "test"
-    held_out = fractions.test + fractions.validation
-    return "validation" if place < held_out else "train"
 
 
 def _place(name: str, seed: int) -> float:
@@ -116,10 +114,10 @@ def are_whole_numbers(values: Iterable[str]) -> bool:
 
 def values_in_order(values: Iterable[str]) -> tuple[str, ...]:
     """Return the different values, sorted; as numbers where all are whole numbers."""
-    different = set(values)
+    different = sorted(set(values))
     if are_whole_numbers(different):
-        return tuple(sorted(different, key=lambda value: (int(value), value)))
-    return tuple(sorted(different))
+        different.sort(key=int)
+    return tuple(different)
 
 
 def require_known(found: Iterable[str], known: Sequence[str], where: str) -> None:

@@ -15,20 +15,8 @@ from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import Augmentation, Choice, Settings
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
-
 StoredDtype: TypeAlias = Literal["uint8", "float32"]
 
-_STORED_DTYPES: Mapping[InputDtype, StoredDtype] = {
-    "uint8": "uint8",
-    "float32": "float32",
-    "token": "uint8",
-}
-
-TORCH_DTYPES: Mapping[InputDtype, torch.dtype] = {
-    "uint8": torch.uint8,
-    "float32": torch.float32,
-    "token": torch.uint8,
-}
 
 KINDS_OF_INPUT: Mapping[InputDtype, str] = {
     "uint8": "images (uint8)",
@@ -119,15 +107,18 @@ class InputSpec:
     @property
     def stored_dtype(self) -> StoredDtype:
         """The type of the numbers that an input is made of: ids of text are uint8."""
-        return _STORED_DTYPES[self.dtype]
+        return "float32" if self.dtype == "float32" else "uint8"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The same, as torch calls it."""
+        return torch.float32 if self.dtype == "float32" else torch.uint8
 
 
 def no_examples(spec: InputSpec) -> Examples:
     """Return an empty set of examples of the data set described by ``spec``."""
-    return Examples(
-        torch.empty((0, *spec.image_shape), dtype=TORCH_DTYPES[spec.dtype]),
-        torch.empty((0,), dtype=torch.int64),
-    )
+    images = torch.empty((0, *spec.image_shape), dtype=spec.torch_dtype)
+    return Examples(images, torch.empty((0,), dtype=torch.int64))
 
 
 FRAME = 4
@@ -316,14 +307,7 @@ def channel_statistics(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel of pixels scaled to [0, 1].
 
-    Parameters
-    ----------
-    parts
-        Some of the images each, uint8 of shape (n, height, width, channels); one image
-        at least in all.
-
-    Notes
-    -----
+    ``parts`` are some of the images each, uint8 of shape (n, height, width, channels).
     Computed from exact histograms, so that it does not depend on the parts. A channel
     that never varies gets a standard deviation of 1, so that it can be divided by.
     """

@@ -44,17 +44,11 @@ from knnper.experiment import NonNegativeInt, PositiveInt, alternatives
 from knnper.seeding import RandomKey
 
 _LOG = logging.getLogger(__name__)
-
 _MODES = {1: "L", 3: "RGB"}
-
 _MODES_OF_GREY = ("1", "L")
-
 _WIDE_PIXELS = {"I;16": "16-bit", "I": "16-bit or 32-bit", "F": "floating-point"}
-
 _FILES_PER_TASK = 256
-
 _MAX_THREADS = 16
-
 _MOST_SHOWN = 10
 
 DECODER = f"2, Pillow {PIL.__version__}"
@@ -349,7 +343,6 @@ def _digest_of(class_names: Sequence[str], files: Iterable[FoundFile]) -> str:
 
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
-
 _LAYOUT = "train/CLASS/FILE and test/CLASS/FILE"
 
 
@@ -426,7 +419,6 @@ def _put_clients(
 
 
 _DOMAIN_LAYOUT = "DOMAIN/CLASS/FILE"
-
 _NO_DOMAINS = frozenset({"train", "test", "val", "validation"})
 
 

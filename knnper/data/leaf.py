@@ -18,14 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
-from knnper.data.cache import Contents, EntryWriter, Split, cache_root, cached_dataset
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    Split,
+    cached_dataset,
+    download_folder,
+)
 from knnper.data.dividing import DividingSettings, mark_tested
 from knnper.data.examples import DataFormat, Dataset
 from knnper.data.text import CHARACTER_NAMES, UnknownCharacters, encode
 from knnper.errors import DataError
 
 _LOG = logging.getLogger(__name__)
-
 _SPLITS: tuple[Split, ...] = ("train", "test")
 
 _LAYOUT = (
@@ -63,13 +68,13 @@ def find_leaf_files(root: Path) -> LeafFiles:
         raise DataError(f"{root} is not a folder; {_LAYOUT}")
     for base in (root, root / "data"):
         divided = {split: _json_files(base / split) for split in _SPLITS}
-        for split, files in divided.items():
-            if not files and any(divided.values()):
-                raise DataError(
-                    f"there are no .json files in {base / split}, but there are in the "
-                    f"other split; {_LAYOUT}"
-                )
-        if any(divided.values()):
+        empty = [base / split for split, files in divided.items() if not files]
+        if len(empty) == 1:
+            raise DataError(
+                f"there are no .json files in {empty[0]}, but there are in the other "
+                f"split; {_LAYOUT}"
+            )
+        if not empty:
             return LeafFiles(base, divided, ())
         whole = _json_files(base / "all_data") or _json_files(base)
         if whole:
@@ -83,11 +88,8 @@ def _json_files(folder: Path) -> tuple[Path, ...]:
 
 
 PIXELS_SHAPE = (28, 28, 1)
-
 WINDOW = 80
-
 _NUM_PIXELS = 28 * 28
-
 _NAMED_AT_MOST = 3
 
 
@@ -396,12 +398,11 @@ def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> None:
     numbers: dict[str, int] = {}
     found: set[Split] = set()
     for split, user in parts:
-        if not len(user.labels):
-            continue
-        number = numbers.setdefault(user.name, len(numbers))
-        writer.append_of_client(split, user.inputs, user.labels, number)
-        found.add(split)
-    missing = [split for split in ("train", "test") if split not in found]
+        if len(user.labels):
+            number = numbers.setdefault(user.name, len(numbers))
+            writer.append_of_client(split, user.inputs, user.labels, number)
+            found.add(split)
+    missing = [split for split in _SPLITS if split not in found]
     if missing:
         raise DataError(
             f"no user has samples for: {', '.join(missing)}; some are needed. Mind "
@@ -493,25 +494,15 @@ class FemnistHubSettings(DividingSettings, DataFormat):
 
     root: str | None = None
 
-    def folder(self) -> Path:
-        """Return the absolute ``root``."""
-        if self.root is None:
-            return cache_root() / "downloads"
-        return Path(self.root).expanduser().absolute()
-
     def load(self) -> Dataset:
         """Return FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
 
-        It is downloaded if it is not in ``root``, 814,277 images.
-
-        Raises
-        ------
-        DataError
-            If it cannot be downloaded, or the package flwr-datasets is not installed.
+        It is downloaded if it is not in ``root``, 814,277 images; a `DataError` says
+        that it cannot be, or that the package flwr-datasets is not installed.
         """
 
         def build(writer: EntryWriter) -> Contents:
-            users = _writers(_all_rows(self.folder()))
+            users = _writers(_all_rows(download_folder(self.root)))
             write_parts(writer, divided(users, self))
             return Contents(WRITTEN_CHARACTERS)
 

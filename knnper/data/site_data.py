@@ -31,9 +31,7 @@ SITES = "sites"
 """The name, in an experiment's section ``data``, of data that stays where it is."""
 
 ImageShape = tuple[PositiveInt, PositiveInt, PositiveInt]
-
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-
 ClassName = Annotated[str, Field(min_length=1)]
 
 
@@ -264,7 +262,6 @@ class Collected:
 
 
 _NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
-
 _LARGEST_PIXEL = 255
 
 

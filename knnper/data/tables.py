@@ -36,13 +36,13 @@ from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt, ProperFraction, alternatives
 
 _PARQUET = (".parquet", ".pq")
-
 _CSV = (".csv", ".tsv", ".txt")
 
 # What pandas and NumPy write where a number is missing.
 _NOT_A_NUMBER = ("nan", "NaN")
 
 _LARGEST = float(np.finfo(np.float32).max)
+_NUMBERS = ("integer", "floating", "boolean", "decimal", "null")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +107,12 @@ def _reader(
     suffix = path.suffix.lower()
     if suffix in _PARQUET:
         parquet = _arrow("parquet")
-        return lambda: parquet.read_schema(
-            path
-        ), lambda texts, numbers: parquet.read_table(
-            path, columns=[*texts, *numbers], use_threads=False
-        )
+
+        def some(texts: _Names, numbers: _Names) -> Any:
+            columns = [*texts, *numbers]
+            return parquet.read_table(path, columns=columns, use_threads=False)
+
+        return lambda: parquet.read_schema(path), some
     if suffix not in _CSV:
         raise DataError(
             f"{path}: found the suffix {suffix!r}, expected one of "
@@ -122,22 +123,19 @@ def _reader(
             f"{path}: found the delimiter {delimiter!r}, expected one character"
         )
     csv = _arrow("csv")
-    options = {
-        "read_options": csv.ReadOptions(use_threads=False),
-        "parse_options": csv.ParseOptions(delimiter=delimiter),
-    }
+    reading = csv.ReadOptions(use_threads=False)
+    parsing = csv.ParseOptions(delimiter=delimiter)
 
     def schema() -> Any:
-        with csv.open_csv(path, **options) as reader:
+        with csv.open_csv(path, reading, parsing) as reader:
             return reader.schema
 
     def read(texts: _Names, numbers: _Names) -> Any:
         # A guess would make the number 1 of the text "01".
         types = dict.fromkeys(texts, _arrow("lib").string())
-        convert = csv.ConvertOptions(
-            column_types=types, include_columns=[*texts, *numbers]
-        )
-        return csv.read_csv(path, convert_options=convert, **options)
+        columns = [*texts, *numbers]
+        convert = csv.ConvertOptions(column_types=types, include_columns=columns)
+        return csv.read_csv(path, reading, parsing, convert)
 
     return schema, read
 
@@ -162,20 +160,19 @@ def _number_columns(
             )
     if not numbers:
         raise DataError(f"{path} has no columns of features; expected at least one")
+    is_a = [getattr(_arrow("types"), f"is_{kind}") for kind in _NUMBERS]
     types = {name: schema.field(name).type for name in numbers}
-    other = [f"{name} ({kind})" for name, kind in types.items() if not _is_number(kind)]
+    other = [
+        f"{name} ({kind})"
+        for name, kind in types.items()
+        if not any(check(kind) for check in is_a)
+    ]
     if other:
         raise DataError(
             f"{path}: features must be numbers, found the columns {', '.join(other)}; "
             "list the columns to use (data.features), or turn these into numbers"
         )
     return numbers
-
-
-def _is_number(kind: Any) -> bool:
-    types = _arrow("types")
-    checks = ("integer", "floating", "boolean", "decimal", "null")
-    return any(getattr(types, f"is_{check}")(kind) for check in checks)
 
 
 def _texts(table: Any, name: str) -> tuple[str, ...]:
@@ -189,36 +186,31 @@ def _texts(table: Any, name: str) -> tuple[str, ...]:
 
 def _numbers(table: Any, names: Sequence[str], path: Path) -> NDArray[np.float64]:
     numbers = np.empty((table.num_rows, len(names)), dtype=np.float64)
+    arrow = _arrow("lib")
     for place, name in enumerate(names):
-        numbers[:, place] = _as_numbers(table.column(name), name, path)
+        column = table.column(name)
+        try:
+            # Safe, whole numbers above 2**53 would be refused; here they are rounded.
+            numbers[:, place] = column.cast(arrow.float64(), safe=False).to_numpy()
+        except arrow.ArrowException as error:
+            # Its type was guessed from its beginning.
+            found = _first_that_is_none(column) or f"what is no number ({error})"
+            raise DataError(
+                f"{path}: features must be numbers, found {found} in the column "
+                f"{name!r}; correct it, leave the row out, or list other columns "
+                "(data.features)"
+            ) from error
     # So written, it is true of NaN as well.
     unfit = (~(np.abs(numbers) <= _LARGEST)).sum(axis=0)
     if unfit.any():
-        found = ", ".join(
-            f"{name} {count}" for name, count in zip(names, unfit, strict=True) if count
-        )
+        pairs = zip(names, unfit, strict=True)
+        found = ", ".join(f"{name} {count}" for name, count in pairs if count)
         raise DataError(
             f"{path}: values are missing, not finite or too large for float32, in "
             f"{int((unfit > 0).sum())} columns ({found}); fill them in, leave the rows "
             "out, or list other columns (data.features)"
         )
     return numbers
-
-
-def _as_numbers(column: Any, name: str, path: Path) -> NDArray[np.float64]:
-    """Return a column as numbers, whose type was guessed from its beginning."""
-    arrow = _arrow("lib")
-    try:
-        # Safe, whole numbers above 2**53 would be refused; here they are rounded.
-        numbers = column.cast(arrow.float64(), safe=False)
-    except arrow.ArrowException as error:
-        found = _first_that_is_none(column) or f"what is no number ({error})"
-        raise DataError(
-            f"{path}: features must be numbers, found {found} in the column {name!r}; "
-            "correct it, leave the row out, or list other columns (data.features)"
-        ) from error
-    values: NDArray[np.float64] = numbers.to_numpy()
-    return values
 
 
 def _first_that_is_none(column: Any) -> str | None:
@@ -295,13 +287,8 @@ class TableSettings(DataFormat):
         """Return the rows as inputs of shape (1, 1, d), float32.
 
         The classes are those of the training rows, in the order of their names, or of
-        their numbers where all are whole numbers.
-
-        Raises
-        ------
-        DataError
-            As `read_table`; and if there are no training or test rows, or test rows
-            have labels that no training row has.
+        their numbers where all are whole numbers. A `DataError` says what is wrong with
+        the files, or that test rows have labels that no training row has.
         """
         train, table = _read(self, self.train, self.features)
         if self.test is None:
@@ -312,28 +299,18 @@ class TableSettings(DataFormat):
         _require_rows(train, test, self)
         class_names = values_in_order(train.labels)
         require_known(test.labels, class_names, self.test or self.train)
-        owners = values_in_order(
-            name
-            for rows in (train, test)
-            if rows.clients is not None
-            for name in rows.clients
-        )
+        parts = [rows.clients for rows in (train, test) if rows.clients is not None]
+        owners = values_in_order(name for part in parts for name in part)
         # A feature that never varies has a deviation of 1.
         constant = np.ptp(train.numbers, axis=0) == 0
-        std = np.where(constant, 1.0, train.numbers.std(axis=0))
+        std = tuple(np.where(constant, 1.0, train.numbers.std(axis=0)).tolist())
+        mean = tuple(train.numbers.mean(axis=0).tolist())
         _warn_of_coarse(table, train.numbers)
-        spec = InputSpec(
-            (1, 1, len(std)),
-            len(class_names),
-            tuple(train.numbers.mean(axis=0).tolist()),
-            tuple(std.tolist()),
-            dtype="float32",
-        )
         return Dataset(
             name="table",
             train=_labelled(train, class_names, owners),
             test=_labelled(test, class_names, owners),
-            spec=spec,
+            spec=InputSpec((1, 1, len(std)), len(class_names), mean, std, "float32"),
             class_names=class_names,
             feature_names=table.number_columns,
         )
@@ -371,29 +348,21 @@ def _tested(
     names = table.row_names()
     if settings.id is not None:
         names = table.filled_texts(settings.id)
-    if rows.clients is not None:
-        return _tested_of_each(rows.clients.tolist(), names, settings)
-    fractions = FractionSettings(0.0, settings.test_fraction, settings.seed)
-    is_test: NDArray[np.bool_] = np.array(split_by_name(names, fractions)) == "test"
-    return is_test
-
-
-def _tested_of_each(
-    clients: Sequence[str], names: Sequence[str], settings: TableSettings
-) -> NDArray[np.bool_]:
-    """Mark a part of each client's rows, shape (n,)."""
-    dividing = DividingSettings(
-        test_fraction=settings.test_fraction, seed=settings.seed
-    )
+    fraction, seed = settings.test_fraction, settings.seed
+    if rows.clients is None:
+        splits = split_by_name(names, FractionSettings(0.0, fraction, seed))
+        return np.array([split == "test" for split in splits], dtype=bool)
+    # Of each client's rows, those with some of the names that it has.
+    dividing = DividingSettings(test_fraction=fraction, seed=seed)
+    pairs = list(zip(rows.clients.tolist(), names, strict=True))
     names_of = defaultdict[str, set[str]](set)
-    for client, name in zip(clients, names, strict=True):
+    for client, name in pairs:
         names_of[client].add(name)
     tested = set[tuple[str, str]]()
     for client, own in names_of.items():
         marks = mark_tested(len(own), client, dividing).tolist()
-        pairs = zip(sorted(own), marks, strict=True)
-        tested.update((client, name) for name, is_test in pairs if is_test)
-    pairs = zip(clients, names, strict=True)
+        marked = zip(sorted(own), marks, strict=True)
+        tested.update((client, name) for name, is_test in marked if is_test)
     return np.array([pair in tested for pair in pairs], dtype=bool)
 
 
@@ -431,12 +400,13 @@ def _warn_of_coarse(table: TableFile, numbers: NDArray[np.float64]) -> None:
     varies = np.ptp(numbers, axis=0) > 0
     is_coarse = varies & (numbers.std(axis=0) < _FEWEST_STEPS * step)
     if is_coarse.any():
+        columns = [table.number_columns[at] for at in np.flatnonzero(is_coarse)]
         _LOG.warning(
             "%s: values of %s are so large, and differ so little, that float32 loses "
             "their differences; subtract an offset from these columns, such as their "
             "least value, in all files",
             table.path,
-            ", ".join(table.number_columns[at] for at in np.flatnonzero(is_coarse)),
+            ", ".join(columns),
         )
 
 
@@ -480,15 +450,14 @@ class SiteTableSettings(SiteSettings):
             features = task.feature_names or None
         path = place_of(base, self.path)
         table = read_table(path, texts, features, self.delimiter)
-        source = str(table.path)
+        source = str(path)
         labels = table.filled_texts(self.label)
-        names = table.row_names() if self.id is None else table.texts[self.id]
         splits = None
         if self.split is not None:
             splits = split_texts(table.texts[self.split], source)
         return Collected(
             source=source,
-            names=names,
+            names=table.row_names() if self.id is None else table.texts[self.id],
             labels=labels,
             inputs=ArrayInputs(source, table.numbers),
             splits=splits,

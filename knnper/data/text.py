@@ -8,7 +8,7 @@ import re
 import string
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -39,37 +39,25 @@ ALPHABET = (
 )  # fmt: skip
 
 UNKNOWN = len(ALPHABET)
-
 NUM_TOKENS = len(ALPHABET) + 1
-
 CHARACTER_NAMES = (*(repr(character) for character in ALPHABET), "unknown")
-
 _FIRST_OUTSIDE = 128
 
 # Curly quotation marks, and the two longer dashes.
 _TYPOGRAPHIC = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
 
 
-def _ids_by_code_point() -> NDArray[np.uint8]:
-    """Return the id of each code point up to the first that no character has."""
-    ids = np.full(_FIRST_OUTSIDE + 1, UNKNOWN, dtype=np.uint8)
-    ids[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
-    return ids
-
-
-_IDS = _ids_by_code_point()
+# The id of each code point up to the first that no character has.
+_IDS = np.full(_FIRST_OUTSIDE + 1, UNKNOWN, dtype=np.uint8)
+_IDS[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
 
 
 def encode(text: str) -> NDArray[np.uint8]:
     """Return the id of each character of ``text``, uint8 of shape (len(text),).
 
     The ids are those of LEAF's Shakespeare [1]_: a character's place among the 80 of
-    `ALPHABET`. Whatever is not among them has the id `UNKNOWN`, 80.
-
-    Parameters
-    ----------
-    text
-        Any text; a character outside ASCII is one character, and unknown.
+    `ALPHABET`. Whatever is not among them, such as any character outside ASCII, has the
+    id `UNKNOWN`, 80.
 
     References
     ----------
@@ -92,11 +80,8 @@ def plain(text: str) -> str:
 
 
 _LOG = logging.getLogger(__name__)
-
 _MUCH = 0.1
-
 _HEADING = re.compile(r"\s*(?:ACT|SCENE)\b")
-
 _DIRECTION = re.compile(r"\[[^\]]*\]")
 
 # HAMLET. To be, or not to be    FIRST LORD:    1 CLOWN.    SECOND CLOWN 2.
@@ -147,13 +132,14 @@ def _report(nobodys: str, num_said: int, source: str) -> None:
     num_lost = _num_characters(nobodys)
     share = num_lost / (num_lost + num_said)
     if share > _MUCH:
+        first = nobodys.partition("\n")[0]
         _LOG.warning(
             "%s: %.0f %% of the text belongs to no speaker and is left out, beginning "
             "with %r; a speech ends with a blank line: take out those within speeches, "
             "and see that each begins with a name",
             source,
             100 * share,
-            nobodys.partition("\n")[0],
+            first,
         )
     else:
         _LOG.info("%s: %.1f %% of the text belongs to no speaker", source, 100 * share)
@@ -164,17 +150,25 @@ def _num_characters(text: str) -> int:
     return sum(map(len, text.split()))
 
 
+def _without_directions(text: str) -> str:
+    lines = _DIRECTION.sub("", text).splitlines()
+    return "\n".join(" ".join(line.split()) for line in lines if line.strip())
+
+
 def _lines(play: str) -> Iterator[tuple[str | None, str]]:
     """Yield each line with who says it, but for names, headings and blank lines."""
     speaker, has_spoken, is_below_gap = None, False, True
-    forms: tuple[re.Pattern[str], ...] = (_IN_CAPITALS,)
+    # How another's speech may begin right below the last one.
+    within: tuple[re.Pattern[str], ...] = (_IN_CAPITALS,)
     for line in play.splitlines():
-        begun = _begun(line, _ALL_FORMS if is_below_gap else forms)
+        forms = _ALL_FORMS if is_below_gap else within
+        begun = next(filter(None, (form.match(line) for form in forms)), None)
+        first = line.strip()
         if begun is not None:
             speaker, first = begun[1].strip().upper(), (begun[2] or "").strip()
-            has_spoken, forms = False, _within(begun.re)
-        else:
-            first = line.strip()
+            has_spoken = False
+            is_indented = begun.re is _INDENTED
+            within = (_IN_CAPITALS, _INDENTED) if is_indented else (_IN_CAPITALS,)
         is_heading = _HEADING.match(line) is not None
         if is_heading or (has_spoken and not first):
             speaker = None
@@ -184,27 +178,9 @@ def _lines(play: str) -> Iterator[tuple[str | None, str]]:
             yield speaker, first
 
 
-def _begun(line: str, forms: Iterable[re.Pattern[str]]) -> re.Match[str] | None:
-    """Return who begins to speak in this line, and what is said in it."""
-    return next(filter(None, (form.match(line) for form in forms)), None)
-
-
-def _within(form: re.Pattern[str]) -> tuple[re.Pattern[str], ...]:
-    """Return how another's speech may begin right below one of this form."""
-    return (_IN_CAPITALS, _INDENTED) if form is _INDENTED else (_IN_CAPITALS,)
-
-
-def _without_directions(text: str) -> str:
-    lines = _DIRECTION.sub("", text).splitlines()
-    return "\n".join(" ".join(line.split()) for line in lines if line.strip())
-
-
 _MANY = 0.05
-
 _MOST = 0.5
-
 _NUM_SHOWN = 5
-
 _WITHOUT_KNOWN = str.maketrans("", "", ALPHABET)
 
 
@@ -222,23 +198,20 @@ class UnknownCharacters:
 
     def require_few(self, source: str) -> None:
         """Warn if more than a twentieth is unknown; a `DataError` if more than half."""
-        num_unknown = self._counts.total()
-        share = num_unknown / max(self._num_characters, 1)
+        share = self._counts.total() / max(self._num_characters, 1)
         if share <= _MANY:
             return
+        # Equally frequent ones in an order that does not depend on the text's.
+        ordered = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        commonest = ", ".join(repr(one) for one, _ in ordered[:_NUM_SHOWN])
         message = (
             f"{source}: {share:.0%} of the characters are none of the {len(ALPHABET)} "
-            f"that are told apart, most often {self._commonest()}; all of them are one "
-            "class, 'unknown': write them in Latin letters, or take them out"
+            f"that are told apart, most often {commonest}; all of them are one class, "
+            "'unknown': write them in Latin letters, or take them out"
         )
         if share > _MOST:
             raise DataError(message)
         _LOG.warning("%s", message)
-
-    def _commonest(self) -> str:
-        # Equally frequent ones in an order that does not depend on the text's.
-        ordered = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
-        return ", ".join(repr(character) for character, _ in ordered[:_NUM_SHOWN])
 
 
 def target_positions(
@@ -254,11 +227,7 @@ def target_positions(
 def windows_before(
     ids: NDArray[np.uint8], targets: NDArray[np.int64], window: int
 ) -> NDArray[np.uint8]:
-    """Return the T characters before each target, uint8 of shape (n, 1, 1, T).
-
-    ``ids`` are the text's, shape (num_characters,); ``targets`` are n positions in it,
-    none smaller than ``window``, T.
-    """
+    """Return the T characters before n places in a text's ``ids``, (n, 1, 1, T)."""
     if len(targets) == 0:
         return np.empty((0, 1, 1, window), dtype=np.uint8)
     found: NDArray[np.uint8] = sliding_window_view(ids, window)[targets - window]
@@ -276,6 +245,15 @@ class TextFile(NamedTuple):
 
     path: Path
     content: bytes
+
+    def text(self) -> str:
+        """Return what the file says."""
+        try:
+            return self.content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{self.path}: byte {error.start} is not UTF-8; convert the file"
+            ) from error
 
 
 def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
@@ -313,31 +291,17 @@ def digest_of(texts: Mapping[str, str]) -> str:
     return digest.hexdigest()
 
 
-def plain_text(file: TextFile) -> str:
-    """Return what a file says, see `plain`."""
-    return plain(_decoded(file))
-
-
 def _texts_in(file: TextFile) -> Mapping[str, str]:
     if file.path.suffix.lower() == ".json":
-        said_by = _from_json(_decoded(file), file.path)
+        said_by = _from_json(file.text(), file.path)
         return {name: plain(said) for name, said in said_by.items()}
-    found = speeches_of(plain_text(file), str(file.path))
+    found = speeches_of(plain(file.text()), str(file.path))
     if not found:
         raise DataError(
             f"{file.path}: found no speech, expected lines that begin with who speaks, "
             "as in 'HAMLET. To be', 'HAMLET: To be' or 'First Lord:' above the speech"
         )
     return found
-
-
-def _decoded(file: TextFile) -> str:
-    try:
-        return file.content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file.path}: byte {error.start} is not UTF-8; convert the file"
-        ) from error
 
 
 def _from_json(text: str, path: Path) -> Mapping[str, str]:
@@ -362,11 +326,11 @@ def _kind_of(value: object) -> str:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} occurs more than once; put its texts into one")
+    found: dict[str, object] = {}
+    for name, said in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} occurs more than once; put its texts into one")
+        found[name] = said
     return found
 
 
@@ -444,11 +408,9 @@ def _build(
         ids = encode(text)
         targets = target_positions(len(ids), settings.window, settings.stride)
         is_test = mark_tested(len(targets), name, dividing)
-        by_split: dict[Split, NDArray[np.int64]] = {
-            "train": targets[~is_test],
-            "test": targets[is_test],
-        }
-        for split, chosen in by_split.items():
+        by_split: dict[Split, NDArray[np.bool_]] = {"train": ~is_test, "test": is_test}
+        for split, is_chosen in by_split.items():
+            chosen = targets[is_chosen]
             for start in range(0, len(chosen), _WINDOWS_AT_ONCE):
                 some = chosen[start : start + _WINDOWS_AT_ONCE]
                 windows = windows_before(ids, some, settings.window)
@@ -477,7 +439,7 @@ def _clients(
         )
     if len(long) < len(texts):
         num_characters = sum(map(len, texts.values()))
-        kept = sum(len(text) for _, text in long)
+        num_lost = num_characters - sum(len(text) for _, text in long)
         _LOG.info(
             "%s: left out %d of %d speakers, who have less than %d characters each "
             "and %d of %d together",
@@ -485,7 +447,7 @@ def _clients(
             len(texts) - len(long),
             len(texts),
             least,
-            num_characters - kept,
+            num_lost,
             num_characters,
         )
     return sorted(long)
@@ -516,14 +478,20 @@ class SiteTextSettings(SiteSettings):
     def collect(self, base: Path, task: SiteTask | None) -> Collected:
         """Return the windows of a site's texts, as long as the federation agreed on."""
         path = place_of(base, self.path)
-        _require_text(task, path)
+        if task is not None and task.class_names != CHARACTER_NAMES:
+            kind = KINDS_OF_INPUT[task.spec.dtype]
+            found = "other characters" if task.spec.dtype == "token" else kind
+            raise DataError(
+                f"{path} is read as text of {len(CHARACTER_NAMES)} characters, but the "
+                f"federation agreed on {found}; give data of another kind"
+            )
         window = PlaysSettings.window if task is None else task.spec.image_shape[2]
         names: list[str] = []
         windows: list[NDArray[np.uint8]] = []
         labels: list[int] = []
         splits: list[SiteSplit] = []
         for file in read_files(path, _EXPECTED):
-            ids = encode(plain_text(file))
+            ids = encode(plain(file.text()))
             targets = target_positions(len(ids), window, self.stride)
             windows.append(windows_before(ids, targets, window))
             labels += ids[targets].tolist()
@@ -554,18 +522,6 @@ class WindowInputs(ArrayInputs):
         return (1, 1, self.array.shape[3]), "token"
 
 
-def _require_text(task: SiteTask | None, path: Path) -> None:
-    if task is None or task.class_names == CHARACTER_NAMES:
-        return
-    found = "other characters"
-    if task.spec.dtype != "token":
-        found = KINDS_OF_INPUT[task.spec.dtype]
-    raise DataError(
-        f"{path} is read as text of {len(CHARACTER_NAMES)} characters, but the "
-        f"federation agreed on {found}; give data of another kind"
-    )
-
-
 def _in_order(count: int, fractions: FractionSettings) -> list[SiteSplit]:
     """Return the split of each example: first train, then validation, then test."""
     # Windows overlap: examples drawn at random would give away each other.
@@ -573,6 +529,5 @@ def _in_order(count: int, fractions: FractionSettings) -> list[SiteSplit]:
     num_train = max(int((1 - held_out) * count + 0.5), min(count, 1))
     num_known = max(int((1 - fractions.test) * count + 0.5), num_train)
     sizes = (num_train, num_known - num_train, count - num_known)
-    return [
-        split for split, size in zip(SPLITS, sizes, strict=True) for _ in range(size)
-    ]
+    pairs = zip(SPLITS, sizes, strict=True)
+    return [split for split, size in pairs for _ in range(size)]

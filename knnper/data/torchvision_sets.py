@@ -16,7 +16,13 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.data.cache import Contents, EntryWriter, Split, cache_root, cached_dataset
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    Split,
+    cached_dataset,
+    download_folder,
+)
 from knnper.data.examples import DataFormat, Dataset
 from knnper.errors import DataError
 from knnper.process import import_torchvision
@@ -34,7 +40,6 @@ COARSE_OF: tuple[int, ...] = (
 
 
 _Source = IO[bytes] | gzip.GzipFile
-
 _DAMAGED = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -48,25 +53,26 @@ class OfficialFiles:
 
     title: str  # torchvision's name of the data set
     folder: str  # where torchvision looks for the files, below the root
-    # Of the files, unpacked. Packed by itself, each has ``.gz`` at its end.
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # unpacked; packed by itself, each has .gz at its end
     downloads: tuple[str, ...]  # the names of what is to be downloaded
     url: str  # where from
-    # The one among ``downloads`` that holds all of them; None where each comes by
-    # itself.
-    archive: str | None = None
-    # The folder that the archive unpacks to, where that is not torchvision's.
-    inside: str = ""
-    # Of files that are packed by themselves, in hexadecimal, where another data set has
-    # files of the same name.
+    archive: str | None = None  # the one among them that holds all, if one does
+    inside: str = ""  # the folder that it unpacks to, where that is not torchvision's
+    # Of files that are packed by themselves, where another data set has files of the
+    # same name; in hexadecimal.
     md5: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, root: Path, name: str) -> Path | None:
+        """Return where a file is, in torchvision's folder first."""
+        files = (place / name for place in self.places(root))
+        return next((file for file in files if file.is_file()), None)
 
     def places(self, root: Path) -> list[Path]:
         """Return the folders where the files may be, that of torchvision first."""
         folder = Path(self.folder)
         below = [folder, *folder.parents[:-1], Path("raw"), Path()]
-        inside = [self.inside] if self.inside else []
-        return [root / one / more for one in below for more in ("", *inside)]
+        places = (root / one / more for one in below for more in ("", self.inside))
+        return list(dict.fromkeys(places))
 
 
 @contextlib.contextmanager
@@ -79,61 +85,52 @@ def unpacked(files: OfficialFiles, root: Path) -> Iterator[Path]:
         target = Path(made) / files.folder
         target.mkdir(parents=True)
         missing = [name for name in files.names if not _put(name, files, root, target)]
-        if missing and files.archive:
-            archive = _first(files.places(root), files.archive)
-            missing = _extract(archive, missing, target) if archive else missing
+        archive = files.find(root, files.archive) if files.archive else None
+        if missing and archive is not None:
+            missing = _extract(archive, missing, target)
         if missing:
-            raise MissingFilesError(_told(missing, files, root))
+            packed = files.archive or "each with .gz at its end"
+            places = ", ".join(map(str, files.places(root)))
+            raise MissingFilesError(
+                f"{files.title}: {', '.join(missing)} not found, neither unpacked nor "
+                f"packed ({packed}); looked in {places}. Set data.download=true, or "
+                f"download {', '.join(files.downloads)} from {files.url} and place "
+                f"what you get in {root} as it is"
+            )
         yield Path(made)
-
-
-def _first(places: Iterable[Path], name: str) -> Path | None:
-    return next((one / name for one in places if (one / name).is_file()), None)
 
 
 def _put(name: str, files: OfficialFiles, root: Path, target: Path) -> bool:
     """Put a file that lies by itself into a folder; return whether there is one."""
-    places = files.places(root)
-    found = _first(places, name)
-    if found is not None:
+    if found := files.find(root, name):
         (target / name).symlink_to(found.absolute())
         return True
-    packed = _first(places, f"{name}.gz")
+    packed = files.find(root, f"{name}.gz")
     if packed is None:
         return False
-    _require_md5(packed, files.md5.get(packed.name))
-    try:
-        with gzip.open(packed) as source:
-            _write(source, target / name)
-    except _DAMAGED as error:
-        raise DataError(_damaged(packed, error)) from error
+    if expected := files.md5.get(packed.name):
+        with packed.open("rb") as file:
+            md5 = hashlib.file_digest(file, "md5").hexdigest()
+        if md5 != expected:
+            raise DataError(
+                f"{packed} is not the official file: expected MD5 {expected}, found "
+                f"{md5}. Other data sets have files of the same name; download it "
+                "again, or unpack it there if you trust it"
+            )
+    with _sound(packed), gzip.open(packed) as source:
+        _write(source, target / name)
     return True
-
-
-def _require_md5(packed: Path, expected: str | None) -> None:
-    if expected is None:
-        return
-    with packed.open("rb") as file:
-        found = hashlib.file_digest(file, "md5").hexdigest()
-    if found != expected:
-        raise DataError(
-            f"{packed} is not the official file: expected MD5 {expected}, found "
-            f"{found}. Other data sets have files of the same name; download it again, "
-            "or unpack it there if you trust it"
-        )
 
 
 def _extract(archive: Path, names: Iterable[str], target: Path) -> list[str]:
     """Unpack files of an archive into a folder; return those that it does not have."""
-    missing = set(names)
-    try:
+    missing = list(names)
+    with _sound(archive):
         for name, source in _members(archive):
             if name in missing:
                 _write(source, target / name)
                 missing.remove(name)
-    except _DAMAGED as error:
-        raise DataError(_damaged(archive, error)) from error
-    return [name for name in names if name in missing]
+    return missing
 
 
 def _members(archive: Path) -> Iterator[tuple[str, _Source]]:
@@ -158,18 +155,14 @@ def _write(source: _Source, path: Path) -> None:
         shutil.copyfileobj(source, file)
 
 
-def _damaged(path: Path, error: Exception) -> str:
-    return f"{path} is damaged: {error or type(error).__name__}; download it again"
-
-
-def _told(missing: Iterable[str], files: OfficialFiles, root: Path) -> str:
-    packed = files.archive or "each with .gz at its end"
-    return (
-        f"{files.title}: {', '.join(missing)} not found, neither unpacked nor packed "
-        f"({packed}); looked in {', '.join(map(str, files.places(root)))}. Set "
-        f"data.download=true, or download {', '.join(files.downloads)} from "
-        f"{files.url} and place what you get in {root} as it is"
-    )
+@contextlib.contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """Say of a file that it is damaged, where it cannot be unpacked."""
+    try:
+        yield
+    except _DAMAGED as error:
+        what = f"{error or type(error).__name__}; download it again"
+        raise DataError(f"{path} is damaged: {what}") from error
 
 
 @dataclass(frozen=True)
@@ -187,12 +180,6 @@ class DownloadSettings(DataFormat):
 
     root: str | None = None
     download: bool = False
-
-    def folder(self) -> Path:
-        """Return the absolute ``root``."""
-        if self.root is None:
-            return cache_root() / "downloads"
-        return Path(self.root).expanduser().absolute()
 
 
 @dataclass(frozen=True)
@@ -229,7 +216,8 @@ class EmnistSettings(DownloadSettings):
             )
             return Contents(class_names)
 
-        source = {**_source(self), "split": self.split}
+        # What the official files hold never changes.
+        source = {"root": str(download_folder(self.root)), "split": self.split}
         return cached_dataset("emnist", source, build)
 
 
@@ -243,7 +231,7 @@ class Cifar10Settings(DownloadSettings):
 
     def load(self) -> Dataset:
         """Return CIFAR-10: 60,000 images of shape (32, 32, 3), ten classes."""
-        return _load("cifar10", "CIFAR10", self)
+        return _load("CIFAR10", self)
 
 
 @dataclass(frozen=True)
@@ -256,7 +244,7 @@ class Cifar100Settings(DownloadSettings):
 
     def load(self) -> Dataset:
         """Return CIFAR-100 with its 20 coarse labels, images of shape (32, 32, 3)."""
-        return _load("cifar100", "CIFAR100", self, coarse_of=COARSE_OF)
+        return _load("CIFAR100", self, coarse_of=COARSE_OF)
 
 
 @dataclass(frozen=True)
@@ -269,11 +257,10 @@ class FashionMnistSettings(DownloadSettings):
 
     def load(self) -> Dataset:
         """Return Fashion-MNIST: 60,000 and 10,000 images of shape (28, 28, 1)."""
-        return _load("fashion_mnist", "FashionMNIST", self)
+        return _load("FashionMNIST", self)
 
 
 def _load(
-    name: str,
     class_name: str,
     settings: DownloadSettings,
     coarse_of: tuple[int, ...] | None = None,
@@ -281,12 +268,8 @@ def _load(
     def build(writer: EntryWriter) -> Contents:
         return Contents(_write_splits(writer, class_name, settings), coarse_of)
 
-    return cached_dataset(name, _source(settings), build)
-
-
-def _source(settings: DownloadSettings) -> dict[str, str]:
-    """Name the official files; what they hold never changes."""
-    return {"root": str(settings.folder())}
+    source = {"root": str(download_folder(settings.root))}
+    return cached_dataset(settings.name, source, build)
 
 
 def _write_splits(
@@ -300,7 +283,15 @@ def _write_splits(
 ) -> tuple[str, ...]:
     """Store both splits of a torchvision data set; return its class names."""
     splits: tuple[Split, ...] = ("train", "test")
-    with _readable(class_name, settings, **arguments) as root:
+    with contextlib.ExitStack() as stack:
+        root = download_folder(settings.root)
+        files = _files_of(_type_of(class_name), **arguments)
+        try:
+            root = stack.enter_context(unpacked(files, root))
+        except MissingFilesError:
+            if not settings.download:
+                raise
+            _open(class_name, root, train=True, download=True, **arguments)
         for split in splits:
             found = _open(class_name, root, train=split == "train", **arguments)
             images = np.asarray(found.data, dtype=np.uint8)
@@ -309,52 +300,29 @@ def _write_splits(
     return tuple(found.classes[first_label:])
 
 
-@contextlib.contextmanager
-def _readable(
-    class_name: str, settings: DownloadSettings, **arguments: str
-) -> Iterator[Path]:
-    """Yield where torchvision can read; download the files first if that is asked."""
-    folder = settings.folder()
-    files = _files_of(_type_of(class_name), **arguments)
-    with contextlib.ExitStack() as stack:
-        try:
-            root = stack.enter_context(unpacked(files, folder))
-        except MissingFilesError:
-            if not settings.download:
-                raise
-            _open(class_name, folder, train=True, download=True, **arguments)
-            root = folder
-        yield root
-
-
 def _files_of(kind: Any, split: str = "") -> OfficialFiles:
     """Return the official files of a data set, as its class in torchvision says."""
+    title, folder = kind.__name__, f"{kind.__name__}/raw"
     if hasattr(kind, "base_folder"):
-        listed = [*kind.train_list, *kind.test_list]
+        listed = (*kind.train_list, *kind.test_list)
+        names = (*(name for name, _ in listed), kind.meta["filename"])
+        packed = kind.filename
         return OfficialFiles(
-            kind.__name__,
-            folder=kind.base_folder,
-            names=(*(name for name, _ in listed), kind.meta["filename"]),
-            downloads=(kind.filename,),
-            url=kind.url,
-            archive=kind.filename,
+            title, kind.base_folder, names, (packed,), kind.url, archive=packed
         )
-    folder = f"{kind.__name__}/raw"
     if split:
-        archive = Path(kind.url).name
-        names = (
+        packed = Path(kind.url).name
+        names = tuple(
             f"emnist-{split}-{half}-{what}-ubyte"
             for half in ("train", "test")
             for what in ("images-idx3", "labels-idx1")
         )
         return OfficialFiles(
-            kind.__name__, folder, tuple(names), (archive,), kind.url, archive, "gzip"
+            title, folder, names, (packed,), kind.url, archive=packed, inside="gzip"
         )
-    packed = dict(kind.resources)
-    names = (name.removesuffix(".gz") for name in packed)
-    return OfficialFiles(
-        kind.__name__, folder, tuple(names), (*packed,), kind.mirrors[0], md5=packed
-    )
+    md5 = dict(kind.resources)
+    names = tuple(name.removesuffix(".gz") for name in md5)
+    return OfficialFiles(title, folder, names, (*md5,), kind.mirrors[0], md5=md5)
 
 
 def _type_of(class_name: str) -> Any:

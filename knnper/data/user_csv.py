@@ -19,7 +19,6 @@ from knnper.experiment import NonNegativeInt, ProperFraction
 from knnper.seeding import RandomKey
 
 Name = Annotated[str, Field(min_length=1)]
-
 _FOLDERS_DEEP = 3
 
 
@@ -69,66 +68,48 @@ class UserCsvSettings(DecodedSettings):
         numbers where all are whole numbers.
         """
         listed = _read(self.train, self, needs_user=True)
-        class_names = values_in_order(row.class_name for row in listed)
-        rows = _splits(listed, self)
-        tested = (row.class_name for row in rows["test"])
+        class_names = values_in_order(one.class_name for one in listed)
+        images = _splits(listed, self)
+        tested = (one.class_name for one in images["test"])
         require_known(tested, class_names, self.test or self.train)
-        root = Path(self.root).expanduser().absolute()
-        files = {
-            split: [_file(root, row, self.suffix) for row in part]
-            for split, part in rows.items()
-        }
-        _require_each_once(rows, files)
-        if not rows["test"]:
+        everything = [*images["train"], *images["test"]]
+        _require_each_once(everything)
+        if not images["test"]:
             raise DataError(
                 "there are no images to test on; raise data.test_fraction, of which a "
                 "user's only image is never taken, or list some in data.test"
             )
+        users = values_in_order(one.user for one in everything if one.user)
 
         def describe(writer: EntryWriter) -> Contents:
-            users = values_in_order(
-                row.user for part in rows.values() for row in part if row.user
-            )
-            for split, part in rows.items():
-                classes = (row.class_name for row in part)
+            for split, part in images.items():
+                classes = (one.class_name for one in part)
                 writer.put_labels(split, numbered(classes, class_names))
-                owners = [row.user for row in part if row.user]
+                owners = [one.user for one in part if one.user]
                 if len(owners) == len(part):
                     writer.put_client_ids(split, numbered(owners, users))
             return Contents(class_names)
 
-        paths = {split: [one.path for one in part] for split, part in files.items()}
-        return self.decoded({"rows": _digest(rows, files)}, paths, describe)
+        paths = {split: [one.path for one in part] for split, part in images.items()}
+        return self.decoded({"rows": _digest(images)}, paths, describe)
 
 
-class _Row(NamedTuple):
-    """One image: whose it is, if the list says so, its name, its class, its place."""
+class _Image(NamedTuple):
+    """One image: whose it is, if the list says so, its class, its line, its file."""
 
     user: str | None
-    image: str
     class_name: str
-    listed_in: Path
-    line: int
-
-    @property
-    def where(self) -> str:
-        """The list and the line in it, for messages."""
-        return f"{self.listed_in}, line {self.line}"
-
-
-class _File(NamedTuple):
-    """Where an image is, what tells a change of it, and what it is by any name."""
-
+    where: str  # the list and the line in it, for messages
     path: str
     num_bytes: int
     modified_ns: int
-    device_and_number: tuple[int, int]
+    device_and_number: tuple[int, int]  # what it is by any name
 
 
-Lists = dict[Split, list[_Row]]
+Images = dict[Split, list[_Image]]
 
 
-def _read(file: str, settings: UserCsvSettings, *, needs_user: bool) -> list[_Row]:
+def _read(file: str, settings: UserCsvSettings, *, needs_user: bool) -> list[_Image]:
     path = Path(file).expanduser().absolute()
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
@@ -136,12 +117,12 @@ def _read(file: str, settings: UserCsvSettings, *, needs_user: bool) -> list[_Ro
             columns = {settings.image_column, settings.class_column}
             columns |= {settings.user_column} if needs_user else set()
             _require_columns(path, table.fieldnames or (), columns)
-            rows = [_row(path, table.line_num, one, settings) for one in table]
+            rows = [(f"{path}, line {table.line_num}", row) for row in table]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a CSV file: {error}") from error
     if not rows:
         raise DataError(f"{path} lists no images; add some")
-    return rows
+    return [_image(where, row, settings) for where, row in rows]
 
 
 def _require_columns(path: Path, found: Sequence[str], needed: set[str]) -> None:
@@ -160,37 +141,56 @@ def _require_columns(path: Path, found: Sequence[str], needed: set[str]) -> None
         )
 
 
-def _row(
-    path: Path, line: int, found: dict[str | Any, str | Any], settings: UserCsvSettings
-) -> _Row:
-    surplus = found.pop(None, ())
+def _image(
+    where: str, row: dict[str | Any, str | Any], settings: UserCsvSettings
+) -> _Image:
+    surplus = row.pop(None, ())
     if surplus:
         raise DataError(
-            f"{path}, line {line}: found {len(found) + len(surplus)} values, expected "
-            f"{len(found)}; quote values that hold a comma"
+            f"{where}: found {len(row) + len(surplus)} values, expected {len(row)}; "
+            "quote values that hold a comma"
         )
-    user = found.get(settings.user_column)
-    image, class_name = found[settings.image_column], found[settings.class_column]
-    if not image or not class_name or (settings.user_column in found and not user):
+    user = row.get(settings.user_column)
+    image, class_name = row[settings.image_column], row[settings.class_column]
+    if not image or not class_name or (settings.user_column in row and not user):
         raise DataError(
-            f"{path}, line {line}: a user, an image or a class is missing; fill it in, "
-            "or leave the line out"
+            f"{where}: a user, an image or a class is missing; fill it in, or leave "
+            "the line out"
         )
     if PurePath(image).is_absolute() or ".." in PurePath(image).parts:
         raise DataError(
-            f"{path}, line {line}: found the image {image!r}, expected a name below "
-            "data.root, without '..' in it"
+            f"{where}: found the image {image!r}, expected a name below data.root, "
+            "without '..' in it"
         )
-    return _Row(user, image, class_name, path, line)
+    root = Path(settings.root).expanduser().absolute()
+    name = f"{image}{settings.suffix}"
+    flat, letters = root / name, name[:_FOLDERS_DEEP]
+    # A slash among the letters would be the root of all folders.
+    nested = flat if "/" in letters else root.joinpath(*letters, name)
+    for path in (nested, flat):
+        try:
+            it = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"{where}: the image {image!r} cannot be looked up: {error}"
+            ) from error
+        state = (str(path), it.st_size, it.st_mtime_ns, (it.st_dev, it.st_ino))
+        return _Image(user, class_name, where, *state)
+    raise DataError(
+        f"{where}: there is neither {nested} nor {flat}; correct data.root or "
+        "data.suffix, or leave the image out of the list"
+    )
 
 
-def _splits(listed: list[_Row], settings: UserCsvSettings) -> Lists:
+def _splits(listed: list[_Image], settings: UserCsvSettings) -> Images:
     if settings.test is not None:
         test = _read(settings.test, settings, needs_user=False)
         return {"train": listed, "test": test}
     places_of = defaultdict[str, list[int]](list)
-    for place, row in enumerate(listed):
-        places_of[str(row.user)].append(place)
+    for place, image in enumerate(listed):
+        places_of[str(image.user)].append(place)
     key = RandomKey(settings.seed).child("user test")
     tested: set[int] = set()
     for user, places in places_of.items():
@@ -198,52 +198,29 @@ def _splits(listed: list[_Row], settings: UserCsvSettings) -> Lists:
         shuffled = key.child(user).numpy().permutation(places)
         tested.update(shuffled[:count].tolist())
     return {
-        "train": [row for place, row in enumerate(listed) if place not in tested],
-        "test": [row for place, row in enumerate(listed) if place in tested],
+        "train": [image for place, image in enumerate(listed) if place not in tested],
+        "test": [image for place, image in enumerate(listed) if place in tested],
     }
 
 
-def _require_each_once(rows: Lists, files: dict[Split, list[_File]]) -> None:
+def _require_each_once(images: list[_Image]) -> None:
     """Refuse two lines that are one image, which might be trained and tested on."""
-    first_of: dict[tuple[int, int], _Row] = {}
-    for split, part in rows.items():
-        for row, file in zip(part, files[split], strict=True):
-            first = first_of.setdefault(file.device_and_number, row)
-            if first is not row:
-                raise DataError(
-                    f"{row.where}: {file.path} is also the image in {first.where}, "
-                    "expected each image once in all lists; leave out one of the lines"
-                )
-
-
-def _file(root: Path, row: _Row, suffix: str) -> _File:
-    name = f"{row.image}{suffix}"
-    flat, letters = root / name, name[:_FOLDERS_DEEP]
-    # A slash among the letters would be the root of all folders.
-    nested = flat if "/" in letters else root.joinpath(*letters, name)
-    for path in (nested, flat):
-        try:
-            status = path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except (OSError, ValueError) as error:
+    first_of: dict[tuple[int, int], _Image] = {}
+    for image in images:
+        first = first_of.setdefault(image.device_and_number, image)
+        if first is not image:
             raise DataError(
-                f"{row.where}: the image {row.image!r} cannot be looked up: {error}"
-            ) from error
-        number = (status.st_dev, status.st_ino)
-        return _File(str(path), status.st_size, status.st_mtime_ns, number)
-    raise DataError(
-        f"{row.where}: there is neither {nested} nor {flat}; correct data.root or "
-        "data.suffix, or leave the image out of the list"
-    )
+                f"{image.where}: {image.path} is also the image in {first.where}, "
+                "expected each image once in all lists; leave out one of the lines"
+            )
 
 
-def _digest(rows: Lists, files: dict[Split, list[_File]]) -> str:
+def _digest(images: Images) -> str:
     digest = hashlib.sha256()
-    for split, part in rows.items():
-        for row, file in zip(part, files[split], strict=True):
+    for split, part in images.items():
+        for one in part:
             # A device may have another number after a restart.
-            state = (file.path, file.num_bytes, file.modified_ns)
-            line = (split, row.user, row.class_name, *state)
+            state = (one.path, one.num_bytes, one.modified_ns)
+            line = (split, one.user, one.class_name, *state)
             digest.update(f"{line!r}\n".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()

@@ -33,28 +33,20 @@ def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
     """Write the bundle of a run into an empty folder; return its version."""
     version = f"{importlib.metadata.version('knnper')}+{secrets.token_hex(8)}"
     project = {
-        "project": {
-            "name": "knnper-run",
-            "version": version,
-            "description": "A run of the knnper that is installed on each machine",
-            "license": "Apache-2.0",
-            # What the machines have is what is used; nothing is fetched for a run.
-            "dependencies": [],
-        },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "knnper",
-                    "components": {
-                        "serverapp": f"{_MODULE}:server_app",
-                        "clientapp": f"{_MODULE}:client_app",
-                    },
-                    "config": dict(config),
-                }
-            }
-        },
+        "name": "knnper-run",
+        "version": version,
+        "description": "A run of the knnper that is installed on each machine",
+        "license": "Apache-2.0",
+        # What the machines have is what is used; nothing is fetched for a run.
+        "dependencies": [],
     }
-    write_atomically(folder / "pyproject.toml", tomli_w.dumps(project))
+    components = {
+        "serverapp": f"{_MODULE}:server_app",
+        "clientapp": f"{_MODULE}:client_app",
+    }
+    app = {"publisher": "knnper", "components": components, "config": dict(config)}
+    text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
+    write_atomically(folder / "pyproject.toml", text)
     write_atomically(folder / f"{_MODULE}.py", _CODE)
     return version
 

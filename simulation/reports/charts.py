@@ -42,7 +42,7 @@ from knnper.simulation.reports.runs import (
     split_of,
 )
 from knnper.simulation.workbench import LabelCounts, read_label_counts
-from knnper.strategies.core.predictors import Evaluation
+from knnper.strategies.core.task import Evaluation
 
 WIDTH = 8.6  # inches, that of the page's text
 PANEL_HEIGHT = 2.7  # inches

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
+from scipy.special import stdtrit
 
 from knnper.data.catalogue import DATA_SETS
 from knnper.errors import ConfigError, RunError
@@ -175,9 +176,6 @@ def estimate(values: Iterable[float | None]) -> Estimate:
     mean = statistics.fmean(found) if found else None
     if len(found) < 2:
         return Estimate(mean, None, None, len(found))
-    # A server of real clients reports one run, and has no scipy.
-    from scipy.special import stdtrit
-
     std = statistics.stdev(found)
     quantile = float(stdtrit(len(found) - 1, (1 + CONFIDENCE) / 2))
     return Estimate(mean, std, quantile * std / math.sqrt(len(found)), len(found))

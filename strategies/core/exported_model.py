@@ -47,8 +47,7 @@ class ModelCard:
     """All that using a global model takes, but its weights; plain values only."""
 
     name: str  # Of the experiment that trained it
-    # The experiment's section ``model``, less the file that training started from.
-    model: Mapping[str, Any]
+    model: Mapping[str, Any]  # The section ``model``, less ``weights``
     precision: Precision  # Of forward passes
     evaluation_batch_size: int  # Images in one forward pass where nothing is trained
     # That torch used in each process of the run: for another number the last bits may

@@ -17,7 +17,6 @@ from knnper.errors import Problem
 from knnper.experiment import Experiment, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
-from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import (
     ModelPayload,
     ModelState,
@@ -25,7 +24,7 @@ from knnper.strategies.core.records import (
     NoState,
     Record,
 )
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import LocalResult, local_sgd
 
 AS_IT_IS = "none"
@@ -171,27 +170,15 @@ class Method:
     def init(self, clients: Sequence[str], rng: RandomKey) -> Any:
         """Return the server's state before the first round.
 
-        Parameters
-        ----------
-        clients
-            Names of the seen clients, sorted.
-        rng
-            Of the run.
+        ``clients``: Names of the seen clients, sorted. ``rng``: Of the run.
         """
         return ModelState(self.task.initial_weights)
 
     def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Any:
-        """Return the payload of a client.
+        """Return the payload of a client, from the server's state.
 
-        Parameters
-        ----------
-        state
-            The server's.
-        client_id
-            May be a client that took no part in training; `UNSEEN_CLIENT` asks for what
-            any such client would get.
-        rng
-            Of the round and the client.
+        ``client_id``: May be a client that took no part in training; `UNSEEN_CLIENT`
+        asks for what any such client would get.
         """
         return ModelPayload(state.weights)
 
@@ -205,51 +192,36 @@ class Method:
     ) -> tuple[Any, Any]:
         """Return ``(ClientState, Update)`` of a client that took part in a round.
 
-        Parameters
-        ----------
-        payload
-            What it was sent.
-        client_state
-            What it kept of its last round; None on its first visit.
-        data
-            Its splits.
-        server_round
-            From 1.
-        rng
-            Of the round and the client.
+        ``payload``: What it was sent. ``client_state``: What it kept of its last round;
+        None on its first visit. ``data``: Its splits. ``server_round``: From 1.
         """
         rate = self.task.training.learning_rate_at(server_round)
+        return NoState(), self.local_update(payload, data, rate, rng)
+
+    def local_update(
+        self, payload: Any, data: ClientData, rate: float, rng: RandomKey
+    ) -> Any:
+        """Return the update of a client that keeps nothing between rounds.
+
+        ``rate``: The learning rate of the round.
+        """
         trained = self.train(payload.weights, data.train, rate, rng)
-        return NoState(), trained.update(len(data.train))
+        return trained.update(len(data.train))
 
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
     ) -> LocalResult:
-        """Return what the local training of a round makes of ``weights``.
+        """Return what the local training of a round makes of weights (num_weights,).
 
-        Parameters
-        ----------
-        weights
-            Shape (num_weights,).
-        examples
-            The client's training split.
-        rate
-            The learning rate of the round.
-        rng
-            Of the round and the client.
+        ``examples``: The training split. ``rate``: The learning rate of the round.
         """
         return local_sgd(self.task, weights, examples, rate, rng)
 
     def aggregate(self, state: Any, updates: Updates[Any]) -> Any:
-        """Return the server's state after a round.
+        """Return the server's state after a round, from that before it.
 
-        Parameters
-        ----------
-        state
-            Before it.
-        updates
-            A stream of ``(client_id, Update)`` in client order that can be read once.
-            It is never empty.
+        ``updates``: A stream of ``(client_id, Update)`` in client order that can be
+        read once. It is never empty.
         """
         return average_weights(updates)
 
@@ -260,18 +232,18 @@ class Method:
 
         With no data at all it is the unpersonalised model: what `results` call global.
 
-        Parameters
-        ----------
-        payload
-            What the client was sent after the last round.
-        client_state
-            None for a client that never took part.
-        data
-            Its training and validation splits.
-        rng
-            Of the client.
+        ``payload``: What the client was sent after the last round. ``client_state``:
+        None for a client that never took part. ``data``: Its training and validation
+        splits.
         """
         return ModelPredictor(self.task, payload.weights)
+
+
+_OF_THE_METHOD = (
+    *("num_rounds", "serves_global_model", "personalizes_by_inference", "state_type"),
+    *("payload_type", "update_type", "client_state_type", "update_problem"),
+    "started_from",
+)
 
 
 class Personalizer(Method):
@@ -308,24 +280,14 @@ class Personalizer(Method):
         self.task = task
         self.method = method
         self.settings = settings
-        self.num_rounds = method.num_rounds
-        self.serves_global_model = method.serves_global_model
-        self.personalizes_by_inference = (
-            method.personalizes_by_inference and not self.trains
-        )
-        self.state_type = method.state_type
-        self.payload_type = method.payload_type
-        self.update_type = method.update_type
-        self.client_state_type = method.client_state_type
-        self.update_problem = method.update_problem
-        self.started_from = method.started_from
+        for name in _OF_THE_METHOD:
+            setattr(self, name, getattr(method, name))
+        self.personalizes_by_inference &= not self.trains
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> Any:
-        """Return the method's state."""
         return self.method.init(clients, rng)
 
     def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Any:
-        """Return the method's payload."""
         return self.method.broadcast(state, client_id, rng)
 
     def client_update(
@@ -336,18 +298,15 @@ class Personalizer(Method):
         server_round: int,
         rng: RandomKey,
     ) -> tuple[Any, Any]:
-        """Return what the method's client keeps and sends."""
         update = self.method.client_update
         return update(payload, client_state, data, server_round, rng)
 
     def aggregate(self, state: Any, updates: Updates[Any]) -> Any:
-        """Return the method's next state."""
         return self.method.aggregate(state, updates)
 
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:
-        """Return what the method serves, on which the rest is put."""
         return self.method.personalize(payload, client_state, data, rng)
 
 

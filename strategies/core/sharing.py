@@ -19,9 +19,8 @@ from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
-from knnper.strategies.core.predictors import ModelPredictor, Predictor
 from knnper.strategies.core.records import ModelPayload, ModelState, Record
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import LocalResult, trained_on_both_splits
 
 

@@ -20,9 +20,8 @@ from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
 from knnper.experiment import TrainingSettings
 from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 
 GradientHook = Callable[[Tensor, Tensor], None]
 """``(gradient, parameters) -> None``; see `local_sgd`."""

@@ -10,8 +10,8 @@ from knnper.client import install as decision
 from knnper.client import runtime
 from knnper.client.state import Accuracy, Gain
 from knnper.datastore.prediction import KnnPredictor, Prediction
-from knnper.strategies.core.predictors import Evaluation
-from knnper.strategies.core.predictors import evaluate as score
+from knnper.strategies.core.task import Evaluation
+from knnper.strategies.core.task import evaluate as score
 from tests.apps.site_grid import experiment
 from tests.apps.test_site_run import lead, rows, serving, simulated, three
 

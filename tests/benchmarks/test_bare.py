@@ -24,8 +24,8 @@ from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import Workbench, build_workbench, runtime_of
-from knnper.strategies.core.predictors import ClientResult
 from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import ClientResult
 
 TINY = Workload(3, 4, 2, 5, model="tiny_cnn", embedding_dim=1)
 

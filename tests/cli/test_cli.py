@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import knnper
 import knnper.simulation.workbench
+from knnper.data.site import read_task
 from knnper.errors import RunError
 from knnper.experiment import read_experiment
 from knnper.server.run_folder import RunFolder
@@ -127,6 +128,19 @@ def test_partition(experiment: Path) -> None:
     table = run("partition", experiment, "--set", "run.seed=1").stdout
     assert table.count("unseen") == 2  # one row, one total
     assert document["sha256"] not in table
+
+
+def test_shares_are_files_for_real_clients(experiment: Path) -> None:
+    words = ("partition", experiment, "--export", "shares")
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    assert "4 clients' shares and labels.json are in shares" in result.stderr
+    files = sorted(path.name for path in Path("shares").iterdir())
+    assert files == [*(f"000{number}.npz" for number in range(4)), "labels.json"]
+    labels = read_task(Path("shares/labels.json")).class_names
+    assert labels == tuple("0123456789")
+    refused(1, "is there already; expected a new folder", *words)
+    assert sorted(path.name for path in Path("shares").iterdir()) == files
 
 
 @pytest.mark.parametrize(

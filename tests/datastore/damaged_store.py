@@ -13,7 +13,7 @@ from knnper.datastore.database import PAGE_BYTES, log_of
 from knnper.datastore.examples import Selection, StoreDamagedError
 from knnper.datastore.store import DATABASE, Store, open_store
 from knnper.datastore.verify import verify
-from tests.datastore.care.store_cases import small_store, some
+from tests.datastore.small_store import small_store, some
 
 FRAME = 24 + PAGE_BYTES
 COUNT = 30

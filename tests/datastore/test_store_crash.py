@@ -5,6 +5,7 @@ was under way happened as a whole or not at all, and labels match inputs and vec
 """
 
 import contextlib
+import json
 import multiprocessing
 import os
 import signal
@@ -18,20 +19,90 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
 from knnper.datastore.index import INDEX_KINDS
 from knnper.datastore.policy import StoreSettings
-from knnper.datastore.store import StoreReader, create_store, open_store
+from knnper.datastore.store import Store, StoreReader, create_store, open_store
 from knnper.datastore.verify import verify
-from tests.datastore.crashing_store import (
-    DIM,
-    MODELS,
-    SPEC,
-    embed,
-    input_of,
-    lines,
-    work,
-)
+
+DIM = 48
+
+SPEC = StoreSpec(5, InputLayout((DIM,), "int64"))
+
+MODELS = ("first", "second", "third")
+
+
+def input_of(example: int, label: int) -> list[int]:
+    """Return an input that tells id and label, and differs in every place."""
+    return [1000 * example + 10 * place + label for place in range(DIM)]
+
+
+def embed(inputs: Tensor, model: str) -> Tensor:
+    """Return embeddings that tell input and model."""
+    return inputs.float() + MODELS.index(model) * 0.25
+
+
+def work(folder: Path, seed: int, pipe: int) -> None:
+    """Change the store in ``folder`` at random until the process is killed."""
+    generator = np.random.default_rng(seed)
+
+    def tell(*words: Any) -> None:
+        os.write(pipe, json.dumps(words).encode() + b"\n")
+
+    with open_store(folder, writable=True) as store:
+        tell("opened")
+        while True:
+            kind = generator.choice(
+                ["add", "delete", "reembed", "save"], p=[0.6, 0.2, 0.1, 0.1]
+            )
+            OPERATIONS[str(kind)](store, generator, tell)
+
+
+def _add(store: Store, generator: np.random.Generator, tell: Any) -> None:
+    count = int(generator.choice([1, 1, 7, 40]))
+    labels = generator.integers(0, SPEC.num_classes, count).tolist()
+    first = store._live.head.stream.num_offered + 1
+    tell("add", first, labels)
+    inputs = torch.tensor([input_of(first + i, y) for i, y in enumerate(labels)])
+    new = NewExamples(embed(inputs, store.fingerprint), torch.tensor(labels), inputs)
+    added = store.add(new)
+    tell("added", added.ids.tolist(), added.evicted.tolist())
+
+
+def _delete(store: Store, generator: np.random.Generator, tell: Any) -> None:
+    held = store.contents().ids.tolist()
+    if not held:
+        return
+    ids = sorted({int(one) for one in generator.choice(held, 3)})
+    tell("delete", ids)
+    tell("deleted", store.delete(Selection(ids=tuple(ids))).tolist())
+
+
+def _reembed(store: Store, generator: np.random.Generator, tell: Any) -> None:
+    if len(store) == 0:
+        return
+    model = str(generator.choice(MODELS))
+    tell("reembed", model)
+    store.reembed(lambda inputs: embed(inputs, model), model)
+    tell("reembedded")
+
+
+def _save(store: Store, generator: np.random.Generator, tell: Any) -> None:
+    tell("save")
+    store.save()
+    tell("saved")
+
+
+OPERATIONS = {"add": _add, "delete": _delete, "reembed": _reembed, "save": _save}
+
+
+def lines(received: bytes) -> Iterator[list[Any]]:
+    """Return the whole lines that a killed process left on the pipe."""
+    for line in received.split(b"\n")[:-1]:
+        yield json.loads(line)
+
 
 CAPACITY, NUM_REMEMBERED = 120, 40
 

@@ -15,7 +15,6 @@ from knnper.datastore.examples import StoreDamagedError, StoreError
 from knnper.datastore.journal import ACKNOWLEDGED, Acknowledged, frames
 from knnper.datastore.store import DATABASE, INDEX, LOCK, Store, open_store
 from knnper.datastore.verify import verify
-from tests.datastore.care.store_cases import small_store, some
 from tests.datastore.damaged_store import (
     FRAME,
     a_history,
@@ -25,6 +24,7 @@ from tests.datastore.damaged_store import (
     state,
     write_flipped,
 )
+from tests.datastore.small_store import small_store, some
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def test_keeping_a_budget_does_not_pass_for_an_erasure(
             store.delete(Selection(ids=(2,)))
             patched.setattr(Rows, "num_bytes", lambda self: 10**9)
             store.add(examples(1))
-        assert store._rows.is_erasing()
+        assert store._rows.row().erasing
 
 
 def test_upkeep_that_fails_is_no_error_of_the_addition(

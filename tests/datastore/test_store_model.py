@@ -1,16 +1,34 @@
 """Both forms of the store against a plain Python model, for every policy and index."""
 
 import itertools
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from torch import Tensor
 
 from knnper.datastore import index as ivf
 from knnper.datastore import index as quantized
-from knnper.datastore.examples import NewExamples, StoreFullError, StoreSpec
+from knnper.datastore.examples import (
+    InputLayout,
+    NewExamples,
+    Selection,
+    StoreFullError,
+    StoreSpec,
+)
 from knnper.datastore.index import (
     INDEX_KINDS,
     HalfSettings,
@@ -20,10 +38,306 @@ from knnper.datastore.index import (
     ProductSettings,
     ScalarSettings,
 )
-from knnper.datastore.policy import POLICIES, StoreSettings
-from knnper.datastore.store import empty_memory_store
+from knnper.datastore.policy import POLICIES, PolicyName, StoreSettings
+from knnper.datastore.store import (
+    StoreReader,
+    create_store,
+    empty_memory_store,
+    open_store,
+)
 from knnper.seeding import RandomKey
-from tests.datastore.store_machine import INPUT_DIM, StoreMachine
+
+NUM_CLASSES, INPUT_DIM = 3, 8
+
+SPEC = StoreSpec(NUM_CLASSES, InputLayout((INPUT_DIM,)))
+
+
+def embed_first(inputs: Tensor) -> Tensor:
+    return inputs.float()
+
+
+def embed_second(inputs: Tensor) -> Tensor:
+    return torch.cat([3 - inputs.float(), inputs.float() * 2], dim=1)
+
+
+MODELS = {"first": embed_first, "second": embed_second}
+
+Drawn = tuple[int, float, bool, list[int]]
+
+"""Label, arrival, whether it has a name, input."""
+
+examples = st.lists(
+    st.tuples(
+        st.integers(0, NUM_CLASSES - 1),
+        st.floats(0, 9),
+        st.booleans(),
+        st.lists(st.integers(0, 4), min_size=INPUT_DIM, max_size=INPUT_DIM),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One example, as the model remembers it."""
+
+    id: int
+    label: int
+    arrival: float
+    external_id: str | None
+    input: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a store should hold: a tuple, and nothing clever."""
+
+    policy: str
+    capacity: int
+    held: tuple[Stored, ...] = ()
+
+    def offer(self, one: Stored) -> "Model":
+        """Return the model after one more example; random policies are not modelled."""
+        if len(self.held) < self.capacity or self.policy == "concatenate":
+            return replace(self, held=(*self.held, one))
+        if self.policy == "fixed":
+            return self
+        together = (*self.held, one)
+        oldest = min(together, key=lambda each: (each.arrival, each.id))
+        return replace(self, held=together).without({oldest.id})
+
+    def without(self, ids: set[int]) -> "Model":
+        return replace(self, held=tuple(x for x in self.held if x.id not in ids))
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The history of one store."""
+
+    policy: PolicyName
+    index: IndexSettings
+    capacity = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="knnper-store-"))
+        capacity = None if self.policy == "concatenate" else self.capacity
+        chosen = StoreSettings(self.policy, capacity, seed=3, index=self.index)
+        self.settings = chosen
+        self.disk = create_store(self.root / "store", SPEC, INPUT_DIM, "first", chosen)
+        self.memory = empty_memory_store(SPEC, INPUT_DIM, "first", chosen)
+        self.reader = open_store(self.root / "store")
+        self.model = Model(self.policy, self.capacity)
+        self.num_offered = 0
+        self.embedded_by = {"first"}
+
+    def teardown(self) -> None:
+        self.reader.close()
+        self.disk.close()
+        shutil.rmtree(self.root)
+
+    @property
+    def stores(self) -> tuple[StoreReader, ...]:
+        return self.disk, self.memory, self.reader
+
+    def new_examples(self, drawn: list[Stored]) -> NewExamples:
+        inputs = torch.tensor([one.input for one in drawn], dtype=torch.uint8)
+        return NewExamples(
+            MODELS[self.disk.fingerprint](inputs),
+            torch.tensor([one.label for one in drawn]),
+            inputs,
+            tuple(one.external_id for one in drawn),
+            torch.tensor([one.arrival for one in drawn], dtype=torch.float64),
+        )
+
+    @rule(drawn=examples)
+    def add(self, drawn: list[Drawn]) -> None:
+        self.store_all(drawn)
+
+    def store_all(self, drawn: list[Drawn]) -> None:
+        arriving = [
+            Stored(
+                id=self.num_offered + number,
+                label=label,
+                arrival=arrival,
+                external_id=f"x{self.num_offered + number}" if named else None,
+                input=tuple(values),
+            )
+            for number, (label, arrival, named, values) in enumerate(drawn, start=1)
+        ]
+        new = self.new_examples(arriving)
+        outcomes = [store.add(new) for store in (self.disk, self.memory)]
+        assert np.array_equal(outcomes[0].ids, outcomes[1].ids)
+        assert np.array_equal(outcomes[0].evicted, outcomes[1].evicted)
+        self.num_offered += len(arriving)
+        if self.policy in ("reservoir", "class_balanced"):
+            # Chance decides; the two stores have agreed on what it said.
+            evicted = set(outcomes[0].evicted.tolist())
+            assert evicted <= {one.id for one in self.model.held}
+            kept = [one for one in arriving if one.id in outcomes[0].ids.tolist()]
+            left = self.model.without(evicted)
+            self.model = replace(left, held=(*left.held, *kept))
+            return
+        for one in arriving:
+            self.model = self.model.offer(one)
+
+    @rule(seed=st.integers(0, 10**6))
+    def add_many(self, seed: int) -> None:
+        generator = RandomKey(seed).numpy()
+        count = self.capacity - 2
+        values = generator.integers(0, 5, (count, INPUT_DIM)).tolist()
+        labels = generator.integers(0, NUM_CLASSES, count).tolist()
+        self.store_all(
+            [
+                (label, 5.0, False, row)
+                for label, row in zip(labels, values, strict=True)
+            ]
+        )
+
+    @rule(pick=st.integers(0, 100))
+    def add_a_name_that_is_taken(self, pick: int) -> None:
+        named = [one for one in self.model.held if one.external_id]
+        if named:
+            with pytest.raises(Exception, match="is stored already"):
+                self.disk.add(self.new_examples([named[pick % len(named)]]))
+
+    @rule(ids=st.sets(st.integers(1, 40), min_size=1, max_size=4))
+    def delete_ids(self, ids: set[int]) -> None:
+        self.delete(Selection(ids=tuple(ids)), lambda one: one.id in ids)
+
+    @rule(label=st.integers(0, NUM_CLASSES - 1), start=st.floats(0, 9))
+    def delete_a_label_from_a_time_on(self, label: int, start: float) -> None:
+        self.delete(
+            Selection(labels=(label,), arrived_from=start, arrived_before=start + 3),
+            lambda one: one.label == label and start <= one.arrival < start + 3,
+        )
+
+    @rule(number=st.integers(1, 40))
+    def delete_a_name(self, number: int) -> None:
+        name = f"x{number}"
+        self.delete(
+            Selection(external_ids=(name,)), lambda one: one.external_id == name
+        )
+
+    def delete(self, selection: Selection, chosen) -> None:  # type: ignore[no-untyped-def]
+        expected = {one.id for one in self.model.held if chosen(one)}
+        for store in (self.disk, self.memory):
+            assert set(store.delete(selection).tolist()) == expected
+        self.model = self.model.without(expected)
+
+    @rule(
+        queries=st.lists(
+            st.lists(st.integers(0, 4), min_size=INPUT_DIM, max_size=INPUT_DIM),
+            min_size=1,
+            max_size=3,
+        ),
+        k=st.integers(1, 15),
+    )
+    def search(self, queries: list[list[int]], k: int) -> None:
+        asked = MODELS[self.disk.fingerprint](torch.tensor(queries, dtype=torch.uint8))
+        for store in self.stores:
+            self.require_neighbors(store, asked, k)
+
+    def require_neighbors(self, store: StoreReader, asked: Tensor, k: int) -> None:
+        found = store.search(asked, k)
+        labels = {one.id: one.label for one in self.model.held}
+        count = min(k, len(labels))
+        assert found.ids.shape == (len(asked), count)
+        for row in range(len(asked)):
+            ids = found.ids[row].tolist()
+            assert len(set(ids)) == count
+            assert [labels[one] for one in ids] == found.labels[row].tolist()
+        expected_distances, expected_ids = self.brute_force(asked, count)
+        if self.settings.index.is_exhaustive:
+            assert found.ids.tolist() == expected_ids
+        nearest = [self.exact(asked, row, found.ids) for row in range(len(asked))]
+        if self.settings.index.name in ("fp16", "sq8"):
+            # Half numbers hold these inputs exactly, 8 bits nearly.
+            np.testing.assert_allclose(
+                found.squared_distances, nearest, rtol=0.1, atol=0.5
+            )
+        if self.settings.index.ranks_exactly:
+            np.testing.assert_allclose(found.squared_distances, nearest, rtol=1e-12)
+            assert (found.squared_distances.numpy() >= expected_distances - 1e-9).all()
+
+    def exact(self, asked: Tensor, row: int, ids: Tensor) -> list[float]:
+        vectors = dict(zip(self.ids(), self.vectors(), strict=True))
+        query = asked[row].double()
+        return [
+            float(((query - vectors[one].double()) ** 2).sum())
+            for one in ids[row].tolist()
+        ]
+
+    def brute_force(self, asked: Tensor, count: int):  # type: ignore[no-untyped-def]
+        if count == 0:
+            return np.empty((len(asked), 0)), [[] for _ in asked]
+        vectors = torch.stack(self.vectors()).double()
+        distances = ((asked.double()[:, None] - vectors[None]) ** 2).sum(dim=2).numpy()
+        order = np.argsort(distances, axis=1, kind="stable")[:, :count]
+        return (
+            np.take_along_axis(distances, order, axis=1),
+            np.array(self.ids())[order].tolist(),
+        )
+
+    def ids(self) -> list[int]:
+        return [one.id for one in self.model.held]
+
+    def vectors(self) -> list[Tensor]:
+        inputs = [one.input for one in self.model.held]
+        stacked = torch.tensor(inputs, dtype=torch.uint8).reshape(-1, INPUT_DIM)
+        return list(MODELS[self.disk.fingerprint](stacked))
+
+    @precondition(lambda self: self.model.held)
+    @rule()
+    def embed_by_the_other_model(self) -> None:
+        other = "second" if self.disk.fingerprint == "first" else "first"
+        for store in (self.disk, self.memory):
+            store.reembed(MODELS[other], other)
+            assert store.fingerprint == other
+
+    @precondition(lambda self: self.model.held)
+    @rule()
+    def embed_by_the_other_model_and_back(self) -> None:
+        other = "second" if self.disk.fingerprint == "first" else "first"
+        for store in (self.disk, self.memory):
+            before = store.fingerprint
+            store.reembed(MODELS[other], other)
+            store.roll_back()
+            assert store.fingerprint == before
+
+    @rule()
+    def close_and_open(self) -> None:
+        self.disk.close()
+        self.disk = open_store(self.root / "store", writable=True)
+
+    @rule()
+    def lose_the_index(self) -> None:
+        self.disk.close()
+        shutil.rmtree(self.root / "store" / "index", ignore_errors=True)
+        self.disk = open_store(self.root / "store", writable=True)
+
+    @rule()
+    def compact(self) -> None:
+        self.disk.compact()
+
+    @invariant()
+    def all_hold_what_the_model_holds(self) -> None:
+        held = self.model.held
+        if self.settings.capacity is not None:
+            assert len(held) <= self.settings.capacity
+        for store in self.stores:
+            contents = store.contents()
+            assert contents.ids.tolist() == [one.id for one in held]
+            assert contents.labels.tolist() == [one.label for one in held]
+            assert contents.arrivals.tolist() == [one.arrival for one in held]
+            assert sorted(store.index.ids.tolist()) == contents.ids.tolist()
+            assert store.external_ids(contents.ids) == [one.external_id for one in held]
+            if held:
+                inputs = [list(one.input) for one in held]
+                assert store.inputs(contents.ids).tolist() == inputs
+                expected = torch.stack(self.vectors())
+                assert torch.equal(store.vectors(contents.ids), expected)
+
 
 COMBINATIONS = list(itertools.product(POLICIES, INDEX_KINDS))
 
@@ -35,6 +349,7 @@ LEARNT: dict[str, IndexSettings] = {
     "pq, ranked anew": ProductSettings(num_bits=4, rerank=3),
     "ivf": ListsSettings(num_lists=3, num_probes=2),
 }
+
 """Kinds that learn from the vectors, so that they have codes and lists soon."""
 
 

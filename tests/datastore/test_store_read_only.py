@@ -14,8 +14,8 @@ from knnper.datastore.examples import StoreDamagedError, StoreError
 from knnper.datastore.store import DATABASE, open_store
 from knnper.datastore.transfer import export_store, summarize
 from knnper.datastore.verify import verify
-from tests.datastore.care.store_cases import small_store, some
 from tests.datastore.damaged_store import left_by_a_kill, log_in
+from tests.datastore.small_store import small_store, some
 
 Work = Callable[[Path], Iterator[object]]
 

@@ -42,7 +42,6 @@ def normal(purpose: str, *shape: int) -> Tensor:
 def test_neighbours_by_hand() -> None:
     store = store_of([[0, 0], [3, 4], [0, 2]], [2, 1, 0])
     found = store.search(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), 2)
-
     assert found.squared_distances.tolist() == [[0.0, 4.0], [1.0, 10.0]]
     assert found.ids.tolist() == [[1, 3], [2, 3]]
     assert found.labels.tolist() == [[2, 0], [1, 0]]
@@ -55,7 +54,6 @@ def test_search_equals_brute_force(num_queries: int, num_neighbors: int) -> None
     store = memory_store(embeddings, torch.arange(300) % 7, 7)
     found = store.search(queries, num_neighbors)
     distances, ids = brute_force(embeddings, queries, num_neighbors)
-
     assert np.array_equal(found.ids.numpy(), ids)
     assert torch.equal(found.labels, (found.ids - 1) % 7)
     np.testing.assert_allclose(found.squared_distances.numpy(), distances, rtol=1e-12)
@@ -75,7 +73,6 @@ def test_ties_go_to_the_smaller_id(
     store = memory_store(embeddings, torch.zeros(len(values), dtype=torch.int64), 1)
     found = store.search(queries, num_neighbors)
     distances, ids = brute_force(embeddings, queries, num_neighbors)
-
     assert np.array_equal(found.ids.numpy(), ids)
     assert np.array_equal(found.squared_distances.numpy(), distances)
 
@@ -85,7 +82,6 @@ def test_distances_that_are_equal_in_float32_only_are_told_apart() -> None:
     offsets = torch.linspace(3.4e-4, 2.5e-4, 40)
     embeddings = torch.stack([torch.ones(40), offsets], dim=1)
     store = memory_store(embeddings, torch.zeros(40, dtype=torch.int64), 1)
-
     assert store.search(torch.zeros(1, 2), 3).ids.tolist() == [[40, 39, 38]]
 
 
@@ -93,7 +89,6 @@ def test_many_ties_go_to_the_smaller_ids() -> None:
     embeddings = normal("store", 300, 1).sign()
     store = memory_store(embeddings, torch.zeros(300, dtype=torch.int64), 1)
     queries = normal("queries", 20, 1)
-
     assert np.array_equal(
         store.search(queries, 120).ids.numpy(), brute_force(embeddings, queries, 120)[1]
     )
@@ -107,7 +102,6 @@ def test_ties_that_float32_breaks_go_to_the_smaller_id() -> None:
     rows = np.stack([generator.permutation(row) for _ in range(30)])
     embeddings = torch.from_numpy(rows.astype("float32"))
     store = memory_store(embeddings, torch.zeros(30, dtype=torch.int64), 1)
-
     assert store.search(torch.zeros(1, 1280), 30).ids.tolist() == [list(range(1, 31))]
 
 
@@ -118,7 +112,6 @@ def test_a_query_does_not_depend_on_the_other_queries() -> None:
     queries = normal("queries", 45, 33)
     together = store.search(queries, 12)
     alone = [store.search(query[None], 12) for query in queries]
-
     assert torch.equal(
         together.squared_distances, torch.cat([one.squared_distances for one in alone])
     )
@@ -132,7 +125,6 @@ def test_small_distances_between_large_vectors_are_exact() -> None:
     store = memory_store(embeddings, torch.zeros(300, dtype=torch.int64), 1)
     found = store.search(queries, 10)
     distances, ids = brute_force(embeddings, queries, 10)
-
     assert np.array_equal(found.ids.numpy(), ids)
     np.testing.assert_allclose(found.squared_distances.numpy(), distances, rtol=1e-12)
 
@@ -144,7 +136,6 @@ def test_tiny_and_huge_distances_keep_their_order(scale: float) -> None:
     store = memory_store(embeddings, torch.zeros(60, dtype=torch.int64), 1)
     found = store.search(queries, 7)
     distances, ids = brute_force(embeddings, queries, 7)
-
     assert np.array_equal(found.ids.numpy(), ids)
     np.testing.assert_allclose(found.squared_distances.numpy(), distances, rtol=1e-12)
 
@@ -153,45 +144,10 @@ def test_tiny_and_huge_distances_keep_their_order(scale: float) -> None:
 def test_queries_far_from_all_examples_find_k_of_them(distance: float) -> None:
     store = memory_store(normal("store", 60, 4), torch.zeros(60, dtype=torch.int64), 1)
     found = store.search(torch.full((30, 4), distance), 7)
-
     assert all(len(set(ids)) == 7 for ids in found.ids.tolist())
     np.testing.assert_allclose(
         found.squared_distances.numpy(), 4 * distance**2, rtol=1e-5
     )
-
-
-def test_no_more_neighbours_than_examples() -> None:
-    found = store_of([[0, 0], [1, 0]], [1, 2]).search(torch.zeros(4, 2), 10)
-
-    assert found.ids.tolist() == [[1, 2]] * 4
-    assert found.squared_distances.tolist() == [[0.0, 1.0]] * 4
-
-
-def test_an_empty_store_finds_nothing() -> None:
-    found = store_of([], []).search(torch.zeros(4, 2), 10)
-
-    assert found.ids.shape == found.labels.shape == (4, 0)
-    assert found.squared_distances.shape == (4, 0)
-
-
-def test_no_queries_find_nothing() -> None:
-    assert store_of([[0, 0]], [1]).search(torch.zeros(0, 2), 10).ids.shape == (0, 1)
-
-
-def test_what_is_added_is_found() -> None:
-    store = store_of([[0, 0]], [1])
-    added = store.add(NewExamples(torch.ones(2, 2), torch.tensor([2, 0])))
-
-    assert (len(store), added.ids.tolist(), added.evicted.tolist()) == (3, [2, 3], [])
-    assert store.search(torch.ones(1, 2), 3).ids.tolist() == [[2, 3, 1]]
-    assert store.search(torch.ones(1, 2), 3).labels.tolist() == [[2, 0, 1]]
-
-
-def test_adding_to_an_empty_store() -> None:
-    store = store_of([], [])
-    store.add(NewExamples(torch.ones(1, 2), torch.tensor([2])))
-
-    assert store.search(torch.zeros(1, 2), 5).labels.tolist() == [[2]]
 
 
 def test_the_store_does_not_share_memory_with_its_arguments() -> None:
@@ -200,7 +156,6 @@ def test_the_store_does_not_share_memory_with_its_arguments() -> None:
     embeddings.fill_(5.0)
     labels.fill_(2)
     found = store.search(torch.zeros(1, 2), 1)
-
     assert found.squared_distances.tolist() == [[0.0]]
     assert found.labels.tolist() == [[1]]
 
@@ -208,7 +163,6 @@ def test_the_store_does_not_share_memory_with_its_arguments() -> None:
 def test_slices_and_transposes_are_searched_as_what_they_show() -> None:
     embeddings, queries = normal("store", 4, 30).T, normal("queries", 40, 8)[::2, ::2]
     store = memory_store(embeddings, torch.zeros(30, dtype=torch.int64), 1)
-
     assert np.array_equal(
         store.search(queries, 3).ids.numpy(), brute_force(embeddings, queries, 3)[1]
     )
@@ -218,7 +172,6 @@ def test_faiss_runs_in_one_thread() -> None:
     faiss.omp_set_num_threads(2)
     store = store_of([[0, 0]], [1])
     assert faiss.omp_get_max_threads() == 1
-
     faiss.omp_set_num_threads(2)
     store.search(torch.zeros(1, 2), 1)
     assert faiss.omp_get_max_threads() == 1
@@ -231,7 +184,6 @@ def test_faiss_sums_squared_differences_for_so_few_queries(dim: int) -> None:
     index = faiss.IndexFlatL2(dim)
     index.add(embeddings.numpy())
     distances, _ = index.search(queries.numpy(), 5)
-
     np.testing.assert_allclose(
         distances, brute_force(embeddings, queries, 5)[0], rtol=1e-5
     )
@@ -256,6 +208,8 @@ NAN = torch.tensor([[0.0, 0.0], [0.0, torch.nan]])
             lambda store: store.add(NewExamples(torch.zeros(1, 3), LABEL)),
             "embeddings to add: expected 2 .* found 3",
         ),
+        (lambda _: memory_store(NAN, LABEL, 2), "embeddings to store: .* in row 1;"),
+        (lambda _: memory_store(NAN * torch.inf, LABEL, 2), "to store: .* in row 0;"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(
@@ -263,12 +217,6 @@ def test_rows_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(DataError, match=message):
         call(store_of([[0, 0]], [1]))
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_embeddings_that_are_not_finite_are_refused(bad: float) -> None:
-    with pytest.raises(DataError, match=r"embeddings to store: .* in row 1;"):
-        store_of([[0, 0], [0, bad], [bad, 0]], [0, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
 """One store, several threads: searches go on while it changes."""
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ from knnper.datastore.index import INDEX_KINDS, GraphSettings, HalfSettings, Vec
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.search import LiveView
 from knnper.datastore.store import (
+    Store,
     StoreReader,
     create_store,
     empty_memory_store,
@@ -40,6 +44,18 @@ def batch(first: int, count: int) -> NewExamples:
     return NewExamples(inputs, ids % 10, inputs)
 
 
+def made(folder: Path, is_on_disk: bool = True, **settings: Any) -> Store:
+    chosen = StoreSettings(**settings)
+    if is_on_disk:
+        return create_store(folder / "s", SPEC, DIM, "model", chosen)
+    return empty_memory_store(SPEC, DIM, "model", chosen)
+
+
+def nearest(store: StoreReader, queries: Tensor) -> list[int]:
+    found: list[int] = store.search(queries, 1).ids[:, 0].tolist()
+    return found
+
+
 def search_until(
     done: threading.Event, begun: threading.Barrier, store: StoreReader
 ) -> None:
@@ -53,32 +69,49 @@ def search_until(
         torch.testing.assert_close(found.squared_distances, expected)
 
 
+@contextlib.contextmanager
+def searched(store: StoreReader) -> Iterator[None]:
+    """Let three threads search while the block runs."""
+    done, begun = threading.Event(), threading.Barrier(4)
+    with ThreadPoolExecutor(3) as threads:
+        searches = [threads.submit(search_until, done, begun, store) for _ in range(3)]
+        begun.wait(60)
+        try:
+            yield
+        finally:
+            done.set()
+        for search in searches:
+            search.result(60)
+
+
+class Waiting:
+    """Negates inputs when it may, and says when it was asked first."""
+
+    def __init__(self) -> None:
+        self.started, self.may_go_on = threading.Event(), threading.Event()
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        self.started.set()
+        assert self.may_go_on.wait(20)
+        return -inputs
+
+
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_searches_go_on_while_the_store_changes(
     tmp_path: Path, kind: str, is_on_disk: bool
 ) -> None:
     index = INDEX_KINDS[kind]()
-    settings = StoreSettings("fifo", 60, index=index)
-    if is_on_disk:
-        store = create_store(tmp_path / "s", SPEC, DIM, "model", settings)
-    else:
-        store = empty_memory_store(SPEC, DIM, "model", settings)
-    done, begun = threading.Event(), threading.Barrier(4)
-    with ThreadPoolExecutor(3) as threads, store:
-        searches = [threads.submit(search_until, done, begun, store) for _ in range(3)]
-        begun.wait(60)
-        for first in range(1, 200, 20):
-            store.add(batch(first, 20))
-            store.delete(Selection(ids=(first, first + 7)))
-        done.set()
-        for search in searches:
-            search.result(60)
+    with made(tmp_path, is_on_disk, policy="fifo", capacity=60, index=index) as store:
+        with searched(store):
+            for first in range(1, 200, 20):
+                store.add(batch(first, 20))
+                store.delete(Selection(ids=(first, first + 7)))
         assert store.contents().ids.tolist()[-3:] == [198, 199, 200]
 
 
 def test_additions_from_several_threads_are_all_kept(tmp_path: Path) -> None:
-    with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
+    with made(tmp_path) as store:
         with ThreadPoolExecutor(4) as threads:
             adding = [threads.submit(store.add, batch(1, 5)) for _ in range(12)]
             ids = [one for each in adding for one in each.result().ids.tolist()]
@@ -87,35 +120,27 @@ def test_additions_from_several_threads_are_all_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_embedding_anew_in_the_background(tmp_path: Path, is_on_disk: bool) -> None:
-    if is_on_disk:
-        store = create_store(tmp_path / "s", SPEC, DIM, "model")
-    else:
-        store = empty_memory_store(SPEC, DIM, "model")
-    started, may_go_on = threading.Event(), threading.Event()
-
-    def negated(inputs: Tensor) -> Tensor:
-        started.set()
-        assert may_go_on.wait(20)
-        return -inputs
-
-    with store, ThreadPoolExecutor(1) as thread:
+    negated = Waiting()
+    with made(tmp_path, is_on_disk) as store, ThreadPoolExecutor(1) as thread:
         store.add(batch(1, 300))
         future = thread.submit(store.reembed, negated, "negated")
-        assert started.wait(20)
+        assert negated.started.wait(20)
         # Searched, added to and deleted from as if nothing happened.
-        assert store.search(batch(7, 1).embeddings, 1).ids.tolist() == [[7]]
+        assert nearest(store, batch(7, 1).embeddings) == [7]
         store.add(batch(301, 10))
         store.delete(Selection(ids=(5, 306)))
         assert store.fingerprint == "model"
-        may_go_on.set()
+        for call in (store.roll_back, lambda: store.reembed(torch.neg, "other")):
+            with pytest.raises(StoreError, match="is being embedded anew"):
+                call()
+        negated.may_go_on.set()
         future.result(20)
-        assert store.fingerprint == "negated"
-        assert len(store) == 308
-        assert store.search(-batch(303, 1).embeddings, 1).ids.tolist() == [[303]]
+        assert (store.fingerprint, len(store)) == ("negated", 308)
+        assert nearest(store, -batch(303, 1).embeddings) == [303]
 
 
 def test_closing_ends_the_work_in_the_background(tmp_path: Path) -> None:
-    store = create_store(tmp_path / "s", SPEC, DIM, "model")
+    store = made(tmp_path)
     store.add(batch(1, 2000))
     started = threading.Event()
 
@@ -133,29 +158,25 @@ def test_closing_ends_the_work_in_the_background(tmp_path: Path) -> None:
     with open_store(tmp_path / "s", writable=True) as store:
         assert store.fingerprint == "model"
         store.reembed(lambda inputs: -inputs, "negated")
-        assert store.search(-batch(9, 1).embeddings, 1).ids.tolist() == [[9]]
+        assert nearest(store, -batch(9, 1).embeddings) == [9]
 
 
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_a_change_that_is_cut_short_half_way_is_made_up_for(
     tmp_path: Path, is_on_disk: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if is_on_disk:
-        store = create_store(tmp_path / "s", SPEC, DIM, "model")
-    else:
-        store = empty_memory_store(SPEC, DIM, "model")
-    with store:
+    # The rows have the change, the index has half of it.
+    def removed_only(ids: object, vectors: object) -> None:
+        raise MemoryError
+
+    with made(tmp_path, is_on_disk) as store:
         store.add(batch(1, 5))
         with monkeypatch.context() as patched:
-            # The rows have the change, the index has half of it.
-            def removed_only(ids: object, vectors: object) -> None:
-                raise MemoryError
-
             patched.setattr(store.index, "add", removed_only)
             with pytest.raises(MemoryError):
                 store.add(batch(6, 3))
         assert store.contents().ids.tolist() == list(range(1, 9))
-        assert store.search(batch(7, 1).embeddings, 1).ids.tolist() == [[7]]
+        assert nearest(store, batch(7, 1).embeddings) == [7]
         store.add(batch(9, 1))
         assert sorted(store.index.ids.tolist()) == list(range(1, 10))
 
@@ -163,27 +184,18 @@ def test_a_change_that_is_cut_short_half_way_is_made_up_for(
 def test_a_reader_that_reranks_follows_a_busy_writer(tmp_path: Path) -> None:
     # Candidates are compared by vectors from the database, which the reader reads
     # while another of its threads takes up what the writer has changed.
-    settings = StoreSettings("fifo", 60, index=HalfSettings(rerank=2))
-    done, begun = threading.Event(), threading.Barrier(4)
-    with create_store(tmp_path / "s", SPEC, DIM, "model", settings) as store:
+    index = HalfSettings(rerank=2)
+    with made(tmp_path, policy="fifo", capacity=60, index=index) as store:
         store.add(batch(1, 60))
-        with open_store(tmp_path / "s") as reader, ThreadPoolExecutor(3) as threads:
-            searches = [
-                threads.submit(search_until, done, begun, reader) for _ in range(3)
-            ]
-            begun.wait(60)
+        with open_store(tmp_path / "s") as reader, searched(reader):
             for first in range(61, 261, 10):
                 store.add(batch(first, 10))
-            done.set()
-            for search in searches:
-                search.result(60)
 
 
 def test_a_delete_during_reembedding_leaves_no_trace_in_the_new_index(
     tmp_path: Path,
 ) -> None:
-    settings = StoreSettings(index=GraphSettings())
-    store = create_store(tmp_path / "s", SPEC, DIM, "model", settings)
+    store = made(tmp_path, index=GraphSettings())
     store.add(batch(1, 300))
     built = LiveView.built
 
@@ -207,7 +219,7 @@ def test_a_delete_during_reembedding_leaves_no_trace_in_the_new_index(
 def test_a_switch_that_is_cut_short_is_made_up_for(
     tmp_path: Path, adds_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
+    with made(tmp_path) as store:
         store.add(batch(1, 20))
         activate = Rows.activate
 
@@ -222,14 +234,14 @@ def test_a_switch_that_is_cut_short_is_made_up_for(
         if adds_first:
             with pytest.raises(StoreMismatchError):
                 store.add(batch(21, 1), fingerprint="model")
-        assert store.search(-batch(9, 1).embeddings, 1).ids.tolist() == [[9]]
+        assert nearest(store, -batch(9, 1).embeddings) == [9]
         assert store.fingerprint == "negated"
 
 
 def test_an_interrupt_after_the_commit_hides_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with create_store(tmp_path / "s", SPEC, DIM, "model") as store:
+    with made(tmp_path) as store:
         store.add(batch(1, 20))
         apply = Rows.apply
 
@@ -245,30 +257,6 @@ def test_an_interrupt_after_the_commit_hides_nothing(
         assert len(store.delete(Selection(ids=(9,)))) == 0
 
 
-def test_a_store_is_embedded_anew_once_at_a_time(tmp_path: Path) -> None:
-    started, may_go_on = threading.Event(), threading.Event()
-
-    def waiting(inputs: Tensor) -> Tensor:
-        started.set()
-        assert may_go_on.wait(20)
-        return -inputs
-
-    with (
-        create_store(tmp_path / "s", SPEC, DIM, "model") as store,
-        ThreadPoolExecutor(1) as thread,
-    ):
-        store.add(batch(1, 20))
-        store.reembed(lambda inputs: inputs + 1, "one")
-        future = thread.submit(store.reembed, waiting, "negated")
-        assert started.wait(20)
-        for call in (store.roll_back, lambda: store.reembed(torch.neg, "other")):
-            with pytest.raises(StoreError, match="is being embedded anew"):
-                call()
-        may_go_on.set()
-        future.result(20)
-        assert store.fingerprint == "negated"
-
-
 def test_queries_of_the_model_before_are_refused_after_the_switch() -> None:
     store = empty_memory_store(SPEC, DIM, "model")
     store.add(batch(1, 20))
@@ -281,12 +269,12 @@ def test_queries_of_the_model_before_are_refused_after_the_switch() -> None:
         with pytest.raises(StoreMismatchError):
             call()
     store.expect_model("negated")
-    assert store.search(-batch(9, 1).embeddings, 1).ids.tolist() == [[9]]
+    assert nearest(store, -batch(9, 1).embeddings) == [9]
 
 
 def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:
-    settings = StoreSettings("fifo", 100, index=GraphSettings())
-    with create_store(tmp_path / "s", SPEC, DIM, "model", settings) as store:
+    index = GraphSettings()
+    with made(tmp_path, policy="fifo", capacity=100, index=index) as store:
         store.add(batch(1, 100))
         with open_store(tmp_path / "s") as reader:
             for first in range(101, 301, 20):

@@ -1,6 +1,6 @@
 """The images' health check, asked on this machine."""
 
-import importlib.util
+import runpy
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,20 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-HEALTH = Path(__file__).parents[2] / "docker" / "health.py"
-
-Check = Callable[[str, str], int]
-
-
-@pytest.fixture(scope="module")
-def check() -> Check:
-    spec = importlib.util.spec_from_file_location("health", HEALTH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    main: Check = module.main
-    return main
+HEALTH = runpy.run_path(str(Path(__file__).parents[2] / "docker" / "health.py"))
+check: Callable[[str, str], int] = HEALTH["main"]
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -52,7 +40,7 @@ def settings(folder: Path, **values: object) -> str:
 
 
 def test_who_answers_is_well(
-    check: Check, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check("server", settings(tmp_path, listen=f"0.0.0.0:{port}")) == 0
     assert check("service", settings(tmp_path, service={"port": port})) == 0
@@ -61,7 +49,7 @@ def test_who_answers_is_well(
 
 
 def test_a_node_is_well_once_it_has_joined(
-    check: Check, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = settings(tmp_path, server=f"127.0.0.1:{port}")
     assert check("node", file) == 1

@@ -47,7 +47,6 @@ def test_the_documented_loader_reads_arrays(kind: Any, tmp_path: Path) -> None:
     splits = {"train": train, "test": test}
     named = {f"{s}_{k}": v for s, split in splits.items() for k, v in split.items()}
     np.savez(path, **named)
-
     found = kind(path=str(path)).load()
     assert found.spec.image_shape == (2, 2, 1)
     assert found.class_names == ("0", "1", "2")

@@ -30,7 +30,6 @@ def test_the_listing_makes_a_prior(
     (listing,) = listings(PAGE, "python")
     names: dict[str, Any] = {}
     exec(compile(listing, PAGE, "exec"), names)
-
     prior = [asdict(point) for point in names["points"]]
     assert prior == [
         {"num_examples": 10, "knn_weight": 0.1},

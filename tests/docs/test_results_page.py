@@ -95,7 +95,6 @@ def test_the_listing_loads_the_model(
     assert isinstance(model, FlatModel)
     assert names["newest"].name == "round-000002"
     assert not names["module"].training
-
     images = Normalizer(dataset.spec)(torch.from_numpy(dataset.test.images.copy()))
     predicted = names["module"](images).argmax(dim=1).numpy()
     groups = [results["seen"], results["unseen"]]
@@ -103,7 +102,6 @@ def test_the_listing_loads_the_model(
         one["accuracy_weighted"] * one["num_test_examples"] for one in groups
     ]
     assert (predicted == dataset.test.labels).sum() == round(sum(num_correct))
-
     exported = load_file("global.safetensors")
     assert torch.equal(model.flatten(exported), names["weights"])
     overrides = ["model.weights=global.safetensors"]

@@ -24,7 +24,7 @@ from knnper.client.runtime import DataSource, Personalized
 from knnper.client.site import CONFIG, SiteNode, SiteWorker
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
-from knnper.strategies.core.predictors import ClientResults
+from knnper.strategies.core.task import ClientResults
 from knnper.transport.messages import Job
 
 APP = "site_tricks:app"

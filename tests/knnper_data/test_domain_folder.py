@@ -87,45 +87,37 @@ def test_of_every_class_the_same_number_or_half(
 
 
 def test_which_images_depends_on_the_seed() -> None:
-    kinds = ["a"] * 30
-    first, second = (balanced_part(kinds, 0.5, RandomKey(seed)) for seed in (0, 1))
+    first, second = (balanced_part(["a"] * 30, 0.5, RandomKey(seed)) for seed in (0, 1))
     assert first.sum() == second.sum() == 15
     assert not np.array_equal(first, second)
 
 
-def test_what_lies_in_the_wrong_place_is_named(root: Path) -> None:
-    (root / "photo" / "notes.txt").write_text("")
-    with pytest.raises(DataError, match=r"notes\.txt is a file where a class folder"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("photo/notes.txt", r"notes\.txt is a file where a class folder"),
+        ("list.txt", r"list\.txt is a file where a domain folder"),
+        ("clipart/cat/.hidden", "clipart holds no images"),
+        *(
+            (f"{one}/cat/a.png", f"/{one}: found the name of a split.*: image_folder")
+            for one in ("train", "Test", "val", "validation")
+        ),
+    ],
+)
+def test_what_lies_in_the_wrong_place(root: Path, name: str, message: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).touch()
+    with pytest.raises(DataError, match=message):
         DomainFolderSettings(str(root)).load()
-    (root / "list.txt").write_text("")
-    with pytest.raises(DataError, match=r"list\.txt is a file where a domain folder"):
-        DomainFolderSettings(str(root)).load()
 
 
-def test_a_domain_without_images(root: Path) -> None:
-    (root / "clipart" / "cat").mkdir(parents=True)
-    with pytest.raises(DataError, match="clipart holds no images"):
-        DomainFolderSettings(str(root)).load()
-
-
-def test_no_domains(tmp_path: Path) -> None:
+def test_too_little(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="must hold DOMAIN/CLASS/FILE"):
         DomainFolderSettings(str(tmp_path / "nowhere")).load()
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no domains"):
         DomainFolderSettings(str(tmp_path / "empty")).load()
-
-
-def test_nothing_to_test_on(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
-        save(tmp_path / "photo" / name / "only.png", 1)
+        save(tmp_path / "few" / "photo" / name / "only.png", 1)
     with pytest.raises(DataError, match=r"no images to test on.* data\.test_fraction"):
-        DomainFolderSettings(str(tmp_path)).load()
-
-
-@pytest.mark.parametrize("name", ["train", "Test", "val", "validation"])
-def test_a_split_is_no_domain(root: Path, name: str) -> None:
-    save(root / name / "cat" / "a.png", 1)
-    expected = rf"/{name}: found the name of a split.* data\.name: image_folder"
-    with pytest.raises(DataError, match=expected):
-        DomainFolderSettings(str(root)).load()
+        DomainFolderSettings(str(tmp_path / "few")).load()

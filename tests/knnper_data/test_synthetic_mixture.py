@@ -52,22 +52,17 @@ def test_the_examples_follow_the_density() -> None:
         np.testing.assert_allclose(found, density(settings, user), atol=7e-3)
 
 
-def test_more_examples_begin_with_the_fewer() -> None:
-    few, many = (
-        SyntheticMixtureSettings(num_users=3, num_samples=count).load().train
-        for count in (5, 20)
-    )
-    assert (
-        many.labels.reshape(3, 20)[:, :5].tolist() == few.labels.reshape(3, 5).tolist()
-    )
-
-
-def test_the_seed_fixes_the_examples() -> None:
+def test_the_seed_fixes_the_examples_and_more_begin_with_the_fewer() -> None:
     first, again, other = (
         SyntheticMixtureSettings(seed=seed).load().train.labels for seed in (0, 0, 1)
     )
     assert first.tolist() == again.tolist()
     assert first.tolist() != other.tolist()
+    few, many = (
+        SyntheticMixtureSettings(num_users=3, num_samples=count).load().train.labels
+        for count in (5, 20)
+    )
+    assert many.reshape(3, 20)[:, :5].tolist() == few.reshape(3, 5).tolist()
 
 
 def test_users_are_natural_clients() -> None:

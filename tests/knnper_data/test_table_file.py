@@ -11,7 +11,6 @@ from knnper.errors import DataError
 
 arrow: Any = pytest.importorskip("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
-
 BEYOND = 2**53 + 1  # no float64 is this number
 
 

@@ -140,19 +140,17 @@ def test_what_float32_holds_too_coarsely(
 def test_what_cannot_be_learned_from(tmp_path: Path) -> None:
     path = put(tmp_path, ROWS)
     other = put(tmp_path, "age,kind,dose,ward\n1,c,2,w1\n", "test.csv")
-    with pytest.raises(DataError, match="no training example has: c"):
-        loaded(path, test=other, client="ward")
-    with pytest.raises(
-        DataError, match=r"no test rows .*data\.test_fraction.*data\.test"
-    ):
-        loaded(path, test_fraction=0.0, client="ward")
     bare = put(tmp_path, "age,kind,dose,ward\n", "bare.csv")
-    with pytest.raises(DataError, match=r"bare\.csv: there are no test rows; add some"):
-        loaded(path, test=bare, features=("age", "dose"))
-    with pytest.raises(DataError, match=r"bare\.csv: there are no training rows; add"):
-        loaded(bare, features=("age",))
     empty = put(tmp_path, "age,kind\n1,\n", "empty.csv")
-    with pytest.raises(DataError, match="1 rows hold nothing in the column 'kind'"):
-        loaded(empty)
-    with pytest.raises(DataError, match=r"found the columns ward \(string\)"):
-        loaded(path)
+    two = ("age", "dose")
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (path, {"test": other, "client": "ward"}, "no training example has: c"),
+        (path, {"test_fraction": 0.0, "client": "ward"}, r"no test .*data\.test_fract"),
+        (path, {"test": bare, "features": two}, r"bare\.csv: there are no test rows;"),
+        (bare, {"features": ("age",)}, r"bare\.csv: there are no training rows; add"),
+        (empty, {}, "1 rows hold nothing in the column 'kind'"),
+        (path, {}, r"found the columns ward \(string\)"),
+    ]
+    for file, settings, message in cases:
+        with pytest.raises(DataError, match=message):
+            loaded(file, **settings)

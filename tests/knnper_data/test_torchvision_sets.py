@@ -71,11 +71,8 @@ def test_cifar10(tmp_path: Path) -> None:
     assert found.class_names[3] == "class 3"
     assert found.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
     assert found.test.labels.tolist() == [3]
-    expected = pixels_of(1, 50).reshape(3, 32, 32)
-    for channel in range(3):
-        np.testing.assert_array_equal(
-            found.test.images[0, :, :, channel], expected[channel]
-        )
+    expected = pixels_of(1, 50).reshape(3, 32, 32).transpose(1, 2, 0)
+    np.testing.assert_array_equal(found.test.images[0], expected)
 
 
 @pytest.mark.usefixtures("accept_any_files")
@@ -105,15 +102,21 @@ def test_coarse_labels_are_the_official_ones() -> None:
         assert np.flatnonzero(np.array(COARSE_OF) == coarse).tolist() == fine
 
 
-def test_emnist_letters_start_from_zero_and_stand_upright(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("split", "labels", "found", "name"),
+    [("letters", [1, 26, 2], [0, 25, 1], "z"), ("balanced", [0, 46, 10], None, "t")],
+)
+def test_emnist_labels_start_from_zero_and_images_stand_upright(
+    tmp_path: Path, split: Any, labels: list[int], found: list[int] | None, name: str
+) -> None:
     folder = tmp_path / "EMNIST" / "raw"
-    images = write_idx_pair(folder, "emnist-letters-train", [1, 26])
-    write_idx_pair(folder, "emnist-letters-test", [2])
-    found = EmnistSettings(root=str(tmp_path), split="letters").load()
-    assert found.class_names == tuple("abcdefghijklmnopqrstuvwxyz")
-    assert found.train.labels.tolist() == [0, 25]
-    assert found.test.labels.tolist() == [1]
-    np.testing.assert_array_equal(found.train.images[..., 0], images.transpose(0, 2, 1))
+    images = write_idx_pair(folder, f"emnist-{split}-train", labels[:2])
+    write_idx_pair(folder, f"emnist-{split}-test", labels[2:])
+    data = EmnistSettings(root=str(tmp_path), split=split).load()
+    seen = [*data.train.labels.tolist(), *data.test.labels.tolist()]
+    assert seen == (found or labels)
+    assert data.class_names[seen[1]] == name
+    np.testing.assert_array_equal(data.train.images[..., 0], images.transpose(0, 2, 1))
 
 
 LAYOUTS = ["", "raw", "FashionMNIST", "FashionMNIST/raw"]
@@ -165,33 +168,26 @@ def test_some_files_may_be_packed_and_others_not(
     assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([1], [8])
 
 
-def test_packed_files_of_another_data_set_are_refused(tmp_path: Path) -> None:
-    """MNIST has files of the same names."""
-    for prefix in ("train", "t10k"):
-        write_idx_pair(tmp_path, prefix, [3])
-    for path in list(tmp_path.iterdir()):
-        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-    with pytest.raises(DataError, match=r"MD5 8d4fb7e6.*download it again"):
-        FashionMnistSettings(root=str(tmp_path)).load()
-
-
-def test_a_packed_file_that_ends_too_early_is_told(
+def test_packed_files_that_are_not_the_official_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """MNIST has files of the same names; others end too early."""
+    kind = import_torchvision().datasets.FashionMNIST
+    official = list(kind.resources)
     for prefix in ("train", "t10k"):
         write_idx_pair(tmp_path, prefix, [3])
     pack(tmp_path, monkeypatch)
+    packed, settings = list(kind.resources), FashionMnistSettings(root=str(tmp_path))
+    monkeypatch.setattr(kind, "resources", official)
+    with pytest.raises(DataError, match=r"MD5 8d4fb7e6.*download it again"):
+        settings.load()
     cut = tmp_path / "t10k-images-idx3-ubyte.gz"
     cut.write_bytes(cut.read_bytes()[:-20])
-    kind = import_torchvision().datasets.FashionMNIST
     digest = hashlib.md5(cut.read_bytes(), usedforsecurity=False).hexdigest()
-    resources = [
-        (name, digest if name == cut.name else one) for name, one in kind.resources
-    ]
+    resources = [(name, digest if name == cut.name else one) for name, one in packed]
     monkeypatch.setattr(kind, "resources", resources)
     with pytest.raises(DataError, match=f"{cut} is damaged.*download it again"):
-        FashionMnistSettings(root=str(tmp_path)).load()
+        settings.load()
 
 
 @pytest.mark.parametrize("layout", ["", "raw", "EMNIST", "EMNIST/raw"])
@@ -203,22 +199,17 @@ def test_emnist_in_whatever_way_it_lies_there(
     images = write_idx_pair(made, "emnist-digits-train", [0, 7])
     write_idx_pair(made, "emnist-digits-test", [5])
     write_idx_pair(made, "emnist-mnist-test", [5])
-    folder.mkdir(parents=True)
+    (folder / "gzip").mkdir(parents=True)
+    contents = {path.name: path.read_bytes() for path in made.iterdir()}
+    packed = {f"gzip/{name}.gz": gzip.compress(it) for name, it in contents.items()}
     if form == "archive":
         with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
-            for path in made.iterdir():
-                packed = gzip.compress(path.read_bytes())
-                archive.writestr(f"gzip/{path.name}.gz", packed)
-    elif form == "unzipped":
-        (folder / "gzip").mkdir()
-        for path in made.iterdir():
-            packed = gzip.compress(path.read_bytes())
-            (folder / "gzip" / f"{path.name}.gz").write_bytes(packed)
+            for name, content in packed.items():
+                archive.writestr(name, content)
     else:
-        for path in made.iterdir():
-            (folder / path.name).write_bytes(path.read_bytes())
-    settings = EmnistSettings(root=str(tmp_path / "root"), split="digits")
-    found = settings.load()
+        for name, content in (packed if form == "unzipped" else contents).items():
+            (folder / name).write_bytes(content)
+    found = EmnistSettings(root=str(tmp_path / "root"), split="digits").load()
     assert found.train.labels.tolist() == [0, 7]
     np.testing.assert_array_equal(found.train.images[..., 0], images.transpose(0, 2, 1))
 
@@ -257,16 +248,6 @@ def test_what_is_missing_is_told_with_where_it_may_be(tmp_path: Path) -> None:
     assert kind.mirrors[0] in told
 
 
-def test_emnist_balanced(tmp_path: Path) -> None:
-    folder = tmp_path / "EMNIST" / "raw"
-    write_idx_pair(folder, "emnist-balanced-train", [0, 46])
-    write_idx_pair(folder, "emnist-balanced-test", [10])
-    found = EmnistSettings(root=str(tmp_path)).load()
-    assert found.spec.num_classes == 47
-    assert found.class_names[10] == "A"
-    assert found.train.labels.tolist() == [0, 46]
-
-
 @pytest.mark.parametrize(
     "kind", [Cifar10Settings, Cifar100Settings, FashionMnistSettings]
 )
@@ -290,14 +271,11 @@ def test_a_failed_download_names_the_folder(
         settings.load()
 
 
-def test_damaged_files_are_an_error(tmp_path: Path) -> None:
-    folder = tmp_path / "FashionMNIST" / "raw"
+def test_damaged_files_are_an_error(cache_folder: Path) -> None:
+    """They are in the default folder, in the cache."""
+    folder = cache_folder / "downloads" / "FashionMNIST" / "raw"
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3"):
         write_idx(folder / f"{name}-ubyte", np.zeros((2, 28, 28)))
     (folder / "t10k-labels-idx1-ubyte").write_bytes(b"no labels in here")
     with pytest.raises(DataError, match="FashionMNIST cannot be read from"):
-        FashionMnistSettings(root=str(tmp_path)).load()
-
-
-def test_the_default_folder_is_in_the_cache(cache_folder: Path) -> None:
-    assert EmnistSettings().folder() == cache_folder / "downloads"
+        FashionMnistSettings().load()

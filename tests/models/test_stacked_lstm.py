@@ -1,6 +1,7 @@
 """The stacked LSTM against torch's own, and its loss against one worked by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -66,15 +67,10 @@ def test_the_loss_is_the_mean_over_all_positions() -> None:
     x, labels = windows(3), torch.tensor([1, 0, 3])
     text = torch.cat([x[:, :, 0, 0], labels[:, None]], dim=1)
     # Each prefix of the window is a window of its own: its next character's loss.
-    of_prefixes = [
-        functional.cross_entropy(
-            module(x[:, :length]), text[:, length], reduction="none"
-        )
-        for length in range(1, 7)
-    ]
-    torch.testing.assert_close(
-        module.losses(x, labels), torch.stack(of_prefixes).mean(dim=0)
-    )
+    prefixes = [(module(x[:, :at]), text[:, at]) for at in range(1, 7)]
+    losses = [functional.cross_entropy(*one, reduction="none") for one in prefixes]
+    expected = torch.stack(losses).mean(dim=0)
+    torch.testing.assert_close(module.losses(x, labels), expected)
 
 
 def test_the_loss_by_hand() -> None:
@@ -91,8 +87,7 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_without_all_positions_only_the_label_counts() -> None:
-    settings = StackedLstmSettings(character_dim=3, hidden_dim=5, all_positions=False)
-    module = module_of(settings)
+    module = module_of(replace(SMALL, all_positions=False))
     x, labels = windows(3), torch.tensor([1, 0, 3])
     expected = functional.cross_entropy(module(x), labels, reduction="none")
     assert torch.equal(module.losses(x, labels), expected)

@@ -10,8 +10,8 @@ from knnper.server.federation import Federation, Reply, Request
 from knnper.server.run import ModelDistribution
 from knnper.server.run_folder import Checkpoint
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ClientResult, ClientResults, Evaluation
 from knnper.strategies.core.records import ModelPayload, ModelState
+from knnper.strategies.core.task import ClientResult, ClientResults, Evaluation
 from knnper.transport.messages import Purpose
 
 NOTHING = Evaluation(0, 0, 0.0, (), (), ())

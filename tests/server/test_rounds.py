@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from knnper.errors import RunError
 from knnper.experiment import RunSettings, TrainingSettings
@@ -14,17 +16,24 @@ from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request
 from knnper.server.observer import RoundRecord
-from knnper.server.rounds import RoundLoop
+from knnper.server.rounds import (
+    RoundLoop,
+    capped,
+    num_participants,
+    sample_participants,
+)
 from knnper.server.run_folder import Checkpoint, CheckpointFolder, Member, Roster
 from knnper.server.screening import ExplodedError
 from knnper.strategies.core.method import Method, UpdateProblem
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.task import NUM_CALIBRATION_BINS, Evaluation
 from knnper.transport.messages import Purpose
-from tests.server.made_evaluations import evaluation
 
 CLIENTS = ("a", "b", "c", "d")
+
 # Too large for two to be served together.
 SIZES = {"a": 1000, "b": 3000, "c": 1000, "d": 2000}
+
 Answer = Callable[[str, ModelPayload, int], Reply]
 
 
@@ -62,6 +71,13 @@ class Functions(Federation):
                 continue
             total = 2 if correct else 0
             yield Reply(request.clients, evaluation(total, correct))
+
+
+def evaluation(total: int, correct: int) -> Evaluation:
+    """Return an evaluation in which nothing was predicted with any confidence."""
+    rest = (0,) * (NUM_CALIBRATION_BINS - 1)
+    none = (0.0,) * NUM_CALIBRATION_BINS
+    return Evaluation(total, correct, 0.0, (total, *rest), none, (correct, *rest))
 
 
 class TwoZeros(Method):
@@ -397,3 +413,94 @@ def test_a_round_with_too_many_failures_is_made_again(tmp_path: Path) -> None:
 def test_after_the_last_attempt_the_run_ends(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="4 of 4 clients failed"):
         train(tmp_path, saying("gone", *CLIENTS), num_rounds=1, round_attempts=3)
+
+
+MANY = [f"{i:04d}" for i in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "participation", "expected"),
+    [(80, 0.2, 16), (10, 1.0, 10), (10, 0.25, 3), (10, 0.24, 2), (3, 0.01, 1)],
+)
+def test_the_nearest_number_takes_part(
+    num_clients: int, participation: float, expected: int
+) -> None:
+    assert num_participants(num_clients, participation) == expected
+
+
+@given(st.integers(0, 9), st.integers(1, 99))
+def test_participants_are_distinct_sorted_and_repeatable(seed: int, rnd: int) -> None:
+    chosen = sample_participants(MANY, 0.3, rnd, RandomKey(seed))
+    assert len(chosen) == len(set(chosen)) == 12
+    assert chosen == sorted(chosen)
+    assert set(chosen) <= set(MANY)
+    assert chosen == sample_participants(MANY, 0.3, rnd, RandomKey(seed))
+
+
+def test_rounds_and_seeds_differ() -> None:
+    of = {
+        tuple(sample_participants(MANY, 0.3, rnd, RandomKey(seed)))
+        for seed in range(3)
+        for rnd in range(1, 11)
+    }
+    assert len(of) == 30
+
+
+def test_every_client_takes_its_turn() -> None:
+    met = {
+        name
+        for rnd in range(1, 40)
+        for name in sample_participants(MANY, 0.2, rnd, RandomKey(0))
+    }
+    assert met == set(MANY)
+
+
+LARGEST = 2**53
+
+
+@pytest.mark.parametrize(
+    ("counts", "claimed", "most", "expected"),
+    [
+        # As much as all others together.
+        ({"a": LARGEST, "b": 100, "c": 300}, "a", 0.5, {"a": 400}),
+        ({"a": LARGEST, "b": 100}, "ab", 0.5, {"a": 100}),
+        ({"a": 400, "b": 100, "c": 300}, "abc", 0.5, {}),
+        ({"a": LARGEST, "b": 100}, "b", 0.5, {}),
+        ({"a": LARGEST, "b": 100}, "ab", 1.0, {}),
+        # A fifth each: w = 0.2 (w + w + 600).
+        ({"a": 5000, "b": 900, "c": 600}, "ab", 0.2, {"a": 200, "b": 200}),
+        # Less than the smallest is nobody's share of three.
+        ({"a": 30, "b": 20, "c": 10}, "abc", 0.1, {"a": 10, "b": 10, "c": 10}),
+        ({"a": 70}, "a", 0.5, {}),
+        ({"a": 5, "b": 1}, "a", 0.01, {"a": 1}),
+        ({}, "", 0.5, {}),
+    ],
+)
+def test_counts_by_hand(
+    counts: dict[str, int], claimed: str, most: float, expected: dict[str, int]
+) -> None:
+    assert capped(counts, set(claimed), most) == {**counts, **expected}
+
+
+@given(
+    st.lists(st.integers(1, LARGEST), min_size=2, max_size=9),
+    st.sampled_from([0.25, 0.5, 0.75, 0.9]),
+)
+def test_no_claim_exceeds_its_share_where_that_is_possible(
+    numbers: list[int], most: float
+) -> None:
+    counts = {str(place): number for place, number in enumerate(numbers)}
+    found = capped(counts, set(counts), most)
+    assert all(1 <= found[name] <= counts[name] for name in counts)
+    # With one of two at a quarter there is nobody for the other half.
+    if most * len(counts) >= 1:
+        assert max(found.values()) <= most * sum(found.values()) * (1 + 1e-9) + 1
+
+
+def test_who_trains_by_a_claim() -> None:
+    members = [
+        Member("a", True, 5, 0, 0, is_claim=True),
+        Member("b", True, 5, 0, 0),
+        Member("c", False, 5, 0, 0, is_claim=True),
+    ]
+    assert Roster.of(members, "x").claimed() == {"a"}

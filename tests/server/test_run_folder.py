@@ -1,5 +1,9 @@
+import dataclasses
 import errno
+import json
+import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -8,12 +12,22 @@ import pytest
 import torch
 
 import knnper
-from knnper.errors import ConfigError, RunError
+from knnper.errors import CheckpointError, ConfigError, RunError
 from knnper.experiment import Catalogue, Experiment, Settings, load_experiment
 from knnper.files import JsonLines, draft_of
-from knnper.server.run_folder import CheckpointFolder, RunFolder, asides, rounds_in
-from knnper.strategies.core.predictors import ClientResult, Evaluation
+from knnper.records import fingerprint
+from knnper.server.run_folder import (
+    Checkpoint,
+    CheckpointFolder,
+    DistributionLog,
+    History,
+    RunFolder,
+    asides,
+    rounds_in,
+)
+from knnper.server.screening import Norms
 from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.task import ClientResult, Evaluation
 
 
 @dataclass(frozen=True)
@@ -22,10 +36,13 @@ class Nothing(Settings):
 
 
 KINDS: dict[str, type[Settings]] = {"plain": Nothing}
+
 CATALOGUE = Catalogue(
     KINDS, KINDS, KINDS, KINDS, KINDS, {"plain": "plain"}, lambda experiment: ()
 )
+
 NAMES = {key: {"name": "plain"} for key in ("data", "partition", "model", "method")}
+
 EXPERIMENT: Experiment = load_experiment({"name": "demo", **NAMES}, CATALOGUE)
 
 
@@ -245,3 +262,177 @@ def test_json_lines_hold_objects_only(tmp_path: Path) -> None:
         lines.read()
     lines.replace([{"a": 1}, {"b": 2}])
     assert lines.read() == [{"a": 1}, {"b": 2}]
+
+
+def state(value: float) -> ModelState:
+    return ModelState(torch.full((5,), value))
+
+
+def latest_of(folder: CheckpointFolder) -> Checkpoint:
+    latest = folder.load_latest(ModelState)
+    assert latest is not None
+    return latest
+
+
+def test_the_newest_comes_back(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints", "abc")
+    assert folder.load_latest(ModelState) is None
+    for server_round in (1, 2, 3):
+        folder.save(server_round, state(float(server_round)))
+    latest = latest_of(folder)
+    assert latest.server_round == 3
+    assert latest.state.weights.tolist() == [3.0] * 5
+    assert latest.fingerprint == fingerprint(state(3.0))
+
+
+@pytest.mark.parametrize(
+    ("most", "every", "expected"),
+    [
+        (1, 1, [100]),
+        (2, 1, [99, 100]),
+        (6, 1, [80, 88, 96, 98, 99, 100]),
+        (8, 1, [64, 80, 88, 96, 97, 98, 99, 100]),
+        (6, 5, [40, 80, 85, 90, 95, 100]),
+        (6, 20, [20, 40, 60, 80, 100]),
+    ],
+)
+def test_older_ones_are_kept_at_growing_distances(
+    tmp_path: Path, most: int, every: int, expected: list[int]
+) -> None:
+    folder = CheckpointFolder(tmp_path, "abc", most)
+    assert folder.ways_back() == [0]
+    for server_round in range(every, 101, every):
+        folder.save(server_round, state(1.0))
+    assert folder.ways_back() == folder.rounds() == expected
+
+
+def test_what_the_rounds_tell_comes_back(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    norms = {"weights": Norms([0.1, 1 / 3], 0.1)}
+    history = History(norms, lowest_loss=2 / 3, trained_in={"a": 2})
+    folder.save(1, state(1.0))
+    folder.save(2, state(2.0), history)
+    latest = latest_of(folder)
+    assert latest.history == history
+    assert latest.history.state_rounds(["b", "a"], 9) == (0, 2)
+
+
+def test_one_of_an_earlier_version_tells_nothing_of_its_rounds(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(1, state(1.0))
+    manifest = tmp_path / "round-000001" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    del told["history"]
+    manifest.write_text(json.dumps(told))
+    latest = latest_of(folder)
+    assert latest.history == History()
+    assert latest.history.state_rounds(["b", "a"], 9) == (9, 9)
+
+
+def flip_a_bit(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def cut_off(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+@pytest.mark.parametrize("damage", [flip_a_bit, cut_off])
+def test_a_damaged_one_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(1, state(1.0))
+    folder.save(2, state(2.0))
+    tensors = tmp_path / "round-000002" / "state.safetensors"
+    tensors.write_bytes(damage(tensors.read_bytes()))
+    with caplog.at_level(logging.WARNING):
+        latest = latest_of(folder)
+    assert latest.server_round == 1
+    assert "damaged" in caplog.text
+
+
+def test_nothing_but_damaged_ones_is_an_error(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(1, state(1.0))
+    (tmp_path / "round-000001" / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        folder.load_latest(ModelState)
+
+
+def test_one_of_another_experiment_is_refused(tmp_path: Path) -> None:
+    CheckpointFolder(tmp_path, "abc").save(1, state(1.0))
+    with pytest.raises(CheckpointError, match="belongs to another experiment"):
+        CheckpointFolder(tmp_path, "xyz").load_latest(ModelState)
+
+
+def test_a_draft_that_a_kill_left_is_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / ".abc.draft").mkdir()
+    folder = CheckpointFolder(tmp_path, "abc")
+    assert folder.load_latest(ModelState) is None
+    folder.save(1, state(1.0))
+    manifest = json.loads((tmp_path / "round-000001" / "manifest.json").read_text())
+    assert manifest["server_round"] == 1
+    assert manifest["fingerprint"] == fingerprint(state(1.0))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> DistributionLog:
+    return DistributionLog(tmp_path / "served.jsonl")
+
+
+def served(reported: ClientResult) -> tuple[str, ClientResult]:
+    return reported.client, reported
+
+
+def test_client_results_belong_to_a_model(log: DistributionLog) -> None:
+    assert log.reported("m1") == {}
+    log.append("m0", *served(result("a", 0)))
+    log.append("m1", *served(result("a", 1)))
+    log.append("m1", *served(result("b", 2)))
+    assert log.reported("m1") == {"a": result("a", 1), "b": result("b", 2)}
+    log.append("m1", "c", None)
+    assert log.reported("m1")["c"] is None
+
+
+def test_weights_of_labels_are_kept(log: DistributionLog) -> None:
+    plain = result("a")
+    tested = dataclasses.replace(
+        plain.personal, weight_sum=0.1 + 0.2, weight_correct=0.1
+    )
+    reported = dataclasses.replace(plain, personal=tested)
+    log.append("m", *served(reported))
+    assert log.reported("m") == {"a": reported}
+
+
+def test_results_from_before_there_were_weights_are_read(log: DistributionLog) -> None:
+    document = dataclasses.asdict(result("a"))
+    for which in ("personal", "reference", "validation"):
+        del document[which]["weight_sum"], document[which]["weight_correct"]
+    line = json.dumps({"model": "m", "result": document})
+    log.path.write_text(f"{line}\n")
+    assert log.reported("m") == {"a": result("a")}
+
+
+def test_a_torn_line_is_dropped_and_not_built_upon(log: DistributionLog) -> None:
+    path = log.path
+    log.append("m", *served(result("a")))
+    whole = path.read_bytes()
+    log.append("m", *served(result("b")))
+    torn_line = path.read_bytes()[len(whole) :]
+    for length in range(0, len(torn_line), 20):
+        path.write_bytes(whole + torn_line[:length])
+        assert list(log.reported("m")) == ["a"]
+    log.append("m", *served(result("c")))
+    assert list(log.reported("m")) == ["a", "c"]
+
+
+def test_a_damaged_line_before_the_last_is_an_error(log: DistributionLog) -> None:
+    path = log.path
+    log.append("m", *served(result("a")))
+    path.write_bytes(b'{"model\n' + path.read_bytes())
+    with pytest.raises(RunError, match=r"line 1 of .*served\.jsonl is damag"):
+        log.reported("m")
+    path.write_text(json.dumps({"model": "m", "result": {"client": 3}}) + "\n")
+    with pytest.raises(RunError, match="is no client's result"):
+        log.reported("m")

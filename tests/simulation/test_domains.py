@@ -22,7 +22,7 @@ from knnper.simulation.workbench import (
     open_workbench,
     simulate,
 )
-from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import ModelPredictor
 from tests.simulation.knnper_process import simulate as simulate_in_a_process
 
 EXPERIMENT = """

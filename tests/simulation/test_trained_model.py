@@ -9,7 +9,7 @@ import torch
 
 from knnper.errors import RunError
 from knnper.simulation.trained_model import trained_model
-from knnper.strategies.core.predictors import ModelPredictor, evaluate
+from knnper.strategies.core.task import ModelPredictor, evaluate
 from tests.simulation.finished_run import finished_run
 
 Runs = Callable[..., Path]

@@ -20,9 +20,8 @@ from knnper.experiment import (
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.core.method import Method, Personalizer
-from knnper.strategies.core.predictors import MixturePredictor
 from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import MixturePredictor, Task
 from knnper.strategies.core.training import local_sgd
 
 

@@ -11,9 +11,8 @@ from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.apfl import Apfl, ApflClientState, ApflSettings, mixed
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import local_sgd
 from tests.strategies.tiny import (
     KEY,
@@ -57,7 +56,6 @@ def test_two_rounds_by_hand() -> None:
     assert memory["a"].personal.tolist() == [0.25, -0.25]
     # Served: ½ · ¼ + ½ · ½.
     assert served(method, state, memory["a"], clients["a"]).weights[0] == 0.375
-
     state, memory = run_rounds(method, clients, num_rounds=2)
     # w ← ½ + (1 - σ(1)); v̄ = ⅜, so v ← ¼ + ½ (1 - σ(¾)).
     assert float(state.weights[0]) == pytest.approx(0.5 + 1 - SIGMA_1, abs=1e-6)

@@ -167,7 +167,6 @@ def test_who_was_away_when_a_cluster_was_parted_finds_its_part() -> None:
     updates = [("a", update(ZERO_SIDED)), ("b", update(-ZERO_SIDED))]
     state = method.aggregate(before, iter(updates))
     assert state.cluster_of == {"a": 0, "b": 1}
-
     payload = method.broadcast(state, "away", KEY)
     assert payload.numbers == (0, 1)
     _, found = method.client_update(payload, None, white([1]), 2, KEY)
@@ -271,9 +270,7 @@ def test_no_bipartition_is_better(entries: list[int]) -> None:
     pairs = itertools.combinations(range(num_members), 2)
     for (i, k), entry in zip(pairs, entries, strict=True):
         similarities[i, k] = similarities[k, i] = entry / 4
-
     first, second, crossing = bipartition(similarities)
-
     assert 0 in first
     assert second
     assert sorted((*first, *second)) == list(range(num_members))

@@ -14,9 +14,8 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import site_catalogue
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelState
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import Batch, LocalModel, local_sgd
 from knnper.strategies.dapper import (
     Dapper,
@@ -63,13 +62,6 @@ def white_task(labels: list[int], **training: Any) -> Task:
 def dapper(task: Task, *cover: float, **given: Any) -> Method:
     settings = DapperSettings(cover or (0.0, 0.5, 1.0), **given)
     return Dapper(task, of_name("fedavg", task), settings)
-
-
-def after_training(method: Method, update: Any) -> Any:
-    state = method.init(("a",), RandomKey(1))
-    for _ in range(method.num_rounds):
-        state = method.aggregate(state, iter([("a", update)]))
-    return state
 
 
 def served(
@@ -178,12 +170,6 @@ def test_of_equals_the_largest() -> None:
     method = dapper(task, 0.0, 0.5, 0.75)
     found = served(method, torch.zeros(2), white([0] * 4, [0]))
     assert found.describe() == {"client_share": 0.75}
-
-
-def test_without_data_it_is_the_model_as_it_is() -> None:
-    task = proxied()
-    found = served(dapper(task), task.initial_weights, noisy(0, 0, seed=1))
-    assert torch.equal(found.weights, task.initial_weights)
 
 
 def test_it_travels_after_the_last_round_only() -> None:

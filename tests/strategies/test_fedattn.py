@@ -354,18 +354,3 @@ def test_the_nearest_are_those_of_a_full_sort(
     found = nearest(memory, torch.tensor([float(asks)]), count)
     expected = sorted(rows, key=lambda row: (abs(places[row] - asks), row))[:count]
     assert found.values[:, 0].tolist() == expected
-
-
-def test_known_clients_are_sorted_and_renewed() -> None:
-    def row(number: float) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor([number]), torch.tensor([number, -number])
-
-    nobody = KnownClients((), Memory(torch.empty(0, 1), torch.empty(0, 2)))
-    first = nobody.updated({"b": row(2.0), "a": row(1.0)})
-    assert first.names == ("a", "b")
-    second = first.updated({"b": row(5.0), "aa": row(3.0)})
-    assert second.names == ("a", "aa", "b")
-    assert second.memory.representations.tolist() == [[1.0], [3.0], [5.0]]
-    assert second.of("b")[1].tolist() == [5.0, -5.0]
-    assert first.of("b")[1].tolist() == [2.0, -2.0]
-    assert len(nobody.updated({}).memory) == 0

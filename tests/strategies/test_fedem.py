@@ -6,8 +6,7 @@ import torch
 
 from knnper.strategies import fedem as module
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
-from knnper.strategies.core.predictors import MixturePredictor
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import MixturePredictor, Task
 from knnper.strategies.fedem import (
     Components,
     ComponentsUpdate,
@@ -155,9 +154,8 @@ def test_without_data_the_mixture_is_uniform() -> None:
 def test_responsibilities_sum_to_one_however_bad_the_fit(scale: float) -> None:
     task = linear_task()
     components = [scale * torch.tensor([-1.0, 1.0]), scale * torch.tensor([-2.0, 2.0])]
-    found = responsibilities(
-        task, components, torch.tensor([0.5, 0.5]), white([0, 1]).train
-    )
+    losses = module.example_losses(task, components, white([0, 1]).train)
+    found = responsibilities(losses, torch.tensor([0.5, 0.5]))
     assert found.sum(dim=1).tolist() == pytest.approx([1.0, 1.0])
     assert float(found[0, 0]) > float(found[0, 1])
 

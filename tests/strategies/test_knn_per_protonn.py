@@ -10,8 +10,7 @@ from knnper.datastore.tuning import choose_knn_weight
 from knnper.experiment import Choice, TrainingSettings
 from knnper.models import TinyCnnSettings, build_model
 from knnper.seeding import RandomKey
-from knnper.strategies.core.predictors import ModelPredictor
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.knn_per_protonn import PrototypeSettings, compress
 
 NUM_CLASSES = 3
@@ -54,7 +53,6 @@ def served(task: Task, data: ClientData, *knn_weights: float) -> Tensor:
 def test_lambda_0_is_the_global_model(task: Task) -> None:
     data = ClientData(drawn(30, 1), drawn(10, 2))
     expected = task.probabilities(task.initial_weights, drawn(25, 9).images)
-
     assert torch.equal(served(task, data, 0.0), expected)
 
 
@@ -73,7 +71,6 @@ def test_lambda_1_is_protonn_of_both_splits(task: Task) -> None:
         KEY.child("prototypes"),
     )
     expected = model(task.embed(task.initial_weights, drawn(25, 9).images))
-
     assert torch.equal(served(task, data, 1.0), expected)
 
 
@@ -112,7 +109,6 @@ def test_lambda_is_chosen_on_the_validation_split(task: Task) -> None:
 def test_clients_with_hardly_any_data(task: Task, sizes: tuple[int, int]) -> None:
     data = ClientData(drawn(sizes[0], 1), drawn(sizes[1], 2))
     found = served(task, data, 0.0, 0.5, 1.0)
-
     torch.testing.assert_close(found.sum(dim=1), torch.ones(25))
     if 0 in sizes:
         expected = task.probabilities(task.initial_weights, drawn(25, 9).images)
@@ -123,7 +119,6 @@ def test_the_choice_of_lambda_by_hand() -> None:
     labels = torch.tensor([0, 0, 1])
     local = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.9, 0.1]])
     alone = torch.tensor([[0.4, 0.6], [0.4, 0.6], [0.1, 0.9]])
-
     # From λ = 0.5 on the first two are right, from 0.6 on the last is wrong.
     assert choose_knn_weight(local, alone, labels, (1.0, 0.3, 0.5, 0.45)) == 0.3
     assert choose_knn_weight(local, alone, labels, (0.6, 1.0)) == 0.6
@@ -138,7 +133,6 @@ def test_log_loss_may_prefer_another_lambda() -> None:
     local = torch.tensor([[0.99, 0.01], [0.99, 0.01]])
     alone = torch.tensor([[0.6, 0.4], [0.45, 0.55]])
     weights = (0.0, 0.1, 1.0)
-
     assert choose_knn_weight(local, alone, labels, weights, "accuracy") == 0.0
     # log(0.639) + log(0.496) is less than log(0.6) + log(0.55).
     assert choose_knn_weight(local, alone, labels, weights, "log_loss") == 0.0

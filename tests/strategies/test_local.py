@@ -53,13 +53,6 @@ def test_one_round_by_hand() -> None:
     assert weights.tolist() == [0.5, -0.5]
 
 
-def test_the_number_of_rounds_can_be_set() -> None:
-    task, data = normed_task(TRAINING), noisy(7, 2, seed=1)
-    default = train_alone(task, data)
-    assert torch.equal(default, train_alone(task, data, num_rounds=3))
-    assert not torch.equal(default, train_alone(task, data, num_rounds=2))
-
-
 def test_has_no_rounds() -> None:
     method = Local(linear_task(TRAINING), LocalSettings())
     assert method.num_rounds == 0

@@ -12,10 +12,9 @@ from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings, load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
-from knnper.strategies.core.predictors import EmbeddingPredictor, ModelPredictor
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import EmbeddingPredictor, ModelPredictor, Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import KnnSettings, LocalMemory, memorize
 from knnper.strategies.local import Local, LocalSettings
@@ -162,20 +161,6 @@ def test_a_name_alone_may_stand_for_the_section() -> None:
     long = load_experiment(document("fedem", {"name": "knn"}), known)
     assert short == long
     refused(document("fedem", "kn"), "personalization.name", "unknown name .kn.")
-
-
-@pytest.mark.parametrize(
-    ("method", "on_top", "title"),
-    [
-        ("fedavg", "none", "FedAvg"),
-        ("knn_per", "knn", "kNN-Per"),
-        ("fedem", "knn", "FedEM + kNN"),
-        ("scaffold", "fine_tuning", "SCAFFOLD + FT"),
-        ("lost", "found", "lost + found"),
-    ],
-)
-def test_titles(method: str, on_top: str, title: str) -> None:
-    assert title_of(method, on_top) == title
 
 
 class TestWhatSawTheValidationSplit:

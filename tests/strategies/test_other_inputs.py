@@ -20,8 +20,7 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.agnostic import shares_and_losses
 from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.predictors import ModelPredictor, evaluate
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task, evaluate
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedem import example_losses
 from knnper.strategies.hypcluster import ClusterModels, best_position

@@ -94,7 +94,6 @@ def test_the_hessian_product_is_that_of_double_differentiation() -> None:
         return torch.zeros(())
 
     local_sgd(task, weights, data, 0.1, KEY, num_epochs=1, local_step=step)
-
     inputs = task.normalize(data.images).flatten(start_dim=1)
 
     def loss(flat: Tensor) -> Tensor:
@@ -150,10 +149,3 @@ def test_steps_follow_one_another() -> None:
     as_it_is = method_of(task, "hessian_free", inner=1.0, epochs=0)
     unchanged = one_model_of(as_it_is, payload, None, white([0]))
     assert torch.equal(unchanged.weights, payload.weights)
-
-
-def test_a_client_without_examples_changes_nothing() -> None:
-    task = linear_task()
-    payload, method = ModelPayload(torch.ones(2)), method_of(task, "hessian_free", 1.0)
-    _, update = method.client_update(payload, None, white([]), 1, KEY)
-    assert torch.equal(update.weights, payload.weights)

@@ -5,19 +5,24 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from knnper.errors import ConfigError
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.models import EmbeddingModel, FlatModel, TolerantBatchNorm2d
-from knnper.strategies.core.method import Method
-from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.sharing import PersonalPart
-from knnper.strategies.fedbn import BATCH_NORMS, FedBN, FedBNSettings
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.records import ModelPayload, ModelState
+from knnper.strategies.core.sharing import PartlyShared, PersonalPart, SharedUpdate
+from knnper.strategies.core.training import LocalResult
+from knnper.strategies.fedbn import FedBN, FedBNSettings
 from knnper.strategies.fedper import FedPer, FedPerSettings
 from knnper.strategies.fedrep import FedRep, FedRepSettings
 from knnper.strategies.lg_fedavg import LGFedAvg, LGFedAvgSettings
 from tests.strategies.tiny import (
     KEY,
+    linear_task,
     noisy,
     normed_task,
     of_name,
@@ -29,8 +34,11 @@ from tests.strategies.tiny import (
 )
 
 SIGMA_1 = 0.26894142  # σ(-1)
+
 SIGMA_2 = 0.11920292  # σ(-2)
+
 HALF = TrainingSettings(learning_rate=0.5)
+
 TRAINING = TrainingSettings(num_rounds=3, batch_size=3, learning_rate=0.1)
 
 
@@ -114,9 +122,6 @@ def test_only_what_is_shared_moves_at_the_server(name: str) -> None:
     assert all(len(part) == int(own.sum()) for part in parts)
     assert all(not torch.equal(part, initial[own]) for part in parts)
     assert not torch.equal(parts[0], parts[1])
-
-
-SIGMA_HALF = 0.37754067  # σ(-½)
 
 
 class HeadlessModel(EmbeddingModel):
@@ -300,9 +305,34 @@ def test_batch_norm_stays_with_the_clients() -> None:
     assert len(memory["a"].personal) == 16
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.BatchNorm1d(3), TolerantBatchNorm2d(3), nn.BatchNorm3d(3)]
-)
-def test_batch_norm_is_known_by_its_type(layer: nn.Module) -> None:
-    assert isinstance(layer, BATCH_NORMS)
-    assert not isinstance(nn.InstanceNorm2d(3, affine=True), BATCH_NORMS)
+def sharing(*shared: bool) -> PartlyShared:
+    return PartlyShared(linear_task(), NoSettings(), torch.tensor(shared), 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=12).filter(any))
+def test_what_was_split_is_joined_again(shared: list[bool]) -> None:
+    method, trained = sharing(*shared), torch.arange(len(shared), dtype=torch.float32)
+    part, update = method.split(LocalResult(trained, 3, 0.5), num_examples=7)
+    assert len(part.personal) + len(update.shared) == len(shared)
+    assert (update.num_examples, update.train_loss) == (7, 0.5)
+    server = method.aggregate(ModelState(-trained), iter([("a", update)]))
+    assert torch.equal(method.joined(server.weights, part), trained)
+    assert torch.equal(server.weights, trained.where(method.shared, -trained))
+    assert method.joined(trained, None) is trained
+
+
+def test_a_mean_covers_the_shared_part() -> None:
+    state = ModelState(torch.tensor([5.0, 6.0, 7.0, 8.0]))
+    updates = [
+        ("a", SharedUpdate(torch.tensor([1.0, 2.0]), 3, 0.5)),
+        ("b", SharedUpdate(torch.tensor([5.0, -2.0]), 1, 0.5)),
+    ]
+    # (3 · 1 + 5) / 4 = 2 and (3 · 2 - 2) / 4 = 1.
+    after = sharing(False, True, False, True).aggregate(state, iter(updates))
+    assert after.weights.tolist() == [5, 2, 7, 1]
+
+
+def test_something_must_be_shared() -> None:
+    with pytest.raises(ConfigError, match="no weight would be shared"):
+        sharing(False, False)

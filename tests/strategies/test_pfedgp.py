@@ -1,11 +1,15 @@
+"""pFedGP: kernel, posterior, objective and classifier, and rounds by hand."""
+
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
@@ -16,14 +20,438 @@ from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_per import KnnSettings, memorize
 from knnper.strategies.pfedgp import (
+    ClassTree,
     GaussianProcessPredictor,
+    Kernel,
+    KernelName,
     PFedGP,
     PFedGPSettings,
+    Posterior,
     SharedNetwork,
+    Split,
+    TreeClassifier,
+    class_tree,
+    expected_polya_gamma,
+    fit_classifier,
+    levels_of,
+    log_expected_sigmoid,
+    posterior,
+    posterior_given,
+    predictive_losses,
 )
 from tests.strategies.tiny import KEY, noisy, normed_task, run_rounds, task_of
 
+POINTS = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+
+
+def test_rbf_by_hand() -> None:
+    # |z - z'| / l = 5 / 2.5 = 2: 3 exp(-4 / 2).
+    matrix = Kernel("rbf", output_scale=3.0, length_scale=2.5).matrix(POINTS, POINTS)
+    far = 3 * math.exp(-2)
+    assert matrix.dtype == torch.float64
+    assert matrix.flatten().tolist() == pytest.approx([3, far, far, 3])
+
+
+def test_linear_by_hand() -> None:
+    first, second = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+    # ½ (1·3 + 2·4) / 2² and ½ (2·2) / 2².
+    kernel = Kernel("linear", output_scale=0.5, length_scale=2.0)
+    assert kernel.matrix(first, second).tolist() == [[11 / 8, 0.5]]
+
+
+@pytest.mark.parametrize("name", ["rbf", "linear"])
+def test_the_diagonal_is_that_of_the_matrix(name: KernelName) -> None:
+    kernel = Kernel(name, output_scale=1.7, length_scale=0.3)
+    points = torch.linspace(-1, 2, 12).reshape(4, 3)
+    expected = kernel.matrix(points, points).diagonal()
+    torch.testing.assert_close(kernel.diagonal(points), expected)
+
+
+def test_equal_points_have_a_gradient() -> None:
+    points = torch.ones(2, 2, requires_grad=True)
+    Kernel("rbf", 1.0, 1.0).matrix(points, points).sum().backward()  # type: ignore[no-untyped-call]
+    assert points.grad is not None
+    assert points.grad.tolist() == [[0, 0], [0, 0]]
+
+
+def line(points: Sequence[float]) -> Tensor:
+    return torch.tensor(points)[:, None]
+
+
+def test_near_classes_stay_together() -> None:
+    # Means: class 7 at 0, class 2 at 1, class 5 at 10, class 9 at 12. The first split
+    # is {7, 2} from {5, 9}, then each pair.
+    labels = torch.tensor([7, 7, 2, 5, 9])
+    tree = class_tree(line([-1, 1, 1, 10, 12]), labels)
+    assert tree.classes == (2, 5, 7, 9)
+    root, *below = tree.splits
+    assert {root.left, root.right} == {(2, 7), (5, 9)}
+    assert [split.depth for split in below] == [1, 1]
+    assert tree.depth == 2
+
+
+def test_the_clusters_are_moved_to_their_means() -> None:
+    # Nearer to 0 than to 10: 0, 4, 4.5, 4.9, whose mean is 3.35; that of 5.2 and 10 is
+    # 7.6. The middle is now 5.475: 5.2 changes sides, and then nothing does.
+    tree = class_tree(line([0, 4, 4.5, 4.9, 5.2, 10]), torch.arange(6))
+    assert {tree.splits[0].left, tree.splits[0].right} == {(0, 1, 2, 3, 4), (5,)}
+
+
+@pytest.mark.parametrize("num_classes", [0, 1])
+def test_there_is_nothing_to_split(num_classes: int) -> None:
+    tree = class_tree(torch.ones(num_classes, 2), torch.arange(num_classes))
+    assert tree == ClassTree(tuple(range(num_classes)), ())
+    assert tree.depth == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_classes=st.integers(1, 12),
+    num_places=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_every_class_has_a_leaf_of_its_own(
+    num_classes: int, num_places: int, seed: int
+) -> None:
+    generator = RandomKey(seed).numpy()
+    embeddings = torch.from_numpy(generator.integers(0, num_places, (20, 2))).float()
+    labels = torch.from_numpy(generator.integers(0, num_classes, 20))
+    tree = class_tree(embeddings, labels)
+    assert tree.classes == tuple(sorted(set(labels.tolist())))
+    assert len(tree.splits) == len(tree.classes) - 1
+    paths = {
+        label: tuple(
+            (number, label in split.left)
+            for number, split in enumerate(tree.splits)
+            if label in split.left + split.right
+        )
+        for label in tree.classes
+    }
+    assert len(set(paths.values())) == len(tree.classes)
+    for split in tree.splits:
+        assert split.left
+        assert split.right
+        assert not set(split.left) & set(split.right)
+    for label, path in paths.items():
+        depths = [tree.splits[number].depth for number, _ in path]
+        assert depths == list(range(len(depths))), label
+    assert class_tree(embeddings, labels) == tree
+
+
+def test_means_that_are_the_same_or_undefined_are_halved() -> None:
+    for value in (1.0, torch.nan):
+        tree = class_tree(torch.full((5, 2), value), torch.arange(5))
+        assert [(split.left, split.right) for split in tree.splits[:2]] == [
+            ((0, 1, 2), (3, 4)),
+            ((0, 1), (2,)),
+        ]
+
+
+def tensor(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def covariance_of(num_examples: int, seed: int = 0) -> Tensor:
+    generator = RandomKey(seed).numpy()
+    points = torch.from_numpy(generator.normal(size=(num_examples, 3)))
+    return Kernel("rbf", 4.0, 1.0).matrix(points, points)
+
+
+@pytest.mark.parametrize("tilt", [0.0, 1e-4, 0.9e-3, 1.1e-3, 0.5, 3.0, 40.0])
+def test_the_mean_of_polya_gamma_is_that_of_its_series(tilt: float) -> None:
+    # Polson et al. 2013, Eq. 1: with g_k ~ Exp(1),
+    # PG(1, c) = Σ_k g_k / (2π² ((k - ½)² + c² / (4π²))).
+    k = np.arange(1, 200_000)
+    terms = 1 / ((k - 0.5) ** 2 + tilt**2 / (4 * np.pi**2))
+    tail = 1 / k[-1]  # Σ_{k>N} 1/k²
+    series = (terms.sum() + tail) / (2 * np.pi**2)
+    found = float(expected_polya_gamma(tensor(tilt)))
+    assert found == pytest.approx(series, rel=1e-9)
+
+
+def test_opposite_points_by_hand() -> None:
+    # f = ±u with u ~ N(0, s): two observations of one number. Given ω, the precision
+    # of u is 1/s + 2ω, and Σ κ_i z_i = ½ + ½ = 1, so that its mean equals its variance.
+    s, omega = 3.0, 0.25
+    for _ in range(200):
+        v = 1 / (1 / s + 2 * omega)
+        c = math.sqrt(v * v + v)
+        omega = math.tanh(c / 2) / (2 * c)
+    points = torch.tensor([[1.0], [-1.0]])
+    covariance = Kernel("linear", s, 1.0).matrix(points, points)
+    found = posterior(covariance, tensor(1.0, -1.0), num_iterations=200)
+    v = 1 / (1 / s + 2 * omega)
+    assert found.precision.tolist() == pytest.approx([omega, omega])
+    assert found.mean.tolist() == pytest.approx([v, -v])
+    assert found.variance.tolist() == pytest.approx([v, v])
+    # Elsewhere, at z = 2, f = 2u.
+    query = torch.tensor([[2.0]])
+    kernel = Kernel("linear", s, 1.0)
+    mean, variance = found.elsewhere(kernel.matrix(points, query), tensor(4 * s))
+    assert float(mean) == pytest.approx(2 * v)
+    assert float(variance) == pytest.approx(4 * v)
+
+
+def brute_force(covariance: Tensor, signs: Tensor, precision: Tensor) -> Posterior:
+    """Return mean and variance with inverse matrices, as the formulas are written."""
+    inverse = np.linalg.inv(covariance.numpy()) + np.diag(precision.numpy())
+    sigma = np.linalg.inv(inverse)
+    mean = torch.from_numpy(sigma @ signs.numpy() / 2)
+    variance = torch.from_numpy(np.diag(sigma).copy())
+    return Posterior(signs, precision, covariance, mean, variance)
+
+
+def test_the_posterior_is_that_of_the_inverse_matrices() -> None:
+    covariance, signs = covariance_of(6), tensor(1, -1, 1, 1, 0, -1)
+    precision = tensor(0.25, 0.1, 0.2, 0.05, 0, 0.15)
+    expected = brute_force(covariance, signs, precision)
+    found = posterior_given(covariance, signs, precision)
+    torch.testing.assert_close(found.mean, expected.mean)
+    torch.testing.assert_close(found.variance, expected.variance)
+
+
+def test_elsewhere_at_the_examples_is_the_posterior() -> None:
+    covariance, signs = covariance_of(5), tensor(1, -1, 1, 0, -1)
+    found = posterior(covariance, signs, num_iterations=5)
+    mean, variance = found.elsewhere(covariance, covariance.diagonal())
+    torch.testing.assert_close(mean, found.mean)
+    torch.testing.assert_close(variance, found.variance)
+
+
+def test_left_out_is_the_posterior_without_the_example() -> None:
+    covariance, signs = covariance_of(5), tensor(1, -1, 1, -1, -1)
+    found = posterior(covariance, signs, num_iterations=5)
+    mean, variance = found.left_out()
+    for place in range(5):
+        kept = torch.arange(5) != place
+        rest = posterior_given(covariance, signs * kept, found.precision * kept)
+        assert float(mean[place]) == pytest.approx(float(rest.mean[place]))
+        assert float(variance[place]) == pytest.approx(float(rest.variance[place]))
+
+
+def test_more_iterations_change_nothing_once_it_has_converged() -> None:
+    covariance, signs = covariance_of(12), tensor(*([1.0, -1.0, -1.0] * 4))
+    expected = posterior(covariance, signs, num_iterations=100)
+    found = posterior(covariance, signs, num_iterations=10)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-3, atol=1e-3)
+    tilt = (expected.mean.square() + expected.variance).sqrt()
+    torch.testing.assert_close(expected.precision, expected_polya_gamma(tilt))
+
+
+@settings(max_examples=25, deadline=None)
+@given(num_examples=st.integers(1, 8), copies=st.integers(1, 3), seed=st.integers(0, 9))
+def test_repeated_examples_leave_it_defined(
+    num_examples: int, copies: int, seed: int
+) -> None:
+    covariance = covariance_of(num_examples, seed).repeat(copies, copies)
+    signs = torch.sign(torch.arange(num_examples * copies).double() % 3 - 1)
+    found = posterior(covariance, signs, num_iterations=10)
+    assert bool((found.variance > 0).all())
+    assert bool((found.variance <= covariance.diagonal() + 1e-9).all())
+    assert bool((found.precision <= 0.25).all())
+    assert bool(torch.isfinite(found.mean).all())
+
+
+def test_a_batch_is_its_problems() -> None:
+    covariances = torch.stack([covariance_of(4, seed) for seed in (1, 2)])
+    signs = torch.stack([tensor(1, -1, 0, 1), tensor(-1, 1, 1, 0)])
+    together = posterior(covariances, signs, num_iterations=4)
+    for place in range(2):
+        alone = posterior(covariances[place], signs[place], num_iterations=4)
+        torch.testing.assert_close(together.mean[place], alone.mean)
+        torch.testing.assert_close(together.variance[place], alone.variance)
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    covariance = covariance_of(3).clone()
+    covariance[0, 0] = torch.nan
+    assert bool(posterior(covariance, tensor(1, -1, 1), 2).mean.isnan().any())
+
+
+@pytest.mark.parametrize(("mean", "variance"), [(0.7, 2.0), (-3.0, 0.5), (1.0, 9.0)])
+def test_the_quadrature_is_the_integral(mean: float, variance: float) -> None:
+    f = np.linspace(mean - 12 * variance**0.5, mean + 12 * variance**0.5, 200_001)
+    density = (
+        np.exp(-((f - mean) ** 2) / (2 * variance)) / (2 * np.pi * variance) ** 0.5
+    )
+    integral = np.trapezoid(density / (1 + np.exp(-f)), f)
+    found = float(log_expected_sigmoid(tensor(mean), tensor(variance)))
+    assert found == pytest.approx(math.log(integral), abs=3e-4)
+
+
+def test_the_quadrature_at_its_limits() -> None:
+    # Symmetric about 0: ½. Without variance: log σ. Far off: finite.
+    found = log_expected_sigmoid(tensor(0, 1, -1e6), tensor(5, 0, 1))
+    one = -math.log1p(math.exp(-1))
+    assert found.tolist() == pytest.approx([math.log(0.5), one, -1e6], rel=1e-5)
+
+
+CPU = torch.device("cpu")
+
+RBF = Kernel("rbf", output_scale=4.0, length_scale=1.0)
+
+TREE = ClassTree(
+    (0, 1, 3, 4), (Split(0, (0, 3), (1, 4)), Split(1, (3,), (0,)), Split(1, (1,), (4,)))
+)
+
+LABELS = torch.tensor([0, 1, 3, 4, 0, 1, 3, 0])
+
+
+def points(seed: int = 5) -> Tensor:
+    return torch.from_numpy(RandomKey(seed).numpy().normal(size=(len(LABELS), 2)))
+
+
+def test_levels_by_hand() -> None:
+    levels = levels_of(TREE, 5, CPU)
+    assert levels.signs.tolist() == [[1, -1, 0, 1, -1], [-1, 1, 0, 1, -1]]
+    assert levels.nodes.tolist() == [[0, 0, -1, 0, 0], [1, 2, -1, 1, 2]]
+
+
+def test_the_loss_is_the_sum_over_the_nodes_each_solved_alone() -> None:
+    covariance = RBF.matrix(points(), points())
+    found = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 6)
+    expected = torch.zeros(len(LABELS), dtype=torch.float64)
+    for split in TREE.splits:
+        signs = split.signs(5)[LABELS]
+        below = signs != 0
+        node = posterior(covariance[below][:, below], signs[below], 6)
+        mean, variance = node.left_out()
+        expected[below] -= log_expected_sigmoid(signs[below] * mean, variance)
+    torch.testing.assert_close(found, expected.float())
+
+
+def test_what_nothing_is_known_of_is_even() -> None:
+    # Representations without covariance: each of two nodes costs log 2.
+    covariance = torch.eye(len(LABELS), dtype=torch.float64)
+    found = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 3)
+    assert found.tolist() == pytest.approx([2 * math.log(2)] * len(LABELS))
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    # Without iterations ω is ¼ whatever the representations are, so that nothing that
+    # the loss depends on is taken as constant.
+    levels = levels_of(TREE, 5, CPU)
+
+    def loss(embeddings: Tensor) -> Tensor:
+        covariance = RBF.matrix(embeddings, embeddings)
+        signs, nodes = levels.signs[:, LABELS], levels.nodes[:, LABELS]
+        found = posterior(covariance * (nodes[:, :, None] == nodes[:, None]), signs, 0)
+        mean, variance = found.left_out()
+        return -log_expected_sigmoid(signs * mean, variance).sum()
+
+    assert torch.autograd.gradcheck(loss, points().requires_grad_())
+    embeddings = points().requires_grad_()
+    covariance = RBF.matrix(embeddings, embeddings)
+    whole = predictive_losses(levels, covariance, LABELS, 0).sum()
+    (found,) = torch.autograd.grad(whole, embeddings)
+    (expected,) = torch.autograd.grad(loss(embeddings), embeddings)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_one_class_has_nothing_to_learn() -> None:
+    levels = levels_of(ClassTree((3,), ()), 5, CPU)
+    embeddings = points().requires_grad_()
+    covariance = RBF.matrix(embeddings, embeddings)
+    losses = predictive_losses(levels, covariance, torch.full((8,), 3), 4)
+    assert losses.tolist() == [0.0] * 8
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    assert embeddings.grad is not None
+    assert not bool(embeddings.grad.any())
+
+
+def test_representations_that_are_zero_have_a_gradient() -> None:
+    embeddings = torch.zeros(8, 2, dtype=torch.float64, requires_grad=True)
+    covariance = Kernel("linear", 1.0, 1.0).matrix(embeddings, embeddings)
+    losses = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 3)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    assert embeddings.grad is not None
+    assert bool(torch.isfinite(embeddings.grad).all())
+
+
+WIDE = Kernel("rbf", output_scale=8.0, length_scale=1.0)
+
+CORNERS = torch.tensor([[0.0, 0.0], [0.0, 4.0], [5.0, 0.0], [5.0, 4.0]])
+
+
+def fit(embeddings: Tensor, labels: Tensor, num_classes: int = 5) -> TreeClassifier:
+    return fit_classifier(embeddings, labels, num_classes, WIDE, num_iterations=20)
+
+
+def test_it_learns_what_it_is_shown() -> None:
+    labels = torch.tensor([3, 0, 1, 2]).repeat(5)
+    noise = torch.from_numpy(RandomKey(1).numpy().normal(0, 0.2, (20, 2))).float()
+    classifier = fit(CORNERS.repeat(5, 1) + noise, labels)
+    found = classifier(CORNERS)
+    assert found.argmax(dim=1).tolist() == [3, 0, 1, 2]
+    assert float(found.max(dim=1).values.min()) > 0.6
+    # The fifth class was not among the 20 examples.
+    assert found[:, 4].tolist() == pytest.approx([1 / 21] * 4)
+
+
+def test_two_classes_by_hand() -> None:
+    # Opposite points with a linear kernel: at z = 0 nothing is known, and at z the
+    # probabilities mirror those at -z.
+    linear = Kernel("linear", output_scale=3.0, length_scale=1.0)
+    points, labels = torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 1])
+    classifier = fit_classifier(points, labels, 2, linear, num_iterations=20)
+    found = classifier(torch.tensor([[0.0], [1.5], [-1.5]]))
+    assert found[0].tolist() == [0.5, 0.5]
+    assert found[1].tolist() == pytest.approx(found[2].flip(0).tolist())
+    assert float(found[1, 0]) > 0.6
+
+
+def test_a_class_is_as_likely_as_its_branches() -> None:
+    classifier = fit(CORNERS[:3], torch.tensor([0, 1, 2]), num_classes=3)
+    queries = torch.tensor([[1.0, 1.0], [4.0, 3.0]])
+    root, below = classifier.nodes
+    (outer,) = {0, 1, 2} - {*below.split.left, *below.split.right}
+    left, right = (log.exp() for log in root.log_branches(queries))
+    of_outer, of_inner = (left, right) if outer in root.split.left else (right, left)
+    found = classifier(queries).double()
+    torch.testing.assert_close(found[:, outer], of_outer, rtol=1e-5, atol=0)
+    down = below.log_branches(queries)[0].exp()
+    inner = found[:, below.split.left[0]]
+    torch.testing.assert_close(inner, of_inner * down, rtol=1e-5, atol=0)
+
+
+def test_without_examples_all_classes_are_alike() -> None:
+    found = fit(torch.empty(0, 2), torch.empty(0, dtype=torch.int64))(CORNERS)
+    assert found.tolist() == [[pytest.approx(0.2)] * 5] * 4
+
+
+def test_one_class_gets_more_with_every_example() -> None:
+    # n / (n + 1) for the known class, the rest for the four others.
+    for number in (1, 3):
+        found = fit(CORNERS[:number], torch.full((number,), 2))(CORNERS[:1])
+        rest = 1 / (number + 1) / 4
+        expected = [rest, rest, number / (number + 1), rest, rest]
+        assert found[0].tolist() == pytest.approx(expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(num_examples=st.integers(0, 12), seed=st.integers(0, 99), far=st.booleans())
+def test_rows_sum_to_one_and_are_positive(
+    num_examples: int, seed: int, far: bool
+) -> None:
+    generator = RandomKey(seed).numpy()
+    embeddings = torch.from_numpy(generator.normal(size=(num_examples, 2))).float()
+    labels = torch.from_numpy(generator.integers(0, 4, num_examples))
+    kernel = Kernel("linear", 100.0, 0.01) if far else WIDE
+    classifier = fit_classifier(embeddings, labels, 5, kernel, num_iterations=5)
+    found = classifier(1000 * CORNERS if far else CORNERS)
+    assert found.dtype == torch.float32
+    assert bool((found > 0).all())
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(4))
+
+
+def test_many_queries_are_answered_as_few() -> None:
+    classifier = fit(CORNERS, torch.arange(4))
+    found = classifier(CORNERS.repeat(300, 1))
+    torch.testing.assert_close(found, classifier(CORNERS).repeat(300, 1))
+
+
 TWO_PIXELS = InputSpec((1, 2, 1), num_classes=3, mean=(0.0,), std=(1.0,))
+
 LINEAR = PFedGPSettings(kernel="linear", output_scale=2.0, num_iterations=1)
 
 
@@ -92,7 +520,6 @@ def test_one_round_by_hand() -> None:
     task = scaled_task(learning_rate=rate, batch_size=2)
     clients = {"a": client({(1, 0): 0, (1, 1): 1}), "b": client({(1, 0): 2})}
     state, _ = run_rounds(PFedGP(task, LINEAR), clients, num_rounds=1)
-
     omega = one_iteration()
     by_a = two_point_loss(1 + step, 1, omega) - two_point_loss(1 - step, 1, omega)
     by_b = two_point_loss(1, 1 + step, omega) - two_point_loss(1, 1 - step, omega)
@@ -122,15 +549,6 @@ def test_the_network_moves_and_the_head_stays() -> None:
     assert bool(moved[~task.head_mask].all())
 
 
-def test_without_examples_nothing_moves() -> None:
-    task = normed_task()
-    method = PFedGP(task, PFedGPSettings())
-    nothing = ClientData(no_examples(task.spec), no_examples(task.spec))
-    payload = SharedNetwork(task.initial_weights)
-    _, update = method.client_update(payload, None, nothing, 1, KEY)
-    assert torch.equal(update.weights, task.initial_weights)
-
-
 def served(
     task: Task, data: ClientData, settings: PFedGPSettings | None = None, seed: int = 3
 ) -> GaussianProcessPredictor:
@@ -151,14 +569,6 @@ def test_an_unseen_client_is_served_what_its_own_examples_say() -> None:
     assert found.argmax(dim=1).tolist() == [2, 2, 0, 0]
     # The class it never saw: one in n + 1.
     assert found[:, 1].tolist() == pytest.approx([0.2] * 4)
-
-
-def test_without_data_all_classes_are_alike() -> None:
-    nothing = ClientData(no_examples(TWO_PIXELS), no_examples(TWO_PIXELS))
-    predictor = served(scaled_task(), nothing)
-    images = client({(0, 0): 0, (1, 0): 0}).train.images
-    assert predictor(images).flatten().tolist() == pytest.approx([1 / 3] * 6)
-    assert predictor.describe() == {"num_gp_examples": 0.0}
 
 
 def test_both_splits_are_learnt_from_and_validation_can_be_forgotten() -> None:

@@ -114,14 +114,6 @@ def test_generated_models_start_near_the_initial_weights() -> None:
     assert not torch.equal(weights[0], weights[1])
 
 
-def test_num_hidden_layers() -> None:
-    task = normed_task()
-    method = pfedhn_of(task, embedding_dim=5, hidden_dim=7, num_hidden_layers=2)
-    layers = method.init(["a"], KEY).hypernetwork.layers
-    shapes = [tuple(layer.weight.shape) for layer in layers]
-    assert shapes == [(7, 5), (7, 7), (task.model.num_parameters, 7)]
-
-
 def test_buffers_are_averaged_by_examples() -> None:
     task = normed_task()
     method = pfedhn_of(task)
@@ -208,3 +200,11 @@ def test_gradients_of_a_hypernetwork_by_hand() -> None:
     assert first_weight.tolist() == [[0.0], [-10.0]]
     assert first_bias.tolist() == [0.0, 10.0]
     assert of_embedding.tolist() == [-20.0]
+
+
+def test_num_hidden_layers() -> None:
+    task = normed_task()
+    method = pfedhn_of(task, embedding_dim=5, hidden_dim=7, num_hidden_layers=2)
+    layers = method.init(["a"], KEY).hypernetwork.layers
+    shapes = [tuple(layer.weight.shape) for layer in layers]
+    assert shapes == [(7, 5), (7, 7), (task.model.num_parameters, 7)]

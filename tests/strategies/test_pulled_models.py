@@ -9,9 +9,8 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import local_sgd, pull
 from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
@@ -53,7 +52,6 @@ def test_a_round_by_hand() -> None:
     task = linear_task(learning_rate=0.5, local_steps=2)
     method = Ditto(task, DittoSettings(prox_weights=(2.0, 0.0)))
     state, memory = run_rounds(method, {"a": white([0])}, num_rounds=1)
-
     # Models (y, -y) with slope -σ(-2 y). w: y = ¼, then ¼ + ½ σ(-½).
     expected = 0.25 + 0.5 * share(0.25)
     assert state.weights.tolist() == pytest.approx([expected, -expected])
@@ -225,7 +223,6 @@ def test_one_step_a_round_is_the_algorithm() -> None:
     clients = {"a": white([0, 0]), "b": white([1, 1])}
     method, num_rounds = L2GD(task, settings), 12
     state, memory = run_rounds(method, clients, num_rounds)
-
     of_a, of_b, seen = 0.0, 0.0, set()
     for server_round in range(1, num_rounds + 1):
         heads = next(coins(state.seed, server_round, 0.4))
@@ -247,17 +244,6 @@ def test_the_mean_weighs_clients_by_their_examples() -> None:
     sent = updates([1.0, -1.0], [5.0, 3.0], examples=[3, 1])
     state = method.aggregate(L2GDState(torch.zeros(2), seed=1), iter(sent))
     assert state.weights.tolist() == [2.0, 0.0]
-
-
-def test_coins_are_those_of_the_round() -> None:
-    def thrown(server_round: int, probability: float = 0.3) -> list[bool]:
-        return list(itertools.islice(coins(7, server_round, probability), 2000))
-
-    assert thrown(1) == thrown(1)
-    assert thrown(1) != thrown(2)
-    # The standard deviation of the share is √(0.3 · 0.7 / 2000) ≈ 0.01.
-    assert sum(thrown(1)) / 2000 == pytest.approx(0.3, abs=0.04)
-    assert not any(thrown(1, probability=0.0))
 
 
 def test_all_clients_throw_the_same_coins() -> None:
@@ -405,10 +391,12 @@ def test_a_client_finds_its_model_without_momentum() -> None:
     assert served.weights.tolist() == pytest.approx([second, -second])
 
 
-def test_clients_are_served_alike_whether_they_were_seen_or_not() -> None:
-    task, data = normed_task(batch_size=3), noisy(6, 4, seed=1)
-    method, payload = PFedMe(task, PFedMeSettings()), ModelPayload(task.initial_weights)
-    memory, _ = method.client_update(payload, None, data, 1, KEY)
-    seen, unseen = (one_model_of(method, payload, of, data) for of in (memory, None))
-    assert torch.equal(seen.weights, unseen.weights)
-    assert not torch.equal(seen.weights, payload.weights)
+def test_coins_are_those_of_the_round() -> None:
+    def thrown(server_round: int, probability: float = 0.3) -> list[bool]:
+        return list(itertools.islice(coins(7, server_round, probability), 2000))
+
+    assert thrown(1) == thrown(1)
+    assert thrown(1) != thrown(2)
+    # The standard deviation of the share is √(0.3 · 0.7 / 2000) ≈ 0.01.
+    assert sum(thrown(1)) / 2000 == pytest.approx(0.3, abs=0.04)
+    assert not any(thrown(1, probability=0.0))

@@ -17,7 +17,6 @@ from knnper.strategies.scaffold import (
     ScaffoldState,
     ScaffoldUpdate,
 )
-from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import (
     KEY,
     linear_task,
@@ -87,26 +86,20 @@ def test_the_control_of_several_steps_is_their_mean_gradient() -> None:
     assert torch.equal(memory.control, update.control_change)
 
 
-def test_the_servers_control_counts_the_clients_that_did_not_reply() -> None:
-    method = scaffold_of(linear_task())
-    state = ScaffoldState(torch.zeros(2), torch.tensor([1.0, 1.0]), num_clients=8)
-    changes = [torch.tensor([1.0, 0.0]), torch.tensor([3.0, -2.0])]
+def test_a_step_of_the_server_by_hand() -> None:
+    method = scaffold_of(linear_task(), global_learning_rate=0.25)
+    state = ScaffoldState(torch.tensor([4.0, 0.0]), torch.ones(2), num_clients=8)
+    trained, changes = torch.tensor([8.0, -8.0]), [[1.0, 0.0], [3.0, -2.0]]
     updates = [
-        (str(i), ScaffoldUpdate(torch.zeros(2), 10**i, 0.5, change))
+        (str(i), ScaffoldUpdate(trained, 10**i, 0.5, torch.tensor(change)))
         for i, change in enumerate(changes)
     ]
     # 2 of 8 replied; whatever their sizes, c moves by 2/8 of the mean (2, -1).
-    new_state = method.aggregate(state, iter(updates))
-    assert new_state.control.tolist() == [1.5, 0.75]
-    assert new_state.num_clients == 8
-
-
-def test_global_learning_rate_scales_the_step() -> None:
-    method = scaffold_of(linear_task(), global_learning_rate=0.25)
-    state = ScaffoldState(torch.tensor([4.0, 0.0]), torch.zeros(2), num_clients=1)
-    update = ScaffoldUpdate(torch.tensor([8.0, -8.0]), 5, 0.5, torch.zeros(2))
+    after = method.aggregate(state, iter(updates))
+    assert after.control.tolist() == [1.5, 0.75]
+    assert after.num_clients == 8
     # 4 + ¼ (8 - 4) = 5 and 0 + ¼ (-8 - 0) = -2.
-    assert method.aggregate(state, iter([("a", update)])).weights.tolist() == [5, -2]
+    assert after.weights.tolist() == [5, -2]
 
 
 def test_without_controls_it_is_fedavg() -> None:
@@ -151,8 +144,3 @@ def test_the_global_model_is_trained_on_without_controls() -> None:
     # A plain step of ½ from 0: the gradient is (-½, ½), whatever the controls are.
     assert served.weights.tolist() == [0.25, -0.25]
     assert not tuned.personalizes_by_inference
-
-
-def test_momentum_is_refused_for_it_too() -> None:
-    topped = document("scaffold", "fine_tuning", training={"momentum": 0.9})
-    refused(topped, "training.momentum", r"found 0\.9, expected 0 with scaffold")

@@ -13,9 +13,8 @@ from knnper.models import EmbeddingModel, FlatModel, TolerantBatchNorm2d
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.predictors import ModelPredictor
 from knnper.strategies.core.records import ModelUpdate
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import ModelPredictor, Task
 
 KEY = RandomKey(11)
 ONE_PIXEL = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))

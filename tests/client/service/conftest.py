@@ -6,8 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.client.service.small_service import SmallServed, asking, small_served
-from tests.client.service.some_requests import LIMITS
+from tests.client.service.small_service import LIMITS, SmallServed, asking, small_served
 
 
 @pytest.fixture(scope="module")

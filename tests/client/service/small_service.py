@@ -1,15 +1,18 @@
 """A service of a tiny model and a few stored digits, in one process."""
 
 import contextlib
+import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import torch
+from PIL import Image
 from starlette.types import ASGIApp
 from torch import Tensor
 
@@ -20,19 +23,26 @@ from knnper.client.service.inputs import Limits
 from knnper.client.settings import ServiceSettings
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.examples import InputSpec
+from knnper.data.site_data import SiteTask
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.datastore.examples import InputLayout, StoreSpec
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import Names
 from knnper.datastore.store import Store, create_store
-from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import build_task
-from knnper.strategies.core.exported_model import GlobalModel, ModelCard, model_of_card
-from knnper.strategies.knn_per import KnnSettings
+from knnper.strategies.core.exported_model import GlobalModel
 from knnper.transport.sockets import SocketLimits
+from tests.client.state.small_site import small_experiment, untrained
 
 TOKEN = "a token of the tests"
+JSON, NPY, PNG = "application/json", "application/x-npy", "image/png"
+LIMITS = Limits(
+    max_inputs=4,
+    max_request_bytes=20_000,
+    max_pixels=1000,
+    max_json_values=1000,
+    poll_s=0.05,
+)
 CLASSES = ("cat", "dog", "eel")
 IMAGE = InputSpec((8, 8, 1), len(CLASSES), (0.5,), (0.25,))
 FEATURES = InputSpec((1, 1, 4), len(CLASSES), (0.0,) * 4, (1.0,) * 4, "float32")
@@ -62,28 +72,9 @@ def classes_of(spec: InputSpec) -> tuple[str, ...]:
 
 def tiny_model(seed: int = 0, spec: InputSpec = IMAGE) -> GlobalModel:
     """Return an untrained model."""
-    card = ModelCard(
-        name="tests",
-        model={"name": MODELS[spec.dtype]},
-        precision="float32",
-        evaluation_batch_size=64,
-        num_threads=1,
-        seed=seed,
-        spec=spec,
-        class_names=classes_of(spec),
-        feature_names=(),
-        method="kNN-Per",
-        num_rounds=1,
-        memory=KnnSettings(),
-    )
-    task = build_task(
-        card.architecture(),
-        TrainingSettings(),
-        card.spec,
-        RandomKey(card.seed),
-        evaluation_batch_size=card.evaluation_batch_size,
-    )
-    return model_of_card(card, task.initial_weights)
+    model, run = {"name": MODELS[spec.dtype]}, {"seed": seed}
+    document = small_experiment(model=model, run=run)
+    return untrained(document, SiteTask(spec, classes_of(spec), ()))
 
 
 def some_inputs(count: int, spec: InputSpec = IMAGE, seed: int = 0) -> Tensor:
@@ -185,3 +176,31 @@ def wait_until_ready(client: httpx.Client) -> None:
             return
         pause.wait(0.01)
     raise TimeoutError("the service was not ready within five seconds")
+
+
+def png(pixels: Tensor, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.numpy()[:, :, 0]).save(file, kind)
+    return file.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=True)
+    return file.getvalue()
+
+
+def predicted(client: httpx.Client, *inputs: Any) -> httpx.Response:
+    """Ask for the prediction of inputs as JSON."""
+    return client.post("/predict", json={"inputs": inputs})
+
+
+def post(client: httpx.Client, content: Any, kind: str) -> httpx.Response:
+    """Ask for the prediction of a body of some content type."""
+    return client.post("/predict", content=content, headers={"content-type": kind})
+
+
+def refused(answer: httpx.Response, status: int, words: str) -> None:
+    assert answer.status_code == status, answer.text
+    assert set(answer.json()) == {"error", "message"}
+    assert words in answer.json()["message"]

@@ -46,12 +46,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_service_without_a_model_waits_for_one(tmp_path: Path) -> None:
-    served = small_served(tmp_path / "store")
-    is_installed = threading.Event()
+    served, is_installed = small_served(tmp_path / "store"), threading.Event()
+    troubles = [OSError("a"), OSError("nothing is readable yet")]
 
     def open_served() -> SmallServed:
         if not is_installed.is_set():
-            raise KnnPerError("nothing is installed yet")
+            raise troubles.pop() if troubles else KnnPerError("nothing is installed")
         return served
 
     tokens, limits = Tokens(tmp_path, TOKEN), Limits(poll_s=0.02)
@@ -166,9 +166,7 @@ def test_inputs_that_a_slow_model_has_no_time_for_are_refused(
         answer = client.post("/predict", json=body)
     assert (answer.status_code, asked) == (413, [])
     assert "at most" in answer.json()["message"]
-
-
-def test_an_image_is_not_decoded_once_there_is_no_time_left() -> None:
+    # Nor is an image decoded once there is no time left.
     with pytest.raises(RequestError, match="decoded") as refused:
         Budget(Limits(seconds=-1)).take_pixels(1, 1, 1)
     assert refused.value.status == 503
@@ -212,6 +210,8 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org")))
     app = make_service("site-a", lambda: small_served(tmp_path), tokens=None)
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
@@ -223,11 +223,6 @@ def test_unusable_addresses_and_tls_files_are_refused(tmp_path: Path) -> None:
         make_server(
             app, ServiceSettings(port=0, tls=ServiceCertificate(nothing, nothing))
         )
-
-
-def test_loopback_is_told_from_other_addresses() -> None:
-    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
-    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.0.1", "example.org")))
 
 
 @pytest.mark.parametrize(
@@ -274,23 +269,6 @@ def test_what_goes_wrong_is_seen_and_tried_again(
     told = [one for one in caplog.records if one.levelno >= logging.WARNING]
     assert len(told) == 1, "the same trouble is told once"
     assert (told[0].exc_info is None) == isinstance(error, KnnPerError)
-
-
-def test_a_model_that_cannot_be_opened_for_any_reason_is_waited_for(
-    tmp_path: Path,
-) -> None:
-    served, troubles = small_served(tmp_path / "store"), [OSError("a"), OSError("b")]
-
-    def open_served() -> SmallServed:
-        if troubles:
-            raise troubles.pop()
-        return served
-
-    current = Current(open_served, poll_s=0.005)
-    current.start()
-    until(lambda: current.problem == "")
-    assert current.served() is served
-    current.close()
 
 
 SCRIPT = """

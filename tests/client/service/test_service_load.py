@@ -22,6 +22,7 @@ from tests.client.service.small_service import (
     CLASSES,
     IMAGE,
     asking,
+    predicted,
     some_inputs,
     some_labels,
     tiny_model,
@@ -29,6 +30,7 @@ from tests.client.service.small_service import (
 
 NUM_OWN, NUM_ROUNDS, NUM_QUERIES = 40, 60, 8
 CLOSE = 1e-4
+QUERIES = some_inputs(NUM_QUERIES, seed=5)
 
 
 def named(count: int, seed: int) -> NamedExamples:
@@ -36,33 +38,24 @@ def named(count: int, seed: int) -> NamedExamples:
     return NamedExamples(examples, tuple(f"{seed}/{one}" for one in range(count)))
 
 
-DATA = SiteData(
-    named(NUM_OWN, 1), named(0, 2), named(0, 3), SiteTask(IMAGE, CLASSES, ())
-)
+TASK = SiteTask(IMAGE, CLASSES, ())
+DATA = SiteData(named(NUM_OWN, 1), named(0, 2), named(0, 3), TASK)
 
 
 @dataclass
 class Journal:
     """What the store has gone through, in order, and what was answered."""
 
-    inputs: dict[int, Tensor] = field(default_factory=dict)
-    labels: dict[int, int] = field(default_factory=dict)
-    names: dict[int, str | None] = field(default_factory=dict)
-    states: list[frozenset[int]] = field(default_factory=list)
+    examples: dict[int, tuple[Tensor, int, str | None]] = field(default_factory=dict)
+    states: list[frozenset[int]] = field(default_factory=lambda: [frozenset()])
     answers: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
 
     def add(
-        self, ids: Sequence[int], inputs: Tensor, labels: Tensor, names: Sequence[Any]
+        self, ids: Ids, inputs: Tensor, labels: Tensor, names: Sequence[Any]
     ) -> None:
-        for place, one in enumerate(ids):
-            self.inputs[one] = inputs[place]
-            self.labels[one] = int(labels[place])
-            self.names[one] = names[place]
-        before = self.states[-1] if self.states else frozenset()
-        self.states.append(before | set(ids))
-
-    def delete(self, ids: Sequence[int]) -> None:
-        self.states.append(self.states[-1] - set(ids))
+        new = zip(inputs, labels.tolist(), names, strict=True)
+        self.examples |= dict(zip(ids.tolist(), new, strict=True))
+        self.states.append(self.states[-1] | set(ids.tolist()))
 
 
 def served_from(state: Path, journal: Journal) -> Callable[[], ServedModel]:
@@ -73,18 +66,18 @@ def served_from(state: Path, journal: Journal) -> Callable[[], ServedModel]:
         contents = served.store.contents()
         ids, labels = contents.ids, torch.from_numpy(contents.labels)
         names = served.store.external_ids(ids)
-        journal.add(ids.tolist(), served.store.inputs(ids), labels, names)
+        journal.add(ids, served.store.inputs(ids), labels, names)
         assert len(ids) == len(DATA.train)
         whole_add, whole_delete = served.add, served.delete
 
         def add(images: Tensor, labels: Tensor, names: Any = None) -> Added:
             added = whole_add(images, labels, names)
-            journal.add(added.ids.tolist(), images, labels, names)
+            journal.add(added.ids, images, labels, names)
             return added
 
         def delete(selection: Selection) -> Ids:
             deleted = whole_delete(selection)
-            journal.delete(deleted.tolist())
+            journal.states.append(journal.states[-1] - set(deleted.tolist()))
             return deleted
 
         served.add, served.delete = add, delete  # type: ignore[method-assign]
@@ -95,10 +88,9 @@ def served_from(state: Path, journal: Journal) -> Callable[[], ServedModel]:
 
 def add_examples(client: httpx.Client, seed: int) -> None:
     for number in range(NUM_ROUNDS):
-        inputs = some_inputs(2, seed=1000 * seed + number)
-        name, label = f"{seed}-{number}", number % 3
+        inputs = some_inputs(2, seed=1000 * seed + number).tolist()
         sent = [
-            {"input": one.tolist(), "label": label, "name": f"{name}-{at}"}
+            {"input": one, "label": number % 3, "name": f"{seed}-{number}-{at}"}
             for at, one in enumerate(inputs)
         ]
         answer = client.post("/examples", json={"examples": sent})
@@ -113,23 +105,20 @@ def delete_examples(client: httpx.Client) -> None:
 
 
 def ask(client: httpx.Client, journal: Journal, stop: threading.Event) -> None:
-    queries = some_inputs(NUM_QUERIES, seed=5)
     number = 0
     while not stop.is_set():
         number = (number + 1) % NUM_QUERIES
         at_least = len(journal.states) - 1
-        sent = {"inputs": [queries[number].tolist()]}
-        answer = client.post("/predict", json=sent)
+        answer = predicted(client, QUERIES[number].tolist())
         assert answer.status_code == 200, answer.text
         journal.answers.append((number, at_least, answer.json()))
 
 
 @pytest.mark.slow
 def test_no_answer_is_wrong_or_mixed(tmp_path: Path) -> None:
-    state = tmp_path / "state"
-    SiteState(state, "site-a").install(tiny_model(), DATA, took_part=False)
-    journal, stop = Journal(), threading.Event()
-    newer = tiny_model(seed=1)
+    state, journal, stop = tmp_path / "state", Journal(), threading.Event()
+    first, newer = tiny_model(), tiny_model(seed=1)
+    SiteState(state, "site-a").install(first, DATA, took_part=False)
     with (
         asking(served_from(state, journal)) as client,
         ThreadPoolExecutor(6) as threads,
@@ -150,72 +139,51 @@ def test_no_answer_is_wrong_or_mixed(tmp_path: Path) -> None:
         for one in asked:
             one.result()
         last = client.get("/info").json()
-    models = {one.fingerprint: one for one in (tiny_model(), newer)}
     assert last["model"] == newer.fingerprint
     assert last["store"]["num_stored"] == len(journal.states[-1])
-    assert {answer["model"] for _, _, answer in journal.answers} == set(models)
-    check = Checker(journal, models)
+    checks = {one.fingerprint: checker(journal, one) for one in (first, newer)}
+    assert {answer["model"] for _, _, answer in journal.answers} == set(checks)
     for number, at_least, answer in journal.answers:
-        check(number, at_least, answer)
+        checks[answer["model"]](number, at_least, answer)
 
 
-class Checker:
-    """Recomputes answers from all that was ever stored."""
+def checker(
+    journal: Journal, model: GlobalModel
+) -> Callable[[int, int, dict[str, Any]], None]:
+    """Return what recomputes answers of a model from all that was ever stored."""
+    ids = sorted(journal.examples)
+    stored = torch.stack([journal.examples[one][0] for one in ids])
+    embedded, asked = model.embed(stored).double(), model.embed(QUERIES)
+    distances = torch.cdist(asked.double(), embedded)
+    alone = model.head(asked)
 
-    def __init__(self, journal: Journal, models: dict[str, GlobalModel]) -> None:
-        self._journal = journal
-        self._ids = sorted(journal.inputs)
-        stored = torch.stack([journal.inputs[one] for one in self._ids])
-        queries = some_inputs(NUM_QUERIES, seed=5)
-        self._distances = {
-            name: torch.cdist(
-                model.embed(queries).double(), model.embed(stored).double()
-            )
-            for name, model in models.items()
-        }
-        self._alone = {
-            name: model.head(model.embed(queries)) for name, model in models.items()
-        }
-
-    def __call__(self, number: int, at_least: int, answer: dict[str, Any]) -> None:
-        prediction = answer["predictions"][0]
-        self._require_one_state(number, at_least, answer)
-        found = prediction["neighbors"]
+    def check(number: int, at_least: int, answer: dict[str, Any]) -> None:
+        (prediction,) = answer["predictions"]
+        found, weight = prediction["neighbors"], answer["knn_weight"]
+        by_id = dict(zip(ids, distances[number].tolist(), strict=True))
         for one in found:
-            assert one["label"] == self._journal.labels[one["id"]]
-            assert one["name"] == self._journal.names[one["id"]]
-        log_weights = KERNELS["paper"](
-            torch.tensor([[one["distance"] ** 2 for one in found]]), 1.0, 0
-        )
+            _, label, name = journal.examples[one["id"]]
+            assert (one["label"], one["name"]) == (label, name)
+            assert one["distance"] == pytest.approx(by_id[one["id"]], abs=CLOSE)
+        # There was a state, no older than the question, whose nearest these are.
+        near = {one["id"] for one in found}
+        farthest = max(by_id[one] for one in near)
+        assert any(
+            len(state) == answer["num_stored"]
+            and near <= state
+            and all(by_id[other] > farthest - CLOSE for other in state - near)
+            for state in journal.states[at_least:]
+        ), answer
+        squared = torch.tensor([[one["distance"] ** 2 for one in found]])
+        log_weights = KERNELS["paper"](squared, 1.0, 0).double()
         labels = torch.tensor([[one["label"] for one in found]])
-        votes = neighbor_vote(log_weights.double(), labels, len(CLASSES))[0]
-        alone, weight = self._alone[answer["model"]][number], answer["knn_weight"]
+        votes = neighbor_vote(log_weights, labels, len(CLASSES))[0]
         for said, expected in (
             ("knn_probabilities", votes),
-            ("global_probabilities", alone),
-            ("probabilities", weight * votes + (1 - weight) * alone),
+            ("global_probabilities", alone[number]),
+            ("probabilities", weight * votes + (1 - weight) * alone[number]),
         ):
             shares = torch.tensor(list(prediction[said].values()))
             assert torch.allclose(shares, expected.float(), atol=CLOSE)
 
-    def _require_one_state(
-        self, number: int, at_least: int, answer: dict[str, Any]
-    ) -> None:
-        """Require a state, no older than the question, whose nearest these are."""
-        row = self._distances[answer["model"]][number]
-        by_id = dict(zip(self._ids, row.tolist(), strict=True))
-        found = answer["predictions"][0]["neighbors"]
-        for one in found:
-            assert one["distance"] == pytest.approx(by_id[one["id"]], abs=CLOSE)
-        ids = {one["id"] for one in found}
-        assert any(
-            len(state) == answer["num_stored"]
-            and ids <= state
-            and _are_nearest(ids, state, by_id)
-            for state in self._journal.states[at_least:]
-        ), answer
-
-
-def _are_nearest(ids: set[int], state: frozenset[int], by_id: dict[int, float]) -> bool:
-    farthest = max(by_id[one] for one in ids)
-    return all(by_id[other] > farthest - CLOSE for other in state - ids)
+    return check

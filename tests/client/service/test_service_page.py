@@ -93,7 +93,7 @@ def teach(page: "Page", label: str) -> None:
     page.get_by_role("button", name="Remember it").click()
 
 
-def test_a_person_sees_a_prediction_and_its_reasons_and_adds_an_example(
+def test_a_person_sees_a_prediction_adds_an_example_and_takes_it_back(
     tmp_path: Path, page: "Page"
 ) -> None:
     served = small_served(tmp_path / "store")
@@ -120,6 +120,12 @@ def test_a_person_sees_a_prediction_and_its_reasons_and_adds_an_example(
         page.get_by_text("Remembered as eel, example 10").wait_for()
         first = page.locator("#neighbors li").first.inner_text()
         stored = page.locator("#facts").inner_text()
+        page.get_by_role("button", name="Take back eel, example 10").click()
+        page.get_by_text("Taken back: eel, example 10").wait_for()
+        left = page.locator("#neighbors").inner_text()
+        assert page.locator("#remembered li").count() == 0
+        assert 10 not in served.store.contents().ids
+    assert "example 10" not in left
     assert answer == CLASSES[int(expected.labels[0])]
     assert rows == len(CLASSES)
     for known in ("9", "0.50", "60.0 %", "70.0 %", "80.0 %"):
@@ -128,21 +134,6 @@ def test_a_person_sees_a_prediction_and_its_reasons_and_adds_an_example(
     assert "eel" in first
     assert "example 10" in first
     assert "10" in stored
-
-
-def test_a_person_takes_an_example_back(tmp_path: Path, page: "Page") -> None:
-    served = small_served(tmp_path / "store")
-    with opened(page, served, token=None):
-        choose(page, tmp_path, served)
-        teach(page, "eel")
-        page.locator("#neighbors").get_by_text("example 10").wait_for()
-        page.get_by_role("button", name="Take back eel, example 10").click()
-        page.get_by_text("Taken back: eel, example 10").wait_for()
-        left = page.locator("#neighbors").inner_text()
-        remembered = page.locator("#remembered li").count()
-        assert 10 not in served.store.contents().ids
-    assert "example 10" not in left
-    assert remembered == 0
 
 
 def test_a_token_with_few_scopes_sees_and_is_asked_for_no_more(
@@ -238,18 +229,7 @@ def test_everything_is_reached_with_the_keyboard_and_has_a_name(
         without_text = page.evaluate(
             "[...document.querySelectorAll('img')].filter(one => !one.alt).length"
         )
+        for width in (360, 1080):  # nothing is wider than the window
+            page.set_viewport_size({"width": width, "height": 700})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert (focused, unnamed, without_text) == ("file", 0, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [360, 1080])
-def test_nothing_is_wider_than_the_window(
-    tmp_path: Path, page: "Page", width: int
-) -> None:
-    served = small_served(tmp_path / "store")
-    page.set_viewport_size({"width": width, "height": 700})
-    with opened(page, served, token=None):
-        choose(page, tmp_path, served)
-        page.locator("#neighbors li").first.wait_for()
-        found = page.evaluate("document.documentElement.scrollWidth")
-    assert found <= width

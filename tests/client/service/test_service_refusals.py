@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.client.service.small_service import some_inputs
-from tests.client.service.some_requests import (
+from tests.client.service.small_service import (
     JSON,
     LIMITS,
     NPY,
@@ -21,6 +20,7 @@ from tests.client.service.some_requests import (
     png,
     post,
     refused,
+    some_inputs,
 )
 
 

@@ -8,19 +8,28 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
 
 from knnper.client import site as host
+from knnper.client.app import _record, _reply
 from knnper.client.flower_node import without_folders
 from knnper.client.runtime import ClientStateStore
 from knnper.client.site import KEPT, OWN_LOG, Discretion, SiteNode, run_states
-from knnper.errors import DataError, RefusedError, RunError
+from knnper.errors import CodecError, DataError, RefusedError, RunError
 from knnper.experiment import to_json
 from knnper.files import is_private
+from knnper.simulation.flower_engine import VirtualHost
 from knnper.simulation.workbench import over_sites
-from knnper.strategies.core.predictors import ClientResults
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
-from knnper.transport.messages import Introduction, Job, read_introduction
+from knnper.strategies.core.task import ClientResults
+from knnper.transport.messages import (
+    Introduction,
+    Job,
+    pack,
+    read_introduction,
+    to_content,
+)
 from tests.apps.site_grid import experiment, make_sites
 
 EXPERIMENT = to_json(over_sites(experiment()))
@@ -35,8 +44,8 @@ def context_of(file: Path, run: int = 1) -> Context:
     return Context(run, 1, {"config": str(file)}, RecordDict(), {})
 
 
-def job(experiment: str = EXPERIMENT, timeout_s: float = 0.0) -> Job:
-    return Job(["0001"], 1, [0], experiment, timeout_s=timeout_s)
+def job(experiment: str = EXPERIMENT, timeout_s: float = 0.0, folder: str = "") -> Job:
+    return Job(["0001"], 1, [0], experiment, timeout_s=timeout_s, shared_folder=folder)
 
 
 def introduced(file: Path) -> Introduction:
@@ -174,9 +183,6 @@ def test_the_own_log_has_all_of_an_error(
         raise error
     assert str(caught.value) == OWN_LOG
     assert str(error) in caplog.text
-
-
-def test_of_an_unknown_error_the_kind_is_told() -> None:
     with pytest.raises(RunError, match=r"^ValueError: x\.png$"), OPEN.around("reading"):
         raise ValueError("/a/x.png")
 
@@ -187,3 +193,46 @@ def test_an_update_without_its_loss_keeps_its_weight() -> None:
     quiet = QUIET.update(update)
     assert quiet.num_examples == 3
     assert math.isnan(quiet.train_loss)
+
+
+PAYLOAD = ModelPayload(torch.ones(2))
+NOWHERE = context_of(Path("client.yaml"))
+OURS = "/dev/shm/knnper-12-0123abcd"
+
+
+@pytest.mark.parametrize(
+    ("folder", "allowed"),
+    [
+        (OURS, Path(OURS)),
+        ("", None),
+        ("/dev/shm", None),
+        ("/dev/shm/other", None),
+        (f"{OURS}/x", None),
+        ("/etc/knnper-12-0123abcd", None),
+        ("/dev/shm/x/../knnper-12-0123abcd", None),
+    ],
+)
+def test_a_simulation_has_one_folder_in_memory(
+    folder: str, allowed: Path | None
+) -> None:
+    assert VirtualHost().carrier_folder(NOWHERE, job(folder=folder)) == allowed
+    assert SiteNode().carrier_folder(NOWHERE, job(folder=folder)) is None
+
+
+def test_a_site_reads_no_file_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    packed = pack(PAYLOAD, tmp_path)
+    before = list(tmp_path.iterdir())
+    message = Message(
+        to_content(job(folder=str(tmp_path)), {"payload": packed}),
+        dst_node_id=1,
+        message_type="train",
+    )
+    with pytest.raises(CodecError, match="names the file"):
+        _record(message, "payload", ModelPayload, None)
+    reply = _reply(message, PAYLOAD, None)
+    assert list(tmp_path.iterdir()) == before
+    assert "file" not in reply.content.config_records["reply.entry"]

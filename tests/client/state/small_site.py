@@ -15,7 +15,7 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
-from knnper.strategies.core.predictors import ModelPredictor
+from knnper.strategies.core.task import ModelPredictor
 from knnper.strategies.knn_per import memorize
 
 SPEC = InputSpec((8, 8, 1), 4, (0.5,), (0.3,))
@@ -49,9 +49,14 @@ def small_model(
         personalization=personalization,
         run={"seed": seed, "engine": "serial"},
     )
+    return untrained(document, TASK)
+
+
+def untrained(document: dict[str, Any], learned: SiteTask) -> GlobalModel:
+    """Return the model with which an experiment begins."""
     experiment = load_experiment(document, experiment_catalogue())
-    task = assemble(experiment, SPEC).task
-    return global_model(experiment, task, TASK, task.initial_weights)
+    task = assemble(experiment, learned.spec).task
+    return global_model(experiment, task, learned, task.initial_weights)
 
 
 def feature_model() -> GlobalModel:
@@ -60,10 +65,8 @@ def feature_model() -> GlobalModel:
     document = small_experiment(
         name="rows", model={"name": "mlp", "hidden_sizes": [6, 5]}
     )
-    experiment = load_experiment(document, experiment_catalogue())
-    task = assemble(experiment, spec).task
     learned = SiteTask(spec, ("no", "yes"), ("age", "height", "weight"))
-    return global_model(experiment, task, learned, task.initial_weights)
+    return untrained(document, learned)
 
 
 def drawn(split: str, count: int, num_labels: int = 4) -> NamedExamples:

@@ -1,19 +1,24 @@
 """What a client keeps and serves after a model is installed, once or again."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from knnper.client import install
 from knnper.client.install import SiteState, open_served, store_spec
-from knnper.client.state import SiteStateError
+from knnper.client.onboarding import onboard
+from knnper.client.settings import read_client
+from knnper.client.state import SiteStateError, read_pending
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.data.text import CHARACTER_NAMES
 from knnper.datastore.examples import InputLayout, Selection
-from knnper.datastore.store import open_store
+from knnper.datastore.store import Store, open_store
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import ModelError
 from tests.client.service.small_service import TEXT, tiny_model
@@ -168,11 +173,14 @@ def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
     assert len(stored_names(site_state)) == 6
 
 
-def test_nothing_installed_is_said_so(tmp_path: Path) -> None:
+def test_nothing_installed_or_a_damaged_record_is_said_so(tmp_path: Path) -> None:
     site_state = new_site_state(tmp_path)
     assert site_state.served() is None
     with pytest.raises(SiteStateError, match="nothing is installed"):
         open_served(site_state, writable=True)
+    site_state.places.serving.write_text("{}")
+    with pytest.raises(SiteStateError, match=r"serving.json is damaged"):
+        site_state.served()
 
 
 def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
@@ -187,13 +195,6 @@ def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
     (path.parent / "model.json").write_text("{}")
     site_state.install(model, site(4, 2), took_part=False)
     assert site_state.load(model.fingerprint).fingerprint == model.fingerprint
-
-
-def test_a_damaged_record_is_refused(tmp_path: Path) -> None:
-    site_state = new_site_state(tmp_path)
-    site_state.places.serving.write_text("{}")
-    with pytest.raises(SiteStateError, match=r"serving.json is damaged"):
-        site_state.served()
 
 
 def test_a_folder_is_one_clients(tmp_path: Path) -> None:
@@ -227,3 +228,120 @@ def test_text_is_kept_as_the_ids_of_characters_in_bytes() -> None:
     spec = store_spec(tiny_model(spec=TEXT))
     assert (spec.input, spec.input_bytes) == (InputLayout((1, 1, 6), "uint8"), 6)
     assert spec.class_names == CHARACTER_NAMES
+
+
+MODEL = small_model()
+
+
+def part(split: NamedExamples, start: int, end: int) -> NamedExamples:
+    examples = split.examples.take(torch.arange(start, end))
+    return NamedExamples(examples, split.names[start:end])
+
+
+def with_test_of(data: SiteData, num_moved: int) -> SiteData:
+    """The same site, of whose training examples the last are tested on now."""
+    kept, count = len(data.train) - num_moved, len(data.train)
+    return dataclasses.replace(
+        data, train=part(data.train, 0, kept), test=part(data.train, kept, count)
+    )
+
+
+def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
+    after, fresh = with_test_of(site(), 12), new_site_state(tmp_path / "fresh")
+    site_state = installed(tmp_path / "changed", MODEL, site())
+    found = site_state.install(MODEL, after, took_part=False).serving
+    expected = fresh.install(MODEL, after, took_part=False).serving
+    assert stored_names(site_state) == stored_names(fresh)
+    assert not {*stored_names(site_state)} & {*after.test.names}
+    assert found.accuracy == expected.accuracy
+    assert found.accuracy.num_examples == 12
+    assert found.knn_weight == expected.knn_weight
+    assert found.expected_gain == expected.expected_gain
+
+
+def test_it_comes_back_when_it_is_trained_on_again(tmp_path: Path) -> None:
+    data = site(6, 2)
+    site_state = installed(tmp_path, MODEL, data)
+    with open_served(site_state, writable=True) as served:
+        served.delete(Selection(external_ids=("train/0.png",)))
+    site_state.install(MODEL, with_test_of(data, 2), took_part=False)
+    site_state.install(MODEL, data, took_part=False)
+    names = stored_names(site_state)
+    # What the owner deleted stays away.
+    assert set(names) == {*data.train.names[1:], *data.validation.names}
+
+
+def test_the_service_lets_it_go(tmp_path: Path) -> None:
+    data = site(6, 2)
+    site_state = installed(tmp_path, MODEL, data)
+    with open_served(site_state, writable=True) as served:
+        images = data.train.examples.images
+        assert served.predict(images).vote.names[5][0] == "train/5.png"
+        site_state.install(MODEL, with_test_of(data, 1), took_part=False)
+        pending = read_pending(site_state.places)
+        assert pending is not None
+        assert pending.moved == ("train/5.png",)
+        served.refresh()
+        made = served.predict(images)
+        assert made.vote.num_stored == 7
+        assert not any("train/5.png" in row for row in made.vote.names)
+    assert read_pending(site_state.places) is None
+
+
+def test_an_example_of_the_service_counts_as_well(tmp_path: Path) -> None:
+    data = site(4, 2)
+    site_state = installed(tmp_path, MODEL, data)
+    tested = drawn("later", 3)
+    with open_served(site_state, writable=True) as served:
+        served.add(tested.examples.images, tested.examples.labels, tested.names)
+    site_state.install(MODEL, dataclasses.replace(data, test=tested), took_part=False)
+    assert stored_names(site_state) == [*data.train.names, *data.validation.names]
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"), [(Store, "delete"), (Store, "reembed"), (install, "embedded")]
+)
+def test_what_was_cut_short_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    data = site(6, 3)
+    site_state = installed(tmp_path, MODEL, site(6, 2))
+    newer = small_model(seed=1)
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, step, fails)
+        with pytest.raises(OSError, match="No space left"):
+            site_state.install(newer, with_test_of(data, 2), took_part=False)
+    with open_served(site_state, writable=True) as served:
+        served.refresh()
+        assert served.model.fingerprint == newer.fingerprint
+    assert stored_names(site_state) == [*data.train.names[:4], *data.validation.names]
+
+
+@pytest.mark.parametrize(
+    ("train", "said", "assumed"),
+    [
+        ("true", None, True),
+        ("false", None, False),
+        ("true", False, False),
+        ("false", True, True),
+    ],
+)
+def test_a_site_that_trains_is_taken_as_trained_on(
+    tmp_path: Path, train: str, said: bool | None, assumed: bool
+) -> None:
+    data = site(12, 0)
+    images, labels = data.train.examples.images, data.train.examples.labels
+    np.savez(tmp_path / "site.npz", inputs=images.numpy(), labels=labels.numpy())
+    file = tmp_path / "client.yaml"
+    file.write_text(
+        f"name: site-a\nserver: nowhere.invalid:1\ninsecure: true\ntrain: {train}\n"
+        "data: {name: npz, path: site.npz}\n"
+    )
+    found = onboard(read_client(file), small_model(), took_part=said)
+    assert found.took_part is assumed
+    measured_on = found.serving.expected_gain.num_examples
+    kept = found.serving.num_train + found.serving.num_validation
+    assert measured_on == (found.serving.num_validation if assumed else kept)

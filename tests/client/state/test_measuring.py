@@ -19,7 +19,7 @@ from knnper.datastore.store import Store, empty_memory_store, memory_store
 from knnper.datastore.tuning import CRITERIA, TuningSettings, candidates, score
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.strategies.core.predictors import evaluate
+from knnper.strategies.core.task import evaluate
 from knnper.strategies.knn_per import KnnSettings, Tuned, remember
 from tests.client.state.small_site import (
     TASK,
@@ -179,20 +179,6 @@ def test_who_took_part_is_measured_on_validation_only(
     assert serving.accuracy.measured_on == ("validation" if num_measured else None)
 
 
-def test_the_test_split_tells_the_accuracies(tmp_path: Path) -> None:
-    model, data = small_model(knn_weights=[0.5]), site(30, 20, 15)
-    serving = new_site_state(tmp_path).install(model, data, took_part=False).serving
-    test = data.test.examples
-    alone = model.head(model.embed(test.images))
-    expected = evaluate(simulated(model, data), test).accuracy
-    assert serving.accuracy.measured_on == "test"
-    assert (serving.accuracy.num_examples, serving.accuracy.mixed) == (15, expected)
-    assert serving.accuracy.global_model == float(
-        (alone.argmax(dim=1) == test.labels).double().mean()
-    )
-    assert serving.expected_gain.num_examples == 50
-
-
 def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
     decided = new_site_state(tmp_path).install(MODEL, DATA, took_part=True)
     predictor = simulated(MODEL, DATA)
@@ -203,20 +189,14 @@ def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
     only = dataclasses.replace(predictor, knn_weight=1.0)
     assert decided.serving.accuracy.knn == evaluate(only, test).accuracy
     assert decided.chosen == predictor.describe()
-    assert decided.serving.accuracy.mixed == decided.mixed.accuracy
-
-
-def test_a_choice_that_is_overruled_is_reported_as_it_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loss = (Accuracy(), Gain(-0.5, 0.1, 20))
-    monkeypatch.setattr("knnper.client.install.estimate", lambda *_: loss)
-    decided = new_site_state(tmp_path).install(
-        small_model(knn_weights=[0.9]), DATA, took_part=True
-    )
-    assert decided.serving.tuned_on.overruled
-    assert decided.chosen["knn_weight"] == decided.serving.knn_weight == 0
-    assert decided.mixed == decided.global_model
+    accuracy = decided.serving.accuracy
+    assert (accuracy.measured_on, accuracy.num_examples) == ("test", 15)
+    assert accuracy.global_model == decided.global_model.accuracy
+    assert accuracy.mixed == decided.mixed.accuracy
+    assert decided.serving.expected_gain.num_examples == 20
+    without = new_site_state(tmp_path / "other").install(MODEL, site(), took_part=True)
+    assert without.mixed.num_examples == 0
+    assert without.serving.accuracy.measured_on == "validation"
 
 
 def test_all_that_the_memory_holds_is_reported(tmp_path: Path) -> None:
@@ -224,9 +204,3 @@ def test_all_that_the_memory_holds_is_reported(tmp_path: Path) -> None:
     fewer = dataclasses.replace(DATA, train=drawn("train", 10))
     decided = site_state.install(MODEL, fewer, took_part=True)
     assert decided.chosen["num_stored"] == 50
-
-
-def test_without_a_test_split_nothing_is_known(tmp_path: Path) -> None:
-    decided = new_site_state(tmp_path).install(MODEL, site(), took_part=True)
-    assert decided.mixed.num_examples == 0
-    assert decided.serving.accuracy.measured_on == "validation"

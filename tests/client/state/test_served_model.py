@@ -1,6 +1,7 @@
 """What answers while examples come and go, and while the model changes."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,33 @@ import pytest
 import torch
 
 from knnper.client.install import ServedModel, SiteState, open_served
-from knnper.client.state import SiteStateError
-from knnper.datastore.examples import Selection, StoreBusyError, StoreMismatchError
-from knnper.datastore.prediction import KnnPredictor, NeighborClassifier, Prediction
+from knnper.client.state import (
+    Accuracy,
+    Gain,
+    SiteStateError,
+    read_serving,
+    write_serving,
+)
+from knnper.data.examples import Examples
+from knnper.data.site_data import NamedExamples, SiteData
+from knnper.datastore.examples import Selection, StoreMismatchError
+from knnper.datastore.prediction import (
+    ClassPrior,
+    ClassPriorSettings,
+    KnnPredictor,
+    NeighborClassifier,
+    Prediction,
+    adapted,
+)
 from knnper.datastore.store import open_store
-from knnper.errors import DataError
 from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.state.small_site import (
+    TASK,
     drawn,
     installed,
+    new_site_state,
     queries,
+    simulated,
     site,
     small_model,
     stored_names,
@@ -72,15 +90,6 @@ def test_what_is_added_is_found_and_what_is_deleted_is_not(
         assert not served.refresh()
 
 
-def test_a_taken_name_or_a_wrong_shape_is_refused(site_state: SiteState) -> None:
-    one = drawn("train", 1).examples
-    with open_served(site_state, writable=True) as served:
-        with pytest.raises(DataError, match=r"'train/0.png'"):
-            served.add(one.images, one.labels, ["train/0.png"])
-        with pytest.raises(DataError, match="labels"):
-            served.add(one.images, one.labels + 4)
-
-
 def test_a_reader_changes_nothing(site_state: SiteState) -> None:
     one = drawn("one", 1).examples
     with open_served(site_state, writable=False) as served:
@@ -88,14 +97,6 @@ def test_a_reader_changes_nothing(site_state: SiteState) -> None:
             served.add(one.images, one.labels)
         with pytest.raises(SiteStateError, match="open to read only"):
             served.delete(Selection(ids=(1,)))
-
-
-def test_there_is_one_writer(site_state: SiteState) -> None:
-    with (
-        open_served(site_state, writable=True),
-        pytest.raises(StoreBusyError, match="writes to"),
-    ):
-        open_served(site_state, writable=True)
 
 
 def test_a_busy_store_is_left_to_who_serves(site_state: SiteState) -> None:
@@ -168,15 +169,8 @@ def test_a_store_of_an_unknown_model_is_brought_back(site_state: SiteState) -> N
     with open_served(site_state, writable=True) as served:
         assert served.model.fingerprint == small_model(**FIXED).fingerprint
         assert served.predict(queries()).vote.num_stored == 50
-
-
-def test_embeddings_of_two_models_never_meet(site_state: SiteState) -> None:
-    other = small_model(seed=9, **FIXED)
-    with (
-        open_served(site_state, writable=True) as served,
-        pytest.raises(StoreMismatchError, match="distances between the two"),
-    ):
-        served.store.search(other.embed(queries()), 3, other.fingerprint)
+        with pytest.raises(StoreMismatchError, match="distances between the two"):
+            served.store.search(other.embed(queries()), 3, other.fingerprint)
 
 
 class Asking(threading.Thread):
@@ -228,3 +222,88 @@ def test_every_answer_is_of_one_model_while_models_change(
         thread.stop()
     assert thread.wrong == []
     assert len(thread.seen) >= 2
+
+
+STRENGTHS = [1.0, 10.0]
+ADAPTING: dict[str, Any] = {
+    "knn_weights": [0.5],
+    "num_neighbors": 3,
+    "class_prior": {"strengths": STRENGTHS, "sharpness": [2.0]},
+}
+PRIOR = ClassPrior(ClassPriorSettings(tuple(STRENGTHS), sharpness=(2.0,)), 2.0)
+
+
+def few_classes() -> SiteData:
+    """A site that knows the first two classes alone."""
+
+    def kept(named: NamedExamples) -> NamedExamples:
+        rows = (named.examples.labels < 2).nonzero()[:, 0]
+        names = tuple(named.names[row] for row in rows.tolist())
+        return NamedExamples(named.examples.take(rows), names)
+
+    whole = site(40, 20)
+    return SiteData(kept(whole.train), kept(whole.validation), drawn("test", 0), TASK)
+
+
+@pytest.fixture
+def adapting(tmp_path: Path) -> SiteState:
+    return installed(tmp_path, small_model(**ADAPTING), few_classes())
+
+
+def test_it_serves_what_a_simulated_client_does(adapting: SiteState) -> None:
+    expected = simulated(small_model(**ADAPTING), few_classes())
+    with open_served(adapting, writable=False) as served:
+        made = served.predict(queries())
+        assert served.serving.class_prior == PRIOR
+    assert torch.equal(made.probabilities, expected(queries()))
+
+
+def test_what_is_added_and_deleted_counts_at_once(adapting: SiteState) -> None:
+    late = drawn("late", 30).examples
+    late = Examples(late.images, torch.full_like(late.labels, 3))
+    with open_served(adapting, writable=True) as served:
+        before = served.predict(queries())
+        served.add(late.images, late.labels, [f"late/{n}" for n in range(30)])
+        after = served.predict(queries())
+        counts = torch.bincount(
+            torch.from_numpy(served.store.contents().labels), minlength=4
+        )
+        served.delete(Selection(labels=(3,)))
+        again = served.predict(queries())
+
+    assert before.adapted_probabilities is not None
+    assert after.adapted_probabilities is not None
+    expected = adapted(after.global_probabilities, counts[None], PRIOR)
+    assert torch.equal(after.adapted_probabilities, expected)
+    grown = after.adapted_probabilities[:, 3] > before.adapted_probabilities[:, 3]
+    assert bool(grown.all())
+    assert torch.equal(again.probabilities, before.probabilities)
+
+
+def test_it_is_written_down_and_a_file_without_it_is_read(
+    adapting: SiteState, tmp_path: Path
+) -> None:
+    serving = adapting.served()
+    assert serving is not None
+    file = tmp_path / "serving.json"
+    write_serving(file, serving)
+    assert read_serving(file) == serving
+
+    without = file.read_text().replace('"class_prior"', '"unknown"')
+    file.write_text(without)
+    assert read_serving(file) == replace(serving, class_prior=None)
+
+
+def test_a_loss_beyond_doubt_takes_the_class_prior_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = (Accuracy(0.6, 0.5, 0.5, 30, "validation"), Gain(-0.1, 0.05, 30))
+    monkeypatch.setattr("knnper.client.install.estimate", lambda *_: lost)
+    decided = new_site_state(tmp_path).install(
+        small_model(**ADAPTING), few_classes(), took_part=False
+    )
+    assert decided.serving.tuned_on.overruled
+    assert decided.serving.class_prior is None
+    assert (decided.chosen["class_prior"], decided.chosen["knn_weight"]) == (0, 0)
+    assert decided.serving.accuracy.mixed == 0.6
+    assert decided.mixed == decided.global_model, "reported as it is served"

@@ -19,11 +19,10 @@ class Rows:
 
     def __init__(self) -> None:
         pictures = [Image.new("RGB", (28, 28), (grey,) * 3) for grey in GREYS]
-        labels = [0, 61, 2, 3, 4, 5]
         self._columns: dict[str, list[Any]] = {
             "image": pictures,
             "writer_id": WRITERS,
-            "character": labels,
+            "character": [0, 61, 2, 3, 4, 5],
         }
 
     def __getitem__(self, key: Any) -> Any:
@@ -74,17 +73,14 @@ def test_it_is_downloaded_once(tmp_path: Path, asked_for: list[Any]) -> None:
     assert len(asked_for) == 2  # one package's arguments and one split
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'knnper\[hub\]'.*leaf_femnist"):
-        FemnistHubSettings().load()
-
-
-def test_without_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_or_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(**arguments: Any) -> None:
         raise ConnectionError("no route to the Hub")
 
     package = SimpleNamespace(FederatedDataset=unreachable)
     monkeypatch.setitem(sys.modules, "flwr_datasets", package)
     with pytest.raises(DataError, match=r"femnist cannot be loaded .* no route"):
+        FemnistHubSettings().load()
+    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'knnper\[hub\]'.*leaf_femnist"):
         FemnistHubSettings().load()

@@ -35,6 +35,8 @@ def test_pixels_are_those_that_leaf_scaled() -> None:
 @pytest.mark.parametrize(("text", "shape"), [(False, (28, 28, 1)), (True, (1, 1, 80))])
 def test_no_samples_keep_the_shape(text: bool, shape: tuple[int, ...]) -> None:
     assert user({"x": [], "y": []}, text=text).inputs.shape == (0, *shape)
+    with pytest.raises(DataError, match="no object with the lists x and y"):
+        user([], text=text)
 
 
 def test_characters_have_leafs_ids() -> None:
@@ -88,11 +90,6 @@ def test_images_that_are_none(x: Any, y: Any, message: str) -> None:
 def test_texts_that_are_none(x: Any, y: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         user({"x": x, "y": y}, text=True)
-
-
-def test_a_user_that_is_no_object() -> None:
-    with pytest.raises(DataError, match="no object with the lists x and y"):
-        user([])
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

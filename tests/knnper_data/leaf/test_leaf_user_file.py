@@ -24,12 +24,16 @@ def test_users_come_with_their_samples(tmp_path: Path) -> None:
     assert bob.labels.tolist() == [6]
 
 
-def test_the_order_of_the_keys_does_not_matter(tmp_path: Path) -> None:
+def test_other_orders_of_keys_and_byte_order_marks(tmp_path: Path) -> None:
     whole = document(DATA)
     backwards = {key: whole[key] for key in reversed(list(whole))}
     path = tmp_path / "a.json"
     path.write_text(json.dumps(backwards, indent=2))
     assert [user.name for user in users_of(path)] == ["ada", "bob"]
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [user.name for user in users_of(path)] == ["ada", "bob"]
+    with pytest.raises(DataError, match=r"gone\.json cannot be read"):
+        users_of(tmp_path / "gone.json")
 
 
 @pytest.mark.parametrize("ascii_only", [True, False])
@@ -41,14 +45,11 @@ def test_names_in_any_script(tmp_path: Path, ascii_only: bool) -> None:
     assert [user.name for user in users_of(path)] == names
 
 
-def test_one_sample_and_none(tmp_path: Path) -> None:
+def test_few_users_and_samples(tmp_path: Path) -> None:
     data: UserData = {"one": (images(7), [8]), "none": ([], [])}
     one, none = users_of(write(tmp_path / "a.json", data))
     assert (len(one.labels), len(none.labels)) == (1, 0)
     assert none.inputs.shape == (0, 28, 28, 1)
-
-
-def test_no_users_at_all(tmp_path: Path) -> None:
     assert users_of(write(tmp_path / "a.json", {})) == []
 
 
@@ -145,14 +146,3 @@ def test_brackets_and_backslashes_in_texts_count_for_nothing(tmp_path: Path) -> 
     names = [f'{"[" * 3 * n}\\"{{' + "\\" * n for n in range(300)]
     path = write(tmp_path / "a.json", {name: ([], []) for name in names})
     assert [user.name for user in users_of(path)] == names
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.json", DATA)
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert [user.name for user in users_of(path)] == ["ada", "bob"]
-
-
-def test_a_file_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone\.json cannot be read"):
-        users_of(tmp_path / "gone.json")

@@ -19,6 +19,9 @@ IMAGES = SiteTask(InputSpec((4, 4, 3), 3, (0.5,) * 3, (0.25,) * 3), NAMES)
 FEATURES = SiteTask(
     InputSpec((1, 1, 2), 3, (0.0, 1.0), (1.0, 2.0), dtype="float32"), NAMES
 )
+THREE = SiteTask(
+    InputSpec((1, 1, 4), 3, (), (), dtype="token"), ("'a'", "'b'", "unknown")
+)
 
 
 def settings(name: str, **values: Any) -> SiteSettings:

@@ -65,14 +65,6 @@ def test_a_folder_for_each_split(tmp_path: Path) -> None:
     assert classes(data)["validation/dog/a.png"] == "dog"
 
 
-def test_one_image_is_trained_on(tmp_path: Path) -> None:
-    for number in range(5):
-        root = tmp_path / str(number)
-        put_image(root / "cat" / f"{number}.png", number)
-        data = opened("image_folder", root, IMAGES, path=".")
-        assert len(data.train) == 1
-
-
 def test_a_split_by_another_name(tmp_path: Path) -> None:
     put_image(tmp_path / "train" / "cat" / "a.png", 1)
     (tmp_path / "val").mkdir()
@@ -132,29 +124,23 @@ def test_without_a_task_the_first_image_speaks(tmp_path: Path) -> None:
     assert task.spec.image_shape == (5, 6, 1)
 
 
-def test_images_are_no_features(tmp_path: Path) -> None:
-    put_image(tmp_path / "cat" / "a.png", 1)
-    with pytest.raises(DataError, match=r"agreed on rows of features \(float32\)"):
-        opened("image_folder", tmp_path, FEATURES, path=".")
-    task = SiteTask(InputSpec((4, 4, 2), 3, (0.5,) * 2, (1.0,) * 2), NAMES)
-    with pytest.raises(DataError, match="have 1 or 3 channels"):
-        opened("image_folder", tmp_path, task, path=".")
-
-
-def test_what_is_laid_out_otherwise(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such folder; expected PATH/CLASS"):
-        opened("image_folder", tmp_path, IMAGES, path="missing")
-    with pytest.raises(DataError, match="holds no examples"):
-        opened("image_folder", tmp_path, IMAGES, path=".")
-    put_image(tmp_path / "loose.png", 1)
-    with pytest.raises(DataError, match=r"loose\.png is a file where the folder"):
-        opened("image_folder", tmp_path, IMAGES, path=".")
-
-
-def test_names_that_no_store_takes(tmp_path: Path) -> None:
-    put_image(tmp_path / "cat" / "a\udce9.png", 1)
-    with pytest.raises(DataError, match=r"cannot be written as UTF-8, such as 'cat/a"):
-        opened("image_folder", tmp_path, IMAGES, path=".")
+def test_what_does_not_fit(tmp_path: Path) -> None:
+    two = SiteTask(InputSpec((4, 4, 2), 3, (0.5,) * 2, (1.0,) * 2), NAMES)
+    (tmp_path / "empty").mkdir()
+    put_image(tmp_path / "good" / "cat" / "a.png", 1)
+    put_image(tmp_path / "loose" / "a.png", 1)
+    put_image(tmp_path / "bytes" / "cat" / "a\udce9.png", 1)
+    for path, task, message in (
+        ("good", FEATURES, r"agreed on rows of features \(float32\)"),
+        ("good", two, "have 1 or 3 channels"),
+        ("missing", IMAGES, "there is no such folder; expected PATH/CLASS"),
+        ("empty", IMAGES, "holds no examples"),
+        ("loose", IMAGES, r"a\.png is a file where the folder"),
+        # No store takes this name.
+        ("bytes", IMAGES, r"cannot be written as UTF-8, such as 'cat/a"),
+    ):
+        with pytest.raises(DataError, match=message):
+            opened("image_folder", tmp_path, task, path=path)
 
 
 def test_pixels_of_16_bits(tmp_path: Path) -> None:

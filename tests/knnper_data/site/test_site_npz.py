@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from knnper.data.examples import InputSpec
-from knnper.data.site import open_site
 from knnper.data.site_data import SiteTask
 from knnper.errors import DataError
-from knnper.experiment import Choice
 from tests.knnper_data.site.site_cases import (
     FEATURES,
     IMAGES,
@@ -19,7 +17,6 @@ from tests.knnper_data.site.site_cases import (
     classes,
     opened,
     pixels,
-    settings,
     split_of,
     surveyed,
 )
@@ -102,9 +99,8 @@ def test_features(tmp_path: Path) -> None:
 def test_grey_images_need_no_channel(tmp_path: Path) -> None:
     task = SiteTask(InputSpec((2, 3, 1), 3, (0.5,), (0.5,)), NAMES)
     save(tmp_path, inputs=np.full((5, 2, 3), 7, np.int16), labels=np.zeros(5, int))
-    data = opened("npz", tmp_path, task, path="a.npz")
-    assert data.train.examples.images.shape[1:] == (2, 3, 1)
-    assert data.train.examples.images.dtype == torch.uint8
+    images = opened("npz", tmp_path, task, path="a.npz").train.examples.images
+    assert (images.shape[1:], images.dtype) == ((2, 3, 1), torch.uint8)
 
 
 def test_without_a_task_the_data_speaks_for_itself(tmp_path: Path) -> None:
@@ -150,36 +146,31 @@ def test_what_does_not_fit(
     assert str(tmp_path / "a.npz") in str(caught.value)
 
 
-def test_features_that_are_not_finite(tmp_path: Path) -> None:
-    rows = np.array([[1.0, np.nan], [1e300, 2.0]])
-    save(tmp_path, train_inputs=rows, train_labels=np.array([0, 0]))
-    fractions = {"validation": 0.0}
-    with pytest.raises(DataError, match="2 values in the inputs are missing, infinit"):
-        opened("npz", tmp_path, FEATURES, path="a.npz", fractions=fractions)
-
-
-def test_splits_of_different_forms(tmp_path: Path) -> None:
-    save(
-        tmp_path,
-        train_inputs=pixels(1),
-        train_labels=np.array([0]),
-        test_inputs=pixels(1).astype(float),
-        test_labels=np.array([0]),
-    )
-    with pytest.raises(DataError, match="the inputs of the splits differ in form"):
-        opened("npz", tmp_path, IMAGES, path="a.npz")
-
-
-def test_files_that_hold_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("inputs", "task", "more", "message"),
+    [
+        (
+            [[1.0, np.nan], [1e300, 2.0]],
+            FEATURES,
+            {},
+            "2 values in .* missing, inf",
+        ),
+        (
+            pixels(2),
+            IMAGES,
+            {"test_inputs": pixels(1) / 1, "test_labels": np.array([0])},
+            "the inputs of the splits differ in form",
+        ),
+        (pixels(0), IMAGES, {}, "holds no examples"),
+    ],
+)
+def test_splits_that_do_not_fit(
+    tmp_path: Path, inputs: Any, task: SiteTask, more: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError, match="there is no such file"):
-        opened("npz", tmp_path, IMAGES, path="a.npz")
-    save(tmp_path, inputs=pixels(0), labels=np.zeros(0, int))
-    with pytest.raises(DataError, match="holds no examples"):
-        opened("npz", tmp_path, IMAGES, path="a.npz")
-
-
-def test_data_is_opened_by_name(tmp_path: Path) -> None:
-    save(tmp_path, **GOOD)
-    chosen = settings("npz", path=str(tmp_path / "a.npz"))
-    data = open_site(Choice("npz", chosen), Path("/elsewhere"), IMAGES)
-    assert len(data.train) > 0
+        opened("npz", tmp_path, task, path="a.npz")
+    labels = np.zeros(len(inputs), int)
+    save(tmp_path, train_inputs=np.array(inputs), train_labels=labels, **more)
+    none = {"validation": 0.0}
+    with pytest.raises(DataError, match=message):
+        opened("npz", tmp_path, task, path="a.npz", fractions=none)

@@ -63,11 +63,8 @@ def test_a_function_beside_the_clients_file(base: Path) -> None:
     assert (base / "called").read_text() == "(4, 4, 3)"
     assert sys.path == before
     assert "own_data" not in sys.modules
-
-
-def test_without_a_task_there_is_none(base: Path) -> None:
-    data = surveyed("python", base, entry="own_data:load")
-    assert data.task.class_names == ("cat",)
+    # Without a task there is none.
+    assert surveyed("python", base, entry="own_data:load").task.class_names == ("cat",)
 
 
 def test_a_changed_module_is_read_anew(base: Path) -> None:
@@ -121,11 +118,6 @@ def wrong_labels(base: Path, task: SiteTask) -> SiteData:
     return data
 
 
-def test_site_data_with_wrong_labels(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="failed with KeyError: -1"):
-        opened("python", tmp_path, IMAGES, entry=f"{__name__}:wrong_labels")
-
-
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -135,24 +127,21 @@ def test_site_data_with_wrong_labels(tmp_path: Path) -> None:
         ("own_data:odd", r"an array 'input'; did you mean 'inputs'\?"),
         ("own_data:ragged", "failed with ValueError"),
         ("no_such_module:load", "failed with ModuleNotFoundError: No module named"),
+        ("broken_data:load", "failed with SyntaxError"),
+        (f"{__name__}:wrong_labels", "failed with KeyError: -1"),
     ],
 )
 def test_what_goes_wrong_is_shown(base: Path, entry: str, message: str) -> None:
+    (base / "broken_data.py").write_text("x = 1\ny = x +\n")
     with pytest.raises(DataError, match=message) as caught:
         opened("python", base, IMAGES, entry=entry)
     assert str(caught.value).startswith(f"data.entry {entry}")
+    assert "broken_data" not in sys.modules
 
 
 def test_wrong_arguments_are_shown(base: Path) -> None:
     with pytest.raises(DataError, match=r"failed with TypeError: .*'size'"):
         opened("python", base, IMAGES, entry="own_data:load", arguments={"size": 3})
-
-
-def test_a_module_that_cannot_be_imported(tmp_path: Path) -> None:
-    (tmp_path / "broken_data.py").write_text("x = 1\ny = x +\n")
-    with pytest.raises(DataError, match="failed with SyntaxError"):
-        opened("python", tmp_path, IMAGES, entry="broken_data:load")
-    assert "broken_data" not in sys.modules
 
 
 def test_an_entry_names_module_and_function() -> None:

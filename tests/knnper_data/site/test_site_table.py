@@ -122,24 +122,22 @@ def test_images_as_rows(tmp_path: Path) -> None:
 
 
 def test_another_delimiter(tmp_path: Path) -> None:
-    text = "x;y;kind\n1;2;cat\n3;4;dog\n"
-    (tmp_path / "a.csv").write_text(text)
+    (tmp_path / "a.csv").write_text("x;y;kind\n1;2;cat\n3;4;dog\n")
     data = surveyed("table", tmp_path, path="a.csv", label="kind", delimiter=";")
     assert data.task.class_names == ("cat", "dog")
     assert data.task.spec.image_shape == (1, 1, 2)
     assert data.task.spec.dtype == "float32"
-
-
-def test_a_delimiter_is_one_character(tmp_path: Path) -> None:
-    path = save(tmp_path, "csv")
     with pytest.raises(DataError, match=r"found the delimiter ', ', expected one"):
-        surveyed("table", tmp_path, path=path, label="kind", delimiter=", ")
+        surveyed("table", tmp_path, path="a.csv", label="kind", delimiter=", ")
 
 
-def test_no_features_are_too_few(tmp_path: Path) -> None:
+def test_features_that_are_not_there(tmp_path: Path) -> None:
     path = save(tmp_path, "csv")
     with pytest.raises(DataError, match="has no columns of features"):
         opened("table", tmp_path, FEATURES, path=path, **COLUMNS, features=[])
+    agreed = replace(FEATURES, feature_names=("age", "doze"))
+    with pytest.raises(DataError, match=r"has no column 'doze'; did you mean 'dose'\?"):
+        opened("table", tmp_path, agreed, path=path, **COLUMNS)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -172,32 +170,25 @@ def test_what_does_not_fit(
     assert str(tmp_path / path) in str(caught.value)
 
 
-def test_a_missing_feature_is_named(tmp_path: Path) -> None:
-    path = save(tmp_path, "csv")
-    agreed = replace(FEATURES, feature_names=("age", "doze"))
-    with pytest.raises(DataError, match=r"has no column 'doze'; did you mean 'dose'\?"):
-        opened("table", tmp_path, agreed, path=path, **COLUMNS)
-
-
-def test_files_that_are_no_tables(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such file; give a CSV or Parq"):
-        surveyed("table", tmp_path, path="a.csv", label="kind")
-    for name in ("a.csv", "a.parquet"):
-        (tmp_path / name).write_bytes(b"")
-        with pytest.raises(DataError, match="cannot be read as a table"):
-            surveyed("table", tmp_path, path=name, label="kind")
-    (tmp_path / "b.csv").write_bytes("x,kind\n1,\xe9".encode("latin-1"))
-    with pytest.raises(DataError, match="cannot be read as a table"):
-        surveyed("table", tmp_path, path="b.csv", label="kind")
-    (tmp_path / "c.csv").write_text("x,kind\n1,cat\n2,cat,3\n")
-    with pytest.raises(DataError, match="cannot be read as a table"):
-        surveyed("table", tmp_path, path="c.csv", label="kind")
-    (tmp_path / "d.csv").write_text("x,x,kind\n1,2,cat\n")
-    with pytest.raises(DataError, match="more than one column 'x'"):
-        surveyed("table", tmp_path, path="d.csv", label="kind")
-    (tmp_path / "a.xlsx").write_text("")
-    with pytest.raises(DataError, match=r"found the suffix '.xlsx', expected one of"):
-        surveyed("table", tmp_path, path="a.xlsx", label="kind")
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", None, "there is no such file; give a CSV or Parq"),
+        ("a.csv", b"", "cannot be read as a table"),
+        ("a.parquet", b"", "cannot be read as a table"),
+        ("a.csv", b"x,kind\n1,\xe9", "cannot be read as a table"),
+        ("a.csv", b"x,kind\n1,cat\n2,cat,3\n", "cannot be read as a table"),
+        ("a.csv", b"x,x,kind\n1,2,cat\n", "more than one column 'x'"),
+        ("a.xlsx", b"", r"found the suffix '.xlsx', expected one of"),
+    ],
+)
+def test_files_that_are_no_tables(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        surveyed("table", tmp_path, path=name, label="kind")
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from pydantic_core import to_jsonable_python
 
 from knnper.data.examples import InputSpec
 from knnper.data.images import decoded
@@ -16,33 +15,12 @@ from knnper.data.site import check_site
 from knnper.data.site_data import (
     ArrayInputs,
     SiteData,
-    SitesSettings,
     SiteTask,
     fit_inputs,
-    sites_settings,
 )
 from knnper.data.text import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
-from knnper.errors import DataError, Problem
-from knnper.experiment import parse_settings
-from tests.knnper_data.site.site_cases import FEATURES, opened, surveyed
-
-THREE = SiteTask(
-    InputSpec((1, 1, 4), 3, (), (), dtype="token"), ("'a'", "'b'", "unknown")
-)
-
-
-def test_what_is_agreed_on_is_read_again() -> None:
-    document = to_jsonable_python(sites_settings(THREE))
-    settings = parse_settings(SitesSettings, document, "data", [])
-    assert settings is not None
-    assert settings.task() == THREE
-
-
-def test_text_has_no_mean() -> None:
-    document = to_jsonable_python(sites_settings(THREE)) | {"mean": [0.0] * 4}
-    problems: list[Problem] = []
-    assert parse_settings(SitesSettings, document, "data", problems) is None
-    assert "found 4 values of mean, expected none" in str(problems[0])
+from knnper.errors import DataError
+from tests.knnper_data.site.site_cases import FEATURES, THREE, opened, surveyed
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2, 1, 1, 4)])
@@ -159,19 +137,15 @@ def test_without_a_task_windows_are_those_of_plays(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no text with more than 4 char.*more text"):
-        of_text(tmp_path, "abcd")
-    with pytest.raises(DataError, match=r"expected a file of plain text, or a folder"):
-        opened("text", tmp_path, TEXT, path="none.txt")
-    (tmp_path / "own.txt").write_bytes(b"caf\xe9 au lait")
-    with pytest.raises(DataError, match="byte 3 is not UTF-8; convert the file"):
-        opened("text", tmp_path, TEXT, path="own.txt")
-
-
-def test_another_task_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "own.txt").write_text(ALPHABET)
-    with pytest.raises(DataError, match=r"agreed on rows of features \(float32\)"):
-        opened("text", tmp_path, FEATURES, path="own.txt")
     few = SiteTask(InputSpec((1, 1, 4), 2, (), (), dtype="token"), ("'a'", "'b'"))
-    with pytest.raises(DataError, match="federation agreed on other characters; give"):
-        opened("text", tmp_path, few, path="own.txt")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
+    (tmp_path / "short.txt").write_text("abcd")
+    for name, task, message in (
+        ("short.txt", TEXT, r"no text with more than 4 char.*more text"),
+        ("none.txt", TEXT, r"expected a file of plain text, or a folder"),
+        ("latin.txt", TEXT, "byte 3 is not UTF-8; convert the file"),
+        ("short.txt", FEATURES, r"agreed on rows of features \(float32\)"),
+        ("short.txt", few, "federation agreed on other characters; give"),
+    ):
+        with pytest.raises(DataError, match=message):
+            opened("text", tmp_path, task, path=name)

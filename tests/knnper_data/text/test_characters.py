@@ -31,6 +31,14 @@ def test_ids_by_hand() -> None:
     assert found.dtype == np.uint8
     assert found.tolist() == [0, 25, 78, 79]
     assert encode("").shape == (0,)
+    # Half a surrogate is unknown.
+    assert encode("a\ud800b").tolist() == [53, UNKNOWN, 54]
+
+
+def test_what_is_typeset_becomes_plain() -> None:
+    typeset = "\u2018Tis \u201cthe caf\u00e9\u201d\u2014\r\nyes"
+    assert plain(typeset) == '\'Tis "the cafe"-\nyes'
+    assert plain("as it is\n") == "as it is\n"
 
 
 @settings(max_examples=50, deadline=None)
@@ -39,17 +47,6 @@ def test_every_character_has_one_id(text: str) -> None:
     expected = [LEAF.find(character) for character in text]
     found = encode(text).tolist()
     assert found == [UNKNOWN if place < 0 else place for place in expected]
-
-
-def test_half_a_surrogate_is_unknown() -> None:
-    assert encode("a\ud800b").tolist() == [53, UNKNOWN, 54]
-
-
-def test_what_is_typeset_becomes_plain() -> None:
-    assert plain("\u2018Tis \u201cthe caf\u00e9\u201d\u2014\r\nyes") == (
-        '\'Tis "the cafe"-\nyes'
-    )
-    assert plain("as it is\n") == "as it is\n"
 
 
 def test_windows_by_hand() -> None:

@@ -72,42 +72,32 @@ def test_the_inputs_are_described_as_text() -> None:
 
 
 def test_the_seed_chooses_what_is_tested_on() -> None:
-    def tested(seed: int) -> LabelledArrays:
-        return load(split="random", seed=seed).test
+    first, second = (load(split="random", seed=seed).test.images for seed in (0, 1))
+    assert not np.array_equal(first, second)
 
-    assert not np.array_equal(tested(0).images, tested(1).images)
+
+def test_another_file_or_reading_of_it_is_another_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = load()
+    Path("said.json").write_text(json.dumps({"Ben": BEN}))
+    assert len(load().train) < len(before.train)
+    Path("play.txt").write_text(f"ANNE.\n{ANNE}\n\nBEN.\n{BEN}\n")
+    before = load("play.txt")
+    monkeypatch.setattr(written, "speeches_of", lambda play, source: {"BEN": BEN})
+    assert len(load("play.txt").train) < len(before.train)
 
 
 def test_a_play_and_a_folder_of_plays() -> None:
-    play = f"ANNE.\n{ANNE}\n\nBEN.\n{BEN}\n"
     Path("plays").mkdir()
-    for name in ("first", "second"):
-        Path("plays", f"{name}.txt").write_text(play)
-    Path("plays/first.txt").rename("alone.txt")
-    alone = load("alone.txt")
-    Path("plays/third.txt").write_text(play)
-    both = load("plays")
+    for name in ("alone.txt", "plays/second.txt", "plays/third.txt"):
+        Path(name).write_text(f"ANNE.\n{ANNE}\n\nBEN.\n{BEN}\n")
+    alone, both = load("alone.txt"), load("plays")
     assert alone.train.client_ids is not None
     assert both.train.client_ids is not None
     assert set(alone.train.client_ids) == {0, 1}
     assert set(both.train.client_ids) == {0, 1, 2, 3}
     assert len(both.train) == 2 * len(alone.train)
-
-
-def test_a_changed_file_is_read_anew() -> None:
-    before = load()
-    Path("said.json").write_text(json.dumps({"Ben": BEN}))
-    assert len(load().train) < len(before.train)
-
-
-def test_another_reading_of_the_same_file_is_another_entry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Path("play.txt").write_text(f"ANNE.\n{ANNE}\n\nBEN.\n{BEN}\n")
-    before = load("play.txt")
-    monkeypatch.setattr(written, "speeches_of", lambda play, source: {"BEN": BEN})
-    after = load("play.txt")
-    assert len(after.train) < len(before.train)
 
 
 def test_texts_of_the_same_letters_have_digests_of_their_own() -> None:
@@ -141,22 +131,21 @@ def test_files_that_are_refused(name: str, content: bytes, message: str) -> None
         load(name)
 
 
-def test_a_file_that_is_not_there() -> None:
-    with pytest.raises(DataError, match=r"none.txt: found nothing there, expect"):
-        load("none.txt")
+@pytest.mark.parametrize(
+    ("path", "settings", "message"),
+    [
+        ("none.txt", {}, r"none.txt: found nothing there, expect"),
+        ("empty", {}, r"found no file .txt in it"),
+        ("said.json", {"window": len(ANNE)}, r"lower data.min_characters or data.wind"),
+        ("said.json", {"stride": 100}, "too few examples to test on any; raise data"),
+        ("cyrillic.json", {}, r"lic\.json: 76% of the characters are none"),
+    ],
+)
+def test_too_little_text(path: str, settings: dict[str, Any], message: str) -> None:
     Path("empty").mkdir()
-    with pytest.raises(DataError, match=r"found no file .txt in it"):
-        load("empty")
-
-
-def test_a_window_as_long_as_the_text_leaves_nothing() -> None:
-    with pytest.raises(DataError, match=r"lower data.min_characters or data.window"):
-        load(window=len(ANNE))
-
-
-def test_all_may_not_be_trained_on() -> None:
-    with pytest.raises(DataError, match="too few examples to test on any; raise data"):
-        load(stride=100)
+    Path("cyrillic.json").write_text(json.dumps({"Anne": "быть или не быть " * 9}))
+    with pytest.raises(DataError, match=message):
+        load(path, **settings)
 
 
 @settings(max_examples=25, deadline=None)
@@ -177,20 +166,16 @@ def test_what_is_tested_on_comes_after_what_is_trained_on(
         assert len(test) == min(int(fraction * len(targets) + 0.5), len(targets) - 1)
 
 
-def test_hidden_files_of_a_folder_are_left_out() -> None:
+def test_hidden_files_of_a_folder_and_endings_in_capitals() -> None:
     Path("plays").mkdir()
-    for name in ("first.txt", "second.txt"):
+    for name in ("first.txt", "SECOND.TXT"):
         Path("plays", name).write_text(f"ANNE.\n{ANNE}\n")
     Path("plays", "._first.txt").write_bytes(b"\xff\x00")
-    assert load("plays").train.client_ids is not None
-
-
-def test_endings_in_capitals() -> None:
+    client_ids = load("plays").train.client_ids
+    assert client_ids is not None
+    assert set(client_ids) == {0, 1}
     Path("said.json").rename("SAID.JSON")
     assert load("SAID.JSON").train.client_ids is not None
-    Path("plays").mkdir()
-    Path("plays", "FIRST.TXT").write_text(f"ANNE.\n{ANNE}\n")
-    assert load("plays").train.client_ids is not None
 
 
 def test_windows_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,12 +196,6 @@ def test_windows_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_array_equal(one.images, other.images)
         np.testing.assert_array_equal(one.labels, other.labels)
         np.testing.assert_array_equal(one.client_ids, other.client_ids)
-
-
-def test_a_text_in_another_script_is_refused() -> None:
-    Path("said.json").write_text(json.dumps({"Anne": "быть или не быть " * 9}))
-    with pytest.raises(DataError, match=r"said\.json: 76% of the characters are none"):
-        load()
 
 
 def test_unknown_characters_are_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE, RunFolder
-from knnper.strategies.core.predictors import ClientResult, score
+from knnper.strategies.core.task import ClientResult, score
 
 STATE = "5" * 64
 

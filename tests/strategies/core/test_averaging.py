@@ -6,11 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.strategies.agnostic import project_to_simplex
-from knnper.strategies.core.averaging import (
-    RunningMean,
-    average_weights,
-    denominator,
-)
+from knnper.strategies.core.averaging import RunningMean, average_weights, denominator
 from knnper.strategies.core.records import ModelUpdate
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
@@ -44,14 +40,6 @@ def test_mean_agrees_with_exact_sum(pairs: list[tuple[float, int]]) -> None:
     total = sum(weight for _, weight in pairs)
     expected = sum(value * weight for value, weight in pairs) / total
     assert float(mean.result_float64()) == pytest.approx(expected, abs=1e-6)
-
-
-def test_does_not_change_what_is_added() -> None:
-    tensor = torch.tensor([1.0])
-    mean = RunningMean()
-    mean.add(tensor, 2)
-    mean.add(tensor, 2)
-    assert torch.equal(tensor, torch.tensor([1.0]))
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan")])

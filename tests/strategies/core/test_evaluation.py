@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from knnper.data.examples import Examples
-from knnper.strategies.core.predictors import Evaluation, evaluate, score
+from knnper.strategies.core.task import Evaluation, evaluate, score
 
 
 class Fixed:

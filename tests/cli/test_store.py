@@ -1,0 +1,417 @@
+"""``knnper store``, with the models of two tiny runs."""
+
+import json
+import re
+import shlex
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+import knnper_cli.store
+from knnper.data.digits import DigitsSettings
+from knnper.datastore.examples import Selection
+from knnper.datastore.index import ScalarSettings
+from knnper.datastore.journal import ACKNOWLEDGED
+from knnper.datastore.store import DATABASE, open_store
+from knnper_cli.app import app
+from knnper_cli.store import as_section
+from knnper_cli.terminal import Counter, as_time, counter
+from tests.cli.store_commands import (
+    NUM_EXAMPLES,
+    described,
+    done,
+    id_of,
+    refused,
+    store,
+)
+from tests.datastore.damaged_store import left_by_a_kill
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "store.md"
+
+
+def test_create_says_what_the_store_is_for(tmp_path: Path, run: Path) -> None:
+    folder = tmp_path / "store"
+    arguments = ("--policy", "fifo", "--capacity", 100, "--seed", 3)
+    more = ("--index", "sq8", "--set", "index.rerank=2", "--no-inputs")
+    done("create", folder, "--model", run, *arguments, *more)
+    with open_store(folder) as opened:
+        assert opened.spec.class_names == tuple("0123456789")
+        assert opened.spec.input is None
+        assert (opened.embedding_dim, opened.capacity) == (8, 100)
+        assert (opened.settings.policy, opened.settings.seed) == ("fifo", 3)
+        assert opened.settings.index.name == "sq8"
+        assert opened.settings.index.candidates_for(10) == 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--policy", "lifo"), 'store.policy: found "lifo", expected'),
+        (("--index", "flta"), "did you mean 'flat'?"),
+        (("--capacity", 0), "store.capacity: found 0"),
+        (("--policy", "fifo"), "needs one; set capacity or budget_mb"),
+        (("--set", "polcy=fifo"), "did you mean 'policy'?"),
+    ],
+)
+def test_create_refuses_wrong_settings(
+    tmp_path: Path, run: Path, options: tuple[object, ...], message: str
+) -> None:
+    refused(2, message, "create", tmp_path / "store", "--model", run, *options)
+    assert not (tmp_path / "store").exists()
+
+
+def test_add_stores_what_is_new(folder: Path, run: Path, images: Path) -> None:
+    with open_store(folder) as opened:
+        ids = opened.contents().ids
+        assert len(ids) == NUM_EXAMPLES
+        names = opened.external_ids(ids)
+        labels = opened.contents().labels.tolist()
+        assert sorted(map(str, names)) == [
+            f"{digit}/{n}.png" for digit in range(10) for n in range(4)
+        ]
+        assert labels == [int(str(name)[0]) for name in names]
+    result = done("add", folder, images, "--model", run, "--json")
+    figures = json.loads(result.stdout)
+    assert figures["num_stored"] == 0
+    assert figures["num_skipped"] == figures["num_examples"] == NUM_EXAMPLES
+
+
+def test_add_refuses_what_is_of_another_model_or_class(
+    folder: Path, run: Path, other_run: Path, images: Path, tmp_path: Path
+) -> None:
+    result = refused(1, "store reembed", "add", folder, images, "--model", other_run)
+    assert not re.search("[0-9a-f]{13}", result.stderr)
+    (tmp_path / "more" / "eleven").mkdir(parents=True)
+    added = ("add", folder, tmp_path / "more", "--model", run)
+    refused(1, "does not know: eleven", *added)
+    data = DigitsSettings().load().train
+    late = tmp_path / "late.npz"
+    inputs, moments = np.asarray(data.images[:2]), np.full(2, 1.79e12)
+    np.savez(late, inputs=inputs, labels=np.zeros(2, int), arrivals=moments)
+    refused(1, "divide milliseconds by 1000", "add", folder, late, "--model", run)
+    assert as_time(1.79e12) == "1.79e+12 seconds since 1970"
+    assert as_time(0.0) == "1970-01-01T00:00:00+00:00"
+
+
+def test_info(folder: Path) -> None:
+    document = described(folder)
+    assert document["num_by_label"] == [4] * 10
+    assert document["is_erasing"] is False
+    assert document["writer"] is None
+    text = done("info", folder).stdout
+    assert f"examples: {NUM_EXAMPLES}" in text
+    assert "capacity: not bounded" in text
+    with open_store(folder, writable=True):
+        assert described(folder)["writer"] is not None
+    done("configure", folder, "--set", "capacity=50")
+    assert "capacity: 50 examples, room for 10 more" in done("info", folder).stdout
+    refused(1, "holds no store", "info", folder.parent)
+
+
+def test_verify(folder: Path) -> None:
+    result = done("verify", folder)
+    assert result.stdout.count("\n") == 1
+    assert "is sound: 40 examples" in result.stdout
+    (folder / "stray").write_text("")
+    stray = "stray is not the store's.* to mend it: move it elsewhere"
+    refused(1, stray, "verify", folder)
+    document = json.loads(store("verify", folder, "--json").stdout)
+    assert document["sound"] is False
+    assert len(document["findings"]) == 1
+
+
+def test_what_was_exported_can_be_added(
+    folder: Path, run: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "out.npz"
+    done("export", folder, target)
+    assert store("export", folder, target).exit_code == 1
+    assert store("export", folder, tmp_path / "out.zip").exit_code == 2
+    done("create", tmp_path / "copy", "--model", run)
+    done("add", tmp_path / "copy", target, "--model", run)
+    with open_store(folder) as first, open_store(tmp_path / "copy") as second:
+        ids = first.contents().ids
+        assert bool((first.inputs(ids) == second.inputs(ids)).all())
+        assert bool((first.vectors(ids) == second.vectors(ids)).all())
+        assert first.external_ids(ids) == second.external_ids(ids)
+
+
+def test_configure(folder: Path) -> None:
+    shown = done("configure", folder, "--set", "index.name=hnsw").stdout
+    assert json.loads(shown)["index"]["name"] == "hnsw"
+    assert described(folder)["index_bytes"] != 0
+    assert "sound" in done("verify", folder).stdout
+    change = ("configure", folder, "--set")
+    refused(2, 'store.capacity: found "few"', *change, "capacity=few")
+    refused(1, "at least the 40 that are stored", *change, "capacity=39")
+    assert "and takes" in done("compact", folder).stderr
+    assert "sound" in done("verify", folder).stdout
+
+
+def test_reembed_and_back(
+    folder: Path, run: Path, other_run: Path, images: Path
+) -> None:
+    def fingerprint() -> str:
+        with open_store(folder) as opened:
+            return opened.fingerprint
+
+    first = fingerprint()
+    assert "already" in done("reembed", folder, "--model", run).stderr
+    assert "roll-back" in done("reembed", folder, "--model", other_run).stderr
+    assert fingerprint() != first
+    assert "sound" in done("verify", folder).stdout
+    done("add", folder, images, "--model", other_run)
+    done("reembed", folder, "--roll-back")
+    assert fingerprint() == first
+    assert store("reembed", folder).exit_code == 2
+    assert store("reembed", folder, "--model", run, "--roll-back").exit_code == 2
+    without = folder.with_name("without inputs")
+    done("create", without, "--model", run, "--no-inputs")
+    advice = "knnper store create NEW_FOLDER --model"
+    refused(1, advice, "reembed", without, "--model", other_run)
+
+
+def interrupted_after(number: int) -> None:
+    with counter("examples", is_kept=True) as one:
+        for _ in range(number):
+            one.advance(1)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_only_what_was_counted_is_kept(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_after(number)
+    assert ("is kept" in capsys.readouterr().err) == bool(number)
+
+
+def test_advise(folder: Path, run: Path, other_run: Path) -> None:
+    text = done("advise", folder, "--model", run, "--num-neighbors", 3).stdout
+    assert "recall@3" in text
+    assert "not learnt yet, too few examples: sq8; sq8, rerank 4; pq;" in text
+    assert "the global model alone" in text
+    assert re.search("recommended for .*: flat: an exact index", text)
+    assert f"knnper store configure {folder} --set 'index={{name: flat}}'" in text
+    assert as_section(ScalarSettings(rerank=4)) == "{name: sq8, rerank: 4}"
+    document = json.loads(done("advise", folder, "--json").stdout)
+    assert document["trials"][0]["title"] == "flat"
+    assert document["global_accuracy"] is None
+    assert store("advise", folder, "--model", other_run).exit_code == 1
+
+
+def test_a_counter_writes_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    moments = iter([0.0, 0.0, 1.0, 6.0, 6.0, 6.0, 7.0])
+    counted = Counter("examples", None, lambda: next(moments))
+    counted.start(100)
+    counted.advance(10)
+    counted.advance(20)
+    counted.advance(1)
+    assert capsys.readouterr().err == "examples: 30/100, 14 s left\n"
+
+
+def test_the_commands_on_the_page_can_be_typed() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    commands = group.commands["store"]
+    assert isinstance(commands, click.Group)
+    text = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
+    shown = set[str]()
+    for line in re.findall(r"^knnper store (.*)$", text, re.MULTILINE):
+        name, *words = shlex.split(line, comments=True)
+        # Parses the arguments and complains; runs nothing.
+        commands.commands[name].make_context(name, words)
+        shown.add(name)
+    assert shown == set(commands.commands)
+    named = re.findall(r"`knnper store ([a-z]+)`", text)
+    assert set(named) <= set(commands.commands)
+
+
+def _cut(folder: Path) -> None:
+    content = (folder / DATABASE).read_bytes()
+    (folder / DATABASE).write_bytes(content[: len(content) // 2])
+
+
+def _overwrite(folder: Path) -> None:
+    content = (folder / DATABASE).read_bytes()
+    (folder / DATABASE).write_bytes(b"\7" * 16384 + content[16384:])
+
+
+def _lose_the_log(folder: Path) -> None:
+    left_by_a_kill(folder, lambda store: store.delete(Selection(ids=(1,))))
+    left_by_a_kill(folder, lambda store: store.save())
+    (folder / f"{DATABASE}-wal").unlink()
+
+
+def _lose_the_witness(folder: Path) -> None:
+    (folder / ACKNOWLEDGED).unlink()
+
+
+def _change_a_label(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / DATABASE)) as connection, connection:
+        connection.execute("UPDATE examples SET label = 2000000000 WHERE id = 5")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [_cut, _overwrite, _lose_the_log, _lose_the_witness, _change_a_label],
+    ids=lambda one: one.__name__,
+)
+def test_every_command_says_that_a_store_is_damaged(
+    folder: Path, run: Path, images: Path, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    harm(folder)
+    for command in (
+        ("info", folder),
+        ("add", folder, images, "--model", run),
+        ("verify", folder),
+        ("delete", folder, "--label", 3, "--yes"),
+        ("export", folder, tmp_path / "out.npz"),
+        ("configure", folder, "--set", "capacity=8000"),
+        ("compact", folder),
+        ("reembed", folder, "--roll-back"),
+        ("reembed", folder, "--model", run),
+        ("advise", folder),
+    ):
+        result = store(*command)
+        assert result.exit_code == 1, command
+        assert isinstance(result.exception, SystemExit), result.exception
+        said = result.output
+        assert "backup" in said or "Copy the whole folder" in said, command
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_what_is_intact_is_saved(folder: Path, tmp_path: Path) -> None:
+    _change_a_label(folder)
+    result = store("verify", folder)
+    assert result.exit_code == 1
+    assert f"{NUM_EXAMPLES - 1} examples" in result.stdout
+    told = json.loads(store("verify", folder, "--json").stdout)["saving"]
+    saved = json.loads(done("salvage", folder, tmp_path / "new", "--json").stdout)
+    assert saved == told
+    assert (saved["num_saved"], saved["lost"]) == (NUM_EXAMPLES - 1, [5])
+    assert described(tmp_path / "new")["num_examples"] == NUM_EXAMPLES - 1
+    assert store("salvage", folder, tmp_path / "new").exit_code == 1
+    shown = done("salvage", folder, tmp_path / "newer").stdout
+    assert "damaged: 5" in shown
+
+
+def test_delete_proves_that_nothing_is_left(folder: Path, images: Path) -> None:
+    gone = images / "3" / "1.png"
+    assert store("verify", folder, "--absent", gone).exit_code == 1
+    result = done("delete", folder, "--external-id", "3/1.png", "--yes")
+    assert "1 example deleted\nnone of their bytes are in any of the" in result.stdout
+    assert "(inputs and embeddings looked for: 2)" in result.stdout
+    result = done("verify", folder, "--absent", gone)
+    assert "none of their bytes are in any of the" in result.stdout
+    other = store("verify", folder, "--absent", images / "3" / "0.png", "--json")
+    assert other.exit_code == 1
+    name, found = str(images / "3" / "0.png"), id_of(folder, "3/0.png")
+    assert json.loads(other.stdout)["copies"] == {name: found}
+    text = store("verify", folder, "--absent", name).stdout
+    assert f"{name} is not absent: it is, in every byte, example {found}" in text
+    assert "sound" in done("verify", folder).stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "num_left"),
+    [
+        (("--label", "7"), 36),
+        (("--label", "7", "--label", "8"), 32),
+        (("--id", 1, "--id", 2, "--id", 99), 38),
+        (("--id", 1, "--id", 99, "--before", "2000-01-01"), 40),
+        (("--from", "2000-01-01", "--before", "2001-01-01T00:00+02:00"), 40),
+        (("--from", "2000-01-01"), 0),
+    ],
+)
+def test_delete_takes_what_all_options_describe(
+    folder: Path, options: tuple[object, ...], num_left: int
+) -> None:
+    result = store("delete", folder, *options, "--yes", "--no-proof")
+    assert result.exit_code == (1 if num_left == 40 else 0)
+    assert ("nothing is deleted" in result.stderr) == (num_left == 40)
+    assert ("no example --id 99" in result.stderr) == (99 in options)
+    assert described(folder)["num_examples"] == num_left
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "say which"),
+        (("--label", "seven"), "found 'seven', expected a number from 0 to 9 or one"),
+        (("--label", "10"), "found '10', expected a number from 0 to 9"),
+        (("--from", "yesterday"), "expected a time such as"),
+        (("--id", 1), "40 examples of .* give --yes"),
+    ],
+)
+def test_delete_refuses(
+    folder: Path, options: tuple[object, ...], message: str
+) -> None:
+    refused(2, message, "delete", folder, *options)
+    assert described(folder)["num_examples"] == NUM_EXAMPLES
+
+
+def test_delete_as_json(folder: Path) -> None:
+    options = ("--external-id", "3/1.png", "--external-id", "3/x.png", "--yes")
+    gone = id_of(folder, "3/1.png")
+    document = json.loads(done("delete", folder, *options, "--json").stdout)
+    assert (document["num_deleted"], document["num_examples"]) == (1, 39)
+    assert document["ids"] == [gone]
+    assert document["missing"] == {"id": [], "external-id": ["3/x.png"]}
+    assert document["proof"]["absent"] is True
+    again = store("delete", folder, *options, "--json")
+    assert again.exit_code == 1
+    assert json.loads(again.stdout)["proof"] is None
+
+
+def test_traces_in_foreign_files_are_told_from_the_stores(folder: Path) -> None:
+    number = id_of(folder, "3/1.png")
+    with open_store(folder) as opened:
+        pixels = opened.inputs(np.array([number])).numpy().tobytes()
+    (folder / "copy.bin").write_bytes(pixels)
+    result = store("delete", folder, "--id", number, "--yes")
+    assert result.exit_code == 1
+    assert f"bytes of the input of example {number} are in" in result.stdout
+    assert "remove or move elsewhere what is not the store's" in result.stderr
+    assert "copy.bin" in result.stderr
+    assert "compact" not in result.stderr
+
+
+def test_what_cannot_be_looked_for_is_not_said_to_be_absent(
+    folder: Path, tmp_path: Path
+) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    arguments = ("verify", folder, "--absent", tmp_path / "black.png")
+    refused(1, "black.png: that it is absent cannot be proven", *arguments)
+    result = store(*arguments, "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["absent"] is None
+
+
+def test_delete_asks_on_a_terminal(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal:
+        isatty = staticmethod(lambda: True)
+
+    class System:
+        stdin = Terminal
+
+    monkeypatch.setattr(knnper_cli.store, "sys", System)
+    arguments = ["store", "delete", str(folder), "--id", "1"]
+    kept = CliRunner().invoke(app, arguments, input="n\n")
+    assert kept.exit_code == 1
+    assert "Delete 1 of 40 examples" in kept.stderr
+    assert described(folder)["num_examples"] == NUM_EXAMPLES
+    agreed = CliRunner().invoke(app, arguments, input="y\n")
+    assert agreed.exit_code == 0
+    assert described(folder)["num_examples"] == NUM_EXAMPLES - 1

@@ -1,0 +1,211 @@
+"""The service and its tokens as they are typed, in processes of their own."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from knnper.client.install import SiteState
+from knnper.client.service.access import Tokens
+from knnper.data.examples import Examples
+from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.transport.credentials import issue_server_certificate, new_authority
+from knnper_cli.app import app
+from tests.client.service.small_service import (
+    CLASSES,
+    IMAGE,
+    some_inputs,
+    some_labels,
+    tiny_model,
+)
+
+FILE = """
+name: site-a
+server: localhost:8443
+insecure: true
+data: {{name: image_folder, path: data}}
+service: {{port: 0{tls}}}
+"""
+
+
+@contextlib.contextmanager
+def serve_process(folder: Path, *, tls: bool = False) -> Iterator[httpx.Client]:
+    """Give a client, which has the token, of ``knnper site serve`` in a process."""
+    own = NamedExamples(Examples(some_inputs(6), some_labels(6)), tuple("abcdef"))
+    none = NamedExamples(Examples(some_inputs(0), some_labels(0)), ())
+    data = SiteData(own, none, none, SiteTask(IMAGE, CLASSES, ()))
+    SiteState(folder / "state", "site-a").install(tiny_model(), data, took_part=False)
+    config, authority = folder / "client.yaml", new_authority("tests")
+    config.write_text(FILE.format(tls=", tls: {certificate: c, key: k}" if tls else ""))
+    issue_server_certificate(authority, ["127.0.0.1"]).write(folder / "c", folder / "k")
+    authority.write(folder / "ca", folder / "ca-key")
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("knnper"), "site", "serve", config],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        assert process.stderr is not None
+        try:
+            lines = iter(process.stderr.readline, "")
+            address = next(line for line in lines if "serves at" in line).split()[-1]
+            assert any("serving the model" in line for line in lines)
+            token = (folder / "state" / "token").read_text().strip()
+            with httpx.Client(
+                base_url=address,
+                headers={"Authorization": f"Bearer {token}"},
+                verify=ssl.create_default_context(cafile=folder / "ca"),
+                timeout=10,
+            ) as client:
+                yield client
+        finally:
+            process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(20) == 0
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "client.yaml"
+    path.write_text(FILE.format(tls=""))
+    return path
+
+
+def token(config: Path, command: str, *words: str) -> Result:
+    return CliRunner().invoke(app, ["site", "token", command, str(config), *words])
+
+
+def test_tokens_are_made_listed_and_revoked(config: Path) -> None:
+    made = token(config, "add", "tablet")
+    wide = token(config, "add", "ward", "--scope", "delete", "--scope", "add")
+    assert (made.exit_code, wide.exit_code) == (0, 0)
+    tokens = Tokens(config.parent / "state", "a token of the owner's")
+    caller = tokens.caller(f"Bearer {made.stdout.strip()}")
+    assert caller is not None
+    assert (caller.name, list(caller.scopes)) == ("tablet", ["predict"])
+    listed = json.loads(token(config, "list", "--json").stdout)
+    assert [(one["name"], one["scopes"]) for one in listed] == [
+        ("tablet", "predict"),
+        ("ward", "add, delete"),
+    ]
+    assert "tablet" in token(config, "list").stdout
+    assert token(config, "revoke", "tablet").exit_code == 0
+    assert tokens.caller(f"Bearer {made.stdout.strip()}") is None
+    assert tokens.caller(f"Bearer {wide.stdout.strip()}") is not None
+
+
+def test_what_is_no_scope_is_refused(config: Path) -> None:
+    result = token(config, "add", "tablet", "--scope", "neighbours")
+    assert result.exit_code == 2
+    assert "neighbors" in result.output
+    assert token(config, "revoke", "tablet").exit_code == 1
+
+
+def test_no_token_is_refused_where_others_can_ask(config: Path) -> None:
+    command = ["site", "serve", str(config), "--no-token"]
+    result = CliRunner().invoke(app, [*command, "--set", "service.host=0.0.0.0"])
+    assert result.exit_code == 1
+    assert "expected a loopback one" in result.output
+    assert "Warning: 0.0.0.0 is open to other machines, without TLS" in result.output
+
+
+@pytest.mark.slow
+def test_a_client_serves_what_is_installed_until_it_is_told_to_stop(
+    tmp_path: Path,
+) -> None:
+    with serve_process(tmp_path) as client:
+        answer = client.post("/predict", json={"inputs": some_inputs(1).tolist()})
+    assert answer.json()["num_stored"] == 6
+
+
+NUM_HALF_OPEN, NUM_ASKED = 300, 20
+BODY = {"inputs": some_inputs(1).tolist()}
+HALVES = {
+    "nothing": b"",
+    "a part of a header": b"POST /predict HTTP/1.1\r\nHost: localhost\r\n",
+    "a body without a token": b"POST /predict HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{",
+    "a request for the page": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+}
+
+
+def half_open(
+    client: httpx.Client, said: bytes, tls: ssl.SSLContext | None
+) -> socket.socket:
+    place = (client.base_url.host, client.base_url.port or 0)
+    connection = socket.create_connection(place, timeout=10)
+    if tls is not None:
+        connection = tls.wrap_socket(connection, server_hostname=place[0])
+    connection.sendall(said)
+    return connection
+
+
+@pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_half_open_connections_do_not_keep_token_holders_out(
+    tmp_path: Path, tls: bool
+) -> None:
+    halves, stop = list(HALVES.values()), threading.Event()
+
+    def go_on(client: httpx.Client, held: contextlib.ExitStack) -> None:
+        """Open more and more, of which not even TLS begins."""
+        while not stop.wait(0.005):
+            held.enter_context(half_open(client, b"", None))
+
+    with (
+        serve_process(tmp_path, tls=tls) as client,
+        contextlib.ExitStack() as held,
+        ThreadPoolExecutor(1) as attacker,
+        contextlib.ExitStack() as ending,
+    ):
+        ending.callback(stop.set)
+        context = ssl.create_default_context(cafile=tmp_path / "ca") if tls else None
+        kept = held.enter_context(contextlib.closing(kept_connection(client, context)))
+        before = ask_on(kept, client)
+        for number in range(NUM_HALF_OPEN):
+            half = halves[number % len(halves)]
+            held.enter_context(half_open(client, half, context))
+        attacker.submit(go_on, client, held)
+        close = {"Connection": "close"}
+        answers = [
+            client.post("/predict", json=BODY, headers=close).status_code
+            for _ in range(NUM_ASKED)
+        ]
+        after = ask_on(kept, client)
+    assert (before, answers, after) == (200, [200] * NUM_ASKED, 200)
+
+
+def kept_connection(
+    client: httpx.Client, tls: ssl.SSLContext | None
+) -> http.client.HTTPConnection:
+    """Return a connection that is never opened again."""
+    host, port = client.base_url.host, client.base_url.port
+    if tls is None:
+        kept = http.client.HTTPConnection(host, port, timeout=10)
+    else:
+        kept = http.client.HTTPSConnection(host, port, timeout=10, context=tls)
+    kept.connect()
+    kept.auto_open = 0
+    return kept
+
+
+def ask_on(kept: http.client.HTTPConnection, client: httpx.Client) -> int:
+    bearer = client.headers["Authorization"]
+    headers = {"Authorization": bearer, "Content-Type": "application/json"}
+    kept.request("POST", "/predict", json.dumps(BODY), headers)
+    answer = kept.getresponse()
+    answer.read()
+    return answer.status

@@ -1,0 +1,290 @@
+"""The global model with a client's own shares of the classes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.prediction import (
+    ClassPrior,
+    ClassPriorSettings,
+    KnnPredictor,
+    NeighborClassifier,
+    adapted,
+    class_ratios,
+    paper_kernel,
+    reweighted,
+)
+from knnper.datastore.store import UNNAMED, empty_memory_store
+from knnper.datastore.tuning import (
+    CRITERIA,
+    CriterionName,
+    Evidence,
+    Prior,
+    Queries,
+    candidates,
+    choose,
+    choose_class_prior,
+    num_correct,
+    score,
+)
+from knnper.errors import ConfigError
+from knnper.seeding import RandomKey
+
+STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+HALVES = torch.tensor([[0.4, 0.6]])
+
+
+def counts(*of_classes: int) -> Tensor:
+    return torch.tensor([of_classes])
+
+
+@st.composite
+def clients(draw: st.DrawFn) -> tuple[Tensor, Tensor, ClassPrior]:
+    """Return probabilities with zeros among them, any counts, and a class prior."""
+    num_rows, num_classes = draw(st.integers(0, 6)), draw(st.integers(1, 8))
+    generator = RandomKey(draw(st.integers(0, 10_000))).numpy()
+    logits = 40 * torch.from_numpy(generator.normal(size=(num_rows, num_classes)))
+    most = draw(st.sampled_from([1, 3, 1_000_000]))
+    own = torch.from_numpy(generator.integers(0, most, (num_rows, num_classes)))
+    own *= torch.from_numpy(generator.integers(0, 2, (num_rows, num_classes)))
+    strengths = draw(st.lists(st.floats(1e-6, 1e9), min_size=1, max_size=4))
+    shares = generator.random(num_classes) + 1e-3 if draw(st.booleans()) else ()
+    prior = ClassPriorSettings(tuple(strengths), tuple(float(one) for one in shares))
+    sharpness = draw(st.sampled_from([0.5, 1.0, 6.0, 50.0]))
+    return logits.float().softmax(dim=1), own, ClassPrior(prior, sharpness)
+
+
+def test_a_known_client() -> None:
+    # q = (3 + 1, 1 + 1) / (4 + 2) = (2/3, 1/3) where the federation has (1/2, 1/2).
+    one = ClassPriorSettings((2.0,))
+    expected = torch.tensor([[4 / 3, 2 / 3]], dtype=torch.float64)
+    torch.testing.assert_close(class_ratios(counts(3, 1), one), expected)
+    # (0.4 4/3, 0.6 2/3) = (8, 6) / 15
+    found = adapted(HALVES, counts(3, 1), ClassPrior(one))
+    torch.testing.assert_close(found, torch.tensor([[4 / 7, 3 / 7]]))
+
+
+def test_the_federations_shares_may_be_counts() -> None:
+    # π = (3/4, 1/4), so that q = (1 + 3, 1 + 1) / (2 + 4) = (2/3, 1/3).
+    found = class_ratios(counts(1, 1), ClassPriorSettings((4.0,), (30.0, 10.0)))
+    expected = torch.tensor([[8 / 9, 4 / 3]], dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+
+
+def test_of_several_strengths_the_probable_ones_count() -> None:
+    # The second label is the first one's again with 2/3 for s = 2, with 3/5 for s = 4:
+    # these weigh 10 to 9, and make the class's share 3/4 and 2/3.
+    found = class_ratios(counts(2, 0), ClassPriorSettings((2.0, 4.0)))
+    share = (10 * 3 / 4 + 9 * 2 / 3) / 19
+    expected = torch.tensor([[2 * share, 2 - 2 * share]], dtype=torch.float64)
+    torch.testing.assert_close(found, expected)
+
+
+def test_labels_as_everywhere_move_less_than_labels_of_one_class() -> None:
+    several = ClassPriorSettings(STRENGTHS)
+    even, skewed = class_ratios(torch.tensor([[6, 5, 4, 5], [20, 0, 0, 0]]), several)
+    assert (even - 1).abs().max() < 0.1
+    assert skewed[0] > 3.5
+    # One strength takes both for the same evidence: (6 + 1/4) / (20 + 1) of 1/4.
+    alone = class_ratios(counts(6, 5, 4, 5), ClassPriorSettings((1.0,)))[0, 0]
+    assert float(alone) == pytest.approx(4 * 6.25 / 21)
+
+
+@settings(max_examples=60, deadline=None)
+@given(clients())
+def test_rows_sum_to_one(client: tuple[Tensor, Tensor, ClassPrior]) -> None:
+    probabilities, own, chosen = client
+    found = adapted(probabilities, own, chosen)
+    assert (found.shape, found.dtype) == (probabilities.shape, torch.float32)
+    assert bool(torch.isfinite(found).all())
+    assert bool((found >= 0).all())
+    ones = torch.ones(len(found))
+    torch.testing.assert_close(found.sum(dim=1), ones)
+    without = own.sum(dim=1) == 0
+    assert torch.equal(found[without], probabilities[without])
+
+
+@settings(max_examples=40, deadline=None)
+@given(clients())
+def test_the_names_of_the_classes_do_not_matter(
+    client: tuple[Tensor, Tensor, ClassPrior],
+) -> None:
+    probabilities, own, chosen = client
+    generator = RandomKey(own.shape[1]).numpy()
+    order = torch.from_numpy(generator.permutation(own.shape[1]))
+    shares = chosen.settings.class_shares
+    moved = replace(
+        chosen.settings,
+        class_shares=tuple(shares[one] for one in order.tolist()) if shares else (),
+    )
+    found = adapted(
+        probabilities[:, order], own[:, order], ClassPrior(moved, chosen.sharpness)
+    )
+    expected = adapted(probabilities, own, chosen)[:, order]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_sharper_model_is_outvoted_less() -> None:
+    # (0.4² 4/3, 0.6² 2/3) = (0.64, 0.72) / 3
+    found = reweighted(HALVES, torch.tensor([[4 / 3, 2 / 3]]), 2.0)
+    torch.testing.assert_close(found, torch.tensor([[0.64 / 1.36, 0.72 / 1.36]]))
+
+
+def test_without_examples_it_is_the_global_model_to_the_last_bit() -> None:
+    probabilities = torch.tensor([[0.1, 0.2, 0.7], [1 / 3, 1 / 3, 1 / 3]])
+    chosen = ClassPrior(ClassPriorSettings(STRENGTHS, (0.1, 0.3, 0.6)), 3.0)
+    assert torch.equal(adapted(probabilities, counts(0, 0, 0), chosen), probabilities)
+
+
+def test_a_client_of_one_class_leaves_the_others_possible() -> None:
+    prior = ClassPrior(ClassPriorSettings(STRENGTHS))
+    found = adapted(HALVES, counts(1000, 0), prior)
+    assert 0 < float(found[0, 1]) < 0.01
+
+
+def test_shares_of_other_classes_are_refused() -> None:
+    wrong = ClassPriorSettings((1.0,), (0.5, 0.3, 0.2))
+    with pytest.raises(ConfigError, match=r"class_shares: expected 2 numbers.*found 3"):
+        class_ratios(counts(1, 0), wrong)
+
+
+def test_the_prediction_follows_what_is_stored() -> None:
+    store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
+    predictor = KnnPredictor(
+        embed=lambda images: images.float(),
+        head=lambda embeddings: HALVES.expand(len(embeddings), 2),
+        neighbors=NeighborClassifier(store, 1, "paper", 1.0),
+        knn_weight=0.0,
+        class_prior=ClassPrior(ClassPriorSettings((2.0,))),
+    )
+    asked = torch.zeros((3, 1))
+    assert torch.equal(predictor(asked), HALVES.expand(3, 2))
+    store.add(NewExamples(torch.zeros((4, 1)), torch.tensor([0, 0, 0, 1])))
+    expected = torch.tensor([[4 / 7, 3 / 7]]).expand(3, 2)
+    torch.testing.assert_close(predictor(asked), expected)
+
+
+PRIOR = ClassPrior(ClassPriorSettings((1.0,)))
+
+ALONE = candidates([0.0], [1], [1.0])
+
+GRID = candidates([0.0, 0.3, 0.7, 1.0], [1], [1.0])
+
+
+def evidence_of(
+    probabilities: list[list[float]],
+    labels: list[int],
+    ratios: list[float],
+    neighbors: list[int],
+) -> Evidence:
+    """Return queries with one neighbour each."""
+    queries = Queries(
+        torch.zeros((len(labels), 2)),
+        torch.tensor(probabilities),
+        torch.tensor(labels),
+        torch.tensor([ratios], dtype=torch.float64),
+    )
+    distances = torch.ones((len(labels), 1), dtype=torch.float64)
+    return Evidence(queries, distances, torch.tensor(neighbors)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("ratios", "expected"),
+    [([2.0, 0.5], PRIOR), ([0.5, 2.0], None), ([1.0, 1.0], PRIOR)],
+)
+def test_it_is_used_where_it_scores_no_worse(
+    ratios: list[float], expected: ClassPrior | None
+) -> None:
+    # Neighbours are always wrong, and the model is right of the first.
+    found = evidence_of([[0.6, 0.4], [0.4, 0.6]], [0, 0], ratios, [1, 1])
+    chosen = choose(found, GRID, paper_kernel, num_correct, class_prior=PRIOR)
+    assert (chosen.class_prior, chosen.knn_weight) == (expected, 0.0)
+
+
+def test_it_is_not_used_where_the_neighbours_do_better_without() -> None:
+    # 0.3 of the neighbours corrects the model as it is, but not the adapted one.
+    found = evidence_of([[0.45, 0.55], [0.3, 0.7]], [0, 1], [0.2, 3.0], [0, 1])
+    grid = candidates([0.0, 0.3], [1], [1.0])
+    chosen = choose(found, grid, paper_kernel, num_correct, class_prior=PRIOR)
+    assert (chosen.class_prior, chosen.knn_weight) == (None, 0.3)
+
+
+def test_of_equally_many_right_ones_the_surer_counts() -> None:
+    found = evidence_of([[0.6, 0.4], [0.6, 0.4]], [0, 0], [1.0, 1.0], [0, 0])
+    chosen = [
+        choose(found, GRID, paper_kernel, CRITERIA[name]).knn_weight
+        for name in ("accuracy", "both")
+    ]
+    assert chosen == [0.0, 1.0]
+    scores = score(found, ALONE, paper_kernel, CRITERIA["both"])
+    expected = 2 + 0.01 * 2 * torch.tensor(0.6).log()
+    assert float(scores) == pytest.approx(float(expected))
+
+
+def test_the_sharpness_is_the_most_probable_one() -> None:
+    # Of 20 examples 16 are right at 0.6: log p is largest at odds of 4, which is
+    # β = log 4 / log 1.5 = 3.4. The prior takes log(3)²/2 = 0.6 nats of 1.
+    labels = [0] * 16 + [1] * 4
+    found = evidence_of([[0.6, 0.4]] * 20, labels, [1.0, 1.0], [0] * 20)
+    grid = (1.0, 2.0, 3.0, 6.0)
+    posteriors = []
+    for value in grid:
+        odds = 1.5**value
+        right, wrong = odds / (1 + odds), 1 / (1 + odds)
+        log = torch.tensor([right, wrong, value], dtype=torch.float64).log()
+        posteriors.append(float(16 * log[0] + 4 * log[1] - log[2] ** 2 / 2))
+    best = grid[posteriors.index(max(posteriors))]
+    chosen = choose_class_prior(found, ClassPriorSettings((1.0,), sharpness=grid))
+    assert chosen is not None
+    assert chosen.sharpness == best == 3.0
+
+
+def test_without_evidence_the_sharpness_is_the_closest_to_one() -> None:
+    # All 20 are right, but the store had nothing to find: they say nothing of it.
+    scored = evidence_of([[0.6, 0.4]] * 20, [0] * 20, [1.0, 1.0], [0] * 20)
+    nothing = torch.empty((20, 0), dtype=torch.float64)
+    unscored = Evidence(scored.queries, nothing, nothing.long())
+    settings_ = ClassPriorSettings((1.0,), sharpness=(0.5, 1.25, 6.0))
+    of_all, of_none = (choose_class_prior(one, settings_) for one in (scored, unscored))
+    assert of_all is not None
+    assert of_none is not None
+    assert (of_all.sharpness, of_none.sharpness) == (6.0, 1.25)
+
+
+def test_without_a_strength_there_is_no_class_prior() -> None:
+    found = evidence_of([[0.6, 0.4]], [0], [1.0, 1.0], [0])
+    assert choose_class_prior(found, ClassPriorSettings(sharpness=(2.0,))) is None
+
+
+@pytest.mark.parametrize("criterion", ["accuracy", "log_loss", "both"])
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(1, 12),
+    expected=st.floats(0, 1),
+    sharpness=st.sampled_from([0.5, 1.0, 4.0]),
+)
+def test_no_client_does_worse_on_its_evidence_than_with_the_global_model(
+    criterion: CriterionName, seed: int, count: int, expected: float, sharpness: float
+) -> None:
+    generator = RandomKey(seed).numpy()
+    found = evidence_of(
+        generator.dirichlet([0.5] * 3, count).tolist(),
+        generator.integers(0, 3, count).tolist(),
+        generator.gamma(0.5, size=3).clip(0.01).tolist(),
+        generator.integers(0, 3, count).tolist(),
+    )
+    prior, rule = replace(PRIOR, sharpness=sharpness), CRITERIA[criterion]
+    expects = Prior(expected, 20.0)
+    chosen = choose(found, GRID, paper_kernel, rule, expects, prior)
+    seen = found if chosen.class_prior is None else found.adapted(sharpness)
+    only = candidates([chosen.knn_weight], [1], [1.0])
+    served = score(seen, only, paper_kernel, rule)
+    before = score(found, ALONE, paper_kernel, rule)
+    assert float(served) >= float(before) - 1e-9

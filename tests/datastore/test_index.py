@@ -1,0 +1,555 @@
+"""What every kind of index does, against a dictionary of vectors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from knnper.datastore.examples import Ids, StoreDamagedError
+from knnper.datastore.index import (
+    INDEX_KINDS,
+    NOTHING,
+    FlatSettings,
+    GraphSettings,
+    HalfSettings,
+    IndexSettings,
+    ListsSettings,
+    LossySettings,
+    ProductSettings,
+    ScalarSettings,
+    VectorIndex,
+    Vectors,
+)
+from knnper.errors import ConfigError
+
+DIM = 8
+
+CASES: list[IndexSettings] = [
+    FlatSettings(),
+    HalfSettings(),
+    ScalarSettings(),
+    ProductSettings(num_parts=4, num_bits=4),
+    GraphSettings(num_links=4, ef_search=16),
+    ListsSettings(num_lists=4, num_probes=1),
+]
+
+NUM_LEARNT = 300
+
+"""Enough for each case to learn from."""
+
+
+def clustered(num_vectors: int, dim: int = DIM, seed: int = 0) -> Vectors:
+    """Return vectors around 20 centres, float32 of shape (n, p)."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(20, dim))
+    chosen = centres[rng.integers(0, 20, num_vectors)]
+    noise = 0.4 * rng.normal(size=(num_vectors, dim))
+    return (chosen + noise).astype(np.float32)
+
+
+def squared_distances(queries: Vectors, vectors: Vectors) -> Vectors:
+    """Return float64 distances, shape (m, n)."""
+    difference = queries[:, None].astype(np.float64) - vectors[None]
+    distances: Vectors = np.square(difference).sum(axis=2)
+    return distances
+
+
+every_kind = pytest.mark.parametrize("case", CASES, ids=lambda one: one.name)
+
+QUERIES = clustered(40, seed=1)
+
+
+def build(case: IndexSettings, vectors: Vectors, first_id: int = 1) -> VectorIndex:
+    ids = np.arange(first_id, first_id + len(vectors))
+    return case.build(vectors.shape[1], ids, vectors)
+
+
+def check(
+    case: IndexSettings, index: VectorIndex, expected: dict[int, Vectors]
+) -> None:
+    """Compare ``index`` with what it should hold."""
+    assert len(index) == len(expected)
+    assert sorted(index.ids.tolist()) == sorted(expected)
+    if not expected:
+        return
+    ids = np.array(list(expected), np.int64)[::-1].copy()
+    found = index.vectors(ids)
+    assert found.shape == (len(ids), DIM)
+    assert found.dtype == np.float32
+    originals = np.stack([expected[number] for number in ids.tolist()])
+    if not isinstance(case, LossySettings):
+        assert found.tobytes() == originals.tobytes()
+    check_search(case, index, ids, found, min(5, len(expected)))
+
+
+def check_search(
+    case: IndexSettings, index: VectorIndex, ids: Ids, vectors: Vectors, count: int
+) -> None:
+    """Compare candidates with brute force over ``vectors``, as the index keeps them."""
+    rough, found = index.candidates(QUERIES[:4], count)
+    assert rough.shape == found.shape == (4, count)
+    distances = squared_distances(QUERIES[:4], vectors)
+    position = {number: place for place, number in enumerate(ids.tolist())}
+    for row in range(4):
+        places = [position[number] for number in found[row].tolist()]
+        assert len(set(places)) == count
+        np.testing.assert_allclose(rough[row], distances[row][places], rtol=1e-4)
+        assert (np.diff(rough[row]) >= 0).all()
+        if case.name not in ("hnsw", "ivf"):
+            nearest = np.sort(distances[row])[:count]
+            np.testing.assert_allclose(rough[row], nearest, rtol=1e-4)
+
+
+@every_kind
+@settings(max_examples=12, deadline=None)
+@given(data=st.data())
+def test_any_changes_leave_what_they_should(
+    case: IndexSettings, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    starts_with = data.draw(st.sampled_from([0, 5, NUM_LEARNT]))
+    vectors = clustered(NUM_LEARNT + 60)
+    index = build(case, vectors[:starts_with])
+    expected = {place + 1: vectors[place] for place in range(starts_with)}
+    path = tmp_path_factory.mktemp("index") / "file"
+    for step in range(4):
+        added = data.draw(st.integers(0, 10))
+        ids = 1000 * step + 500 + np.arange(added)
+        new = vectors[NUM_LEARNT + 10 * step :][:added]
+        index.add(ids, new)
+        expected.update(zip(ids.tolist(), new, strict=True))
+        known = sorted(expected)
+        gone = data.draw(st.sets(st.sampled_from(known))) if known else set()
+        index.remove(np.array(sorted(gone), np.int64))
+        expected = {key: one for key, one in expected.items() if key not in gone}
+        if data.draw(st.booleans()):
+            index.write(path)
+            index = case.read(path, DIM)
+        check(case, index, expected)
+
+
+@every_kind
+def test_what_was_written_searches_alike(case: IndexSettings, tmp_path: Path) -> None:
+    index = build(case, clustered(NUM_LEARNT))
+    index.remove(np.arange(20, 60))
+    index.write(tmp_path / "index")
+    again = case.read(tmp_path / "index", DIM)
+    rough, ids = index.candidates(QUERIES, 10)
+    again_rough, again_ids = again.candidates(QUERIES, 10)
+    assert rough.tobytes() == again_rough.tobytes()
+    assert ids.tobytes() == again_ids.tobytes()
+    assert again.num_bytes == index.num_bytes
+    assert again.is_outgrown == index.is_outgrown
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@every_kind
+def test_two_builds_are_equal(case: IndexSettings, tmp_path: Path) -> None:
+    vectors = clustered(NUM_LEARNT)
+    for name in ("one", "two"):
+        build(case, vectors).write(tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@every_kind
+def test_a_query_is_answered_the_same_in_any_company(case: IndexSettings) -> None:
+    index = build(case, clustered(NUM_LEARNT))
+    rough, ids = index.candidates(QUERIES, 10)
+    for row in range(len(QUERIES)):
+        alone_rough, alone_ids = index.candidates(QUERIES[row : row + 1], 10)
+        assert alone_rough.tobytes() == rough[row].tobytes()
+        assert alone_ids.tolist() == [ids[row].tolist()]
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_long_parts_do_not_depend_on_the_company_either(num_parts: int) -> None:
+    dim, num_vectors = 64, 100
+    case = ProductSettings(num_parts=num_parts, num_bits=4)
+    index = build(case, clustered(num_vectors, dim))
+    queries = clustered(40, dim, seed=1)
+    rough, _ = index.candidates(queries, 10)
+    alone = [index.candidates(queries[row : row + 1], 10)[0] for row in range(40)]
+    assert np.concatenate(alone).tobytes() == rough.tobytes()
+
+
+@every_kind
+def test_all_can_be_found(case: IndexSettings) -> None:
+    index = build(case, clustered(NUM_LEARNT))
+    index.remove(np.arange(1, 200))
+    _, ids = index.candidates(QUERIES, len(index))
+    assert NOTHING not in ids
+    assert (np.sort(ids, axis=1) == np.arange(200, NUM_LEARNT + 1)).all()
+
+
+@every_kind
+def test_removed_vectors_are_not_in_the_file(
+    case: IndexSettings, tmp_path: Path
+) -> None:
+    vectors = clustered(NUM_LEARNT)
+    index = build(case, vectors)
+    codes = {number: index.vectors(np.array([number])) for number in (3, 150, 300)}
+    index.remove(np.array([3, 150, 300]))
+    index.write(tmp_path / "index")
+    content = (tmp_path / "index").read_bytes()
+    if case.name == "hnsw":
+        assert not index.forgets
+        return
+    for number, vector in codes.items():
+        assert vectors[number - 1].tobytes() not in content
+        assert vector.astype(np.float16).tobytes() not in content
+
+
+@every_kind
+def test_an_id_may_come_back_with_another_vector(case: IndexSettings) -> None:
+    vectors = clustered(NUM_LEARNT)
+    index = build(case, vectors)
+    index.remove(np.array([7]))
+    index.add(np.array([7]), vectors[100:101])
+    ids = np.array([7, 101])
+    assert index.vectors(ids)[0].tobytes() == index.vectors(ids)[1].tobytes()
+    _, found = index.candidates(vectors[100:101], 2)
+    assert sorted(found[0].tolist()) == [7, 101]
+
+
+@every_kind
+def test_vectors_whose_distances_overflow_are_kept(case: IndexSettings) -> None:
+    vectors = clustered(NUM_LEARNT)
+    vectors[4], vectors[5], vectors[6] = 3e38, -3e38, 1e25
+    index = build(case, vectors)
+    _, ids = index.candidates(vectors[10:11], 1)
+    if not isinstance(case, LossySettings):
+        assert ids.tolist() == [[11]]
+        assert (index.vectors(np.array([5, 6, 7])) == vectors[4:7]).all()
+    index.remove(np.array([5, 6, 7]))
+    assert len(index) == NUM_LEARNT - 3
+
+
+@every_kind
+def test_bytes_grow_with_the_vectors(case: IndexSettings) -> None:
+    small, large = build(case, clustered(300)), build(case, clustered(1300))
+    per_vector = (large.num_bytes - small.num_bytes) / 1000
+    assert case.code_bytes(DIM) <= per_vector <= case.code_bytes(DIM) + 60
+
+
+@pytest.fixture(name="written")
+def written_index(case: IndexSettings, tmp_path: Path) -> Path:
+    """Return the file of an index."""
+    path, ids = tmp_path / "index", np.arange(NUM_LEARNT)
+    case.build(DIM, ids, clustered(NUM_LEARNT)).write(path)
+    return path
+
+
+@every_kind
+@pytest.mark.parametrize("part", [0.0, 0.003, 0.3, 0.7, 0.999, 1.5])
+def test_a_file_that_is_cut_or_too_long_is_refused(
+    case: IndexSettings, part: float, written: Path
+) -> None:
+    content = written.read_bytes()
+    written.write_bytes((2 * content)[: int(part * len(content))])
+    with pytest.raises(StoreDamagedError, match="build it anew from the vectors"):
+        case.read(written, DIM)
+
+
+@every_kind
+def test_an_index_of_other_vectors_is_refused(
+    case: IndexSettings, written: Path
+) -> None:
+    with pytest.raises(StoreDamagedError, match=r"\(.*, 8, .*\), expected \(.*, 16, "):
+        case.read(written, 2 * DIM)
+
+
+@every_kind
+def test_another_kind_is_refused(case: IndexSettings, written: Path) -> None:
+    for other in CASES:
+        if other.name != case.name and not isinstance(case, FlatSettings):
+            with pytest.raises(StoreDamagedError, match="another index"):
+                other.read(written, DIM)
+
+
+@pytest.mark.parametrize("case", [FlatSettings()], ids=lambda one: one.name)
+def test_ids_that_are_missing_are_noticed(case: IndexSettings, written: Path) -> None:
+    content = bytearray(written.read_bytes())
+    del content[32:40]
+    content[8:16] = np.int64(NUM_LEARNT - 1).tobytes()
+    written.write_bytes(content)
+    with pytest.raises(StoreDamagedError, match="another index"):
+        case.read(written, DIM)
+
+
+@pytest.mark.parametrize("count", [-1, 2**60])
+def test_a_number_of_ids_that_cannot_be_is_refused(count: int, tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    FlatSettings().build(DIM, np.arange(3), clustered(3)).write(path)
+    content = bytearray(path.read_bytes())
+    content[8:16] = np.int64(count).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(StoreDamagedError, match=r"expected -?\d+ bytes, found"):
+        FlatSettings().read(path, DIM)
+
+
+def test_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    path.write_bytes(b"an index of some sort, but of whom?")
+    with pytest.raises(StoreDamagedError, match="expected the mark"):
+        FlatSettings().read(path, DIM)
+    with pytest.raises(StoreDamagedError, match="No such file"):
+        FlatSettings().read(tmp_path / "none", DIM)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@every_kind
+def test_a_full_disk_is_an_error(case: IndexSettings) -> None:
+    index = case.build(DIM, np.arange(3), clustered(3))
+    with pytest.raises(OSError, match="No space left"):
+        index.write(Path("/dev/full"))
+
+
+def test_a_folder_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    index = ScalarSettings().build(DIM, np.arange(3), clustered(3))
+    with pytest.raises(FileNotFoundError):
+        index.write(tmp_path / "missing" / "index")
+
+
+NUM_VECTORS, LONG_DIM, COUNT = 2000, 32, 10
+
+VECTORS, LONG_QUERIES = (
+    clustered(NUM_VECTORS, LONG_DIM),
+    clustered(100, LONG_DIM, seed=1),
+)
+
+
+def built(settings: IndexSettings, vectors: Vectors = VECTORS) -> VectorIndex:
+    ids = np.arange(len(vectors))
+    return settings.build(vectors.shape[1], ids, vectors)
+
+
+def recall(index: VectorIndex, vectors: Vectors, count: int = COUNT) -> float:
+    """Return the part of the 10 nearest that is among ``count`` candidates."""
+    nearest = squared_distances(LONG_QUERIES, vectors).argsort(axis=1)[:, :COUNT]
+    _, found = index.candidates(LONG_QUERIES, count)
+    pairs = zip(nearest.tolist(), found.tolist(), strict=True)
+    return sum(len(set(one) & set(other)) for one, other in pairs) / nearest.size
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (FlatSettings(), 1.0),
+        (HalfSettings(), 0.995),
+        (ScalarSettings(), 0.95),
+        (ProductSettings(num_parts=16), 0.7),
+        (GraphSettings(), 0.97),
+        (ListsSettings(), 0.97),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_nearest_are_found(settings: IndexSettings, expected: float) -> None:
+    assert recall(built(settings), VECTORS) >= expected
+
+
+def test_four_times_as_many_candidates_hold_nearly_all() -> None:
+    index = built(ProductSettings(num_parts=16))
+    assert recall(index, VECTORS, 4 * COUNT) >= 0.97
+
+
+def test_more_effort_finds_more() -> None:
+    few = recall(built(ListsSettings(num_probes=1)), VECTORS)
+    many = recall(built(ListsSettings(num_probes=44)), VECTORS)
+    assert few < 0.9
+    assert many == 1.0
+    narrow = built(GraphSettings(num_links=4, ef_construction=8, ef_search=1))
+    assert recall(narrow, VECTORS) < recall(built(GraphSettings()), VECTORS)
+
+
+def test_the_graph_finds_the_nearest_that_live() -> None:
+    index = built(GraphSettings(ef_search=32))
+    gone = np.random.default_rng(0).permutation(NUM_VECTORS)[:1600]
+    index.remove(gone)
+    left = VECTORS.copy()
+    left[gone] = 1e6
+    assert recall(index, left) >= 0.95
+
+
+def test_the_graph_compares_all_where_the_nearest_are_dead() -> None:
+    index = built(GraphSettings(ef_search=1))
+    nearest = squared_distances(LONG_QUERIES[:1], VECTORS)[0].argsort()
+    index.remove(nearest[: NUM_VECTORS - 3])
+    _, found = index.candidates(LONG_QUERIES[:1], 3)
+    assert found[0].tolist() == nearest[-3:].tolist()
+
+
+def test_rough_distances_of_flat_do_not_cancel() -> None:
+    """A difference of 1 beside 10^4 is lost where distances are expanded."""
+    dim, num_vectors = 2048, 100
+    steps = np.arange(num_vectors)[:, None] * np.ones((1, dim))
+    vectors = (1e4 + steps).astype(np.float32)
+    rough, ids = built(FlatSettings(), vectors).candidates(vectors, 3)
+    assert ids[:, 0].tolist() == list(range(num_vectors))
+    assert rough[10].tolist() == [0, dim, dim]
+
+
+@pytest.mark.parametrize("dim", [7, 2048])
+def test_rough_distances_of_flat_keep_their_bound(dim: int) -> None:
+    vectors, queries = clustered(60, dim), clustered(30, dim, seed=1)
+    rough, ids = built(FlatSettings(), vectors).candidates(queries, 60)
+    exact = squared_distances(queries, vectors)
+    exact = np.take_along_axis(exact, ids, axis=1)
+    eps = np.finfo(np.float32).eps
+    assert (np.abs(rough.astype(np.float64) - exact) <= (dim + 8) * eps * exact).all()
+
+
+def test_codes_are_learnt_once_there_are_enough() -> None:
+    index = built(ScalarSettings(), VECTORS[:255])
+    assert not index.is_outgrown
+    assert index.vectors(np.arange(255)).tobytes() == VECTORS[:255].tobytes()
+    index.add(np.array([255]), VECTORS[255:256])
+    assert index.is_outgrown
+    assert not built(ScalarSettings(), VECTORS[:256]).is_outgrown
+
+
+def test_centroids_need_four_vectors_each() -> None:
+    settings = ProductSettings(num_parts=4, num_bits=5)
+    few = built(settings, VECTORS[:127])
+    assert few.vectors(np.arange(127)).tobytes() == VECTORS[:127].tobytes()
+    enough = built(settings, VECTORS[:128])
+    assert enough.vectors(np.arange(128)).tobytes() != VECTORS[:128].tobytes()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [ScalarSettings(), ProductSettings(num_bits=4), ListsSettings(num_lists=5)],
+    ids=lambda value: value.name,
+)
+def test_what_was_learnt_is_outgrown_fourfold(settings: IndexSettings) -> None:
+    index = built(settings, VECTORS[:300])
+    index.add(np.arange(300, 1199), VECTORS[300:1199])
+    assert not index.is_outgrown
+    index.add(np.array([1199]), VECTORS[1199:1200])
+    assert index.is_outgrown
+
+
+def test_what_was_learnt_is_outgrown_by_turnover() -> None:
+    index = built(ScalarSettings(), VECTORS[:300])
+    for start in range(300, 1200, 100):
+        assert not index.is_outgrown
+        index.remove(np.arange(start - 300, start - 200))
+        index.add(np.arange(start, start + 100), VECTORS[start : start + 100])
+    assert len(index) == 300
+    assert index.is_outgrown
+
+
+def test_lists_are_outgrown_from_both_sides() -> None:
+    assert not built(ListsSettings(), VECTORS[:1599]).is_outgrown
+    index = built(ListsSettings(), VECTORS[:1599])
+    index.add(np.array([1599]), VECTORS[1599:1600])
+    assert index.is_outgrown
+    learnt = built(ListsSettings())
+    learnt.remove(np.arange(1500))
+    assert not learnt.is_outgrown
+    learnt.remove(np.array([1500]))
+    assert learnt.is_outgrown
+
+
+def test_a_graph_is_outgrown_by_its_dead() -> None:
+    index = built(GraphSettings(), VECTORS[:400])
+    index.remove(np.arange(100))
+    assert not index.is_outgrown
+    index.remove(np.array([100]))
+    assert index.is_outgrown
+
+
+@pytest.mark.parametrize("name", ["pq", "ivf"])
+def test_learning_warns_of_nothing(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cases: dict[str, list[tuple[IndexSettings, int]]] = {
+        "pq": [(ProductSettings(), 1024), (ProductSettings(num_bits=4), 64)],
+        "ivf": [(ListsSettings(), 1600), (ListsSettings(num_lists=10), 400)],
+    }
+    for case, num_vectors in cases[name]:
+        built(case, VECTORS[:num_vectors])
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+parse: TypeAdapter[IndexSettings] = TypeAdapter(IndexSettings)
+
+
+@pytest.mark.parametrize("name", INDEX_KINDS)
+def test_a_name_is_enough(name: str) -> None:
+    settings = parse.validate_json(json.dumps({"name": name}))
+    assert settings == INDEX_KINDS[name]()
+    assert settings.name == name
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ({"name": "lsh"}, "does not match any of the expected tags"),
+        ({"name": "flat", "rerank": 2}, "rerank"),
+        ({"name": "sq8", "rerank": -1}, "rerank"),
+        ({"name": "pq", "num_bits": 3}, "num_bits"),
+        ({"name": "pq", "num_bits": 9}, "num_bits"),
+        ({"name": "pq", "num_parts": 0}, "num_parts"),
+        ({"name": "hnsw", "num_links": 1}, "num_links"),
+        ({"name": "hnsw", "ef_search": 0}, "ef_search"),
+        ({"name": "hnsw", "ef_construction": 1.5}, "ef_construction"),
+        ({"name": "ivf", "num_lists": 0}, "num_lists"),
+        ({"name": "ivf", "num_probes": "all"}, "num_probes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(document: dict[str, Any], place: str) -> None:
+    with pytest.raises(ValidationError, match=place):
+        parse.validate_json(json.dumps(document))
+
+
+def test_bytes_of_a_vector() -> None:
+    sizes = {name: kind().code_bytes(512) for name, kind in INDEX_KINDS.items()}
+    assert sizes == {
+        "flat": 2048,
+        "fp16": 1024,
+        "sq8": 512,
+        "pq": 64,
+        "hnsw": 2176,
+        "ivf": 2056,
+    }
+
+
+@pytest.mark.parametrize(
+    ("dim", "expected"), [(512, 64), (1280, 160), (20, 2), (7, 1), (37, 1), (1, 1)]
+)
+def test_parts_divide_the_embedding(dim: int, expected: int) -> None:
+    assert ProductSettings().parts_of(dim) == expected
+
+
+def test_parts_that_do_not_divide_are_refused() -> None:
+    settings, vectors = ProductSettings(num_parts=5), clustered(3)
+    with pytest.raises(ConfigError, match=r"found 5, .*divide 8.*one of 1, 2, 4, 8"):
+        settings.build(8, vectors.argsort()[0][:3], vectors)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_vectors", "expected"),
+    [
+        (ListsSettings(), 0, 1),
+        (ListsSettings(), 1599, 1),
+        (ListsSettings(), 1600, 40),
+        (ListsSettings(), 50_000, 224),
+        (ListsSettings(num_lists=10), 399, 1),
+        (ListsSettings(num_lists=10), 400, 10),
+    ],
+)
+def test_lists_have_forty_vectors(
+    settings: ListsSettings, num_vectors: int, expected: int
+) -> None:
+    assert settings.lists_for(num_vectors) == expected
+
+
+def test_an_eighth_of_the_lists_is_probed() -> None:
+    assert [ListsSettings().probes_for(lists) for lists in (1, 40, 224)] == [1, 8, 28]
+    assert ListsSettings(num_probes=3).probes_for(224) == 3
+    assert ListsSettings(num_probes=300).probes_for(224) == 224

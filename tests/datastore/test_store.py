@@ -1,0 +1,436 @@
+"""A store's folder: one writer, many readers, and what is refused."""
+
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from knnper.datastore import database as schema
+from knnper.datastore.examples import (
+    ExamplesMissingError,
+    InputLayout,
+    NewExamples,
+    Selection,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreError,
+    StoreFullError,
+    StoreMismatchError,
+    StoreSpec,
+)
+from knnper.datastore.index import GraphSettings
+from knnper.datastore.policy import StoreSettings
+from knnper.datastore.store import (
+    DATABASE,
+    INDEX,
+    configure_store,
+    create_store,
+    open_store,
+    read_identity,
+)
+from knnper.datastore.verify import verify
+from knnper.errors import ConfigError, DataError
+from tests.datastore.small_store import SPEC, examples, ids, new_store
+
+
+def test_a_store_is_what_it_was_when_it_is_opened_again(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", 20) as store:
+        found = store.search(examples(3, seed=1).embeddings, 5)
+    with open_store(tmp_path / "s", fingerprint="model") as store:
+        again = store.search(examples(3, seed=1).embeddings, 5)
+        assert (store.spec, store.num_classes, store.embedding_dim) == (SPEC, 4, 6)
+        assert torch.equal(store.inputs(store.contents().ids), examples(20).inputs)  # type: ignore[arg-type]
+    assert torch.equal(found.ids, again.ids)
+    assert torch.equal(found.squared_distances, again.squared_distances)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    new_store(tmp_path / "s", 3).close()
+    with pytest.raises(StoreMismatchError, match=r"the model model, found .* other"):
+        open_store(tmp_path / "s", fingerprint="other")
+    with (
+        open_store(tmp_path / "s", writable=True) as store,
+        pytest.raises(StoreMismatchError, match="knnper store reembed"),
+    ):
+        store.add(examples(1), fingerprint="other")
+
+
+def test_a_reader_notices_that_the_store_was_embedded_anew(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s", 3)
+    with open_store(tmp_path / "s", fingerprint="model") as reader:
+        store.reembed(lambda inputs: inputs[:, :2].contiguous(), "other")
+        with pytest.raises(StoreMismatchError):
+            reader.search(torch.zeros(1, 6), 1)
+        assert reader.embedding_dim == 2
+    store.close()
+
+
+def test_one_writer_and_many_readers(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", 3) as store:
+        with pytest.raises(StoreBusyError, match=f"process {os.getpid()} writes to"):
+            open_store(tmp_path / "s", writable=True)
+        with open_store(tmp_path / "s") as one, open_store(tmp_path / "s") as other:
+            assert ids(one) == ids(other) == [1, 2, 3]
+            store.add(examples(2))
+            assert ids(one) == ids(other) == [1, 2, 3, 4, 5]
+            store.delete(Selection(ids=(2, 5)))
+            assert ids(one) == ids(other) == [1, 3, 4]
+            assert not hasattr(one, "add")
+
+
+def test_a_reader_in_another_process_follows_the_writer(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s", 3)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_report, args=(tmp_path / "s", theirs))
+    child.start()
+    for count in (1, 30):
+        store.add(examples(count))
+        ours.send("ask")
+        assert ours.recv() == ids(store)
+    ours.send("end")
+    child.join()
+    store.close()
+    assert child.exitcode == 0
+
+
+def _report(folder: Path, pipe) -> None:  # type: ignore[no-untyped-def]
+    with open_store(folder) as reader:
+        while pipe.recv() == "ask":
+            pipe.send(ids(reader))
+
+
+def test_no_store_and_no_room_for_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"holds no store: store\.sqlite3 is missing"):
+        open_store(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="is not empty; expected a new folder"):
+        new_store(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    new_store(tmp_path / "s", 3).close()
+    (tmp_path / "s" / DATABASE).write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StoreDamagedError, match="is not what was written"):
+        open_store(tmp_path / "s")
+
+
+def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
+    import sqlite3
+
+    new_store(tmp_path / "s").close()
+    with sqlite3.connect(tmp_path / "s" / DATABASE) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreDamagedError, match="of format 99, expected 2"):
+        open_store(tmp_path / "s")
+    with sqlite3.connect(tmp_path / "s" / DATABASE) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with pytest.raises(StoreError, match=r"of format 1, expected 2; .* export"):
+        open_store(tmp_path / "s")
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s", 4)
+    store.close()
+    with pytest.raises(StoreError, match="was closed"):
+        store.inputs(np.array([1]))
+
+
+def test_a_lock_ends_with_the_store_not_with_its_forks(tmp_path: Path) -> None:
+    store = new_store(tmp_path / "s", 1)
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=theirs.recv)
+    child.start()
+    store.close()
+    open_store(tmp_path / "s", writable=True).close()
+    ours.send(None)
+    child.join()
+
+
+def test_a_store_of_an_older_format_is_migrated_when_opened_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new_store(tmp_path / "s", 3).close()
+    monkeypatch.setattr(schema, "FORMAT", 3)
+    with pytest.raises(StoreError, match="export it"):
+        open_store(tmp_path / "s", writable=True)
+    migrated: list[object] = []
+    monkeypatch.setitem(schema.MIGRATIONS, 2, migrated.append)
+    with pytest.raises(StoreError, match="compact"):
+        open_store(tmp_path / "s")
+    with open_store(tmp_path / "s", writable=True) as store:
+        assert (len(store), len(migrated)) == (3, 1)
+    assert verify(tmp_path / "s").findings == ()
+
+
+def test_examples_that_do_not_fit_are_refused_as_a_whole(tmp_path: Path) -> None:
+    good = examples(2)
+    assert good.inputs is not None
+    bad = {
+        "expected float32 of shape": NewExamples(
+            good.embeddings, good.labels, good.inputs[:, :3]
+        ),
+        "inputs: found none": NewExamples(good.embeddings, good.labels),
+        "expected one, or None": NewExamples(
+            good.embeddings, good.labels, good.inputs, ("one",)
+        ),
+        "'x' twice among": NewExamples(
+            good.embeddings, good.labels, good.inputs, ("x", "x")
+        ),
+        "seconds since 1970": NewExamples(
+            good.embeddings, good.labels, good.inputs, None, torch.zeros(3)
+        ),
+        "expected finite seconds": NewExamples(
+            good.embeddings,
+            good.labels,
+            good.inputs,
+            None,
+            torch.tensor([0.0, torch.nan], dtype=torch.float64),
+        ),
+    }
+    with new_store(tmp_path / "s") as store:
+        for message, new in bad.items():
+            with pytest.raises(DataError, match=message):
+                store.add(new)
+        assert len(store) == 0
+
+
+def test_a_store_without_inputs(tmp_path: Path) -> None:
+    with create_store(tmp_path / "s", StoreSpec(4), 6, "model") as store:
+        with pytest.raises(DataError, match="created to keep none"):
+            store.add(examples(1))
+        store.add(NewExamples(torch.ones(1, 6), torch.tensor([3])))
+        with pytest.raises(StoreError, match="keeps no raw inputs"):
+            store.inputs(store.contents().ids)
+        with pytest.raises(StoreError, match="keeps no raw inputs"):
+            store.reembed(lambda inputs: inputs, "other")
+
+
+def test_deleting_everything_by_accident_is_refused(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", 2) as store:
+        with pytest.raises(ValueError, match="found one of all"):
+            store.delete(Selection())
+        assert len(store.delete(Selection(ids=(7,)))) == 0
+        assert ids(store) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "\udce4"])
+def test_names_that_cannot_be_stored_are_refused(tmp_path: Path, name: str) -> None:
+    good = examples(1)
+    with new_store(tmp_path / "s") as store:
+        with pytest.raises(DataError, match="external ids: found"):
+            store.add(NewExamples(good.embeddings, good.labels, good.inputs, (name,)))
+        assert len(store) == 0
+
+
+def test_a_clock_that_was_set_back_makes_nothing_the_oldest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_store(tmp_path / "s", 4, policy="fifo", capacity=4) as store:
+        monkeypatch.setattr("time.time", lambda: 1000.0)
+        store.add(examples(1))
+        assert ids(store) == [2, 3, 4, 5]
+
+
+def test_numpy_integers_select(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", 4) as store:
+        chosen = Selection(ids=tuple(store.contents().ids[:2]))
+        assert store.delete(chosen).tolist() == [1, 2]
+
+
+def test_what_has_left_has_no_vector(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", 4) as store:
+        store.delete(Selection(ids=(2,)))
+        with pytest.raises(ExamplesMissingError):
+            store.vectors(np.array([1, 2]))
+
+
+@pytest.mark.parametrize("policy", ["fixed", "fifo", "reservoir", "class_balanced"])
+def test_policies_that_need_a_capacity_say_so(tmp_path: Path, policy: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"capacity: found none with policy = {policy}"
+    ):
+        new_store(tmp_path / "s", policy=policy)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_budget_that_holds_no_example_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"budget_mb: found 1e-05, expected at least"):
+        new_store(tmp_path / "s", budget_mb=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "reservoir"])
+@pytest.mark.parametrize("shape", [(32, 32, 3), (3,), (200, 100)])
+@pytest.mark.parametrize("dim", [16, 700])
+def test_a_store_stays_within_its_budget(
+    tmp_path: Path, policy: str, shape: tuple[int, ...], dim: int
+) -> None:
+    spec = StoreSpec(2, InputLayout(shape))
+    settings = StoreSettings(policy, budget_mb=3.0)  # type: ignore[arg-type]
+    with create_store(tmp_path / "s", spec, dim, "model", settings) as store:
+        capacity = store.capacity
+        assert capacity is not None
+        for _ in range(6):
+            inputs = torch.ones(capacity // 2, *shape, dtype=torch.uint8)
+            labels = torch.zeros(len(inputs), dtype=torch.int64)
+            store.add(NewExamples(torch.ones(len(inputs), dim), labels, inputs))
+        assert len(store) == capacity
+    used = sum(path.stat().st_size for path in (tmp_path / "s").rglob("*.*"))
+    assert 1.9e6 < used < 3.0e6
+
+
+def test_more_can_be_allowed_later_but_not_less_than_there_is(tmp_path: Path) -> None:
+    new_store(tmp_path / "s", 8, policy="fifo", capacity=8).close()
+    with pytest.raises(StoreError, match=r"found room for 7 .* at least the 8"):
+        configure_store(tmp_path / "s", StoreSettings("fifo", 7))
+    settings = StoreSettings("fifo", 9, index=GraphSettings())
+    configure_store(tmp_path / "s", settings)
+    assert read_identity(tmp_path / "s").settings == settings
+    with open_store(tmp_path / "s", writable=True) as store:
+        store.add(examples(2))
+        assert ids(store) == [2, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_another_model_s_embeddings_must_fit_the_budget(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s", policy="fifo", budget_mb=0.2) as store:
+        capacity = store.capacity
+        assert capacity is not None
+        store.add(examples(capacity))
+        with pytest.raises(StoreFullError, match="600 numbers the budget has room"):
+            store.reembed(lambda inputs: inputs.repeat(1, 100), "large")
+        assert store.fingerprint == "model"
+
+
+def test_embedding_anew_keeps_the_old_pair_and_goes_on_where_it_was(
+    tmp_path: Path,
+) -> None:
+    asked: list[int] = []
+
+    def other(inputs: Tensor) -> Tensor:
+        asked.append(len(inputs))
+        return torch.cat([inputs, -inputs], dim=1)
+
+    def broken(inputs: Tensor) -> Tensor:
+        if asked:
+            raise InterruptedError
+        return other(inputs)
+
+    with new_store(tmp_path / "s", 600) as store:
+        with pytest.raises(InterruptedError):
+            store.reembed(broken, "other")
+        assert (store.fingerprint, store.embedding_dim, sum(asked)) == ("model", 6, 256)
+    with open_store(tmp_path / "s", writable=True) as store:
+        store.reembed(other, "other")
+        assert (store.fingerprint, store.embedding_dim, sum(asked)) == (
+            "other",
+            12,
+            600,
+        )
+    with open_store(tmp_path / "s", writable=True) as store:
+        assert store.fingerprint == "other"
+        store.roll_back()
+        assert (store.fingerprint, store.embedding_dim) == ("model", 6)
+        assert torch.equal(
+            store.vectors(store.contents().ids), examples(600).embeddings
+        )
+        store.reembed(other, "other")
+        assert sum(asked) == 600
+        store.add(NewExamples(torch.ones(1, 12), torch.tensor([1]), torch.ones(1, 6)))
+        with pytest.raises(StoreError, match="examples arrived after"):
+            store.roll_back()
+        store.reembed(lambda inputs: inputs * 2, "model")
+        assert store.vectors(store.contents().ids)[-1].tolist() == [2.0] * 6
+        with pytest.raises(DataError, match="by the new model: expected finite"):
+            store.reembed(lambda inputs: inputs * torch.nan, "third")
+
+
+def test_there_may_be_nothing_to_roll_back_to(tmp_path: Path) -> None:
+    with (
+        new_store(tmp_path / "s") as store,
+        pytest.raises(StoreError, match="nothing to roll back to"),
+    ):
+        store.roll_back()
+
+
+def test_an_empty_store_takes_another_model(tmp_path: Path) -> None:
+    with new_store(tmp_path / "s") as store:
+        store.reembed(lambda inputs: torch.empty((len(inputs), 7)), "other")
+        assert (store.fingerprint, store.embedding_dim) == ("other", 7)
+        assert len(store) == 0
+
+
+def tamper(folder: Path) -> None:
+    file = next((folder / INDEX).glob("*.index"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def rename_version(folder: Path) -> None:
+    path = folder / INDEX / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "fingerprint": "another"}))
+
+
+def truncate(folder: Path) -> None:
+    file = next((folder / INDEX).glob("*.index"))
+    file.write_bytes(file.read_bytes()[:50])
+
+
+def remove(folder: Path) -> None:
+    next((folder / INDEX).glob("*.index")).unlink()
+
+
+def foreign(folder: Path) -> None:
+    """Put the index of another store, with its manifest, in place of this one's."""
+    other = folder.with_name("other")
+    new_store(other, 9).close()
+    shutil.rmtree(folder / INDEX)
+    shutil.copytree(other / INDEX, folder / INDEX)
+
+
+@pytest.mark.parametrize("damage", [tamper, rename_version, truncate, remove, foreign])
+def test_an_index_that_is_not_what_was_saved_is_built_anew(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    new_store(tmp_path / "s", 9).close()
+    damage(tmp_path / "s")
+    caplog.set_level(logging.INFO)
+    with open_store(tmp_path / "s", writable=True) as store:
+        assert "is built anew" in caplog.text
+        found = store.search(examples(9).embeddings, 1)
+        assert found.ids[:, 0].tolist() == ids(store)
+    caplog.clear()
+    open_store(tmp_path / "s").close()
+    assert "is built anew" not in caplog.text
+
+
+def test_a_valid_index_is_used_and_brought_up_to_date(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = new_store(tmp_path / "s", 9)
+    store.save()
+    store.add(examples(2, seed=5))
+    copy = tmp_path / "copy"
+    # As a kill would leave it: the index is older than the database.
+    shutil.copytree(tmp_path / "s", copy)
+    store.close()
+    caplog.set_level(logging.INFO)
+    with open_store(copy) as reader:
+        assert reader.search(examples(2, seed=5).embeddings, 1).ids.tolist() == [
+            [10],
+            [11],
+        ]
+    assert "is built anew" not in caplog.text

@@ -1,0 +1,677 @@
+"""kNN-Per against an oracle by brute force: its ends, its store, what it chooses on."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
+from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.index import INDEX_KINDS, ProductSettings, ScalarSettings
+from knnper.datastore.policy import StoreSettings
+from knnper.datastore.prediction import (
+    ClassPrior,
+    ClassPriorSettings,
+    KernelName,
+    KnnPredictor,
+    adapted,
+)
+from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
+from knnper.datastore.tuning import (
+    PAPER_KNN_WEIGHTS,
+    EvidenceName,
+    PriorPoint,
+    TuningSettings,
+)
+from knnper.errors import ConfigError
+from knnper.experiment import Choice, TrainingSettings
+from knnper.models import TinyCnnSettings, build_model
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.records import ModelPayload
+from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.training import local_sgd
+from knnper.strategies.fedavg import FedAvg
+from knnper.strategies.fine_tuning import FineTuningSettings
+from knnper.strategies.knn_fine_tuned import FineTunedMemory, FineTunedMemorySettings
+from knnper.strategies.knn_per import (
+    KnnSettings,
+    LocalMemory,
+    left_out_evidence,
+    memorize,
+    remember,
+    validation_evidence,
+)
+
+NUM_CLASSES = 4
+
+INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))
+
+_TINY = Choice("tiny_cnn", TinyCnnSettings())
+
+
+def _task() -> Task:
+    model = build_model(_TINY, INPUT, RandomKey(0))
+    return Task(
+        model=model,
+        initial_weights=model.read(),
+        fresh_weights=lambda rng: build_model(_TINY, INPUT, rng).read(),
+        normalize=Normalizer(INPUT),
+        spec=INPUT,
+        training=TrainingSettings(),
+        evaluation_batch_size=32,
+    )
+
+
+TASK = _task()
+
+
+def draw(purpose: str, count: int) -> Examples:
+    """Draw examples; the first row of pixels tells the label."""
+    generator = RandomKey(7, (purpose,)).numpy()
+    images = generator.integers(0, 256, (count, 8, 8, 1), "uint8")
+    labels = generator.integers(0, NUM_CLASSES, count)
+    images[:, 0] = (85 * labels)[:, None, None]
+    return Examples(torch.from_numpy(images), torch.from_numpy(labels))
+
+
+def client(num_train: int, num_validation: int) -> ClientData:
+    return ClientData(draw("train", num_train), draw("validation", num_validation))
+
+
+def served(data: ClientData, settings: KnnSettings) -> KnnPredictor:
+    base = ModelPredictor(TASK, TASK.initial_weights)
+    return memorize(base, NUM_CLASSES, data, settings, RandomKey(5))
+
+
+def stored_by(weights: Tensor, data: ClientData) -> Tensor:
+    """Return φ of what a client stores, (n, p), each split in a batch of its own.
+
+    As a client embeds them: rows of another batch may have other last bits.
+    """
+    splits = (data.train, data.validation)
+    return torch.cat([TASK.embed(weights, split.images) for split in splits])
+
+
+def oracle(
+    stored: Tensor, labels: Tensor, queries: Tensor, settings: KnnSettings
+) -> NDArray[np.float64]:
+    """p_kNN by a loop over the queries; Eq. 6 in float64."""
+    keys, asked = stored.double().numpy(), queries.double().numpy()
+    probabilities = np.zeros((len(asked), NUM_CLASSES))
+    for row, query in enumerate(asked):
+        distances = np.sqrt(((keys - query) ** 2).sum(axis=1))
+        nearest = np.argsort(distances, kind="stable")[: settings.num_neighbors]
+        kept = distances[nearest]
+        if settings.kernel == "squared":
+            kept = kept**2 / keys.shape[1]
+        weights = np.exp(-(kept - kept.min()) / settings.kernel_scale)
+        np.add.at(probabilities[row], labels.numpy()[nearest], weights / weights.sum())
+    return probabilities
+
+
+def knn_per(task: Task, settings: KnnSettings) -> Method:
+    return LocalMemory(task, FedAvg(task, NoSettings()), settings)
+
+
+@pytest.mark.parametrize("kernel", ["paper", "squared"])
+@pytest.mark.parametrize(("num_neighbors", "kernel_scale"), [(1, 1.0), (5, 0.2)])
+def test_the_neighbours_alone_equal_the_oracle(
+    kernel: KernelName, num_neighbors: int, kernel_scale: float
+) -> None:
+    settings = KnnSettings(num_neighbors, kernel, kernel_scale, knn_weights=(1.0,))
+    data = client(40, 9)
+    test = draw("test", 70)
+    weights = TASK.initial_weights
+    expected = oracle(
+        stored_by(weights, data),
+        data.train_and_validation().labels,
+        TASK.embed(weights, test.images),
+        settings,
+    )
+    found = served(data, settings)(test.images)
+    np.testing.assert_allclose(found.numpy(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("num_images", [0, 1, 31, 32, 33, 65, 97, 129, 161, 193])
+def test_the_global_model_alone_is_fedavg_bit_for_bit(num_images: int) -> None:
+    settings = KnnSettings(knn_weights=(0.0,))
+    data = client(20, 5)
+    payload, rng = ModelPayload(TASK.initial_weights), RandomKey(1)
+    ours = knn_per(TASK, settings).personalize(payload, None, data, rng)
+    theirs = FedAvg(TASK, NoSettings()).personalize(payload, None, data, rng)
+    images = draw("test", num_images).images
+    assert torch.equal(ours(images), theirs(images))
+
+
+def test_both_ends_and_the_middle_mix_the_same_two_distributions() -> None:
+    data = client(20, 5)
+    images = draw("test", 50).images
+    knn, middle, alone = (
+        served(data, KnnSettings(knn_weights=(knn_weight,)))(images)
+        for knn_weight in (1.0, 0.3, 0.0)
+    )
+    torch.testing.assert_close(middle, 0.3 * knn + 0.7 * alone)
+    torch.testing.assert_close(middle.sum(dim=1), torch.ones(50))
+
+
+def test_images_are_embedded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, seen = TASK.model.module, []
+    embed = module.embed
+
+    def counting(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return embed(x)
+
+    monkeypatch.setattr(module, "embed", counting)
+    data = client(20, 5)
+    predictor = served(data, KnnSettings())
+    predictor(draw("test", 7).images)
+    assert sorted(seen) == [5, 7, 20]
+
+
+@pytest.mark.parametrize("knn_weights", [(0.0, 0.5), (0.3, 1.0), (1.0,)])
+def test_a_client_without_data_serves_the_global_model(
+    knn_weights: tuple[float, ...],
+) -> None:
+    data = client(0, 0)
+    predictor = served(data, KnnSettings(knn_weights=knn_weights))
+    images = draw("test", 50).images
+    assert torch.equal(
+        predictor(images), TASK.probabilities(TASK.initial_weights, images)
+    )
+    described = predictor.describe()
+    assert (described["knn_weight"], described["num_stored"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("num_train", "num_validation"), [(1, 0), (0, 1)])
+@pytest.mark.parametrize("evidence", ["validation", "leave_one_out", "auto"])
+def test_one_example_is_the_neighbour_of_everything(
+    num_train: int, num_validation: int, evidence: EvidenceName
+) -> None:
+    data = client(num_train, num_validation)
+    label = int(data.train_and_validation().labels[0])
+    tuning = TuningSettings(evidence=evidence)
+    predictor = served(data, KnnSettings(knn_weights=(0.5,), tuning=tuning))
+    images = draw("test", 5).images
+    alone = TASK.probabilities(TASK.initial_weights, images)
+    assert predictor.describe()["num_stored"] == 1
+    assert bool((predictor(images)[:, label] >= 0.5).all())
+    torch.testing.assert_close(
+        2 * predictor(images) - alone, torch.eye(NUM_CLASSES)[label].repeat(5, 1)
+    )
+
+
+def test_the_index_that_is_set_is_searched() -> None:
+    data = client(300, 60)
+    images = draw("test", 20).images
+    exact, coarse = (
+        served(data, KnnSettings(knn_weights=(1.0,), store=store))
+        for store in (StoreSettings(), StoreSettings(index=ScalarSettings()))
+    )
+    # 8 bits a number move the votes, but few of them to another label.
+    found, expected = coarse(images), exact(images)
+    assert not torch.equal(found, expected)
+    assert (found.argmax(dim=1) == expected.argmax(dim=1)).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("name", INDEX_KINDS)
+def test_any_index_leaves_examples_out(name: str) -> None:
+    index = INDEX_KINDS[name]()
+    tuning = TuningSettings(evidence="leave_one_out")
+    store = StoreSettings(index=index)
+    settings = KnnSettings(num_neighbors=1, tuning=tuning, store=store)
+    image = draw("train", 1).images
+    examples = Examples(image.repeat(NUM_CLASSES, 1, 1, 1), torch.arange(NUM_CLASSES))
+    data = ClientData(examples, draw("validation", 0))
+    assert served(data, settings).describe()["knn_weight"] == 0.0
+
+
+def test_the_policy_says_what_is_stored() -> None:
+    data = client(30, 10)
+    images = draw("test", 20).images
+    store = StoreSettings("fifo", capacity=12)
+    settings = KnnSettings(knn_weights=(1.0,), store=store)
+    kept = served(data, settings)
+    assert kept.describe()["num_stored"] == 12.0
+    weights = TASK.initial_weights
+    last = stored_by(weights, data)[28:]
+    labels = data.train_and_validation().labels[28:]
+    expected = oracle(last, labels, TASK.embed(weights, images), settings)
+    np.testing.assert_allclose(kept(images).numpy(), expected, atol=2e-6)
+
+
+def test_chance_is_each_client_s_own_and_the_seed_s() -> None:
+    data = client(60, 0)
+    images = draw("test", 20).images
+
+    def answers(client: str, seed: int) -> Tensor:
+        store = StoreSettings("reservoir", capacity=15, seed=seed)
+        settings = KnnSettings(knn_weights=(1.0,), store=store)
+        rng = RandomKey(5).child(client)
+        base = ModelPredictor(TASK, TASK.initial_weights)
+        return memorize(base, NUM_CLASSES, data, settings, rng)(images)
+
+    assert torch.equal(answers("one", 0), answers("one", 0))
+    assert not torch.equal(answers("one", 0), answers("two", 0))
+    assert not torch.equal(answers("one", 0), answers("one", 1))
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        (StoreSettings("fifo"), "capacity: found none with policy = fifo"),
+        (StoreSettings(budget_mb=1e-6), "budget_mb"),
+        (StoreSettings(index=ProductSettings(num_parts=7)), "num_parts"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused_before_training(
+    store: StoreSettings, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LocalMemory(TASK, FedAvg(TASK, NoSettings()), KnnSettings(store=store))
+
+
+KEY = RandomKey(5)
+
+TUNING = FineTuningSettings(num_epochs=30, learning_rate=0.2)
+
+
+def served_tuned(data: ClientData, **memory: Any) -> KnnPredictor:
+    settings = FineTunedMemorySettings(TUNING, KnnSettings(**memory))
+    method = FineTunedMemory(TASK, FedAvg(TASK, NoSettings()), settings)
+    payload = ModelPayload(TASK.initial_weights)
+    predictor = method.personalize(payload, None, data, KEY)
+    assert isinstance(predictor, KnnPredictor)
+    return predictor
+
+
+def tuned(examples: Examples) -> Tensor:
+    """Return the weights after fine-tuning as `TUNING` says."""
+    start = TASK.initial_weights
+    return local_sgd(TASK, start, examples, 0.2, KEY, num_epochs=30).weights
+
+
+DATA = client(30, 10)
+
+
+def test_the_memory_is_mixed_with_the_tuned_model() -> None:
+    queries, both = draw("test", 20).images, DATA.train_and_validation()
+    found = served_tuned(DATA, knn_weights=(0.0,))(queries)
+    expected = TASK.probabilities(tuned(both), queries)
+    untuned = TASK.probabilities(TASK.initial_weights, queries)
+    torch.testing.assert_close(found, expected)
+    assert not torch.allclose(expected, untuned, atol=1e-2)
+
+
+def test_the_tuned_models_embeddings_are_remembered() -> None:
+    queries, both = draw("test", 20).images, DATA.train_and_validation()
+    settings = KnnSettings(num_neighbors=5, knn_weights=(1.0,))
+    found = served_tuned(DATA, num_neighbors=5, knn_weights=(1.0,))(queries)
+
+    def by(weights: Tensor) -> Tensor:
+        stored = stored_by(weights, DATA)
+        asked = TASK.embed(weights, queries)
+        return torch.from_numpy(oracle(stored, both.labels, asked, settings)).float()
+
+    torch.testing.assert_close(found, by(tuned(both)), rtol=1e-3, atol=1e-4)
+    assert not torch.allclose(found, by(TASK.initial_weights), atol=1e-2)
+
+
+def test_lambda_is_chosen_with_a_model_that_has_not_seen_validation() -> None:
+    grid = tuple(step / 20 for step in range(20))
+    memory = KnnSettings(knn_weights=grid, tuning=TuningSettings("log_loss"))
+    # Labels that nothing tells of in advance: only who has seen them knows them.
+    held_out = Examples(DATA.validation.images, DATA.validation.labels.flip(0))
+    data = replace(DATA, validation=held_out)
+
+    def best(weights: Tensor) -> float:
+        """Return the λ with the least log-loss, with the training split as store."""
+        embedded = [
+            TASK.embed(weights, split.images) for split in (data.train, held_out)
+        ]
+        near = oracle(embedded[0], data.train.labels, embedded[1], memory)
+        model = TASK.probabilities(weights, held_out.images).double()
+        rows = [
+            torch.lerp(model, torch.from_numpy(near), share)
+            .gather(1, held_out.labels[:, None])
+            .log()
+            .sum()
+            for share in grid
+        ]
+        return grid[int(torch.stack(rows).argmax())]
+
+    alone = tuned(data.train)
+    both = tuned(data.train_and_validation())
+    found = served_tuned(data, knn_weights=grid, tuning=memory.tuning)
+    assert found.knn_weight == best(alone) != best(both)
+
+
+def test_the_weight_is_tuned_with_the_training_split_only() -> None:
+    # Each validation image would find itself, with its own label, in the full store.
+    train, validation = draw("train", 30), draw("validation", 10)
+    mislabelled = Examples(validation.images, (validation.labels + 1) % NUM_CLASSES)
+    grid = KnnSettings(num_neighbors=1, knn_weights=(0.0, 1.0))
+    data = ClientData(train, mislabelled)
+    weights = TASK.initial_weights
+    knn = oracle(
+        TASK.embed(weights, train.images),
+        train.labels,
+        TASK.embed(weights, mislabelled.images),
+        grid,
+    )
+    model = TASK.probabilities(weights, mislabelled.images).numpy()
+    num_right = [
+        (scores.argmax(axis=1) == mislabelled.labels.numpy()).sum()
+        for scores in (model, knn)
+    ]
+    assert num_right[1] <= num_right[0]  # so that 0 is right, and self-matches wrong
+    assert served(data, grid).describe() == {
+        "knn_weight": 0.0,
+        "num_stored": 40.0,
+        "num_held_out": 10.0,
+        "num_left_out": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_train", "num_validation", "evidence"),
+    [
+        (1, 0, "validation"),
+        (20, 0, "validation"),
+        (0, 20, "validation"),
+        (1, 0, "leave_one_out"),
+        (0, 1, "auto"),
+        (0, 0, "auto"),
+    ],
+)
+def test_without_evidence_the_client_does_as_expected_of_its_size(
+    num_train: int, num_validation: int, evidence: EvidenceName
+) -> None:
+    data = client(num_train, num_validation)
+    expecting = TuningSettings(
+        evidence=evidence,
+        num_neighbors_grid=(3, 20),
+        prior=(PriorPoint(num_examples=10, knn_weight=0.65),),
+    )
+    expecting_nothing = replace(expecting, prior=())
+
+    def chosen(tuning: TuningSettings) -> dict[str, float]:
+        settings = KnnSettings(knn_weights=(0.3, 0.7, 1.0), tuning=tuning)
+        predictor = served(data, settings)
+        return {"knn_weight": predictor.knn_weight, **predictor.tuning}
+
+    nothing = {"num_held_out": 0, "num_left_out": 0, "num_neighbors": 10}
+    assert chosen(expecting_nothing) == {"knn_weight": 0.0, **nothing}
+    assert chosen(expecting) == {"knn_weight": 0.7, **nothing}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "num_held_out", "num_left_out", "weights"),
+    [
+        ("validation", 9, 0, PAPER_KNN_WEIGHTS),
+        ("leave_one_out", 0, 29, PAPER_KNN_WEIGHTS),
+        ("auto", 0, 29, PAPER_KNN_WEIGHTS),
+        ("auto", 0, 0, (0.7,)),  # where all is fixed nothing is scored
+    ],
+)
+def test_what_was_chosen_and_on_what_is_reported(
+    evidence: EvidenceName,
+    num_held_out: int,
+    num_left_out: int,
+    weights: tuple[float, ...],
+) -> None:
+    tuning = TuningSettings(
+        evidence=evidence,
+        min_validation=10,
+        num_neighbors_grid=(4,),
+        kernel_scale_grid=(0.5,),
+    )
+    data = client(20, 9)
+    settings = KnnSettings(knn_weights=weights, tuning=tuning)
+    described = {**served(data, settings).describe()}
+    assert described.pop("knn_weight") in weights
+    assert described == {
+        "num_stored": 29,
+        "num_held_out": num_held_out,
+        "num_left_out": num_left_out,
+        "num_neighbors": 4,
+        "kernel_scale": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_train", "num_validation", "num_held_out", "num_left_out"),
+    [(20, 10, 10, 0), (20, 9, 0, 29), (0, 10, 0, 10)],
+)
+def test_enough_validation_examples_are_preferred(
+    num_train: int, num_validation: int, num_held_out: int, num_left_out: int
+) -> None:
+    tuning = TuningSettings(evidence="auto", min_validation=10)
+    data = client(num_train, num_validation)
+    described = served(data, KnnSettings(tuning=tuning)).describe()
+    scored = (described["num_held_out"], described["num_left_out"])
+    assert scored == (num_held_out, num_left_out)
+
+
+def test_the_chosen_combination_is_served() -> None:
+    data = client(40, 20)
+    tuning = TuningSettings(
+        criterion="log_loss",
+        evidence="leave_one_out",
+        num_neighbors_grid=(1, 5, 15),
+        kernel_scale_grid=(0.1, 10.0),
+    )
+    tuned = served(data, KnnSettings(tuning=tuning))
+    chosen = tuned.describe()
+    fixed = KnnSettings(
+        num_neighbors=int(chosen["num_neighbors"]),
+        kernel_scale=chosen["kernel_scale"],
+        knn_weights=(chosen["knn_weight"],),
+    )
+    images = draw("test", 30).images
+    assert chosen["num_neighbors"] in tuning.num_neighbors_grid
+    assert torch.equal(served(data, fixed)(images), tuned(images))
+
+
+PRIOR = ClassPriorSettings((1.0, 10.0, 100.0))
+
+BY_LOSS = TuningSettings("log_loss", "leave_one_out")
+
+THREE = torch.tensor([[0.5, 0.3, 0.2]])
+
+
+def of_classes(examples: Examples, *labels: int) -> Examples:
+    """Return those of some classes."""
+    wanted = torch.isin(examples.labels, torch.tensor(labels))
+    return examples.take(wanted.nonzero()[:, 0])
+
+
+def three_shares(embeddings: torch.Tensor) -> torch.Tensor:
+    return THREE.expand(len(embeddings), 3)
+
+
+@pytest.mark.parametrize("tuning", [TuningSettings(), BY_LOSS])
+def test_without_strengths_it_is_the_papers(tuning: TuningSettings) -> None:
+    data = client(30, 10)
+    images = draw("test", 20).images
+    # Shares of the classes alone change nothing.
+    neutral = ClassPriorSettings((), (0.1, 0.2, 0.3, 0.4))
+    paper, same = (
+        served(data, KnnSettings(tuning=tuning, class_prior=one))
+        for one in (ClassPriorSettings(), neutral)
+    )
+    assert torch.equal(paper(images), same(images))
+    assert paper.describe() == same.describe()
+    assert "class_prior" not in same.describe()
+
+
+def test_what_is_served_mixes_the_adapted_model() -> None:
+    data = ClientData(
+        of_classes(draw("train", 60), 0, 1), of_classes(draw("validation", 20), 0, 1)
+    )
+    images, weights = draw("test", 20).images, TASK.initial_weights
+    settings = KnnSettings(knn_weights=(0.3,), class_prior=PRIOR)
+    predictor = served(data, settings)
+    both = data.train_and_validation()
+    counts = torch.bincount(both.labels, minlength=NUM_CLASSES)[None]
+    alone = adapted(TASK.probabilities(weights, images), counts, ClassPrior(PRIOR))
+    knn = predictor.explain(images).vote.probabilities
+    assert knn is not None
+    torch.testing.assert_close(predictor(images), 0.3 * knn + 0.7 * alone)
+    assert predictor.describe()["class_prior"] == 1
+
+
+def test_it_is_used_where_it_predicts_the_clients_examples() -> None:
+    # An untrained model says little, so that a client of two classes gains much.
+    settings = KnnSettings(tuning=BY_LOSS, class_prior=PRIOR)
+    test = of_classes(draw("test", 100), 0, 1)
+    data = ClientData(of_classes(draw("train", 60), 0, 1), draw("validation", 0))
+    predictor = served(data, settings)
+    before = TASK.probabilities(TASK.initial_weights, test.images)
+    after = predictor.explain(test.images).adapted_probabilities
+    assert after is not None
+    right = [int((one.argmax(dim=1) == test.labels).sum()) for one in (before, after)]
+    assert predictor.describe()["class_prior"] == 1
+    assert right[1] > right[0]
+
+
+def test_it_is_not_used_where_it_loses() -> None:
+    # The model knows the classes of the validation split, of which training has none.
+    train = NewExamples(torch.zeros((8, 1)), torch.zeros(8, dtype=torch.int64))
+    validation = NewExamples(torch.ones((4, 1)), torch.ones(4, dtype=torch.int64))
+    sure = torch.tensor([[0.1, 0.8, 0.1]])
+    settings = KnnSettings(
+        tuning=TuningSettings("log_loss"), class_prior=ClassPriorSettings((1.0,))
+    )
+
+    def predictor_with(settings: KnnSettings) -> torch.Tensor:
+        store = empty_memory_store(StoreSpec(3), 1, UNNAMED)
+        tuned = remember(
+            store, train, validation, lambda x: sure.expand(len(x), 3), settings
+        )
+        assert tuned.choice.class_prior is None
+        predictor = tuned.predictor(
+            lambda x: x, lambda x: sure.expand(len(x), 3), store, settings
+        )
+        return predictor(torch.linspace(0, 1, 5)[:, None])
+
+    paper = KnnSettings(tuning=settings.tuning)
+    assert torch.equal(predictor_with(settings), predictor_with(paper))
+    # Nor where λ is fixed, and the class prior is all that there is to choose.
+    for weight in (0.0, 0.3):
+        alone = replace(settings, knn_weights=(weight,))
+        fixed = replace(paper, knn_weights=(weight,))
+        assert torch.equal(predictor_with(alone), predictor_with(fixed))
+
+
+def test_with_a_fixed_weight_the_sharpness_is_chosen() -> None:
+    # Both splits are right at 0.6 and 0.2 for each other class: surer is better.
+    train, validation = (
+        NewExamples(torch.zeros((count, 1)), torch.zeros(count, dtype=torch.int64))
+        for count in (8, 40)
+    )
+    mostly = torch.tensor([[0.6, 0.2, 0.2]])
+    prior = ClassPriorSettings((1000.0,), sharpness=(1.0, 2.0))
+    settings = KnnSettings(knn_weights=(0.0,), class_prior=prior)
+    store = empty_memory_store(StoreSpec(3), 1, UNNAMED)
+    tuned = remember(
+        store, train, validation, lambda x: mostly.expand(len(x), 3), settings
+    )
+    assert (tuned.kind, len(tuned.evidence)) == ("validation", 40)
+    assert tuned.choice.class_prior == ClassPrior(prior, 2.0)
+    fixed = KnnSettings(knn_weights=(0.0,))
+    assert fixed.evidence_of(8, 40) == "none"
+
+
+@pytest.mark.parametrize("evidence", ["validation", "leave_one_out", "auto"])
+@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (9, 2)])
+def test_clients_of_few_examples_and_of_one_class_are_served(
+    sizes: tuple[int, int], evidence: str
+) -> None:
+    train, validation = draw("train", sizes[0]), draw("validation", sizes[1])
+    one_class = Examples(train.images, torch.full_like(train.labels, 2))
+    settings = KnnSettings(
+        tuning=TuningSettings("log_loss", evidence),  # type: ignore[arg-type]
+        class_prior=PRIOR,
+    )
+    images = draw("test", 7).images
+    predictor = served(ClientData(one_class, validation), settings)
+    found = predictor(images)
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(7))
+    if sum(sizes) == 0:
+        model = TASK.probabilities(TASK.initial_weights, images)
+        assert torch.equal(found, model)
+
+
+def test_an_example_that_is_left_out_does_not_count_for_itself() -> None:
+    labels = torch.tensor([0, 0, 1])
+    store = memory_store(torch.tensor([[0.0], [1.0], [2.0]]), labels, 3)
+    one = ClassPriorSettings((3.0,))
+    evidence = left_out_evidence(store, torch.tensor([2, 0]), three_shares, 2, one)
+    # The third sees (2, 0, 0), the first (1, 1, 0): q = (3, 1, 1) / 5, (2, 2, 1) / 5.
+    expected = torch.tensor([[1.5, 0.3, 0.2], [1.0, 0.6, 0.2]])
+    expected /= expected.sum(dim=1, keepdim=True)
+    found = evidence.adapted(1.0).queries.probabilities
+    torch.testing.assert_close(found, expected)
+    assert evidence.queries.labels.tolist() == [1, 0]
+
+
+def test_validation_examples_do_not_count_before_they_are_stored() -> None:
+    store = memory_store(torch.zeros((2, 1)), torch.tensor([0, 0]), 3)
+    validation = NewExamples(torch.ones((1, 1)), torch.tensor([2]))
+    one = ClassPriorSettings((3.0,))
+    evidence = validation_evidence(store, validation, three_shares, 2, one)
+    expected = torch.tensor([[1.5, 0.3, 0.2]]) / 2
+    found = evidence.adapted(1.0).queries.probabilities
+    torch.testing.assert_close(found, expected)
+
+
+def shy(embeddings: torch.Tensor) -> torch.Tensor:
+    """The label is the sign of the embedding, of which the model is hardly sure."""
+    right = torch.tensor([[0.52, 0.48], [0.48, 0.52]])
+    return right[(embeddings[:, 0] > 0).long()]
+
+
+@pytest.mark.parametrize(("values", "expected"), [((1.0, 4.0), 4.0), ((1.0,), 1.0)])
+def test_a_model_that_is_too_shy_is_sharpened(
+    values: tuple[float, ...], expected: float
+) -> None:
+    labels = torch.tensor([0] * 18 + [1] * 6)
+    embeddings = (2.0 * labels - 1)[:, None] + torch.linspace(0, 0.5, 24)[:, None]
+    settings = KnnSettings(
+        knn_weights=(0.0, 0.1),
+        tuning=BY_LOSS,
+        class_prior=ClassPriorSettings((1.0,), sharpness=values),
+    )
+    store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
+    data = NewExamples(embeddings, labels)
+    nothing = NewExamples(embeddings[:0], labels[:0])
+    tuned = remember(store, data, nothing, shy, settings)
+    chosen = ClassPrior(settings.class_prior, expected)
+    assert tuned.choice.class_prior == chosen
+    predictor = tuned.predictor(lambda x: x, shy, store, settings)
+    assert predictor.describe().get("sharpness", 1.0) == expected
+    counts = torch.tensor([[18, 6]])
+    found = predictor.explain(embeddings).adapted_probabilities
+    assert found is not None
+    assert torch.equal(found, adapted(shy(embeddings), counts, chosen))
+
+
+def test_without_evidence_the_sharpness_is_the_one_closest_to_1() -> None:
+    store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
+    nothing = NewExamples(torch.zeros((0, 1)), torch.zeros(0, dtype=torch.int64))
+    prior = ClassPriorSettings((1.0,), sharpness=(4.0, 1.5, 0.5))
+    tuned = remember(store, nothing, nothing, shy, KnnSettings(class_prior=prior))
+    assert tuned.choice.class_prior == ClassPrior(prior, 1.5)
+
+
+def test_shares_of_other_classes_are_refused_before_anything_is_trained() -> None:
+    wrong = KnnSettings(class_prior=ClassPriorSettings((1.0,), (0.5, 0.5)))
+    method = FedAvg(TASK, NoSettings())
+    with pytest.raises(ConfigError, match="expected 4 numbers, one for each class"):
+        LocalMemory(TASK, method, wrong)
