@@ -15,8 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from knnper.client.app import make_client_app
-from knnper.client.runtime import ClientRuntime
+from knnper.client.runtime import ClientRuntime, make_client_app
 from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
 from knnper.data.images import ImageFolderSettings
 from knnper.errors import DataError

@@ -188,7 +188,36 @@ class _Server:
         return problem(found, f"{mend}, or {_CORRECT}")
 
     def tls_is_agreed(self) -> Finding:
-        return self._expecting_tls() if self._with_tls else self._expecting_plain()
+        refused = ""
+        if self._with_tls:
+            try:
+                with encrypted(self.address) as connection:
+                    return fine(f"{self.address} speaks {connection.version()}")
+            except OSError as error:
+                refused = f" ({error})"
+        speaks_http = plain_answer(self.address, _HEALTH) is not None
+        if self._with_tls and speaks_http:
+            return problem(
+                f"{self.address} speaks HTTP without TLS",
+                f"have the server started with `tls` in its settings, or {_CORRECT}; "
+                "without TLS, the client needs `insecure: true` in place of `tls` and "
+                "`key`",
+                "TLS, since the client's settings have `tls`",
+            )
+        if speaks_http:
+            return warning(
+                "nothing is encrypted and nobody proves who they are: `insecure: true`",
+                "have the operator make certificates and keys (knnper fed init), and "
+                "give `tls` and `key`",
+            )
+        if not self._with_tls and speaks_tls(self.address):
+            return problem(
+                f"{self.address} speaks TLS",
+                "remove `insecure: true`, and give `tls` and `key`, which the operator "
+                "makes with: knnper fed add-client",
+                "no TLS, since the client's settings have `insecure: true`",
+            )
+        return self._other_software(f"neither HTTP nor TLS{refused}")
 
     def gateway_answers(self) -> Finding:
         try:
@@ -278,38 +307,6 @@ class _Server:
         opened = encrypted if self._with_tls else connected
         with opened(self.address) as connection:
             return get(connection, self.address, path)
-
-    def _expecting_tls(self) -> Finding:
-        try:
-            with encrypted(self.address) as connection:
-                return fine(f"{self.address} speaks {connection.version()}")
-        except OSError as error:
-            refused = error
-        if plain_answer(self.address, _HEALTH) is None:
-            return self._other_software(f"no TLS ({refused}), and no HTTP")
-        return problem(
-            f"{self.address} speaks HTTP without TLS",
-            f"have the server started with `tls` in its settings, or {_CORRECT}; "
-            "without TLS, the client needs `insecure: true` in place of `tls` and "
-            "`key`",
-            "TLS, since the client's settings have `tls`",
-        )
-
-    def _expecting_plain(self) -> Finding:
-        if plain_answer(self.address, _HEALTH) is not None:
-            return warning(
-                "nothing is encrypted and nobody proves who they are: `insecure: true`",
-                "have the operator make certificates and keys (knnper fed init), and "
-                "give `tls` and `key`",
-            )
-        if not speaks_tls(self.address):
-            return self._other_software("neither HTTP nor TLS")
-        return problem(
-            f"{self.address} speaks TLS",
-            "remove `insecure: true`, and give `tls` and `key`, which the operator "
-            "makes with: knnper fed add-client",
-            "no TLS, since the client's settings have `insecure: true`",
-        )
 
     def _other_software(self, found: str) -> Finding:
         host, port = self.address.host, self.address.port

@@ -267,7 +267,7 @@ class SiteNode:
     """A node with one client, whose data lies at the site."""
 
     def open(self, context: Context, job: Job) -> SiteWorker:
-        """See `knnper.client.app.Node`."""
+        """See `knnper.client.runtime.Node`."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
         discretion, what = Discretion(settings.share_metrics), "reading the data"
@@ -299,7 +299,7 @@ class SiteNode:
         )
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:
-        """See `knnper.client.app.Node`: the server is on another machine."""
+        """See `knnper.client.runtime.Node`: the server is on another machine."""
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """Return the client's name and the sizes of its splits."""
@@ -329,7 +329,7 @@ class SiteNode:
         return introduction_content(found)
 
     def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.app.Node`."""
+        """See `knnper.client.runtime.Node`."""
         settings = _settings(context)
         if note_refusal(settings.state, "client", reason):
             log.error(

@@ -34,7 +34,6 @@ from knnper.seeding import RandomKey
 
 MOST_TIMED = 50
 RERANK = 4
-
 Head = Callable[[Tensor], Tensor]
 """From embeddings (n, p) to the global model's probabilities (n, c)."""
 
@@ -109,6 +108,11 @@ class _Trials:
             found.labels,
             self.asked.probabilities.shape[1],
         )
+        seconds = []
+        for query in self.asked.embeddings[:MOST_TIMED]:
+            start = time.perf_counter()
+            view.search(query[None], count)
+            seconds.append(time.perf_counter() - start)
         knn_weight = None
         if self.mixes:
             knn_weight = choose(
@@ -125,7 +129,7 @@ class _Trials:
             knn_weight,
             recall(found.ids.numpy(), nearest),
             num_bytes / len(self.stored),
-            self._query_ms(view),
+            1000 * statistics.median(seconds),
             build_s,
             view.index.has_learnt,
         )
@@ -148,14 +152,6 @@ class _Trials:
         index = settings.build(self.vectors.shape[1], self.stored.ids, self.vectors)
         return View(index, self.stored, settings, self.version, self.read_vectors)
 
-    def _query_ms(self, view: View) -> float:
-        seconds = []
-        for query in self.asked.embeddings[:MOST_TIMED]:
-            start = time.perf_counter()
-            view.search(query[None], self.settings.num_neighbors)
-            seconds.append(time.perf_counter() - start)
-        return 1000 * statistics.median(seconds)
-
 
 def recall(found: Ids, nearest: Ids) -> float:
     """Return the share of ``nearest`` (m, r) that is in the same row of ``found``."""
@@ -165,16 +161,12 @@ def recall(found: Ids, nearest: Ids) -> float:
 
 FEWEST = 10
 """Nothing can be measured with fewer examples."""
-
 ASKED_SHARE, TUNED_SHARE = 0.2, 0.1
 """Parts of the examples that are looked up, and that λ is chosen on."""
-
 MOST_ASKED = 1000
 """Enough to tell half a point of accuracy apart."""
-
 TOLERANCE = 0.005
 """What an index may cost: half a point of accuracy."""
-
 SMALL_BYTES = 16e6
 """A flat index of fewer bytes is not worth another."""
 

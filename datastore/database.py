@@ -44,7 +44,6 @@ from knnper.datastore.index import Vectors
 PAGE_BYTES = 16384
 """Examples take some kilobytes: larger pages than SQLite's 4096 hold several of them,
 and a batch is written almost twice as fast."""
-
 _READ_FAILURES = tuple(
     f"SQLITE_IOERR_{one}" for one in ("READ", "SHORT_READ", "CORRUPTFS", "DATA")
 )
@@ -239,7 +238,6 @@ def connection_damaged(path: Path, found: str) -> StoreDamagedError:
 LOG_BYTES = 64 * 2**20
 """How much is written to the log before it is copied into the database. Copying costs
 as much as writing; a longer log copies pages less often, and is read slower."""
-
 LOG_HEADER = 32
 FRAME_HEADER = 24
 
@@ -291,10 +289,8 @@ class Log:
 
 APPLICATION_ID = 0x6B4E4E50  # "kNNP"
 FORMAT = 2
-
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """What brings the tables of format n to n + 1; run when a store is opened to write."""
-
 _TABLES = {
     "store": """(
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -335,13 +331,11 @@ _TABLES = {
 
 EXAMPLE = "id, external_id, label, arrival"
 """What the checksum of a row of ``examples`` covers."""
-
 _VECTORS = """(
     id INTEGER PRIMARY KEY,
     vector BLOB NOT NULL,
     checksum INTEGER NOT NULL
 )"""
-
 _MADE_BY_SQLITE = {
     "sqlite_sequence": "CREATE TABLE sqlite_sequence(name,seq)",
     "sqlite_autoindex_examples_1": None,
@@ -516,7 +510,6 @@ def vectors_table(version: int) -> str:
 
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all bits
-
 _SHIFT = np.uint64(31)
 
 

@@ -16,42 +16,29 @@ from knnper.datastore.examples import Ids
 from knnper.datastore.store import DATABASE
 
 Bytes = NDArray[np.uint8]
-
 FRAGMENT_BYTES = 16
 """By chance, the same 16 bytes are nowhere else."""
-
 STRIDE_BYTES = 256
 """There is one fragment in each such part of a row."""
-
 FEWEST_DISTINCT = 6
 """A fragment has so many different bytes at least: a black border says nothing."""
-
 FEWEST_DISTINCT_FIRST = 4
 """And so many in its first half, which is what is looked for at first."""
-
 HEAD_BYTES = 8
 """The first half; what is shorter is not looked for."""
-
 _TABLE_BITS = 22  # a table that fits a processor's cache
-
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all bits
 
 
 class Fragments:
-    """The fragments of some secrets; what is kept of each is a sixteenth.
-
-    Attributes
-    ----------
-    owners
-        Numbers, from 0, of the secrets that a fragment is of.
-    unprovable
-        Numbers of the secrets that have no distinctive fragment, such as an image of
-        one colour: their bytes are found anywhere.
-    """
+    """The fragments of some secrets; what is kept of each is a sixteenth."""
 
     def __init__(self, secrets: Iterable[bytes]) -> None:
+        # Numbers, from 0, of the secrets that a fragment is of.
         self.owners: dict[bytes, list[int]] = {}
         self.num_secrets = 0
+        # Those without a distinctive fragment, such as an image of one colour: their
+        # bytes are found anywhere.
         self.unprovable: list[int] = []
         for number, secret in enumerate(secrets):
             found = distinctive(secret)
@@ -116,7 +103,6 @@ def _hashed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 CHUNK_BYTES = 1 << 20
 """What is read of a file at once."""
-
 Places = dict[bytes, set[tuple[Path, int]]]
 """Each fragment that was found, and where: files and offsets."""
 
@@ -164,19 +150,15 @@ class Secrets:
 
     def __init__(self, rows: Iterable[tuple[str, bytes]]) -> None:
         self.names: list[str] = []
-        self._number_of: dict[bytes, int] = {}
+        self.number_of: dict[bytes, int] = {}  # by what stands for a row's bytes
 
         def noted() -> Iterator[bytes]:
             for number, (name, row) in enumerate(rows):
                 self.names.append(name)
-                self._number_of[_digest(row)] = number
+                self.number_of[_digest(row)] = number
                 yield row
 
         self.fragments = Fragments(noted())
-
-    def copy_of(self, row: bytes) -> int | None:
-        """Return the number of the secret that ``row`` equals."""
-        return self._number_of.get(_digest(row))
 
 
 def search(folder: Path, fragments: Fragments) -> tuple[Places, int, int]:
@@ -239,9 +221,8 @@ def _in_stored(
             for rows in contents_of(connection, table):
                 shared |= _within(wanted, [row for _, row in rows])
                 for example, row in rows:
-                    secret = secrets.copy_of(row)
-                    if secret is not None:
-                        copies[secret] = example
+                    if (digest := _digest(row)) in secrets.number_of:
+                        copies[secrets.number_of[digest]] = example
     return shared, copies
 
 

@@ -78,7 +78,6 @@ class StreamState:
 
 
 InputType = Literal["uint8", "float32", "int64"]
-
 _TORCH_TYPES: Mapping[InputType, torch.dtype] = {
     "uint8": torch.uint8,
     "float32": torch.float32,

@@ -33,7 +33,6 @@ from knnper.files import FileLock, LockHeldError
 
 _FRAME = FRAME_HEADER + PAGE_BYTES
 _MARK, _FORMAT = 0x377F0682, 3007000  # The last bit of the mark is the order of bytes.
-
 Pair = tuple[int, int]
 
 
@@ -79,18 +78,14 @@ def damage(path: Path) -> str | None:
             first = first or num_frames
             num_acknowledged += num_ends > 0
             num_ends += frame.num_pages > 0
-    if num_ends and not _has_sound_header(path):
-        where = "its header"
-    elif num_acknowledged:
-        where = f"frame {first} of {num_frames}"
-    else:
+    where = f"frame {first} of {num_frames}"
+    if num_ends:
+        with path.open("rb") as file:
+            if _beginning(file)[2] is None:
+                where, num_acknowledged = "its header", num_ends
+    if not num_acknowledged:
         return None
     return f"its log is damaged at {where}, and {num_ends} transactions are not read"
-
-
-def _has_sound_header(path: Path) -> bool:
-    with path.open("rb") as file:
-        return _beginning(file)[2] is not None
 
 
 def _beginning(file: BinaryIO) -> tuple[Pair, str, Pair | None]:
@@ -143,7 +138,6 @@ def _weights(count: int) -> NDArray[np.uint32]:
 ACKNOWLEDGED = "acknowledged.json"
 _NUM_BYTES = 256
 """Of the file: always the same ones are overwritten, within one sector of a disk."""
-
 _ATTEMPTS, _PAUSE_S = 5, 0.005
 """How often the file is read again: it may be overwritten at this moment."""
 

@@ -57,22 +57,11 @@ class Policy(ABC):
     ) -> Decision:
         """Decide about ``arriving``, one after the other.
 
-        A batch has the same outcome as its examples one by one.
-
-        Parameters
-        ----------
-        stored
-            What the store holds.
-        arriving
-            What is to be added, under the ids it would get: each larger than all
-            before it, whether or not it will be stored.
-        state
-            As it was left by the batch before.
-        capacity
-            Most examples that may be stored; None does not bound them.
-        key
-            Root of the random choices; those about the t-th example that was ever
-            offered, t from 1, derive from ``key.child(t)``.
+        A batch has the same outcome as its examples one by one. They come under the ids
+        that they would get: each larger than all before it, whether or not it will be
+        stored. ``state`` is as the batch before left it; no ``capacity`` does not bound
+        what is stored. Random choices about the t-th example that was ever offered, t
+        from 1, derive from ``key.child(t)``.
 
         Raises
         ------
@@ -318,7 +307,6 @@ class ReservoirPolicy(Policy):
 
 
 PolicyName = Literal["fixed", "fifo", "concatenate", "reservoir", "class_balanced"]
-
 POLICIES: Mapping[PolicyName, Policy] = {
     "fixed": FixedPolicy(),
     "fifo": FifoPolicy(),
@@ -330,7 +318,6 @@ POLICIES: Mapping[PolicyName, Policy] = {
 
 NAME_BYTES = 96
 """Kept for an example's label, time and external id, the last one twice."""
-
 FILLED = 0.85
 """Share of the budget that a compact database takes at most. Examples that are evicted
 here and there leave holes; the rest is room for them, before the database is compacted.

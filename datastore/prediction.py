@@ -246,7 +246,6 @@ def interpolate(
 
 
 KernelName = Literal["paper", "squared"]
-
 Kernel = Callable[[Tensor, float, int], Tensor]
 """From d² (m, k), the scale and p, the size of an embedding, to log-weights (m, k)."""
 

@@ -32,23 +32,12 @@ class ProtoNN:
     """Label scores ρ(x) = Σ_j z_j exp(-γ² |b_j - W x|²), as shares of their sum.
 
     Gupta et al. 2017, Eq. 1. A negative score counts as none.
-
-    Attributes
-    ----------
-    projection
-        W, float32 of shape (d̂, p).
-    prototypes
-        B, float32 of shape (m, d̂): the paper's, transposed.
-    label_scores
-        Z, float32 of shape (m, c): the paper's, transposed.
-    inverse_width
-        γ, positive.
     """
 
-    projection: Tensor
-    prototypes: Tensor
-    label_scores: Tensor
-    inverse_width: float
+    projection: Tensor  # W, float32 of shape (d̂, p)
+    prototypes: Tensor  # B, float32 of shape (m, d̂): the paper's, transposed
+    label_scores: Tensor  # Z, float32 of shape (m, c): the paper's, transposed
+    inverse_width: float  # γ, positive
 
     @property
     def num_stored(self) -> int:
@@ -222,7 +211,6 @@ def _kmeans(points: Tensor, count: int, rng: RandomKey) -> Tensor:
 
 
 _SMALLEST_SHARE = 1e-6
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 """``(scores (n, c), labels (n,)) -> ()``."""
 
@@ -256,24 +244,8 @@ def fit_protonn(
 
     Gupta et al. 2017, Algorithm 1, with Adam on all examples in place of accelerated
     alternating SGD, as in later official implementations. γ stays what it starts from.
-
-    Parameters
-    ----------
-    embeddings
-        float32, shape (n, p). Without any the result has no prototypes.
-    labels
-        int64, shape (n,), in [0, c).
-    num_classes
-        c.
-    settings
-        Its size and training.
-    rng
-        Fixes the start; nothing else is random.
-
-    Raises
-    ------
-    DataError
-        If an embedding is not finite, a label is out of range, or lengths differ.
+    Without embeddings (n, p) there are no prototypes. ``rng`` fixes the start; nothing
+    else is random.
     """
     require_embeddings("embeddings to fit", embeddings)
     require_labels(labels, len(embeddings), num_classes)
@@ -315,10 +287,12 @@ def _descended(
         part.clone().requires_grad_()
         for part in (start.projection, start.prototypes, start.label_scores)
     ]
-    # Adam's step does not know how large numbers are: each part has its own scale.
+    # Adam's step does not know how large numbers are: each part has its own scale, the
+    # root mean square of its numbers, or 1 if all are 0.
+    sizes = [float(one.detach().square().mean().sqrt()) or 1.0 for one in parts]
     groups = [
-        {"params": [part], "lr": settings.learning_rate * _typical_size(part)}
-        for part in parts
+        {"params": [part], "lr": settings.learning_rate * size}
+        for part, size in zip(parts, sizes, strict=True)
     ]
     optimizer = torch.optim.Adam(groups)
     for _ in range(settings.num_steps):
@@ -332,11 +306,6 @@ def _descended(
             _keep_largest(part, settings.fraction_nonzero)
     projection, prototypes, label_scores = (part.detach() for part in parts)
     return ProtoNN(projection, prototypes, label_scores, start.inverse_width)
-
-
-def _typical_size(part: Tensor) -> float:
-    """Return the root mean square of a part's numbers; 1 if all are 0."""
-    return float(part.detach().square().mean().sqrt()) or 1.0
 
 
 @torch.no_grad()

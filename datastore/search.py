@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
-from knnper.datastore.database import Change, Head, Rows, Version
+from knnper.datastore.database import Change, Rows, Version
 from knnper.datastore.examples import (
     Contents,
     ExamplesMissingError,
@@ -39,7 +39,6 @@ from knnper.datastore.index import NOTHING, IndexSettings, VectorIndex, Vectors
 from knnper.files import sync_to_disc, write_atomically
 
 _LOG = logging.getLogger(__name__)
-
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -161,14 +160,10 @@ def file_sha256(path: Path) -> str:
 
 QUERIES_AT_ONCE = 16
 """The candidates of so many queries fit in a processor's cache."""
-
 ROWS_AT_ONCE = 256
 """So many rows in float64 do too."""
-
 _EPS, _TINY = (float(one) for one in (np.finfo("f4").eps, np.finfo("f4").tiny))
-
 Distances = NDArray[np.float64]
-
 VectorsOf = Callable[[Ids], Vectors]
 
 
@@ -308,22 +303,17 @@ changed since is built again after a kill. A flat one is built as fast as it is 
 
 
 class LiveView:
-    """What is searched, and how it follows what becomes of the rows.
-
-    Attributes
-    ----------
-    lock
-        Held while the view is searched or changed. Searches of several threads wait
-        for each other: FAISS fills the memory bus, so together they are no faster.
-    """
+    """What is searched, and how it follows what becomes of the rows."""
 
     def __init__(
         self, rows: Rows, cache: IndexCache | None, settings: IndexSettings
     ) -> None:
         self._rows, self._cache, self._settings = rows, cache, settings
+        # Held while the view is searched or changed. Searches of several threads wait
+        # for each other: FAISS fills the memory bus, so together they are no faster.
         self.lock = threading.Lock()
         self._refreshing, self._renewing = threading.Lock(), threading.Lock()
-        self._num_unsaved = 0
+        self.num_unsaved = 0
         self._is_behind = self._is_torn = False
         with rows.reading():
             self._open()
@@ -341,7 +331,7 @@ class LiveView:
         if index is None or index.is_outgrown:
             index = self._build(active, contents.ids)
             changed = len(contents)
-        self._num_unsaved = changed
+        self.num_unsaved = changed
         self.view = self._view(index, contents, active)
 
     def refresh(self) -> None:
@@ -360,11 +350,17 @@ class LiveView:
 
     def _catch_up(self) -> None:
         with self._rows.reading():
-            head = self._rows.head()
+            head, held = self._rows.head(), self.view.contents
             if self._is_torn or head.active != self.head.active:
                 self._open()
                 return
-            added, removed = self._difference(head)
+            if head.num_removed == self.head.num_removed:
+                removed = np.empty(0, np.int64)
+                added = self._rows.contents(after=int(held.ids.max(initial=0)))
+            else:
+                now = self._rows.contents()
+                removed = np.setdiff1d(held.ids, now.ids)
+                added = now.take(np.isin(now.ids, held.ids, invert=True))
             vectors = self._reads(head.active)(added.ids)
         # Not inside the block above: a search may hold the view and wait for the rows.
         self._change(added, vectors, removed)
@@ -397,16 +393,6 @@ class LiveView:
             self._is_torn = True
             raise
 
-    def _difference(self, head: Head) -> tuple[Contents, Ids]:
-        """Return what the rows have and the view lacks, and the other way round."""
-        held = self.view.contents
-        if head.num_removed == self.head.num_removed:
-            last = int(held.ids[-1]) if len(held) else 0
-            return self._rows.contents(after=last), np.empty(0, np.int64)
-        now = self._rows.contents()
-        removed = np.setdiff1d(held.ids, now.ids)
-        return now.take(np.isin(now.ids, held.ids, invert=True)), removed
-
     def apply(self, change: Change) -> None:
         """Make a change for good, then let searches see it."""
         vectors = change.embeddings
@@ -421,7 +407,7 @@ class LiveView:
         with self._torn_if_cut_short(), self._refreshing:
             self.head = self._rows.head()
             self._change(change.added, vectors, change.removed)
-        self._num_unsaved += len(change.added) + len(change.removed)
+        self.num_unsaved += len(change.added) + len(change.removed)
 
     def _change(self, added: Contents, vectors: Vectors, removed: Ids) -> None:
         """Remove some examples and add others, at once for whoever searches."""
@@ -471,22 +457,17 @@ class LiveView:
         """Save the index."""
         if self._cache is not None:
             self._cache.save(self.view.index, self.head.active, self._settings)
-        self._num_unsaved = 0
-
-    def save_if_changed(self) -> None:
-        """Save the index if it is not what was saved."""
-        if self._num_unsaved:
-            self.save()
+        self.num_unsaved = 0
 
     def save_if_outdated(self) -> None:
         """Save the index if building the difference would take long."""
         enough = max(SAVE_AFTER, SAVE_AFTER_SHARE * len(self.view.contents))
-        if not self._settings.is_exhaustive and self._num_unsaved > enough:
+        if not self._settings.is_exhaustive and self.num_unsaved > enough:
             self.save()
 
     def forget(self) -> None:
         """Leave no trace of what was removed, in the index nor on disk."""
-        self._num_unsaved = max(1, len(self.view.contents))
+        self.num_unsaved = max(1, len(self.view.contents))
         if not self.view.index.forgets:
             self.rebuild()
         try:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self, overload
 from uuid import uuid4
 
@@ -75,8 +74,6 @@ def _require_fitting(new: NewExamples, spec: StoreSpec, embedding_dim: int) -> N
     _require_inputs(new.inputs, spec, len(new))
     if new.arrivals is not None:
         require_arrivals(new.arrivals, len(new))
-    if new.external_ids is not None:
-        _require_names(new.external_ids, len(new))
 
 
 def require_arrivals(arrivals: Tensor, num_rows: int) -> None:
@@ -95,27 +92,6 @@ def require_arrivals(arrivals: Tensor, num_rows: int) -> None:
         raise DataError(
             "arrivals: expected seconds since 1970, up to the year 9999, found "
             f"{float(arrivals[row]):g} in row {row}; divide milliseconds by 1000"
-        )
-
-
-def _require_new_names(rows: Rows, new: NewExamples) -> None:
-    """Refuse external ids that occur twice, in the batch or with the stored ones."""
-    names = [name for name in new.external_ids or () if name is not None]
-    if not names:
-        return
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(
-            f"external ids: found {twice!r} twice among the examples to add, expected "
-            "each once; nothing was added"
-        )
-    taken = rows.select(Selection(external_ids=tuple(names)))
-    if len(taken):
-        name = rows.external_ids(taken[:1])[0]
-        raise DataError(
-            f"external ids: {name!r} is stored already (and {len(taken) - 1} others of "
-            "this batch), expected new ones; nothing was added. Leave them out, or "
-            "delete the stored ones first"
         )
 
 
@@ -151,29 +127,40 @@ def _require_inputs(inputs: Tensor | None, spec: StoreSpec, num_rows: int) -> No
         )
 
 
-def _require_names(names: Sequence[str | None], num_rows: int) -> None:
-    if len(names) != num_rows:
+def _require_names(rows: Rows, given: Sequence[str | None], num_rows: int) -> None:
+    """Refuse names that cannot be stored, or twice: in the batch or with the stored."""
+    if len(given) != num_rows:
         raise DataError(
             f"external ids: expected one, or None, for each of {num_rows} examples, "
-            f"found {len(names)}"
+            f"found {len(given)}"
         )
+    names = [name for name in given if name is not None]
+    occurs_twice = len(set(names)) < len(names)
     for name in names:
         # Half of a surrogate pair is no UTF-8.
-        if name is not None and (
-            not name or any(one == "\0" or "\ud800" <= one <= "\udfff" for one in name)
-        ):
+        if not name or any(one == "\0" or "\ud800" <= one <= "\udfff" for one in name):
             raise DataError(
                 f"external ids: found {name!r}, expected at least one character, each "
                 "of which can be written as UTF-8, and no NUL"
             )
+        if occurs_twice and names.count(name) > 1:
+            raise DataError(
+                f"external ids: found {name!r} twice among the examples to add, "
+                "expected each once; nothing was added"
+            )
+    taken = rows.select(Selection(external_ids=tuple(names)))
+    if len(taken):
+        raise DataError(
+            f"external ids: {rows.external_ids(taken[:1])[0]!r} is stored already (and "
+            f"{len(taken) - 1} others of this batch), expected new ones; nothing was "
+            "added. Leave them out, or delete the stored ones first"
+        )
 
 
 AT_ONCE = 256
 """Inputs that are embedded, and written, together."""
-
 Embed = Callable[[Tensor], Tensor]
 """From raw inputs (m, ...) to representations, float32 of shape (m, p)."""
-
 OnProgress = Callable[[int], None]
 """Is told how many more examples have an embedding."""
 
@@ -217,12 +204,7 @@ class StoreReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -392,7 +374,8 @@ class Store(StoreReader):
             self._live.refresh()
             require_model(self.fingerprint, fingerprint or self._expected_model)
             _require_fitting(new, self.spec, self.embedding_dim)
-            _require_new_names(self._rows, new)
+            if new.external_ids is not None:
+                _require_names(self._rows, new.external_ids, len(new))
             head, stored = self._live.head, self._live.view.contents
             offered = _arriving(new, head.stream.num_offered, stored)
             decision = POLICIES[self.settings.policy].decide(
@@ -571,7 +554,8 @@ class Store(StoreReader):
         self._stopping.set()
         # A thread that embeds anew ends after its batch.
         with self._embedding, self._changing, self._resources:
-            self._live.save_if_changed()
+            if self._live.num_unsaved:
+                self._live.save()
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -614,9 +598,7 @@ class Store(StoreReader):
 
 
 DATABASE, INDEX, LOCK = "store.sqlite3", "index", "writer.lock"
-
 _SPEC = TypeAdapter(StoreSpec)
-
 _SETTINGS = TypeAdapter(StoreSettings)
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from pydantic import Field
 from scipy.optimize import isotonic_regression
 from torch import Tensor
 
-from knnper.datastore.examples import Neighbors, require_probabilities
+from knnper.datastore.examples import require_probabilities
 from knnper.datastore.prediction import (
     ClassPrior,
     ClassPriorSettings,
@@ -19,6 +19,8 @@ from knnper.datastore.prediction import (
     neighbor_vote,
     reweighted,
 )
+from knnper.datastore.search import View
+from knnper.datastore.store import StoreReader
 from knnper.experiment import (
     NonNegativeFloat,
     PositiveFloat,
@@ -100,13 +102,6 @@ def candidates(
     )
 
 
-class Searchable(Protocol):
-    """As much of a store as is needed here."""
-
-    def search(self, queries: Tensor, num_neighbors: int) -> Neighbors:
-        """Return the nearest stored examples of each query (m, p)."""
-
-
 @dataclass(frozen=True)
 class Queries:
     """m examples as the global model sees them."""
@@ -166,14 +161,16 @@ class Evidence:
         return replace(self, queries=self.queries.adapted(sharpness))
 
 
-def held_out(store: Searchable, queries: Queries, num_neighbors: int) -> Evidence:
+def held_out(
+    store: StoreReader | View, queries: Queries, num_neighbors: int
+) -> Evidence:
     """Return the evidence of examples that are not in the store."""
     found = store.search(queries.embeddings, num_neighbors)
     return Evidence(queries, found.squared_distances, found.labels)
 
 
 def left_one_out(
-    store: Searchable, queries: Queries, ids: Tensor, num_neighbors: int
+    store: StoreReader | View, queries: Queries, ids: Tensor, num_neighbors: int
 ) -> Evidence:
     """Return the evidence of stored examples, as if each were not in the store.
 
@@ -208,13 +205,9 @@ def no_evidence(num_classes: int) -> Evidence:
 
 
 CriterionName = Literal["accuracy", "log_loss", "both"]
-
 EvidenceName = Literal["validation", "leave_one_out", "auto"]
-
 EvidenceKind = Literal["none", "validation", "leave_one_out"]
-
 KnnWeights = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
-
 PAPER_KNN_WEIGHTS: KnnWeights = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 """The paper's grid of λ (Marfoq et al. 2022, section 5)."""
 
@@ -333,13 +326,10 @@ def weights_by_size(
 
 NUMBERS_AT_ONCE = 1 << 20
 """The most probabilities, of all λ together, that are in memory at a time."""
-
 SMALLEST_PROBABILITY = 1e-12
 """What a smaller probability of the true label counts as, as in the results."""
-
 PART_OF_SURENESS = 0.01
 """What log p(y|x) counts for beside being right."""
-
 Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """``(knn (m, c), global (m, c), labels (m,), λ (l,)) -> scores (l,)``: sums over the m
 examples, in which more is better."""

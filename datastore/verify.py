@@ -65,15 +65,10 @@ from knnper.datastore.store import (
 from knnper.files import lock_holder
 
 _LEAF = b"\r"
-
 """The first byte of a page of rows: https://www.sqlite.org/fileformat2.html."""
-
 _NUM_PAGES_AT = 28
-
 """Where the first page has the number of pages, big-endian."""
-
 _NUM_COLUMNS = len(fields(StoreRow)) + 2
-
 """Of the table with the most: ``store``."""
 
 
@@ -224,7 +219,11 @@ class _Remains:
 
     def changes(self) -> Iterator[Change]:
         """Yield additions of what is intact, each of some examples."""
-        layout, dim = identity_of(self.row).spec.input, self.version.embedding_dim
+        spec, dim = identity_of(self.row).spec, self.version.embedding_dim
+        layout = spec.input
+        sizes = {vectors_table(self.version.number): 4 * dim}
+        if layout is not None:
+            sizes["inputs"] = spec.input_bytes
         stream = self.row.stream_state
         if self._acknowledged is not None:
             # No id is given again.
@@ -232,18 +231,25 @@ class _Remains:
             stream = replace(stream, num_offered=last)
         ids = sorted(self._examples.keys() | self._pages.keys())
         for first in range(0, len(ids), ROWS_AT_ONCE):
-            examples, vectors, inputs = self._intact(ids[first : first + ROWS_AT_ONCE])
-            self._num_saved += len(examples)
-            if examples:
-                yield Change(
-                    stream=stream,
-                    added=as_contents((one.id, *one[2:]) for one in examples),
-                    embeddings=np.frombuffer(vectors, np.float32).reshape(-1, dim),
-                    inputs=None
-                    if layout is None
-                    else np.frombuffer(inputs, layout.dtype).reshape(-1, *layout.shape),
-                    external_ids=[one.external_id for one in examples],
-                )
+            part = ids[first : first + ROWS_AT_ONCE]
+            contents = {one: self._contents(one, sizes) for one in part}
+            kept = [one for one in part if len(contents[one]) == len(sizes)]
+            self._lost += [one for one in part if len(contents[one]) < len(sizes)]
+            self._num_saved += len(kept)
+            if not kept:
+                continue
+            examples = [self._examples[one] for one in kept]
+            columns = zip(*(contents[one] for one in kept), strict=True)
+            vectors, *inputs = (b"".join(column) for column in columns)
+            yield Change(
+                stream=stream,
+                added=as_contents((one.id, *one[2:]) for one in examples),
+                embeddings=np.frombuffer(vectors, np.float32).reshape(-1, dim),
+                inputs=None
+                if layout is None
+                else np.frombuffer(inputs[0], layout.dtype).reshape(-1, *layout.shape),
+                external_ids=[one.external_id for one in examples],
+            )
 
     def report(self) -> Salvage:
         """Return what was found."""
@@ -256,30 +262,12 @@ class _Remains:
             max(0, expected.num_changes - self.row.num_changes),
         )
 
-    def _intact(self, ids: Sequence[int]) -> tuple[list[_Example], bytes, bytes]:
-        """Return the intact ones of some examples, their vectors, and their inputs."""
-        spec = identity_of(self.row).spec
-        sizes = {vectors_table(self.version.number): 4 * self.version.embedding_dim}
-        if spec.input is not None:
-            sizes["inputs"] = spec.input_bytes
-        found = list[tuple[_Example, list[bytes]]]()
-        for number in ids:
-            example = self._examples.get(number)
-            contents = [] if example is None else self._contents(example, sizes)
-            if example is None or len(contents) < len(sizes):
-                self._lost.append(number)
-            else:
-                found.append((example, contents))
-        columns = [
-            b"".join(column) for column in zip(*(one for _, one in found), strict=True)
-        ]
-        vectors, inputs = (*columns, b"", b"")[:2]
-        return [example for example, _ in found], vectors, inputs
-
-    def _contents(self, example: _Example, sizes: Mapping[str, int]) -> list[bytes]:
+    def _contents(self, number: int, sizes: Mapping[str, int]) -> list[bytes]:
         """Return the bytes of an example, of those tables where they are intact."""
-        rows = list[tuple[Any, Any]]()
-        for page in self._pages.get(example.id, ()):
+        example, rows = self._examples.get(number), list[tuple[Any, Any]]()
+        if example is None:
+            return []
+        for page in self._pages.get(number, ()):
             with contextlib.suppress(sqlite3.Error):
                 query = f"SELECT c1, c2 FROM {page} WHERE id = ?"
                 rows += self._connection.execute(query, (example.id,))
@@ -367,9 +355,7 @@ def _delete_unopened(folder: Path, ids: Ids) -> None:
 OWN = frozenset(
     (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", ACKNOWLEDGED, INDEX, LOCK)
 )
-
 OWN_OF_INDEX = (MANIFEST, f".{MANIFEST}.draft", "*.index")
-
 """Some may be of a save that was cut short; whoever writes next removes them."""
 
 
@@ -393,8 +379,13 @@ class Verdict:
 
 def verify(folder: Path) -> Verdict:
     """Check the database, all checksums, labels, embeddings, the saved index, files."""
-    verdict = _verdict(folder)
-    return replace(verdict, findings=(*verdict.findings, *check_files(folder)))
+    verdict, inside = _verdict(folder), folder / INDEX
+    found = [*folder.iterdir(), *(inside.iterdir() if inside.is_dir() else ())]
+    strange = (
+        Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
+        for path in sorted(path for path in found if not is_own(folder, path))
+    )
+    return replace(verdict, findings=(*verdict.findings, *strange))
 
 
 def _verdict(folder: Path) -> Verdict:
@@ -409,8 +400,12 @@ def _verdict(folder: Path) -> Verdict:
             counted = check.num_examples(), check.num_rows()
             connection.execute("ROLLBACK")
             if not findings:
-                other = (*check.erasure(), *check_index(folder, identity, rows))
-                return Verdict(other, *counted)
+                mend = f"knnper store compact {folder} builds it anew"
+                of_index = (
+                    Finding(f"the saved index {what}", mend)
+                    for what in _index_faults(folder / INDEX, identity, rows)
+                )
+                return Verdict((*check.erasure(), *of_index), *counted)
     except StoreDamagedError as error:
         findings = (Finding(error.found or str(error), to_restore(folder)),)
         counted = 0, 0
@@ -530,21 +525,6 @@ def is_own(folder: Path, path: Path) -> bool:
         return parts[0] in OWN and len(parts) == 1
     is_file = len(parts) == 2 and not path.is_dir()
     return is_file and any(path.match(pattern) for pattern in OWN_OF_INDEX)
-
-
-def check_files(folder: Path) -> Iterator[Finding]:
-    """Yield the files that are not the store's own."""
-    inside = folder / INDEX
-    found = [*folder.iterdir(), *(inside.iterdir() if inside.is_dir() else ())]
-    for path in sorted(path for path in found if not is_own(folder, path)):
-        yield Finding(f"{path} is not the store's", "move it elsewhere, or remove it")
-
-
-def check_index(folder: Path, identity: Identity, rows: Rows) -> Iterator[Finding]:
-    """Yield what is wrong with the saved index."""
-    mend = f"knnper store compact {folder} builds it anew"
-    for what in _index_faults(folder / INDEX, identity, rows):
-        yield Finding(f"the saved index {what}", mend)
 
 
 def _index_faults(folder: Path, identity: Identity, rows: Rows) -> Iterator[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from knnper.client.app import Node, make_client_app
 from knnper.client.flower_node import quick_pulls
+from knnper.client.runtime import Node, make_client_app
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError

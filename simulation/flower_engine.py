@@ -52,8 +52,7 @@ from flwr.common import EventType
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from knnper.client.app import make_client_app
-from knnper.client.runtime import ClientRuntime
+from knnper.client.runtime import ClientRuntime, make_client_app
 from knnper.errors import RunError
 from knnper.experiment import RunSettings, from_json, to_json
 from knnper.files import write_atomically
@@ -110,11 +109,11 @@ class VirtualHost:
     """A node of a simulation: it can run any virtual client."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
-        """See `knnper.client.app.Node`."""
+        """See `knnper.client.runtime.Node`."""
         return _resident_runtime(job.experiment, job.run_folder, job.session)
 
     def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
-        """See `knnper.client.app.Node`: the run's folder in this machine's memory."""
+        """See `knnper.client.runtime.Node`: a folder in this machine's memory."""
         folder = Path(job.shared_folder)
         return folder if is_run_folder(folder) else None
 

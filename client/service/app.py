@@ -40,9 +40,7 @@ from knnper.client.service.inputs import (
     PredictionRequest,
     RequestError,
     answer,
-    answer_invalid,
-    answer_known,
-    answer_unknown,
+    answer_error,
 )
 from knnper.client.service.session import Current, Metered, Metrics, Workers
 from knnper.client.settings import ServiceSettings
@@ -97,11 +95,10 @@ def make_service(
     )
     router = routes(service)
     app.include_router(router)
-    app.add_exception_handler(KnnPerError, answer_known)
     answer_http = functools.partial(_answer_http, router.routes)
     app.add_exception_handler(HTTPException, answer_http)
-    app.add_exception_handler(RequestValidationError, answer_invalid)
-    app.add_exception_handler(Exception, answer_unknown)
+    for kind in (KnnPerError, RequestValidationError, Exception):
+        app.add_exception_handler(kind, answer_error)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> JSONResponse:

@@ -112,27 +112,22 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-async def answer_known(_: Request, error: Exception) -> JSONResponse:
-    """Answer an error of the request, the store or the model."""
-    assert isinstance(error, KnnPerError), "as it is registered"
+async def answer_error(_: Request, error: Exception) -> JSONResponse:
+    """Answer what goes wrong; the server logs what nobody thought of."""
     if isinstance(error, RequestError):
         return answer(error.status, str(error), error.headers)
-    kinds = (DataError, 422), (StoreFullError, 507), (StoreBusyError, 503)
-    found = [status for kind, status in kinds if isinstance(error, kind)]
-    return answer(
-        [*found, 409 if isinstance(error, StoreError) else 503][0], str(error)
-    )
-
-
-async def answer_invalid(_: Request, error: Exception) -> JSONResponse:
-    """Answer a path with a variable part that is not as described."""
-    assert isinstance(error, RequestValidationError), "as it is registered"
-    first = error.errors()[0]
-    return answer(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
-
-
-async def answer_unknown(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
-    """Answer what nobody thought of; the server logs it."""
+    if isinstance(error, RequestValidationError):  # a variable part of a path
+        first = error.errors()[0]
+        return answer(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+    for kind, status in (
+        (DataError, 422),
+        (StoreFullError, 507),
+        (StoreBusyError, 503),
+        (StoreError, 409),
+        (KnnPerError, 503),
+    ):
+        if isinstance(error, kind):
+            return answer(status, str(error))
     return answer(500, "something went wrong that should not; the log says what")
 
 

@@ -5,12 +5,15 @@ from typing import Any, Literal
 
 import pytest
 
+from knnper.errors import ConfigError
 from knnper.experiment import (
     Catalogue,
+    Experiment,
     PositiveFloat,
     PositiveInt,
     Settings,
     UnitInterval,
+    load_experiment,
 )
 
 
@@ -52,13 +55,30 @@ def catalogue() -> Catalogue:
     )
 
 
+@dataclass
+class Basis:
+    """A document, which tests change, and what it chooses from."""
+
+    document: dict[str, Any]
+    catalogue: Catalogue
+
+    def load(self, *overrides: str) -> Experiment:
+        return load_experiment(self.document, self.catalogue, overrides)
+
+    def problems(self, *overrides: str) -> dict[str, str]:
+        with pytest.raises(ConfigError) as caught:
+            self.load(*overrides)
+        return {problem.place: problem.message for problem in caught.value.problems}
+
+
 @pytest.fixture
-def document() -> dict[str, Any]:
+def basis(catalogue: Catalogue) -> Basis:
     """Return the shortest valid experiment."""
-    return {
+    document = {
         "name": "demo",
         "data": {"name": "digits"},
         "partition": {"name": "dirichlet", "alpha": 0.3},
         "model": {"name": "tiny_cnn"},
         "method": {"name": "knn_per"},
     }
+    return Basis(document, catalogue)

@@ -17,6 +17,7 @@ from knnper.experiment import (
     to_json,
     to_yaml,
 )
+from tests.config.conftest import Basis
 
 SCHEDULES = st.just({"name": "constant"}) | st.builds(
     lambda rounds, factor: {
@@ -73,10 +74,8 @@ def test_an_experiment_survives_every_form(
     assert from_yaml == experiment
 
 
-def test_the_document_is_complete(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
-    complete = to_document(load_experiment(document, catalogue))
+def test_the_document_is_complete(basis: Basis) -> None:
+    complete = to_document(basis.load())
     assert list(complete)[-3:] == ["method", "personalization", "run"]
     assert complete["partition"] == {
         "name": "dirichlet",
@@ -115,10 +114,10 @@ def test_damaged_json(catalogue: Catalogue) -> None:
     ],
 )
 def test_identity_is_what_results_depend_on(
-    document: dict[str, Any], catalogue: Catalogue, override: str, same: bool
+    basis: Basis, override: str, same: bool
 ) -> None:
-    first = load_experiment(document, catalogue)
-    second = load_experiment(document, catalogue, [override])
+    first = basis.load()
+    second = basis.load(override)
     assert (results_identity(first) == results_identity(second)) is same
 
 

@@ -1,6 +1,5 @@
 import copy
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Catalogue,
     ConstantSchedule,
+    Experiment,
     FederationSettings,
     MultiStepSchedule,
     load_experiment,
@@ -18,18 +18,11 @@ from knnper.experiment import (
     results_identity,
 )
 from knnper.simulation.workbench import experiment_catalogue
+from tests.config.conftest import Basis
 
 
-def problems_of(
-    document: Mapping[str, Any], catalogue: Catalogue, *overrides: str
-) -> dict[str, str]:
-    with pytest.raises(ConfigError) as caught:
-        load_experiment(document, catalogue, overrides)
-    return {problem.place: problem.message for problem in caught.value.problems}
-
-
-def test_defaults_and_choices(document: dict[str, Any], catalogue: Catalogue) -> None:
-    experiment = load_experiment(document, catalogue)
+def test_defaults_and_choices(basis: Basis) -> None:
+    experiment = basis.load()
     assert experiment.partition.name == "dirichlet"
     assert dataclasses.asdict(experiment.partition.settings) == {
         "alpha": 0.3,
@@ -41,43 +34,37 @@ def test_defaults_and_choices(document: dict[str, Any], catalogue: Catalogue) ->
     assert experiment.run.engine == "flower"
 
 
-def test_numbers_lists_and_schedules(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
-    document["training"] = {
+def test_numbers_lists_and_schedules(basis: Basis) -> None:
+    basis.document["training"] = {
         "learning_rate": 1,
         "schedule": {"name": "multi_step", "milestones": [100, 150]},
     }
-    document["personalization"] = {"knn_weights": [0, 0.5, 1], "capacity": 7}
-    experiment = load_experiment(document, catalogue)
+    basis.document["personalization"] = {"knn_weights": [0, 0.5, 1], "capacity": 7}
+    experiment = basis.load()
     assert experiment.training.learning_rate == 1.0
     assert experiment.training.schedule == MultiStepSchedule((100, 150))
     memory = dataclasses.asdict(experiment.personalization.settings)
     assert (memory["knn_weights"], memory["capacity"]) == ((0.0, 0.5, 1.0), 7)
 
 
-def test_threads_are_a_number_or_auto(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
+def test_threads_are_a_number_or_auto(basis: Basis) -> None:
     place = "run.threads_per_worker"
     for value, expected in (("3", 3), ("auto", "auto")):
-        experiment = load_experiment(document, catalogue, [f"{place}={value}"])
+        experiment = basis.load(f"{place}={value}")
         assert experiment.run.threads_per_worker == expected
     for wrong in ("0", "all", "null"):
-        message = problems_of(document, catalogue, f"{place}={wrong}")[place]
+        message = basis.problems(f"{place}={wrong}")[place]
         assert "a whole number" in message or "of at least 1" in message
         assert "expected 'auto'" in message
 
 
-def test_all_problems_are_reported_at_once(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
-    del document["model"]
-    document["trainin"] = {}
-    document["data"] = {"name": "cifar1"}
-    document["partition"] = {"name": "dirichlet", "alpha": 0, "clients": 3}
-    document["run"] = {"engine": "serail", "seed": True}
-    assert problems_of(document, catalogue) == {
+def test_all_problems_are_reported_at_once(basis: Basis) -> None:
+    del basis.document["model"]
+    basis.document["trainin"] = {}
+    basis.document["data"] = {"name": "cifar1"}
+    basis.document["partition"] = {"name": "dirichlet", "alpha": 0, "clients": 3}
+    basis.document["run"] = {"engine": "serail", "seed": True}
+    assert basis.problems() == {
         "trainin": "unknown section; did you mean 'training'? known: data, method, "
         "model, name, partition, personalization, run, training",
         "data.name": "unknown name \"cifar1\"; did you mean 'cifar10'? "
@@ -92,16 +79,15 @@ def test_all_problems_are_reported_at_once(
     }
 
 
-def test_the_message_counts_problems_and_names_the_source(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
-    document["name"] = "../elsewhere"
+def test_the_message_counts_problems_and_names_the_source(basis: Basis) -> None:
+    basis.document["name"] = "../elsewhere"
     with pytest.raises(ConfigError, match=r"^1 problem in a\.yaml:\n  - name: exp"):
-        load_experiment(document, catalogue, source="a.yaml")
+        load_experiment(basis.document, basis.catalogue, source="a.yaml")
 
 
 INF = float("inf")
 STEPS = {"name": "multi_step", "milestones": [5]}
+CLUSTER = {"ray_address": "10.0.0.1:6379"}
 
 
 def schedule(value: object, place: str, message: str) -> tuple[str, Any, str, str]:
@@ -151,6 +137,8 @@ def schedule(value: object, place: str, message: str) -> tuple[str, Any, str, st
             "a whole number, or found \"al\", expected 'all'; did you mean 'all'?",
         ),
         ("personalization", {"note": 3}, "personalization.note", "expected text"),
+        ("run", CLUSTER | {"engine": "serial"}, "run.ray_address", "expected null"),
+        ("run", CLUSTER | {"num_workers": 4}, "run.num_workers", "expected null"),
         (
             "personalization",
             {"approximate": 1},
@@ -166,72 +154,54 @@ def schedule(value: object, place: str, message: str) -> tuple[str, Any, str, st
     ],
 )
 def test_one_problem(
-    document: dict[str, Any],
-    catalogue: Catalogue,
+    basis: Basis,
     section: str,
     value: object,
     place: str,
     message: str,
 ) -> None:
-    document[section] = value
-    problems = problems_of(document, catalogue)
+    basis.document[section] = value
+    problems = basis.problems()
     assert list(problems) == [place]
     assert message in problems[place]
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "place"),
-    [("engine", "serial", "run.ray_address"), ("num_workers", 4, "run.num_workers")],
-)
-def test_a_cluster_contradicts(
-    document: dict[str, Any], catalogue: Catalogue, key: str, value: Any, place: str
-) -> None:
-    document["run"] = {"ray_address": "10.0.0.1:6379", key: value}
-    found = problems_of(document, catalogue)
-    assert list(found) == [place]
-    assert "expected null" in found[place]
-
-
-def test_long_values_are_cut(document: dict[str, Any], catalogue: Catalogue) -> None:
-    document["training"] = {"num_rounds": "9" * 1000}
-    message = problems_of(document, catalogue)["training.num_rounds"]
+def test_long_values_are_cut(basis: Basis) -> None:
+    basis.document["training"] = {"num_rounds": "9" * 1000}
+    message = basis.problems()["training.num_rounds"]
     assert len(message) < 120
 
 
-def test_the_check_of_the_catalogue_sees_a_valid_experiment(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
-    strict = dataclasses.replace(
-        catalogue, check=lambda experiment: [Problem("method", experiment.name)]
-    )
-    assert problems_of(document, strict) == {"method": "demo"}
-    assert list(problems_of({**document, "run": 3}, strict)) == ["run"]
+def test_the_check_of_the_catalogue_sees_a_valid_experiment(basis: Basis) -> None:
+    def check(experiment: Experiment) -> list[Problem]:
+        return [Problem("method", experiment.name)]
+
+    basis.catalogue = dataclasses.replace(basis.catalogue, check=check)
+    assert basis.problems() == {"method": "demo"}
+    basis.document["run"] = 3
+    assert list(basis.problems()) == ["run"]
 
 
-def test_overrides_win_and_their_problems_join_the_others(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
+def test_overrides_win_and_their_problems_join_the_others(basis: Basis) -> None:
     overrides = ["training.num_rounds=7", "training.num_rounds=8", "data.name=cifar10"]
-    experiment = load_experiment(document, catalogue, overrides)
+    experiment = basis.load(*overrides)
     assert experiment.training.num_rounds == 8
     assert experiment.data.name == "cifar10"
-    assert document["data"] == {"name": "digits"}
-    problems = problems_of(document, catalogue, "training", "run.sed=1")
+    assert basis.document["data"] == {"name": "digits"}
+    problems = basis.problems("training", "run.sed=1")
     assert list(problems) == ["override", "run.sed"]
     assert "did you mean 'seed'?" in problems["run.sed"]
 
 
-def test_another_method_or_model_asks_to_replace_the_section(
-    document: dict[str, Any], catalogue: Catalogue
-) -> None:
-    document["personalization"] = {"kernel": "squared"}
+def test_another_method_or_model_asks_to_replace_the_section(basis: Basis) -> None:
+    basis.document["personalization"] = {"kernel": "squared"}
     for override in ("method.name=fedavg", "method={name: fedavg}"):
-        problems = problems_of(document, catalogue, override)
+        problems = basis.problems(override)
         assert "--set 'personalization={}'" in problems["personalization.kernel"]
     replaced = ("method={name: fedavg}", "personalization={}")
-    assert load_experiment(document, catalogue, replaced).method.name == "fedavg"
-    document["model"]["width"] = 3
-    problems = problems_of(document, catalogue, "model.name=tiny_cnn")
+    assert basis.load(*replaced).method.name == "fedavg"
+    basis.document["model"]["width"] = 3
+    problems = basis.problems("model.name=tiny_cnn")
     assert "--set 'model={name: tiny_cnn}'" in problems["model.width"]
 
 
@@ -269,25 +239,23 @@ def test_unreadable_files(
 
 
 def test_settings_by_their_old_names(
-    document: dict[str, Any], catalogue: Catalogue, caplog: pytest.LogCaptureFixture
+    basis: Basis, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = "hand_over_timeout_s", "distribution_timeout_s"
-    document["run"] = {"federation": {old: 5.0}}
-    before = copy.deepcopy(document)
+    basis.document["run"] = {"federation": {old: 5.0}}
+    before = copy.deepcopy(basis.document)
     loading._notify.cache_clear()
-    assert load_experiment(document, catalogue).run.federation == FederationSettings(
-        distribution_timeout_s=5.0
-    )
-    assert document == before
+    assert basis.load().run.federation == FederationSettings(distribution_timeout_s=5.0)
+    assert basis.document == before
     assert [new in line for line in caplog.messages] == [True]
     overrides = [f"run.federation.{old}=6"]
-    changed = load_experiment(document, catalogue, overrides)
+    changed = basis.load(*overrides)
     assert changed.run.federation.distribution_timeout_s == 6.0
-    whole = load_experiment(document, catalogue, [f"run.federation={{{old}: 7}}"])
+    whole = basis.load(f"run.federation={{{old}: 7}}")
     assert whole.run.federation.distribution_timeout_s == 7.0
-    document["run"]["federation"][new] = 5.0
+    basis.document["run"]["federation"][new] = 5.0
     with pytest.raises(ConfigError, match=new) as caught:
-        load_experiment(document, catalogue)
+        basis.load()
     assert [one.place for one in caught.value.problems] == [f"run.federation.{old}"]
 
 

@@ -1,18 +1,13 @@
 """Stores whose process was killed, and what becomes of their files."""
 
 import os
-import shutil
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
 from knnper.datastore.database import PAGE_BYTES, log_of
-from knnper.datastore.examples import Selection, StoreDamagedError
+from knnper.datastore.examples import Selection
 from knnper.datastore.store import DATABASE, Store, open_store
-from knnper.datastore.verify import verify
 from tests.datastore.small_store import small_store, some
 
 FRAME = 24 + PAGE_BYTES
@@ -62,41 +57,6 @@ def state(folder: Path) -> tuple[object, ...]:
             store.inputs(held.ids).numpy().tobytes(),
             store.fingerprint,
         )
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """A folder to which something was done."""
-
-    folder: Path
-    changed: str
-
-    def outcome(self, expected: tuple[object, ...]) -> str:
-        """Return "same", "refused" or "silent": what opening and reading comes to."""
-        try:
-            found = state(self.folder)
-        except StoreDamagedError:
-            return "refused"
-        return "same" if found == expected else "silent"
-
-    def is_found(self) -> bool:
-        """Return whether `verify` finds something."""
-        return bool(verify(self.folder).findings)
-
-
-def flipped(
-    folder: Path, name: str, num_flips: int, num_bytes: int | None = None
-) -> Iterator[Damaged]:
-    """Yield copies of a store with one random bit of a file changed."""
-    copy = folder.with_name("flipped")
-    content = (folder / name).read_bytes()
-    generator = np.random.default_rng(num_flips)
-    for _ in range(num_flips):
-        bit = int(generator.integers(0, 8 * (num_bytes or len(content))))
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(folder, copy)
-        write_flipped(copy / name, content, bit)
-        yield Damaged(copy, f"bit {bit % 8} of byte {bit // 8} of {name}")
 
 
 def write_flipped(path: Path, content: bytes, bit: int) -> None:

@@ -33,9 +33,7 @@ from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import DATABASE, Store, create_store, open_store
 
 SHAPE, DIM, NUM_CLASSES = (32, 32, 3), 512, 4
-
 SPEC = StoreSpec(NUM_CLASSES, InputLayout(SHAPE))
-
 SLICE = 64
 
 

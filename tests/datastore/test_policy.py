@@ -70,15 +70,11 @@ class PolicyStream:
 
 
 NUM_CLASSES = 4
-
 EXAMPLE = st.tuples(
     st.integers(0, NUM_CLASSES - 1), st.sampled_from([1.0, 2.0, 3.0, 4.0])
 )
-
 BATCHES = st.lists(st.lists(EXAMPLE, max_size=8), min_size=1, max_size=6)
-
 NAMES: list[PolicyName] = ["fixed", "fifo", "reservoir", "class_balanced"]
-
 Batch = Sequence[tuple[int, float]]
 
 

@@ -77,7 +77,6 @@ def test_an_empty_store_serves_the_global_model(knn_weight: float) -> None:
 
 
 KNN = torch.tensor([[1.0, 0.0], [0.3, 0.7]])
-
 GLOBAL = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
 
 
@@ -94,19 +93,21 @@ def test_the_ends_are_bit_identical() -> None:
     assert torch.equal(interpolate(third, other, 1.0), third)
 
 
-@pytest.mark.parametrize("knn_weight", [-0.1, 1.1, float("nan")])
-def test_a_weight_out_of_range_is_refused(knn_weight: float) -> None:
-    with pytest.raises(ValueError, match=r"a knn_weight in \[0, 1\], found"):
-        interpolate(KNN, GLOBAL, knn_weight)
-
-
-def test_other_shapes_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"shape \(2, 2\) and global ones of .*\(1, 2\)"
-    ):
-        interpolate(KNN, GLOBAL[:1], 0.5)
-    with pytest.raises(ValueError, match=r"of shape \(n, c\), found shape \(2,\)"):
-        interpolate(KNN[0], GLOBAL, 0.5)
+@pytest.mark.parametrize(
+    ("knn", "alone", "knn_weight", "message"),
+    [
+        (KNN, GLOBAL, -0.1, r"a knn_weight in \[0, 1\], found"),
+        (KNN, GLOBAL, 1.1, r"a knn_weight in \[0, 1\], found"),
+        (KNN, GLOBAL, float("nan"), r"a knn_weight in \[0, 1\], found"),
+        (KNN, GLOBAL[:1], 0.5, r"shape \(2, 2\) and global ones of .*\(1, 2\)"),
+        (KNN[0], GLOBAL, 0.5, r"of shape \(n, c\), found shape \(2,\)"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused(
+    knn: Tensor, alone: Tensor, knn_weight: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        interpolate(knn, alone, knn_weight)
 
 
 @pytest.mark.parametrize("knn_weight", [0.0, 0.5, 1.0])

@@ -209,14 +209,6 @@ def test_it_takes_the_place_of_the_neighbours() -> None:
     assert predictor.describe() == {"knn_weight": 0.5, "num_stored": 8.0}
 
 
-def test_the_arguments_stay_as_they_are() -> None:
-    examples, labels = clusters()
-    before = examples.clone()
-    model = fit_protonn(examples, labels, 2, ProtoNNSettings(capacity=1.0), KEY)
-    assert torch.equal(examples, before)
-    assert not model.prototypes.requires_grad
-
-
 def test_all_prototypes_untrained_are_the_examples() -> None:
     examples, labels = clusters(5)
     wanted = ProtoNNSettings(capacity=1.0, num_steps=0)
@@ -301,12 +293,8 @@ def test_few_examples(labels: list[int], loss: LossName, num_steps: int) -> None
 
 
 def test_no_examples_no_prototypes() -> None:
-    nothing = torch.empty(0, dtype=torch.int64)
-    model = fit_protonn(torch.empty(0, 4), nothing, 3, ProtoNNSettings(), KEY)
-    assert model.num_stored == 0
-    assert model.label_scores.shape == (0, 3)
-
-
-def test_a_label_out_of_range_is_refused() -> None:
+    nothing, wanted = torch.empty(0, dtype=torch.int64), ProtoNNSettings()
+    model = fit_protonn(torch.empty(0, 4), nothing, 3, wanted, KEY)
+    assert (model.num_stored, model.label_scores.shape) == (0, (0, 3))
     with pytest.raises(DataError, match=r"values in \[0, 2\), found 2 in row 0"):
-        fit_protonn(torch.zeros(1, 4), torch.tensor([2]), 2, ProtoNNSettings(), KEY)
+        fit_protonn(torch.zeros(1, 4), torch.tensor([2]), 2, wanted, KEY)

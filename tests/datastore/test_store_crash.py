@@ -6,12 +6,11 @@ was under way happened as a whole or not at all, and labels match inputs and vec
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,10 @@ from knnper.datastore.index import INDEX_KINDS
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import Store, StoreReader, create_store, open_store
 from knnper.datastore.verify import verify
+from tests.datastore.small_store import forked
 
 DIM = 48
-
 SPEC = StoreSpec(5, InputLayout((DIM,), "int64"))
-
 MODELS = ("first", "second", "third")
 
 
@@ -115,32 +113,21 @@ class Expected:
     fingerprint: str = "first"
     deleted: dict[int, int] = field(default_factory=dict)
 
-    def added(self, first: int, labels: list[int]) -> "Expected":
-        """Return what a first-in-first-out store holds after a batch."""
-        held = {**self.labels, **dict(enumerate(labels, start=first))}
-        newest = sorted(held)[-CAPACITY:]
-        kept = {one: held[one] for one in newest}
-        return Expected(kept, self.fingerprint, self.deleted)
-
-    def without(self, ids: list[int]) -> "Expected":
-        gone = {one: self.labels[one] for one in ids if one in self.labels}
-        left = {one: label for one, label in self.labels.items() if one not in ids}
-        deleted = list({**self.deleted, **gone}.items())[-NUM_REMEMBERED:]
-        return Expected(left, self.fingerprint, dict(deleted))
-
-    def embedded_by(self, fingerprint: str) -> "Expected":
-        return Expected(dict(self.labels), fingerprint, self.deleted)
-
     def after(self, operation: list[Any]) -> "Expected":
         """Return what is expected once an operation is done."""
         kind, *words = operation
         if kind == "add":
-            return self.added(words[0], words[1])
+            first, labels = words
+            held = {**self.labels, **dict(enumerate(labels, start=first))}
+            # First in, first out.
+            kept = {one: held[one] for one in sorted(held)[-CAPACITY:]}
+            return replace(self, labels=kept)
         if kind == "delete":
-            return self.without(words[0])
-        if kind == "reembed":
-            return self.embedded_by(words[0])
-        return self
+            left = dict(self.labels)
+            gone = {one: left.pop(one) for one in words[0] if one in left}
+            deleted = list({**self.deleted, **gone}.items())[-NUM_REMEMBERED:]
+            return replace(self, labels=left, deleted=dict(deleted))
+        return replace(self, fingerprint=words[0]) if kind == "reembed" else self
 
 
 def killed_after(folder: Path, seed: int, seconds: float) -> list[list[Any]]:
@@ -213,10 +200,7 @@ def _open_on_and_on(folder: Path, pipe: Connection) -> None:
 @contextlib.contextmanager
 def opened_meanwhile(folder: Path) -> Iterator[None]:
     """Let another process open a store again and again."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    reader = context.Process(target=_open_on_and_on, args=(folder, theirs))
-    reader.start()
+    reader, ours = forked(_open_on_and_on, folder)
     try:
         yield
     finally:

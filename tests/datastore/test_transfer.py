@@ -277,12 +277,6 @@ def test_what_does_not_fit_is_refused_before_a_part_of_it_is_stored(
         fill(store, many(AT_ONCE + 10), embed, "first")
 
 
-def test_a_store_without_inputs_gets_none(tmp_path: Path) -> None:
-    spec = dataclasses.replace(IMAGES, input=None)
-    with create_store(tmp_path / "store", spec, IMAGE_DIM, "first") as store:
-        assert fill(store, many(3), embed, "first").num_stored == 3
-
-
 def test_everything_is_in_the_file(tmp_path: Path) -> None:
     new = some(700, name="file")
     assert new.inputs is not None
@@ -331,6 +325,8 @@ def test_what_was_exported_can_be_added(tmp_path: Path) -> None:
 
 
 def test_a_store_without_inputs_or_examples(tmp_path: Path) -> None:
+    with create_store(tmp_path / "full", StoreSpec(3), IMAGE_DIM, "first") as store:
+        assert fill(store, many(3), embed, "first").num_stored == 3
     create_store(tmp_path / "store", StoreSpec(3), IMAGE_DIM, "first").close()
     assert export_store(tmp_path / "store", tmp_path / "out.npz") == 0
     with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:
@@ -346,6 +342,8 @@ def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=r"is there already.*--overwrite"):
             export_store(tmp_path / "store", target)
         assert target.read_bytes() == b"precious"
+        with pytest.raises(StoreError, match=r"out\.npz cannot be written"):
+            export_store(tmp_path / "store", tmp_path / "missing" / "out.npz")
         export_store(tmp_path / "store", target, overwrite=True)
     with np.load(target) as arrays:
         assert len(arrays["ids"]) == 30
@@ -359,13 +357,6 @@ def test_damage_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(StoreDamagedError, match="example 20"):
         export_store(tmp_path / "store", tmp_path / "out.npz")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    small_store(tmp_path / "store").close()
-    target = tmp_path / "missing" / "out.npz"
-    with pytest.raises(StoreError, match=r"out\.npz cannot be written: there is no"):
-        export_store(tmp_path / "store", target)
 
 
 def test_the_figures_of_a_store(tmp_path: Path) -> None:

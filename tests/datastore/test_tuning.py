@@ -36,12 +36,10 @@ from knnper.datastore.tuning import (
 from knnper.seeding import RandomKey
 
 GRID = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-
 NUM_CLASSES = 3
 
 # Row 0 turns to class 0 above λ = 1/6, row 1 above 3/8, row 2 never.
 NEIGHBOR_LABELS = [[0], [0], [1]]
-
 GLOBAL = torch.tensor([[0.4, 0.6], [0.2, 0.8], [0.45, 0.55]])
 
 
@@ -71,11 +69,8 @@ def test_the_smallest_of_the_best_weights_is_chosen(
     labels: list[int], expected: float
 ) -> None:
     assert chosen_weight(one_neighbour(labels)) == expected
-
-
-def test_the_weights_may_come_in_any_order_and_twice() -> None:
-    weights = (1.0, 0.9, 0.5, 0.9, 0.7, 0.0)
-    assert chosen_weight(one_neighbour([0, 0, 1]), weights) == 0.5
+    # In any order, and twice.
+    assert chosen_weight(one_neighbour(labels), (*GRID[::-1], 0.9)) == expected
 
 
 def test_the_log_loss_prefers_what_is_likely() -> None:
@@ -207,33 +202,20 @@ def test_the_choice_is_never_worse_than_the_global_model(
     assert separate_score(evidence, chosen, criterion) >= alone - 1e-5
 
 
-@settings(max_examples=25, deadline=None)
-@given(evidence=evidences(), expected=st.floats(0, 1))
-def test_a_prior_without_strength_changes_nothing(
-    evidence: Evidence, expected: float
-) -> None:
-    grid = candidates(GRID, (1, 3), (1.0, 0.1))
-    with_prior = choose(
-        evidence, grid, paper_kernel, log_likelihood, Prior(expected, 0.0)
-    )
-    assert with_prior == choose(evidence, grid, paper_kernel, log_likelihood)
-
-
 @pytest.mark.parametrize("criterion", ["accuracy", "log_loss"])
 @settings(max_examples=25, deadline=None)
 @given(evidence=evidences(), expected=st.floats(0, 1))
-def test_a_strong_prior_decides(
+def test_a_prior_without_strength_changes_nothing_and_a_strong_one_decides(
     criterion: CriterionName, evidence: Evidence, expected: float
 ) -> None:
-    chosen = chosen_weight(evidence, GRID, CRITERIA[criterion], Prior(expected, 1e9))
-    scores = [
-        separate_score(evidence, Choice(weight, 1, 1.0), criterion) for weight in GRID
-    ]
-    allowed = [
-        weight
-        for weight, one in zip(GRID, scores, strict=True)
-        if one >= scores[0] - 1e-9
-    ]
+    rule = CRITERIA[criterion]
+    assert chosen_weight(evidence, GRID, rule, Prior(expected, 0.0)) == chosen_weight(
+        evidence, GRID, rule
+    )
+    chosen = chosen_weight(evidence, GRID, rule, Prior(expected, 1e9))
+    scores = [separate_score(evidence, Choice(one, 1, 1.0), criterion) for one in GRID]
+    scored = zip(GRID, scores, strict=True)
+    allowed = [weight for weight, one in scored if one >= scores[0] - 1e-9]
     distance = min(abs(weight - expected) for weight in allowed)
     assert abs(chosen - expected) == pytest.approx(distance, abs=1e-6)
 

@@ -29,6 +29,7 @@ from knnper.datastore.store import (
     open_store,
 )
 from knnper.datastore.verify import delete_examples, verify
+from tests.datastore.damaged_store import write_flipped
 from tests.datastore.small_store import IMAGE_DIM, small_store, some
 
 
@@ -50,12 +51,6 @@ def findings(folder: Path) -> list[str]:
     return [one.what for one in verify(folder).findings]
 
 
-def test_a_sound_store(folder: Path) -> None:
-    verdict = verify(folder)
-    assert verdict.findings == ()
-    assert (verdict.num_examples, verdict.num_rows) == (30, 60)
-
-
 def test_it_stays_sound_whatever_is_done(folder: Path) -> None:
     with open_store(folder, writable=True) as store:
         store.add(some(10, 1, "more"))
@@ -73,6 +68,7 @@ def test_a_store_without_inputs_or_examples_is_sound(tmp_path: Path) -> None:
     assert findings(tmp_path / "store") == []
 
 
+SMALL = "1 examples: external id, label or time of arrival is not what was written: 4"
 DAMAGES: list[tuple[str, str, str]] = [
     (
         "UPDATE inputs SET input = zeroblob(48) WHERE id = 7",
@@ -89,48 +85,19 @@ DAMAGES: list[tuple[str, str, str]] = [
         "1 examples: inputs is not what was written: 1",
         "delete",
     ),
-    (
-        "DELETE FROM embeddings_1 WHERE id = 9",
-        "1 examples: embeddings_1 lacks a row: 9",
-        "delete",
-    ),
+    ("DELETE FROM embeddings_1 WHERE id = 9", "embeddings_1 lacks a row: 9", "delete"),
     ("DELETE FROM inputs WHERE id < 3", "2 examples: inputs lacks a row: 1, 2", "--id"),
-    (
-        "DELETE FROM examples WHERE id = 5",
-        "inputs has rows of no example: 5",
-        "restore",
-    ),
-    (
-        "UPDATE store SET num_removed = 7",
-        "what it says of the store, such as its classes and its capacity, is not what "
-        "was written",
-        "restore",
-    ),
-    (
-        "UPDATE examples SET arrival = 1000.5 WHERE id = 4",
-        "1 examples: external id, label or time of arrival is not what was written: 4",
-        "--id 4",
-    ),
-    (
-        "UPDATE examples SET external_id = 'file/99' WHERE id = 4",
-        "1 examples: external id, label or time of arrival is not what was written: 4",
-        "--id 4",
-    ),
+    ("DELETE FROM examples WHERE id = 5", "inputs has rows of no example: 5", "backup"),
+    ("UPDATE store SET num_removed = 7", "its classes and its capacity", "restore"),
+    ("UPDATE examples SET arrival = 1000.5 WHERE id = 4", SMALL, "--id 4"),
+    ("UPDATE examples SET external_id = 'file/99' WHERE id = 4", SMALL, "--id 4"),
     (
         "UPDATE examples SET external_id = CAST(x'ff' AS TEXT) WHERE id = 4",
-        "1 examples: external id, label or time of arrival is not what was written: 4",
+        SMALL,
         "--id 4",
     ),
-    (
-        "UPDATE versions SET fingerprint = 'firsu'",
-        "the model is not what was written: firsu",
-        "restore",
-    ),
-    (
-        "DROP TABLE embeddings_1",
-        "tables and versions do not agree: embeddings_1",
-        "restore",
-    ),
+    ("UPDATE versions SET fingerprint = 'firsu'", "written: firsu", "restore"),
+    ("DROP TABLE embeddings_1", "do not agree: embeddings_1", "restore"),
 ]
 
 
@@ -138,7 +105,7 @@ DAMAGES: list[tuple[str, str, str]] = [
 def test_damage_is_found(folder: Path, statement: str, what: str, mend: str) -> None:
     change(folder, statement)
     first = verify(folder).findings[0]
-    assert first.what == what
+    assert what in first.what
     assert mend in first.mend
 
 
@@ -202,15 +169,10 @@ def test_an_unreadable_description_is_found(folder: Path, assignment: str) -> No
     assert "pydantic" not in found
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 def test_a_changed_index_is_found(folder: Path) -> None:
     file, *_ = (folder / "index").glob("*.index")
-    flip(file)
+    content = file.read_bytes()
+    write_flipped(file, content, 4 * len(content))
     assert findings(folder) == ["the saved index is not what was written"]
     assert "knnper store compact" in verify(folder).findings[0].mend
     with open_store(folder, writable=True) as store:
@@ -264,7 +226,9 @@ def test_nothing_is_changed(folder: Path) -> None:
     with pytest.raises(StoreError, match="holds no store"):
         verify(folder.parent)
     configure_store(folder, StoreSettings(capacity=40))
-    assert findings(folder) == []
+    verdict = verify(folder)
+    assert verdict.findings == ()
+    assert (verdict.num_examples, verdict.num_rows) == (30, 60)
     before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
     verify(folder)
     after = {path: path.read_bytes() for path in before}

@@ -19,8 +19,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import Tensor
 
-from knnper.client.app import make_client_app
-from knnper.client.runtime import DataSource, Personalized
+from knnper.client.runtime import DataSource, Personalized, make_client_app
 from knnper.client.site import CONFIG, SiteNode, SiteWorker
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError

@@ -12,9 +12,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from knnper.client import site as host
-from knnper.client.app import _record, _reply
 from knnper.client.flower_node import without_folders
-from knnper.client.runtime import ClientStateStore
+from knnper.client.runtime import ClientStateStore, _record, _reply
 from knnper.client.site import KEPT, OWN_LOG, Discretion, SiteNode, run_states
 from knnper.errors import CodecError, DataError, RefusedError, RunError
 from knnper.experiment import to_json

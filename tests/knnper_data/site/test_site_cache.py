@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,39 +30,38 @@ from tests.knnper_data.site.site_cases import IMAGES, opened, put_image, setting
 SMALL = replace(IMAGES, spec=replace(IMAGES.spec, image_shape=(2, 2, 3)))
 
 
+@dataclass
+class Site:
+    """A folder of images and its cache; ``decoded`` grows by each decoded file."""
+
+    root: Path
+    cache: Path
+    decoded: list[str] = field(default_factory=list)
+
+    def kept(self, task: SiteTask = IMAGES, **values: str) -> SiteData:
+        chosen = settings("image_folder", path=".", **values)
+        return open_site(Choice("image_folder", chosen), self.root, task, self.cache)
+
+    def fresh(self, **values: str) -> SiteData:
+        return opened("image_folder", self.root, IMAGES, path=".", **values)
+
+    def entries(self) -> list[Path]:
+        return sorted(one for one in self.cache.iterdir() if one.is_dir())
+
+
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    found = Site(tmp_path / "data", tmp_path / "state" / "cache")
     for number in range(12):
-        put_image(tmp_path / "data" / ("cat", "dog")[number % 2] / f"{number}.bmp", 0)
-    put_image(tmp_path / "data" / "cat" / "0.bmp", 1)
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "state" / "cache"
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that grows by each file that is decoded."""
-    paths: list[str] = []
+        put_image(found.root / ("cat", "dog")[number % 2] / f"{number}.bmp", 0)
+    put_image(found.root / "cat" / "0.bmp", 1)
 
     def counted(path: str, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-        paths.append(path)
+        found.decoded.append(path)
         return read_image(path, channels, size)
 
     monkeypatch.setattr("knnper.data.images.read_image", counted)
-    return paths
-
-
-def kept(root: Path, cache: Path, task: SiteTask = IMAGES, **values: str) -> SiteData:
-    chosen = settings("image_folder", path=".", **values)
-    return open_site(Choice("image_folder", chosen), root, task, cache)
-
-
-def entries(cache: Path) -> list[Path]:
-    return sorted(one for one in cache.iterdir() if one.is_dir())
+    return found
 
 
 def assert_same(found: SiteData, expected: SiteData) -> None:
@@ -93,29 +92,29 @@ def test_the_cache_changes_nothing(
     files: dict[tuple[str, str, str], int], split_folders: bool
 ) -> None:
     with TemporaryDirectory() as folder:
-        root, cache = Path(folder, "data"), Path(folder, "cache")
-        put_image(root / ("train" if split_folders else "") / "cat" / "first.png", 3)
+        site = Site(Path(folder, "data"), Path(folder, "cache"))
+        put_image(
+            site.root / ("train" if split_folders else "") / "cat" / "first.png", 3
+        )
         for (split, label, name), seed in files.items():
-            path = root / (split if split_folders else "") / label / name
+            path = site.root / (split if split_folders else "") / label / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".txt":
                 path.write_text("")
             else:
                 put_image(path, seed)
-        expected = opened("image_folder", root, IMAGES, path=".", unknown_labels="drop")
+        expected = site.fresh(unknown_labels="drop")
         for _ in range(2):
-            found = kept(root, cache, unknown_labels="drop")
+            found = site.kept(unknown_labels="drop")
             assert_same(found, expected)
-        assert len(entries(cache)) == 1
+        assert len(site.entries()) == 1
 
 
-def test_the_second_opening_decodes_nothing(
-    root: Path, cache: Path, decoded: list[str]
-) -> None:
-    first = kept(root, cache)
-    assert len(decoded) == 12
-    second = kept(root, cache)
-    assert len(decoded) == 12
+def test_the_second_opening_decodes_nothing(site: Site) -> None:
+    first = site.kept()
+    assert len(site.decoded) == 12
+    second = site.kept()
+    assert len(site.decoded) == 12
     assert_same(second, first)
 
 
@@ -151,115 +150,110 @@ def move(root: Path) -> None:
 
 @pytest.mark.parametrize("change", [swap, keep_size_and_time, add, remove, move])
 def test_a_change_leads_to_a_new_entry_alone(
-    root: Path, cache: Path, change: Callable[[Path], None]
+    site: Site, change: Callable[[Path], None]
 ) -> None:
-    kept(root, cache)
-    (before,) = entries(cache)
-    kept(root, cache, SMALL)
-    change(root)
-    assert_same(kept(root, cache), opened("image_folder", root, IMAGES, path="."))
-    (after,) = entries(cache)
+    site.kept()
+    (before,) = site.entries()
+    site.kept(SMALL)
+    change(site.root)
+    assert_same(site.kept(), site.fresh())
+    (after,) = site.entries()
     assert after != before
 
 
-def test_a_file_that_changes_within_a_tick_of_the_clock(
-    root: Path, cache: Path
-) -> None:
+def test_a_file_that_changes_within_a_tick_of_the_clock(site: Site) -> None:
     for seed in range(5):
-        put_image(root / "cat" / "0.bmp", seed)
-        found = kept(root, cache)
-        assert_same(found, opened("image_folder", root, IMAGES, path="."))
+        put_image(site.root / "cat" / "0.bmp", seed)
+        found = site.kept()
+        assert_same(found, site.fresh())
 
 
-def test_tasks_of_different_forms_take_turns(
-    root: Path, cache: Path, decoded: list[str]
-) -> None:
+def test_tasks_of_different_forms_take_turns(site: Site) -> None:
     sizes = [
         replace(IMAGES, spec=replace(IMAGES.spec, image_shape=(size, size, 3)))
         for size in (2, 3, 4, 5)
     ]
     for task in sizes[:3]:
-        kept(root, cache, task)
-    decoded.clear()
+        site.kept(task)
+    site.decoded.clear()
     for task in (*sizes[1:3], sizes[0]):
-        assert kept(root, cache, task).train.examples.images.shape[1:] == (
+        assert site.kept(task).train.examples.images.shape[1:] == (
             task.spec.image_shape
         )
         time.sleep(0.02)
-    assert decoded == []
-    kept(root, cache, sizes[3])
-    assert len(entries(cache)) == 3
-    decoded.clear()
-    kept(root, cache, sizes[0])
-    assert decoded == []
-    kept(root, cache, sizes[1])
-    assert len(decoded) == 12
+    assert site.decoded == []
+    site.kept(sizes[3])
+    assert len(site.entries()) == 3
+    site.decoded.clear()
+    site.kept(sizes[0])
+    assert site.decoded == []
+    site.kept(sizes[1])
+    assert len(site.decoded) == 12
 
 
 def test_another_decoder_decodes_anew(
-    root: Path, cache: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept(root, cache)
+    site.kept()
     monkeypatch.setattr("knnper.data.images.DECODER", "another")
-    kept(root, cache)
-    assert len(decoded) == 24
+    site.kept()
+    assert len(site.decoded) == 24
 
 
-def test_what_cannot_be_read_is_not_kept(root: Path, cache: Path) -> None:
-    kept(root, cache)
-    (root / "cat" / "bad.png").write_bytes(b"no image")
+def test_what_cannot_be_read_is_not_kept(site: Site) -> None:
+    site.kept()
+    (site.root / "cat" / "bad.png").write_bytes(b"no image")
     for _ in range(2):
         with pytest.raises(DataError, match=r"bad\.png cannot be read as an image"):
-            kept(root, cache)
-        assert entries(cache) == []
-    put_image(root / "cat" / "bad.png", 8)
-    assert len(kept(root, cache).train) > 0
-    assert len(entries(cache)) == 1
+            site.kept()
+        assert site.entries() == []
+    put_image(site.root / "cat" / "bad.png", 8)
+    assert len(site.kept().train) > 0
+    assert len(site.entries()) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", None])
 def test_a_damaged_entry_is_replaced(
-    root: Path, cache: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
+    site: Site, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = kept(root, cache)
-    file = entries(cache)[0] / "images.npy"
+    first = site.kept()
+    file = site.entries()[0] / "images.npy"
     if content is None:
         os.truncate(file, file.stat().st_size - 1)
     else:
         file.write_bytes(content)
-    assert_same(kept(root, cache), first)
+    assert_same(site.kept(), first)
     assert "is damaged" in caplog.text
     np.save(file, np.zeros((3, 4, 4, 3), dtype=np.uint8))
-    assert_same(kept(root, cache), first)
+    assert_same(site.kept(), first)
     assert "expected shape (12, 4, 4, 3)" in caplog.text
 
 
-def test_examples_can_be_written_to(root: Path, cache: Path) -> None:
-    kept(root, cache)
-    expected = opened("image_folder", root, IMAGES, path=".")
-    kept(root, cache).train.examples.images.zero_()
-    assert_same(kept(root, cache), expected)
+def test_examples_can_be_written_to(site: Site) -> None:
+    site.kept()
+    expected = site.fresh()
+    site.kept().train.examples.images.zero_()
+    assert_same(site.kept(), expected)
 
 
-def test_others_cannot_look_into_the_folder(root: Path, cache: Path) -> None:
-    cache.mkdir(parents=True, mode=0o755)
-    kept(root, cache)
-    assert cache.stat().st_mode & 0o777 == 0o700
+def test_others_cannot_look_into_the_folder(site: Site) -> None:
+    site.cache.mkdir(parents=True, mode=0o755)
+    site.kept()
+    assert site.cache.stat().st_mode & 0o777 == 0o700
 
 
 def test_without_a_folder_it_works_all_the_same(
-    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    found = kept(root, tmp_path / "file" / "cache")
-    assert_same(found, opened("image_folder", root, IMAGES, path="."))
+    found = replace(site, cache=tmp_path / "file" / "cache").kept()
+    assert_same(found, site.fresh())
     assert [one.levelno for one in caplog.records] == [logging.WARNING]
     assert "decoded without a cache" in caplog.text
 
 
 def test_a_full_disc_only_costs_time(
-    root: Path,
-    cache: Path,
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -268,18 +262,16 @@ def test_a_full_disc_only_costs_time(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("knnper.data.cache.np.save", fail)
-    found = kept(root, cache)
-    assert_same(found, opened("image_folder", root, IMAGES, path="."))
-    assert entries(cache) == []
+    found = site.kept()
+    assert_same(found, site.fresh())
+    assert site.entries() == []
     assert "without a cache" in caplog.text
 
 
-def test_openings_at_once_decode_once(
-    root: Path, cache: Path, decoded: list[str]
-) -> None:
+def test_openings_at_once_decode_once(site: Site) -> None:
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: kept(root, cache), range(4)))
-    assert len(decoded) == 12
+        found = list(pool.map(lambda _: site.kept(), range(4)))
+    assert len(site.decoded) == 12
     for one in found[1:]:
         assert_same(one, found[0])
 
@@ -288,33 +280,31 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import knnper.data.cache as decoded_files
-from tests.knnper_data.site.test_site_cache import kept
+from tests.knnper_data.site.test_site_cache import Site
 
 decoded_files.sync_to_disc = lambda path: os.kill(os.getpid(), signal.SIGKILL)
-kept(Path(sys.argv[1]), Path(sys.argv[2]))
+Site(Path(sys.argv[1]), Path(sys.argv[2])).kept()
 """
 
 
-def test_a_kill_leaves_nothing_that_is_taken_for_whole(
-    root: Path, cache: Path, decoded: list[str]
-) -> None:
-    command = [sys.executable, "-c", KILLED, str(root), str(cache)]
+def test_a_kill_leaves_nothing_that_is_taken_for_whole(site: Site) -> None:
+    command = [sys.executable, "-c", KILLED, str(site.root), str(site.cache)]
     killed = subprocess.run(command, check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL
-    (left,) = entries(cache)
+    (left,) = site.entries()
     assert left.name.endswith(".unfinished")
-    kept(root, cache)
-    assert len(decoded) == 12
-    (entry,) = entries(cache)
+    site.kept()
+    assert len(site.decoded) == 12
+    (entry,) = site.entries()
     assert entry.name == left.name.removesuffix(".unfinished")
 
 
-def test_arrays_are_not_kept(tmp_path: Path, cache: Path) -> None:
+def test_arrays_are_not_kept(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "a.npz",
         inputs=np.zeros((3, 4, 4, 3), dtype=np.uint8),
         labels=np.array(["cat", "dog", "cat"]),
     )
     choice = Choice("npz", settings("npz", path="a.npz"))
-    assert len(open_site(choice, tmp_path, IMAGES, cache).train) > 0
-    assert not cache.exists()
+    assert len(open_site(choice, tmp_path, IMAGES, tmp_path / "cache").train) > 0
+    assert not (tmp_path / "cache").exists()

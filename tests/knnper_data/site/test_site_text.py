@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from knnper.data.examples import InputSpec
 from knnper.data.images import decoded
 from knnper.data.site import check_site
-from knnper.data.site_data import (
-    ArrayInputs,
-    SiteData,
-    SiteTask,
-    fit_inputs,
-)
+from knnper.data.site_data import ArrayInputs, SiteData, SiteTask, fit_inputs
 from knnper.data.text import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
 from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import FEATURES, THREE, opened, surveyed

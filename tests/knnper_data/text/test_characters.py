@@ -1,6 +1,7 @@
-"""Ids of characters, against LEAF's own list of them, and windows of them."""
+"""Ids of characters against LEAF's list, windows of them, and who says what."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from knnper.data.text import (
     UNKNOWN,
     encode,
     plain,
+    speeches_of,
     target_positions,
     windows_before,
 )
@@ -73,3 +75,86 @@ def test_every_window_ends_before_its_target(
     if len(targets):
         assert targets[0] == window
         assert set(np.diff(targets).tolist()) <= {stride}
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        "BARNARDO.\nWho's there?\n\nFRANCISCO.\nNay, answer me.\nStand.\n",
+        "BARNARDO: Who's there?\nFRANCISCO: Nay, answer me.\n  Stand.\n",
+        "BARNARDO. Who's there?\nFRANCISCO. Nay, answer me.\nStand.",
+        "Barnardo:\nWho's there?\n\nFrancisco:\nNay, answer me.\nStand.\n",
+        "  Barnardo. Who's there?\n  Francisco. Nay, answer me.\n    Stand.\n",
+    ],
+    ids=["above", "colon", "stop", "small letters", "LEAF"],
+)
+def test_speakers_in_all_ways_of_printing(play: str) -> None:
+    assert speeches_of(play) == {
+        "BARNARDO": "Who's there?",
+        "FRANCISCO": "Nay, answer me.\nStand.",
+    }
+
+
+def test_what_is_said_later_follows() -> None:
+    play = "FIRST LORD:\nOne.\n\nALL:\nHo!\n\nFIRST LORD:\nTwo: three.\n"
+    assert speeches_of(play) == {"FIRST LORD": "One.\nTwo: three.", "ALL": "Ho!"}
+
+
+def test_headings_and_directions_are_nobodys_words() -> None:
+    play = (
+        "ACT I\nSCENE I. A room.\nEnter a ghost.\n\n"
+        "GHOST.\n\nMark me\n[_Exit\nGhost._] well [aside].\n\n[He goes.]\n\n"
+        "SCENE II. A hall.\nThe same.\n"
+    )
+    assert speeches_of(play) == {"GHOST": "Mark me\nwell ."}
+
+
+def test_prose_has_no_speaker() -> None:
+    assert speeches_of("It was night. And he said: go.\nI. The end.") == {}
+    assert speeches_of("GHOST.\n\n\n") == {}
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        "1 CLOWN.\nOne.\n\nSECOND CLOWN 2.\nTwo.\n",
+        "1 CLOWN: One.\nSECOND CLOWN 2: Two.\n",
+        "1 Clown:\nOne.\n\nSecond Clown 2:\nTwo.\n",
+        "  1 Clown. One.\n  Second Clown 2. Two.\n",
+    ],
+)
+def test_speakers_have_numbers(play: str) -> None:
+    assert speeches_of(play) == {"1 CLOWN": "One.", "SECOND CLOWN 2": "Two."}
+
+
+def test_an_ordinary_line_within_a_speech_names_nobody() -> None:
+    play = "KING.\nI know this well:\n  No more. I go now.\nIt is:\nso.\n"
+    assert speeches_of(play) == {
+        "KING": "I know this well:\nNo more. I go now.\nIt is:\nso."
+    }
+    above = "First Lord:\nHear me:\nyes.\n\nKing:\n\nThe end:\n"
+    assert speeches_of(above) == {"FIRST LORD": "Hear me:\nyes.", "KING": "The end:"}
+
+
+def test_names_count_below_a_heading() -> None:
+    assert speeches_of("ACT I\nKing:\nHo.\nSCENE II\n  Ham. Ha.\n  Lo. Hm.\n") == {
+        "KING": "Ho.",
+        "HAM": "Ha.",
+        "LO": "Hm.",
+    }
+
+
+def test_what_nobody_says_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    play = "ACT I\n[Enter.]\nGHOST.\nMark me,\nmy son.\n\n"
+    speeches_of(play + "And more.", "a.txt")
+    (warning,) = caplog.records
+    assert warning.levelname == "WARNING"
+    # 8 characters of 8 + 7 + 6.
+    assert "a.txt: 38 % of the text belongs to no speaker" in warning.message
+    assert "beginning with 'And more.'" in warning.message
+    caplog.clear()
+    speeches_of(play * 9 + "So.", "a.txt")
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "a.txt: 2.5 % of the text belongs to no speaker" in record.message

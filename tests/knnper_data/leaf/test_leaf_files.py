@@ -1,0 +1,309 @@
+"""LEAF's files: where they lie, their users, their samples."""
+
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from knnper.data.leaf import (
+    User,
+    decode_images,
+    decode_text,
+    find_leaf_files,
+    parse_user,
+)
+from knnper.data.text import ALPHABET, UNKNOWN, UnknownCharacters
+from knnper.errors import DataError
+from tests.knnper_data.leaf.leaf_files import (
+    DATA,
+    UserData,
+    document,
+    image,
+    images,
+    users_of,
+    write,
+)
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("{}")
+
+
+def names_of(paths: tuple[Path, ...], root: Path) -> list[str]:
+    return [str(path.relative_to(root)) for path in paths]
+
+
+@pytest.mark.parametrize("below", ["", "data/"])
+def test_a_split_that_leaf_made_comes_first(tmp_path: Path, below: str) -> None:
+    files = ("all_data/a.json", "train/b.json", "train/a.json", "test/a.json")
+    touch(tmp_path, *(below + name for name in files))
+    found = find_leaf_files(tmp_path)
+    assert found.whole == ()
+    expected = [f"{below}train/a.json", f"{below}train/b.json"]
+    assert names_of(found.divided["train"], tmp_path) == expected
+    assert names_of(found.divided["test"], tmp_path) == [f"{below}test/a.json"]
+
+
+@pytest.mark.parametrize("below", ["", "data/", "all_data/", "data/all_data/"])
+def test_all_users_samples_are_found(tmp_path: Path, below: str) -> None:
+    files = ("all_data_10.json", "all_data_2.json", ".hidden.json", "notes.txt")
+    touch(tmp_path, *(below + name for name in files))
+    (tmp_path / below / "train").mkdir()
+    (tmp_path / below / "folder.json").mkdir()
+    found = find_leaf_files(tmp_path)
+    expected = [f"{below}all_data_10.json", f"{below}all_data_2.json"]
+    assert names_of(found.whole, tmp_path) == expected
+    assert not found.divided
+
+
+@pytest.mark.parametrize(("there", "lacking"), [("train", "test"), ("test", "train")])
+def test_one_split_alone(tmp_path: Path, there: str, lacking: str) -> None:
+    touch(tmp_path, f"data/{there}/a.json", "data/all_data/a.json")
+    with pytest.raises(DataError, match=rf"no \.json files in .*{lacking}, but"):
+        find_leaf_files(tmp_path)
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no \.json files of LEAF in .* expected ROOT"):
+        find_leaf_files(tmp_path)
+    with pytest.raises(DataError, match="nowhere is not a folder; expected ROOT"):
+        find_leaf_files(tmp_path / "nowhere")
+
+
+def test_the_fingerprint_tells_files_apart_not_places(tmp_path: Path) -> None:
+    first, second = tmp_path / "one", tmp_path / "two"
+    for root in (first, second):
+        touch(root, "all_data/a.json")
+        os.utime(root / "all_data" / "a.json", ns=(0, 5))
+    same = find_leaf_files(first).fingerprint()
+    assert find_leaf_files(second).fingerprint() == same
+    os.utime(second / "all_data" / "a.json", ns=(0, 6))
+    assert find_leaf_files(second).fingerprint() != same
+
+
+def test_users_come_with_their_samples(tmp_path: Path) -> None:
+    ada, bob = users_of(write(tmp_path / "a.json", DATA, hierarchies=["x", "y"]))
+    assert (ada.name, bob.name) == ("ada", "bob")
+    assert ada.inputs[:, 0, 0, 0].tolist() == [1, 2]
+    assert ada.labels.tolist() == [3, 4]
+    assert bob.labels.tolist() == [6]
+
+
+def test_other_orders_of_keys_and_byte_order_marks(tmp_path: Path) -> None:
+    whole = document(DATA)
+    backwards = {key: whole[key] for key in reversed(list(whole))}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(backwards, indent=2))
+    assert [user.name for user in users_of(path)] == ["ada", "bob"]
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert [user.name for user in users_of(path)] == ["ada", "bob"]
+    with pytest.raises(DataError, match=r"gone\.json cannot be read"):
+        users_of(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_names_in_any_script(tmp_path: Path, ascii_only: bool) -> None:
+    names = ["Zoë", "王\n", 'quote " and } brace', "back\\slash\\", "😀", ""]
+    path = tmp_path / "a.json"
+    content = document({name: (images(1), [2]) for name in names})
+    path.write_text(json.dumps(content, ensure_ascii=ascii_only), encoding="utf-8")
+    assert [user.name for user in users_of(path)] == names
+
+
+def test_few_users_and_samples(tmp_path: Path) -> None:
+    data: UserData = {"one": (images(7), [8]), "none": ([], [])}
+    one, none = users_of(write(tmp_path / "a.json", data))
+    assert (len(one.labels), len(none.labels)) == (1, 0)
+    assert none.inputs.shape == (0, 28, 28, 1)
+    assert users_of(write(tmp_path / "a.json", {})) == []
+
+
+def test_what_leaf_leaves_behind_is_allowed(tmp_path: Path) -> None:
+    """Its split lists no user that it emptied, and all hierarchies."""
+    data: UserData = {**DATA, "left out": ([], [])}
+    path = write(
+        tmp_path / "a.json",
+        data,
+        users=["ada", "bob", "not there"],
+        num_samples=[2, 1, 0],
+        hierarchies=["a", "b", "c", "d"],
+    )
+    assert [user.name for user in users_of(path)] == ["ada", "bob", "left out"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_samples": [2, 3]}, "num_samples is 3 for user 'bob', who has 1"),
+        (
+            {"users": ["ada", "bob", "eve"], "num_samples": [2, 1, 4]},
+            "users without data in user_data: 'eve'",
+        ),
+        (
+            {"users": [*"abcde"], "num_samples": [1] * 5},
+            "users without data in user_data: 'a', 'b', 'c' and 2 more",
+        ),
+        (
+            {"users": ["ada"], "num_samples": [2]},
+            "data of users that are not listed: 'bob'",
+        ),
+        ({"num_samples": [2]}, "2 users, 1 in num_samples"),
+        ({"users": ["ada", "ada"]}, "2 users, of which 1 differ"),
+        ({"users": None}, "expected lists users"),
+        ({"num_samples": None}, "expected lists users"),
+        ({"num_samples": [2, -1]}, "expected lists users"),
+        ({"users": 5}, "expected lists users"),
+        ({"user_data": None}, "users without data in user_data"),
+        ({"user_data": []}, "users without data in user_data"),
+        (
+            {"user_data": {"ada": {"x": [image(1)[:-1]], "y": [1]}}},
+            r"a\.json: user 'ada': found 783 numbers of an image",
+        ),
+    ],
+)
+def test_a_file_that_does_not_agree(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path / "a.json", DATA, **changes)
+    with pytest.raises(DataError, match=message) as caught:
+        users_of(path)
+    assert "a.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.6, 0.9, 0.9999])
+def test_a_file_that_is_cut_off(tmp_path: Path, part: float) -> None:
+    path = write(tmp_path / "a.json", DATA)
+    text = path.read_bytes()
+    path.write_bytes(text[: int(part * len(text))])
+    with pytest.raises(DataError, match=r"a\.json cannot be read as JSON.*cut off"):
+        users_of(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text * 2, "trailing garbage"),
+        (lambda text: b"[1" + text, "cannot be read as JSON"),
+        (lambda text: text.replace(b"ada", b"\xff"), "cannot be read as JSON"),
+        (lambda text: text.replace(b":", b" "), "cannot be read as JSON"),
+    ],
+    ids=["goes on", "list", "no UTF-8", "no colon"],
+)
+def test_a_file_that_is_no_json(tmp_path: Path, change: Any, message: str) -> None:
+    path = write(tmp_path / "a.json", DATA)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(DataError, match=message):
+        users_of(path)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_brackets_deep_inside_each_other_are_refused(
+    tmp_path: Path, opening: bytes
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"user_data": {"ada": {"x": ' + opening * 200_000)
+    with pytest.raises(DataError, match=r"a\.json has more than 100 brackets"):
+        users_of(path)
+
+
+def test_brackets_and_backslashes_in_texts_count_for_nothing(tmp_path: Path) -> None:
+    # Any of them comes to lie where one read ends and the next begins.
+    names = [f'{"[" * 3 * n}\\"{{' + "\\" * n for n in range(300)]
+    path = write(tmp_path / "a.json", {name: ([], []) for name in names})
+    assert [user.name for user in users_of(path)] == names
+
+
+WHITE = [1.0] * 784
+
+WINDOW = "ab" * 40
+
+
+def user(found: Any, *, text: bool = False) -> User:
+    counted = partial(decode_text, unknown=UnknownCharacters())
+    return parse_user(Path("a.json"), "ada", found, counted if text else decode_images)
+
+
+def test_pixels_are_those_that_leaf_scaled() -> None:
+    greys = np.arange(784) % 256
+    x = [(greys / 255).tolist(), WHITE, [0, 1] * 392]
+    found = user({"x": x, "y": [0, 61, 3]})
+    assert found.inputs.shape == (3, 28, 28, 1)
+    assert found.inputs.dtype == np.uint8
+    np.testing.assert_array_equal(found.inputs[0].ravel(), greys)
+    assert found.inputs[1].min() == 255
+    assert found.inputs[2].ravel()[:3].tolist() == [0, 255, 0]
+    assert found.labels.tolist() == [0, 61, 3]
+
+
+@pytest.mark.parametrize(("text", "shape"), [(False, (28, 28, 1)), (True, (1, 1, 80))])
+def test_no_samples_keep_the_shape(text: bool, shape: tuple[int, ...]) -> None:
+    assert user({"x": [], "y": []}, text=text).inputs.shape == (0, *shape)
+    with pytest.raises(DataError, match="no object with the lists x and y"):
+        user([], text=text)
+
+
+def test_characters_have_leafs_ids() -> None:
+    lists = {"x": [WINDOW, "é☃" * 40], "y": ["}", "😀"], "raw": "{}"}
+    found = user(lists, text=True)
+    assert found.inputs.shape == (2, 1, 1, 80)
+    first = [ALPHABET.index("a"), ALPHABET.index("b")]
+    assert found.inputs[0].ravel()[:2].tolist() == first
+    assert found.inputs[1].ravel().tolist() == [UNKNOWN] * 80
+    assert found.labels.tolist() == [ALPHABET.index("}"), UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ([WHITE], [], "x has 1 samples and y 0"),
+        ([WHITE, WHITE[:5]], [1, 2], "found 5 numbers of an image; expected 784"),
+        ([WHITE + WHITE], [1], "found 1568 numbers"),
+        ([[2.5, *WHITE[1:]]], [1], "pixels go from 1 to 2.5; expected 0 to 1"),
+        ([[-1, *WHITE[1:]]], [1], "pixels go from -1 to 1"),
+        ([WHITE], [62], "labels go from 62 to 62; expected 0 to 61"),
+        ([WHITE, WHITE], [-1, 0], "labels go from -1 to 0"),
+        ([WHITE], ["3"], 'in y found "3", expected whole numbers'),
+        ([WHITE], [3.0], "in y found 3.0, expected whole numbers"),
+        ([WHITE], [True], "in y found true, expected whole numbers"),
+        ([WHITE], [None], "in y found null, expected whole numbers"),
+        ([["a"] * 784], [1], 'in x found "a", expected lists of numbers'),
+        ([WHITE, [*WHITE[1:], None]], [1, 1], "in x found null, expected lists"),
+        ([None], [1], "in x found null, expected lists of numbers"),
+        (WHITE, [1], "in x found 1.0"),
+        ("text", [1], "no object with the lists x and y"),
+        ([], None, "no object with the lists x and y"),
+    ],
+)
+def test_images_that_are_none(x: Any, y: Any, message: str) -> None:
+    with pytest.raises(DataError, match=rf"a\.json: user 'ada': .*{message}"):
+        user({"x": x, "y": y})
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ([WINDOW, "a"], ["a", "b"], "found 1 characters of a text; expected 80"),
+        ([WINDOW], ["ab"], "found 2 characters of a label; expected 1"),
+        ([WINDOW], [""], "found 0 characters of a label"),
+        ([WINDOW], [7], "in y found 7, expected texts"),
+        ([["a"] * 80], ["a"], "in x found .*, expected texts"),
+        ([None], ["a"], "in x found null, expected texts"),
+    ],
+)
+def test_texts_that_are_none(x: Any, y: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        user({"x": x, "y": y}, text=True)
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.json", DATA)
+    monkeypatch.setitem(sys.modules, "ijson", None)
+    with pytest.raises(DataError, match=r"pip install 'knnper\[leaf\]'"):
+        users_of(path)
