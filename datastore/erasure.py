@@ -31,20 +31,14 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads all 
 
 
 class Fragments:
-    """The fragments of some secrets; what is kept of each is a sixteenth.
-
-    Attributes
-    ----------
-    owners
-        Numbers, from 0, of the secrets that a fragment is of.
-    unprovable
-        Numbers of the secrets that have no distinctive fragment, such as an image of
-        one colour: their bytes are found anywhere.
-    """
+    """The fragments of some secrets; what is kept of each is a sixteenth."""
 
     def __init__(self, secrets: Iterable[bytes]) -> None:
+        # Numbers, from 0, of the secrets that a fragment is of.
         self.owners: dict[bytes, list[int]] = {}
         self.num_secrets = 0
+        # Those without a distinctive fragment, such as an image of one colour: their
+        # bytes are found anywhere.
         self.unprovable: list[int] = []
         for number, secret in enumerate(secrets):
             found = distinctive(secret)

@@ -30,20 +30,12 @@ class VectorIndex(ABC):
 
     An index is what a store searches; it is not safe to change it while another thread
     searches, and it checks nothing: the store does.
-
-    Attributes
-    ----------
-    dim
-        p, the length of a vector.
-    keeps_vectors
-        Whether `vectors` returns what was added, bit by bit.
-    forgets
-        Whether `remove` takes every trace of a vector out of the index. If not, the
-        vector is merely never returned again until the index is built anew.
     """
 
-    dim: int
-    keeps_vectors: bool = True
+    dim: int  # p, the length of a vector
+    keeps_vectors: bool = True  # whether `vectors` returns what was added, bit by bit
+    # Whether `remove` takes every trace of a vector out of the index. If not, it is
+    # merely never returned again until the index is built anew.
     forgets: bool = False
 
     @abstractmethod
@@ -226,23 +218,10 @@ class KindSettings(Settings, ABC):
         return CodesIndex(content, self)
 
     def build(self, dim: int, ids: Ids, vectors: Vectors) -> VectorIndex:
-        """Return an index of vectors.
+        """Return an index of ``vectors`` (n, p) under ``ids`` (n,), none negative.
 
-        The same vectors in the same order make the same index.
-
-        Parameters
-        ----------
-        dim
-            p, the length of a vector.
-        ids
-            No two alike, none negative, int64 of shape (n,); n may be 0.
-        vectors
-            Shape (n, p), in the order of ``ids``.
-
-        Raises
-        ------
-        ConfigError
-            If the settings do not go with p.
+        The same vectors in the same order make the same index. n may be 0. Settings
+        that do not go with p are a `ConfigError`.
         """
         return self.index_of(self.filled(dim, ids, vectors))
 

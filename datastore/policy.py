@@ -57,22 +57,11 @@ class Policy(ABC):
     ) -> Decision:
         """Decide about ``arriving``, one after the other.
 
-        A batch has the same outcome as its examples one by one.
-
-        Parameters
-        ----------
-        stored
-            What the store holds.
-        arriving
-            What is to be added, under the ids it would get: each larger than all
-            before it, whether or not it will be stored.
-        state
-            As it was left by the batch before.
-        capacity
-            Most examples that may be stored; None does not bound them.
-        key
-            Root of the random choices; those about the t-th example that was ever
-            offered, t from 1, derive from ``key.child(t)``.
+        A batch has the same outcome as its examples one by one. They come under the ids
+        that they would get: each larger than all before it, whether or not it will be
+        stored. ``state`` is as the batch before left it; no ``capacity`` does not bound
+        what is stored. Random choices about the t-th example that was ever offered, t
+        from 1, derive from ``key.child(t)``.
 
         Raises
         ------

@@ -244,24 +244,8 @@ def fit_protonn(
 
     Gupta et al. 2017, Algorithm 1, with Adam on all examples in place of accelerated
     alternating SGD, as in later official implementations. γ stays what it starts from.
-
-    Parameters
-    ----------
-    embeddings
-        float32, shape (n, p). Without any the result has no prototypes.
-    labels
-        int64, shape (n,), in [0, c).
-    num_classes
-        c.
-    settings
-        Its size and training.
-    rng
-        Fixes the start; nothing else is random.
-
-    Raises
-    ------
-    DataError
-        If an embedding is not finite, a label is out of range, or lengths differ.
+    Without embeddings (n, p) there are no prototypes. ``rng`` fixes the start; nothing
+    else is random.
     """
     require_embeddings("embeddings to fit", embeddings)
     require_labels(labels, len(embeddings), num_classes)

@@ -303,19 +303,14 @@ changed since is built again after a kill. A flat one is built as fast as it is 
 
 
 class LiveView:
-    """What is searched, and how it follows what becomes of the rows.
-
-    Attributes
-    ----------
-    lock
-        Held while the view is searched or changed. Searches of several threads wait
-        for each other: FAISS fills the memory bus, so together they are no faster.
-    """
+    """What is searched, and how it follows what becomes of the rows."""
 
     def __init__(
         self, rows: Rows, cache: IndexCache | None, settings: IndexSettings
     ) -> None:
         self._rows, self._cache, self._settings = rows, cache, settings
+        # Held while the view is searched or changed. Searches of several threads wait
+        # for each other: FAISS fills the memory bus, so together they are no faster.
         self.lock = threading.Lock()
         self._refreshing, self._renewing = threading.Lock(), threading.Lock()
         self.num_unsaved = 0

@@ -61,24 +61,10 @@ def open_source(
 ) -> Source:
     """Return the examples in ``path``: SOURCE/CLASS/IMAGE, or an .npz file.
 
-    Parameters
-    ----------
-    path
-        A folder with one folder of images for each class, or a file with ``inputs``
-        (uint8, (n, height, width, channels)), ``labels`` (n,) and optionally
-        ``external_ids`` (n,), where an empty text is none, ``arrivals`` (n,), and
-        ``class_names``, by which labels are then found in the store.
-    image_shape
-        What the store was made for.
-    class_names
-        One for each label, or none.
-    num_classes
-        c; by default as many as there are names.
-
-    Raises
-    ------
-    DataError
-        If it is neither, is empty, has unknown classes, or does not fit.
+    A file has ``inputs`` (uint8, (n, height, width, channels)), ``labels`` (n,) and
+    optionally ``external_ids`` (n,), where an empty text is none, ``arrivals`` (n,),
+    and ``class_names``, by which labels are then found in the store. The store's own
+    are one for each label, or none; c is by default as many as there are names.
     """
     if path.is_dir():
         found = _folder_source(path, image_shape, class_names)

@@ -128,11 +128,8 @@ def main() -> int:
         require_engine()
         with _work_folder(arguments.work) as folder:
             _run(folder, build=not arguments.no_build)
-    except TrialError as error:
-        sys.stderr.write(f"FAILED: {error}\n")
-        return 1
-    except subprocess.CalledProcessError as error:
-        sys.stderr.write(f"FAILED: {error}\n{error.stderr or ''}\n")
+    except (TrialError, subprocess.CalledProcessError) as error:
+        sys.stderr.write(f"FAILED: {error}\n{getattr(error, 'stderr', '') or ''}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; everything was stopped and removed\n")

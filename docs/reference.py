@@ -224,11 +224,8 @@ def _default(one: dataclasses.Field[Any]) -> str:
 def card(entry: type[Method], section: str) -> Iterator[str]:
     """Yield what a method's file and class say of it."""
     module = inspect.getmodule(entry)
-    assert module is not None
-    if entry.name == Path(module.__file__ or "").stem:
-        yield plain(inspect.getdoc(module) or "")
-    else:
-        yield plain(inspect.getdoc(entry) or "")
+    is_base = entry.__module__ == Method.__module__
+    yield plain(inspect.getdoc(entry if is_base else module) or "")
     rows = [("source", entry.source)] if hasattr(entry, "source") else []
     if not issubclass(entry, Personalizer):
         rows += [

@@ -159,7 +159,8 @@ class Agnostic(FedAvg):
         losses, is_moved = counts.clone(), False
         for client, update in updates:
             group = state.group_of[client]
-            found = _examples_by_kind(update)
+            shares = update.shares.double().clamp_min(0)
+            found = update.num_examples * shares / denominator(shares.sum())
             examples[rows[client]] = found
             counts[group] += found
             losses[group] += found * update.losses.double()
@@ -193,12 +194,6 @@ class Agnostic(FedAvg):
                 "in at most one group; remove it from the others"
             ]
         return [Problem("method.groups", message) for message in messages]
-
-
-def _examples_by_kind(update: AgnosticUpdate) -> Tensor:
-    """Return how many examples of each kind a client has, float64 (num_kinds,)."""
-    shares = update.shares.double().clamp_min(0)
-    return update.num_examples * shares / denominator(shares.sum())
 
 
 def _ascended(

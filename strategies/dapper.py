@@ -23,7 +23,7 @@ paper.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any
 
@@ -140,7 +140,11 @@ class Dapper(Personalizer):
         cover = sorted(self.settings.client_shares) if len(proxy) else [1.0]
         share = cover[-1]
         if len(cover) > 1 and len(data.validation) > 0:
-            share = _best(alone, cover, data.validation)
+            # The smallest log-loss; of equals the largest λ.
+            share = min(
+                reversed(cover),
+                key=lambda one: evaluate(alone(one), data.validation).log_loss_sum,
+            )
         both = self._trained(base, data.train_and_validation(), proxy, share, rng)
         return replace(both, trained_alone=lambda: alone(share))
 
@@ -174,16 +178,6 @@ class Dapper(Personalizer):
             "as fine_tuning, which is dapper with client_shares [1]"
         )
         return (Problem("personalization.name", message),)
-
-
-def _best(
-    trained: Callable[[float], ModelPredictor], cover: list[float], validation: Examples
-) -> float:
-    """Return the λ with the smallest log-loss; of equals the largest."""
-    return min(
-        reversed(cover),
-        key=lambda share: evaluate(trained(share), validation).log_loss_sum,
-    )
 
 
 def _mixing_step(

@@ -99,9 +99,6 @@ class MultiKrumSettings(KrumSettings):
 
     Attributes
     ----------
-    num_malicious
-        f, clients in a round that may send anything; at most (n - 3) / 2 of n. The
-        paper has a third or fewer. 0 expects none.
     num_selected
         m, the clients that are averaged; null is n - f of the n in a round, as many as
         are not expected to be bad.

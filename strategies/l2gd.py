@@ -54,8 +54,6 @@ class L2GDSettings(FedMTLSettings):
     aggregation_probability
         p, of a step towards the mean; 0 is local training. The paper's best p grows
         with λ: λ / (L + λ), where L is the smoothness of the loss.
-    unseen_epochs
-        Passes over its data with which an unseen client trains its model.
     """
 
     prox_weight: NonNegativeFloat = 1.0

@@ -65,14 +65,9 @@ class Local(Method):
         return on_both_splits(data, train)
 
     def client_update(self, *arguments: Any, **named: Any) -> NoReturn:
-        _refuse_rounds()
+        raise RunError(
+            "Local has no rounds of training: clients train in `personalize` only. "
+            "Run as many rounds as the method's `num_rounds` says, which is 0"
+        )
 
-    def aggregate(self, *arguments: Any, **named: Any) -> NoReturn:
-        _refuse_rounds()
-
-
-def _refuse_rounds() -> NoReturn:
-    raise RunError(
-        "Local has no rounds of training: clients train in `personalize` only. "
-        "Run as many rounds as the method's `num_rounds` says, which is 0"
-    )
+    aggregate = client_update

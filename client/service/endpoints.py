@@ -255,37 +255,6 @@ def shown_to(caller: Caller, answer: Predictions) -> str:
     )
 
 
-def info(client_name: str, served: ServedModel, reader: Reader, caller: Caller) -> Info:
-    """Return what is served."""
-    serving, store, contents = served.serving, served.store, served.store.contents()
-    counts = np.bincount(contents.labels, minlength=len(reader.class_names))
-    return Info(
-        client=client_name,
-        version=knnper.__version__,
-        token=caller.name,
-        scopes=[scope for scope in SCOPES if scope in caller.scopes],
-        model=served.model.fingerprint,
-        class_names=list(reader.class_names),
-        input_shape=list(reader.sent_shape),
-        input_type=reader.spec.dtype,
-        takes_pictures=reader.takes_pictures,
-        takes_text=reader.takes_text,
-        knn_weight=serving.knn_weight,
-        num_neighbors=serving.num_neighbors,
-        kernel=serving.kernel,
-        kernel_scale=serving.kernel_scale,
-        class_prior=serving.class_prior is not None,
-        accuracy=serving.accuracy,
-        store=StoreInfo(
-            num_stored=len(contents),
-            capacity=store.capacity,
-            policy=store.settings.policy,
-            index=store.settings.index.name,
-            num_by_class=dict(zip(reader.class_names, counts.tolist(), strict=True)),
-        ),
-    )
-
-
 PICTURE_PATH = "/examples/{example}/image"
 _PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -415,10 +384,40 @@ class Service:
     async def told(self, caller: Annotated[Caller, needs()]) -> Response:
         """Answer what is served, and what the caller may."""
         served = self.current.served()
-        reader = self.reader(served)
-        work = functools.partial(info, self.client_name, served, reader, caller)
-        found = await self.readers.run(work)
-        shown = found.model_dump_json(exclude=Info.hidden_from(caller))
+        reader, names = self.reader(served), self.reader(served).class_names
+
+        def do() -> str:
+            serving, store = served.serving, served.store
+            contents = store.contents()
+            counts = np.bincount(contents.labels, minlength=len(names)).tolist()
+            found = Info(
+                client=self.client_name,
+                version=knnper.__version__,
+                token=caller.name,
+                scopes=[scope for scope in SCOPES if scope in caller.scopes],
+                model=served.model.fingerprint,
+                class_names=list(names),
+                input_shape=list(reader.sent_shape),
+                input_type=reader.spec.dtype,
+                takes_pictures=reader.takes_pictures,
+                takes_text=reader.takes_text,
+                knn_weight=serving.knn_weight,
+                num_neighbors=serving.num_neighbors,
+                kernel=serving.kernel,
+                kernel_scale=serving.kernel_scale,
+                class_prior=serving.class_prior is not None,
+                accuracy=serving.accuracy,
+                store=StoreInfo(
+                    num_stored=len(contents),
+                    capacity=store.capacity,
+                    policy=store.settings.policy,
+                    index=store.settings.index.name,
+                    num_by_class=dict(zip(names, counts, strict=True)),
+                ),
+            )
+            return found.model_dump_json(exclude=Info.hidden_from(caller))
+
+        shown = await self.readers.run(do)
         return Response(shown, media_type="application/json")
 
     async def figures(self) -> Response:

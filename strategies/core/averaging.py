@@ -145,10 +145,8 @@ def squared_distances(updates: Sequence[ModelUpdate]) -> NDArray[np.float64]:
     for values in _slices(updates):
         products += values @ values.T
     norms = products.diagonal()
-    distances: NDArray[np.float64] = (
-        norms[:, None] + norms[None, :] - 2 * products
-    ).numpy()
-    return distances
+    distances = norms[:, None] + norms[None, :] - 2 * products
+    return np.asarray(distances)
 
 
 def _median(values: Tensor) -> Tensor:

@@ -78,12 +78,13 @@ def test_all_problems_are_told_together(tmp_path: Path) -> None:
 
 
 def test_either_insecure_or_both_certificate_and_key(tmp_path: Path) -> None:
-    problems = _problems(tmp_path, LITTLE)
-    assert set(problems) == {"tls", "key"}
-    assert "insecure: true" in problems["key"]
-    problems = _problems(tmp_path, WHOLE + "insecure: true\n")
-    assert set(problems) == {"tls", "key"}
-    assert "together with insecure" in problems["key"]
+    for text, words in (
+        (LITTLE, "insecure: true"),
+        (WHOLE + "insecure: true\n", "together with insecure"),
+    ):
+        problems = _problems(tmp_path, text)
+        assert set(problems) == {"tls", "key"}
+        assert words in problems["key"]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +104,8 @@ def test_either_insecure_or_both_certificate_and_key(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -> None:
     problems = _problems(tmp_path, text)
     assert any(words in message for message in problems.values()), problems
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no such file"):
-        read_client(tmp_path / "client.yaml")
+        read_client(tmp_path / "missing.yaml")
 
 
 def test_limits_are_safe_where_none_are_given(tmp_path: Path) -> None:

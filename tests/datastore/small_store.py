@@ -1,5 +1,9 @@
 """A small store that many tests begin with."""
 
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +62,15 @@ def small_store(
     store = create_store(folder, IMAGES, IMAGE_DIM, "first", settings)
     store.add(some(count, name="file"))
     return store
+
+
+def forked(
+    target: Callable[..., object], *args: object
+) -> tuple[ForkProcess, Connection]:
+    """Start a process that calls ``target`` with a pipe last; return its other end."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=target, args=(*args, theirs))
+    child.start()
+    theirs.close()
+    return child, ours

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 import os
 import shutil
 import sqlite3
@@ -40,7 +39,7 @@ from knnper.datastore.store import (
 )
 from knnper.datastore.verify import verify
 from knnper.errors import ConfigError, DataError
-from tests.datastore.small_store import examples, ids, new_store
+from tests.datastore.small_store import examples, forked, ids, new_store
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
@@ -79,10 +78,7 @@ def test_one_writer_and_many_readers(tmp_path: Path) -> None:
 
 def test_a_reader_in_another_process_follows_the_writer(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s", 3)
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_report, args=(tmp_path / "s", theirs))
-    child.start()
+    child, ours = forked(_report, tmp_path / "s")
     for count in (1, 30):
         store.add(examples(count))
         ours.send("ask")
@@ -131,10 +127,7 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 def test_a_lock_ends_with_the_store_not_with_its_forks(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s", 1)
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=theirs.recv)
-    child.start()
+    child, ours = forked(lambda pipe: pipe.recv())
     store.close()
     open_store(tmp_path / "s", writable=True).close()
     ours.send(None)

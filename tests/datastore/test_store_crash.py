@@ -6,7 +6,6 @@ was under way happened as a whole or not at all, and labels match inputs and vec
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -26,6 +25,7 @@ from knnper.datastore.index import INDEX_KINDS
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import Store, StoreReader, create_store, open_store
 from knnper.datastore.verify import verify
+from tests.datastore.small_store import forked
 
 DIM = 48
 SPEC = StoreSpec(5, InputLayout((DIM,), "int64"))
@@ -200,10 +200,7 @@ def _open_on_and_on(folder: Path, pipe: Connection) -> None:
 @contextlib.contextmanager
 def opened_meanwhile(folder: Path) -> Iterator[None]:
     """Let another process open a store again and again."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    reader = context.Process(target=_open_on_and_on, args=(folder, theirs))
-    reader.start()
+    reader, ours = forked(_open_on_and_on, folder)
     try:
         yield
     finally:

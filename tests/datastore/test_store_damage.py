@@ -1,7 +1,6 @@
 """Damage anywhere is said, never passed over; what a crash leaves is no damage."""
 
 import json
-import multiprocessing
 import resource
 import shutil
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from tests.datastore.damaged_store import (
     state,
     write_flipped,
 )
-from tests.datastore.small_store import small_store, some
+from tests.datastore.small_store import forked, small_store, some
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +143,8 @@ def test_what_crashes_leave_does_not_pile_up(
     folder, content, begin = unfinished
     torn = content[:begin] + bytes(FRAME) + content[begin + FRAME :]
     log_in(folder).write_bytes(torn)
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
     # So that the log cannot be emptied.
-    reader = context.Process(target=_read_on, args=(folder, theirs))
-    reader.start()
+    reader, ours = forked(_read_on, folder)
     count = ours.recv()
     left_by_a_kill(folder, lambda store: store.add(some(1, 60, "next")))
     ours.send("end")

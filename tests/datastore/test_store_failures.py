@@ -1,7 +1,6 @@
 """Full disks, failed erasures, readers in the way: what is kept and what is said."""
 
 import contextlib
-import multiprocessing
 import resource
 import shutil
 import signal
@@ -24,7 +23,7 @@ from knnper.datastore.examples import (
 from knnper.datastore.search import LiveView
 from knnper.datastore.store import DATABASE, INDEX, open_store
 from knnper.datastore.verify import verify
-from tests.datastore.small_store import examples, ids, new_store
+from tests.datastore.small_store import examples, forked, ids, new_store
 
 
 def _fill_a_full_disk(folder: Path, room: int, pipe) -> None:  # type: ignore[no-untyped-def]
@@ -41,12 +40,7 @@ def _fill_a_full_disk(folder: Path, room: int, pipe) -> None:  # type: ignore[no
 
 def test_a_full_disk_leaves_the_last_good_state(tmp_path: Path) -> None:
     new_store(tmp_path / "s", 10).close()
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(
-        target=_fill_a_full_disk, args=(tmp_path / "s", 400_000, theirs)
-    )
-    child.start()
+    child, ours = forked(_fill_a_full_disk, tmp_path / "s", 400_000)
     acknowledged, message = ours.recv()
     child.join()
     assert child.exitcode == 0

@@ -1,7 +1,6 @@
 """A store on a file system that cannot be written: a process sees it mounted so."""
 
 import ctypes
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,10 +14,9 @@ from knnper.datastore.store import DATABASE, open_store
 from knnper.datastore.transfer import export_store, summarize
 from knnper.datastore.verify import verify
 from tests.datastore.damaged_store import left_by_a_kill, log_in
-from tests.datastore.small_store import small_store, some
+from tests.datastore.small_store import forked, small_store, some
 
 Work = Callable[[Path], Iterator[object]]
-_FORK = multiprocessing.get_context("fork")
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _READ_ONLY, _REMOUNT, _BIND, _PRIVATE = 1, 32, 4096, 16384 | 1 << 18
 
@@ -64,11 +62,7 @@ class _Reader:
     def __init__(
         self, folder: Path, work: Work, bar: Callable[[Path], bool] = _make_read_only
     ) -> None:
-        self._pipe, theirs = _FORK.Pipe()
-        given = (folder, work, bar, theirs)
-        self._process = _FORK.Process(target=_answer, args=given)
-        self._process.start()
-        theirs.close()
+        self._process, self._pipe = forked(_answer, folder, work, bar)
         if not self._pipe.recv():
             self._process.kill()
             pytest.skip("NOT TESTED: a folder cannot be made read-only here")

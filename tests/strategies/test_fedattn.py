@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.experiment import Choice, TrainingSettings
-from knnper.models import EmbeddingModel, StackedLstmSettings
+from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.experiment import TrainingSettings
+from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
@@ -39,6 +38,7 @@ from tests.strategies.tiny import (
     one_model_of,
     run_rounds,
     task_of,
+    text_task,
 )
 
 ONE_ROUND = TrainingSettings(num_rounds=1, learning_rate=1.0)
@@ -132,13 +132,6 @@ def test_the_attention_steps_along_the_mean_of_the_returned_changes() -> None:
     )
 
 
-def lstm_task() -> Task:
-    network = StackedLstmSettings(character_dim=3, hidden_dim=5, num_layers=1)
-    spec = InputSpec((1, 1, 6), 4, (), (), dtype="token")
-    choice, training = Choice("stacked_lstm", network), TrainingSettings()
-    return build_task(choice, training, spec, RandomKey(1), evaluation_batch_size=4)
-
-
 @pytest.mark.parametrize(
     ("make", "expected", "number"),
     [
@@ -149,7 +142,7 @@ def lstm_task() -> Task:
         ),
         # Four gates of five units, twice, and four classes.
         (
-            lstm_task,
+            lambda: text_task(hidden_dim=5),
             ["classifier.linear.bias", "layers.0.bias_hh_l0", "layers.0.bias_ih_l0"],
             2 * 20 + 4,
         ),

@@ -120,26 +120,21 @@ def test_the_stages_of_a_resnet_are_its_four_blocks_and_the_head() -> None:
         assert block == of_stage[name.split(".")[0]]
 
 
-def test_what_lies_in_no_stage_is_a_block() -> None:
+def test_what_lies_in_no_stage_or_layer_is_a_block() -> None:
     module = Mlp(MlpSettings(hidden_sizes=(8, 16)), ROW)
     module.scale = nn.Parameter(torch.ones(2))
     module.last = nn.Linear(2, 2)
     model = FlatModel(module)
-    found = blocks_by_name(model, stages(model))
-    assert found["scale"] == 0
-    assert found["features.1.weight"] == found["features.3.weight"] == 1
-    assert found["last.weight"] == 2
-    assert found["classifier.bias"] == 3
-
-
-def test_what_lies_in_no_layer_is_a_block() -> None:
-    module = Mlp(MlpSettings(hidden_sizes=(8,)), ROW)
-    module.scale = nn.Parameter(torch.ones(2))
-    model = FlatModel(module)
-    found = blocks_by_name(model, layers(model))
-    assert found["scale"] == 0
-    assert found["features.1.weight"] == 1
-    assert found["classifier.bias"] == 2
+    of_stages = blocks_by_name(model, stages(model))
+    of_layers = blocks_by_name(model, layers(model))
+    for name, stage, layer in (
+        ("scale", 0, 0),
+        ("features.1.weight", 1, 1),
+        ("features.3.weight", 1, 2),
+        ("last.weight", 2, 3),
+        ("classifier.bias", 3, 4),
+    ):
+        assert (of_stages[name], of_layers[name]) == (stage, layer), name
 
 
 def test_sums_and_spread_follow_the_blocks() -> None:

@@ -4,7 +4,6 @@ from collections import Counter
 import pytest
 import torch
 
-from knnper.data.examples import no_examples
 from knnper.strategies.core.averaging import RunningMean
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task
@@ -159,34 +158,32 @@ def test_an_update_is_of_a_model_that_was_sent(
     assert hypcluster_of(linear_task()).update_problem(payload, update) == problem
 
 
-@pytest.mark.parametrize(("labels", "expected"), [([0], 0), ([1, 1], 1), ([0, 1], 2)])
-def test_the_lowest_loss_wins(labels: list[int], expected: int) -> None:
-    # -log σ(±4) is 0.018 or 4.018, and log 2 = 0.69 at 0; of both labels the mean is
-    # 2.02 or 0.69.
-    task = linear_task()
-    payload = models(ZERO_SIDED, -ZERO_SIDED, torch.zeros(2))
-    assert best_position(task, payload, (white(labels).train,)) == expected
+ZERO = torch.zeros(2)
 
 
-def test_parts_are_weighed_by_their_examples() -> None:
-    task = linear_task()
-    payload = models(ZERO_SIDED, -ZERO_SIDED)
-    few, many = white([0]).train, white([1, 1]).train
-    assert best_position(task, payload, (few, many)) == 1
-    assert best_position(task, payload, (few,)) == 0
-
-
-def test_ties_go_to_the_first_and_nothing_to_the_default() -> None:
-    task = linear_task()
-    payload = models(ZERO_SIDED, ZERO_SIDED.clone(), default=1)
-    assert best_position(task, payload, (white([0]).train,)) == 0
-    assert best_position(task, payload, (no_examples(task.spec),)) == 1
-
-
-def test_a_model_without_a_loss_is_not_chosen() -> None:
-    task = linear_task()
-    broken = torch.tensor([float("nan"), 0.0])
-    assert best_position(task, models(broken, ZERO_SIDED), (white([1]).train,)) == 1
+@pytest.mark.parametrize(
+    ("weights", "parts", "expected"),
+    [
+        # -log σ(±4) is 0.018 or 4.018, and log 2 = 0.69 at 0; of both labels the mean
+        # is 2.02 or 0.69.
+        ((ZERO_SIDED, -ZERO_SIDED, ZERO), [[0]], 0),
+        ((ZERO_SIDED, -ZERO_SIDED, ZERO), [[1, 1]], 1),
+        ((ZERO_SIDED, -ZERO_SIDED, ZERO), [[0, 1]], 2),
+        # Parts are weighed by their examples.
+        ((ZERO_SIDED, -ZERO_SIDED), [[0], [1, 1]], 1),
+        ((ZERO_SIDED, -ZERO_SIDED), [[0]], 0),
+        # Ties go to the first, and nothing to the default.
+        ((ZERO_SIDED, ZERO_SIDED.clone()), [[0]], 0),
+        ((ZERO_SIDED, ZERO_SIDED.clone()), [[]], 1),
+        # A model without a loss is not chosen.
+        ((torch.tensor([float("nan"), 0.0]), ZERO_SIDED), [[1]], 1),
+    ],
+)
+def test_the_lowest_loss_wins(
+    weights: tuple[torch.Tensor, ...], parts: list[list[int]], expected: int
+) -> None:
+    payload, given = models(*weights, default=1), [white(one).train for one in parts]
+    assert best_position(linear_task(), payload, given) == expected
 
 
 def test_the_chosen_model_is_trained_and_served() -> None:

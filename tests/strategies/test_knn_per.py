@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
+from knnper.data.examples import ClientData, Examples
 from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.index import INDEX_KINDS, ProductSettings, ScalarSettings
 from knnper.datastore.policy import StoreSettings
@@ -28,8 +28,6 @@ from knnper.datastore.tuning import (
     TuningSettings,
 )
 from knnper.errors import ConfigError
-from knnper.experiment import Choice, TrainingSettings
-from knnper.models import TinyCnnSettings, build_model
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelPayload
@@ -46,28 +44,10 @@ from knnper.strategies.knn_per import (
     remember,
     validation_evidence,
 )
+from tests.strategies.tiny import tiny_cnn_task
 
 NUM_CLASSES = 4
-
-INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))
-
-_TINY = Choice("tiny_cnn", TinyCnnSettings())
-
-
-def _task() -> Task:
-    model = build_model(_TINY, INPUT, RandomKey(0))
-    return Task(
-        model=model,
-        initial_weights=model.read(),
-        fresh_weights=lambda rng: build_model(_TINY, INPUT, rng).read(),
-        normalize=Normalizer(INPUT),
-        spec=INPUT,
-        training=TrainingSettings(),
-        evaluation_batch_size=32,
-    )
-
-
-TASK = _task()
+TASK = tiny_cnn_task(NUM_CLASSES)
 
 
 def draw(purpose: str, count: int) -> Examples:

@@ -4,32 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
+from knnper.data.examples import ClientData, Examples
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
 from knnper.datastore.tuning import choose_knn_weight
-from knnper.experiment import Choice, TrainingSettings
-from knnper.models import TinyCnnSettings, build_model
 from knnper.seeding import RandomKey
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import ModelPredictor
 from knnper.strategies.knn_per_protonn import PrototypeSettings, compress
+from tests.strategies.tiny import tiny_cnn_task
 
 NUM_CLASSES = 3
-INPUT = InputSpec((8, 8, 1), NUM_CLASSES, mean=(0.5,), std=(0.3,))
 KEY = RandomKey(4)
-
-
-@pytest.fixture(scope="module")
-def task() -> Task:
-    choice = Choice("tiny_cnn", TinyCnnSettings())
-    model = build_model(choice, INPUT, RandomKey(0))
-    return Task(
-        model=model,
-        initial_weights=model.read(),
-        fresh_weights=lambda rng: build_model(choice, INPUT, rng).read(),
-        normalize=Normalizer(INPUT),
-        spec=INPUT,
-        training=TrainingSettings(),
-    )
+TASK = tiny_cnn_task(NUM_CLASSES)
+BASE = ModelPredictor(TASK, TASK.initial_weights)
 
 
 def drawn(count: int, seed: int) -> Examples:
@@ -40,27 +26,23 @@ def drawn(count: int, seed: int) -> Examples:
     return Examples(images, labels)
 
 
-def base_of(task: Task) -> ModelPredictor:
-    return ModelPredictor(task, task.initial_weights)
-
-
-def served(task: Task, data: ClientData, *knn_weights: float) -> Tensor:
+def served(data: ClientData, *knn_weights: float) -> Tensor:
     settings = PrototypeSettings(knn_weights=knn_weights)
-    predictor = compress(base_of(task), NUM_CLASSES, data, settings, KEY)
+    predictor = compress(BASE, NUM_CLASSES, data, settings, KEY)
     return predictor(drawn(25, 9).images)
 
 
-def test_lambda_0_is_the_global_model(task: Task) -> None:
+def test_lambda_0_is_the_global_model() -> None:
     data = ClientData(drawn(30, 1), drawn(10, 2))
-    expected = task.probabilities(task.initial_weights, drawn(25, 9).images)
-    assert torch.equal(served(task, data, 0.0), expected)
+    expected = TASK.probabilities(TASK.initial_weights, drawn(25, 9).images)
+    assert torch.equal(served(data, 0.0), expected)
 
 
-def test_lambda_1_is_protonn_of_both_splits(task: Task) -> None:
+def test_lambda_1_is_protonn_of_both_splits() -> None:
     data = ClientData(drawn(30, 1), drawn(10, 2))
     # Each split in its batch: training makes much of the last bits of its examples.
     embedded = [
-        task.embed(task.initial_weights, split.images)
+        TASK.embed(TASK.initial_weights, split.images)
         for split in (data.train, data.validation)
     ]
     model = fit_protonn(
@@ -70,27 +52,27 @@ def test_lambda_1_is_protonn_of_both_splits(task: Task) -> None:
         ProtoNNSettings(),
         KEY.child("prototypes"),
     )
-    expected = model(task.embed(task.initial_weights, drawn(25, 9).images))
-    assert torch.equal(served(task, data, 1.0), expected)
+    expected = model(TASK.embed(TASK.initial_weights, drawn(25, 9).images))
+    assert torch.equal(served(data, 1.0), expected)
 
 
-def test_lambda_is_chosen_on_the_validation_split(task: Task) -> None:
+def test_lambda_is_chosen_on_the_validation_split() -> None:
     data = ClientData(drawn(10, 1), drawn(20, 2))
-    weights = task.initial_weights
+    weights = TASK.initial_weights
     settings = PrototypeSettings()
-    predictor = compress(base_of(task), NUM_CLASSES, data, settings, KEY)
+    predictor = compress(BASE, NUM_CLASSES, data, settings, KEY)
     held_out = data.validation
-    alone = task.probabilities(weights, held_out.images)
+    alone = TASK.probabilities(weights, held_out.images)
 
     def best(fitted_to: Examples) -> float:
         model = fit_protonn(
-            task.embed(weights, fitted_to.images),
+            TASK.embed(weights, fitted_to.images),
             fitted_to.labels,
             NUM_CLASSES,
             settings.prototypes,
             KEY.child("prototypes"),
         )
-        local = model(task.embed(weights, held_out.images))
+        local = model(TASK.embed(weights, held_out.images))
         correct = [
             int(((w * local + (1 - w) * alone).argmax(dim=1) == held_out.labels).sum())
             for w in settings.knn_weights
@@ -106,12 +88,12 @@ def test_lambda_is_chosen_on_the_validation_split(task: Task) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0), (1, 1)])
-def test_clients_with_hardly_any_data(task: Task, sizes: tuple[int, int]) -> None:
+def test_clients_with_hardly_any_data(sizes: tuple[int, int]) -> None:
     data = ClientData(drawn(sizes[0], 1), drawn(sizes[1], 2))
-    found = served(task, data, 0.0, 0.5, 1.0)
+    found = served(data, 0.0, 0.5, 1.0)
     torch.testing.assert_close(found.sum(dim=1), torch.ones(25))
     if 0 in sizes:
-        expected = task.probabilities(task.initial_weights, drawn(25, 9).images)
+        expected = TASK.probabilities(TASK.initial_weights, drawn(25, 9).images)
         assert torch.equal(found, expected)
 
 

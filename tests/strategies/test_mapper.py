@@ -7,11 +7,9 @@ import pytest
 import torch
 
 import knnper.strategies.mapper as module
-from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
-from knnper.experiment import Choice, TrainingSettings
-from knnper.models import StackedLstmSettings
+from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.task import Task
@@ -29,12 +27,14 @@ from knnper.strategies.mapper import (
 from tests.strategies.method_checks import count_trainings, mixture_served
 from tests.strategies.tiny import (
     KEY,
+    TEXT,
     linear_task,
     noisy,
     normed_task,
     of_name,
     one_model_of,
     run_rounds,
+    text_task,
     topped,
     white,
 )
@@ -44,16 +44,6 @@ SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 EVERYTHING = TrainingSettings(
     batch_size=3, learning_rate=0.1, momentum=0.9, weight_decay=0.01, num_rounds=2
 )
-
-TEXT = InputSpec((1, 1, 5), 4, (), (), dtype="token")
-
-
-def text_task() -> Task:
-    """Return the task of an LSTM that learns from every character of 5."""
-    settings = StackedLstmSettings(character_dim=4, hidden_dim=6, num_layers=1)
-    choice = Choice("stacked_lstm", settings)
-    training = TrainingSettings(learning_rate=0.1)
-    return build_task(choice, training, TEXT, RandomKey(4), evaluation_batch_size=16)
 
 
 def joint(task: Task, share: float) -> Mapper:
@@ -77,9 +67,8 @@ def test_a_round_by_hand() -> None:
     assert state.weights.tolist() == pytest.approx([step, -step], abs=1e-6)
 
 
-def test_the_hand_over_by_hand() -> None:
-    task = linear_task(learning_rate=1.0)
-    method = joint(task, 0.5)
+def test_what_is_served_by_hand() -> None:
+    method = joint(linear_task(learning_rate=1.0), 0.5)
     found = mixture_served(method, torch.zeros(2), white([0]))
     central, own = found.components
     assert central.tolist() == [0.0, 0.0]
@@ -88,6 +77,27 @@ def test_the_hand_over_by_hand() -> None:
     expected = [0.5 * SIGMA + 0.25, 0.75 - 0.5 * SIGMA]
     assert rows[0].tolist() == pytest.approx(expected, abs=1e-6)
     assert found.describe() == {"interpolation_weight": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("settings", "start", "expected"),
+    [
+        # A rate and a length of their own: ½ · ½, then ½ (1 - σ(½)).
+        (
+            {"local_epochs": 2, "local_learning_rate": 0.5},
+            0.0,
+            0.25 + 0.5 * (1 - SIGMA),
+        ),
+        # From the central model that was sent, where p(0) = σ(½).
+        ({}, 0.25, 0.25 + 1 - SIGMA),
+    ],
+)
+def test_local_models_by_hand(
+    settings: dict[str, Any], start: float, expected: float
+) -> None:
+    method = Mapper(linear_task(learning_rate=1.0), MapperSettings((1.0,), **settings))
+    found = mixture_served(method, torch.tensor([start, -start]), white([0]))
+    assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_first_rounds_are_fedavgs() -> None:
@@ -131,15 +141,6 @@ def test_a_central_model_without_a_part_is_returned_as_it_was_sent() -> None:
     assert update.train_loss == pytest.approx(float(losses.mean()))
 
 
-def test_the_local_models_have_a_rate_and_a_length_of_their_own() -> None:
-    task = linear_task(learning_rate=1.0)
-    settings = MapperSettings((1.0,), local_epochs=2, local_learning_rate=0.5)
-    found = mixture_served(Mapper(task, settings), torch.zeros(2), white([0]))
-    # ½ · ½, then ½ (1 - σ(½)).
-    expected = 0.25 + 0.5 * (1 - SIGMA)
-    assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
-
-
 def test_the_fixed_model_gets_no_gradient() -> None:
     task, examples = normed_task(EVERYTHING), noisy(9, 0, seed=1).train
     fixed, trained_head = task.fresh_weights(KEY), task.model.module.classifier
@@ -175,7 +176,7 @@ def test_the_loss_is_that_of_the_mixture_of_probabilities() -> None:
 
 
 def test_each_position_of_a_text_has_a_mixture_of_its_own() -> None:
-    task = text_task()
+    task = text_task(hidden_dim=6, learning_rate=0.1)
     own, fixed = task.initial_weights, task.fresh_weights(RandomKey(8))
     inputs, labels = windows()
     text = torch.cat([inputs.flatten(start_dim=1), labels[:, None]], dim=1)
@@ -198,7 +199,7 @@ def test_each_position_of_a_text_has_a_mixture_of_its_own() -> None:
 
 
 def test_a_central_model_without_a_part_reports_what_training_minimises() -> None:
-    task, (inputs, labels) = text_task(), windows()
+    task, (inputs, labels) = text_task(hidden_dim=6, learning_rate=0.1), windows()
     given = Examples(inputs.to(torch.uint8), labels)
     data = ClientData(given, no_examples(TEXT))
     method = joint(task, 1.0)
@@ -209,16 +210,6 @@ def test_a_central_model_without_a_part_reports_what_training_minimises() -> Non
     )
     losses = task.losses(local.weights, given)
     assert update.train_loss == pytest.approx(float(losses.mean()))
-
-
-def test_local_models_start_from_the_central_one_that_was_sent() -> None:
-    task = linear_task(learning_rate=1.0)
-    sent = torch.tensor([0.25, -0.25])
-    found = mixture_served(Mapper(task, MapperSettings((1.0,))), sent, white([0]))
-    assert not torch.equal(sent, task.initial_weights)
-    # p(0) = σ(½) there.
-    expected = 0.25 + 1 - SIGMA
-    assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
 
 
 PAIRS = (Pair(0.0, torch.zeros(2)), Pair(1.0, torch.tensor([1.0, -1.0])))

@@ -12,7 +12,7 @@ from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings, load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import EmbeddingPredictor, ModelPredictor, Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
@@ -202,3 +202,9 @@ class TestWhatSawTheValidationSplit:
         queries = noisy(5, 0, seed=10).train.images
         expected = _vote(found.embed, data, queries, 10)
         torch.testing.assert_close(found(queries), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_titles_say_what_is_on_top() -> None:
+    titles = {("fedavg", "none"): "FedAvg", ("knn_per", "knn"): "kNN-Per"}
+    titles |= {("fedem", "knn"): "FedEM + kNN", ("lost", "found"): "lost + found"}
+    assert {pair: title_of(*pair) for pair in titles} == titles

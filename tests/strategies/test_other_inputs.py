@@ -13,7 +13,7 @@ from torch.nn import functional
 from knnper.data.examples import Examples, InputSpec
 from knnper.errors import ConfigError
 from knnper.experiment import Choice, TrainingSettings, load_experiment
-from knnper.models import MlpSettings, StackedLstmSettings
+from knnper.models import MlpSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
@@ -25,22 +25,9 @@ from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedem import example_losses
 from knnper.strategies.hypcluster import ClusterModels, best_position
 from knnper.strategies.qfedavg import mean_loss
+from tests.strategies.tiny import text_task
 
-TEXT = InputSpec((1, 1, 5), 4, (), (), dtype="token")
 KEY = RandomKey(4)
-
-
-def text_task(*, all_positions: bool = True, **training: Any) -> Task:
-    settings = StackedLstmSettings(
-        character_dim=4, hidden_dim=8, num_layers=1, all_positions=all_positions
-    )
-    return build_task(
-        Choice("stacked_lstm", settings),
-        TrainingSettings(batch_size=8, **training),
-        TEXT,
-        KEY,
-        evaluation_batch_size=16,
-    )
 
 
 def counting(count: int, seed: int) -> Examples:

@@ -8,16 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
-from knnper.experiment import TrainingSettings
-from knnper.models import EmbeddingModel, FlatModel, TolerantBatchNorm2d
+from knnper.experiment import Choice, TrainingSettings
+from knnper.models import (
+    EmbeddingModel,
+    FlatModel,
+    StackedLstmSettings,
+    TinyCnnSettings,
+    TolerantBatchNorm2d,
+    build_model,
+)
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS
+from knnper.strategies.catalogue import METHODS, PERSONALIZERS, build_task
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import ModelPredictor, Task
 
 KEY = RandomKey(11)
 ONE_PIXEL = InputSpec((1, 1, 1), num_classes=2, mean=(0.0,), std=(1.0,))
+TEXT = InputSpec((1, 1, 5), 4, (), (), dtype="token")
 FOUR_PIXELS = InputSpec((2, 2, 1), num_classes=3, mean=(0.5,), std=(0.25,))
 
 
@@ -87,6 +95,41 @@ def normed_task(training: TrainingSettings | None = None, **settings: Any) -> Ta
     """Return a task for `NormedModel`: 2x2 images, 3 classes."""
     training = training or TrainingSettings(**settings)
     return task_of(lambda: NormedModel(FOUR_PIXELS), FOUR_PIXELS, training)
+
+
+def tiny_cnn_task(num_classes: int) -> Task:
+    """Return a task for ``tiny_cnn``: 8x8 images of one channel."""
+    choice = Choice("tiny_cnn", TinyCnnSettings())
+    spec = InputSpec((8, 8, 1), num_classes, mean=(0.5,), std=(0.3,))
+    model = build_model(choice, spec, RandomKey(0))
+    return Task(
+        model=model,
+        initial_weights=model.read(),
+        fresh_weights=lambda rng: build_model(choice, spec, rng).read(),
+        normalize=Normalizer(spec),
+        spec=spec,
+        training=TrainingSettings(),
+        evaluation_batch_size=32,
+    )
+
+
+def text_task(
+    *, hidden_dim: int = 8, all_positions: bool = True, **training: Any
+) -> Task:
+    """Return the task of an LSTM: windows of 5 characters of 4, seeded alike."""
+    settings = StackedLstmSettings(
+        character_dim=4,
+        hidden_dim=hidden_dim,
+        num_layers=1,
+        all_positions=all_positions,
+    )
+    return build_task(
+        Choice("stacked_lstm", settings),
+        TrainingSettings(batch_size=8, **training),
+        TEXT,
+        RandomKey(4),
+        evaluation_batch_size=16,
+    )
 
 
 def white(labels: Sequence[int], validation: Sequence[int] = ()) -> ClientData:
