@@ -52,7 +52,7 @@ from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.runs import Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.task import evaluate
-from knnper.strategies.knn_per import Apply, KnnSettings, remember
+from knnper.strategies.knn_per import Apply, KnnSettings, fill_and_tune
 from papers.figures import (
     Curve,
     Drawing,
@@ -265,8 +265,8 @@ class Service:
         """Return what a client serves that has the first ``num_known`` of its images.
 
         λ is chosen on a part of them with the rest in the store, then all are stored:
-        as `knnper.strategies.knn_per.memorize` does. Test images are not looked at. The
-        predictor takes embeddings (n, p) in place of images.
+        as `knnper.strategies.knn_per.knn_predictor` does. Test images are not looked
+        at. The predictor takes embeddings (n, p) in place of images.
         """
         known = client.known.first(num_known)
         # Some are left to be looked up.
@@ -274,7 +274,7 @@ class Service:
         count = min(count, max(num_known - 1, 0))
         num_classes, dim = known.probabilities.shape[1], known.embeddings.shape[1]
         store = empty_memory_store(StoreSpec(num_classes), dim, UNNAMED)
-        tuned = remember(
+        tuned = fill_and_tune(
             store,
             NewExamples(known.embeddings[count:], known.labels[count:]),
             NewExamples(known.embeddings[:count], known.labels[:count]),
