@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from benchmarks.real_models import tensors_of
 from knnper.client.flower_node import quick_pulls
-from knnper.server.federation import FlowerFederation, Request
+from knnper.server.federation import FlowerFederation, Request, Step
 from knnper.server.sites import OVER_NETWORK
 from knnper.strategies.core.averaging import average_weights
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
@@ -63,7 +63,7 @@ def _make_round(
 ) -> torch.Tensor:
     payload = ModelPayload(weights)
     requests = [Request((str(client),), payload) for client in range(num_clients)]
-    replies = federation.exchange(Purpose.TRAIN, server_round, [0], requests)
+    replies = federation.exchange(Step(Purpose.TRAIN, server_round, [0]), requests)
     return average_weights((reply.client, reply.record) for reply in replies).weights
 
 

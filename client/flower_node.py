@@ -201,31 +201,6 @@ _PULL_BACKOFF_S = 0.02
 _ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
 
 
-class TaskSource:
-    """Where the runner gets tasks: the node's Runtime API."""
-
-    def __init__(self, address: str, secret: bytes) -> None:
-        self._client = RuntimeHttpClient.from_server_address(
-            server_address=address,
-            insecure=True,  # on this machine
-            root_certificates=None,
-            interceptors=[
-                RuntimeVersionHttpInterceptor(component_name="SuperExec"),
-                SuperExecAuthHttpInterceptor(
-                    master_secret=secret, protected_methods=frozenset({_ACQUIRE_TASK})
-                ),
-            ],
-        )
-
-    def next_task(self) -> tuple[Task, str] | None:
-        """Return a task and the token that entitles to run it; None without one."""
-        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-        response = self._client.AcquireTask(request)
-        if response.HasField("task") and response.token:
-            return response.task, response.token
-        return None
-
-
 def installed_app(reference: str) -> LoadApp:
     """Return a loader that always gives the ClientApp called ``MODULE:NAME``."""
     module, _, name = reference.partition(":")
@@ -246,10 +221,15 @@ def run_message(
     address: str, token: str, load: LoadApp, on_pulled: Callable[[bytes], None]
 ) -> None:
     """Answer one message and hand its reply to the node, be it an error."""
-    client = _connect(address, token)
+    client = _connect_task(address, token)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
     heartbeat.start()
-    message, context, run, fab = _pull_task_input(client)
+    # As Flower does, but without its whole second between two tries.
+    pull = functools.partial(
+        pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S
+    )
+    with mock.patch.object(run_clientapp, "pull_and_inflate_object_from_tree", pull):
+        message, context, run, fab = run_clientapp.pull_task_input(client)
     asked = message_to_proto(remove_content_from_message(message))
     on_pulled(asked.SerializeToString())
     try:
@@ -267,7 +247,7 @@ def report_failure(
     address: str, token: str, task: Task, pulled: bytes, reason: str
 ) -> None:
     """Answer a message whose process has died; Flower would notice after a minute."""
-    client = _connect(address, token)
+    client = _connect_task(address, token)
     message = _asked(client, pulled)
     metadata = message.metadata
     TaskIdentity.run_id = metadata.run_id
@@ -279,26 +259,26 @@ def report_failure(
     run_clientapp.push_task_output(client, None, SubStatus.FAILED, reason)
 
 
-def _connect(address: str, token: str) -> RuntimeHttpClient:
+def _connect(
+    address: str, component: str, interceptor: Any, **more: Any
+) -> RuntimeHttpClient:
+    """Return a connection to the node's Runtime API, on this machine."""
+    version = RuntimeVersionHttpInterceptor(component_name=component)
     return RuntimeHttpClient.from_server_address(
         server_address=address,
-        insecure=True,  # on this machine
+        insecure=True,
         root_certificates=None,
-        interceptors=[
-            RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-            RuntimeTokenHttpInterceptor(token),
-        ],
-        retry_invoker=make_simple_http_retry_invoker(),
+        interceptors=[version, interceptor],
+        **more,
     )
 
 
-def _pull_task_input(client: RuntimeHttpClient) -> tuple[Message, Context, Run, Fab]:
-    """Pull as Flower does, but without its whole second between two tries."""
-    pull = functools.partial(
-        pull_and_inflate_object_from_tree, initial_backoff=_PULL_BACKOFF_S
+def _connect_task(address: str, token: str) -> RuntimeHttpClient:
+    known, retries = (
+        RuntimeTokenHttpInterceptor(token),
+        make_simple_http_retry_invoker(),
     )
-    with mock.patch.object(run_clientapp, "pull_and_inflate_object_from_tree", pull):
-        return run_clientapp.pull_task_input(client)
+    return _connect(address, "flwr-clientapp", known, retry_invoker=retries)
 
 
 def _asked(client: RuntimeHttpClient, pulled: bytes) -> Message:
@@ -663,7 +643,11 @@ class Runner:
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
-        self._tasks = TaskSource(orders.address, bytes.fromhex(orders.secret))
+        known = SuperExecAuthHttpInterceptor(
+            master_secret=bytes.fromhex(orders.secret),
+            protected_methods=frozenset({_ACQUIRE_TASK}),
+        )
+        self._node = _connect(orders.address, "SuperExec", known)
         self._load: LoadApp = app_of_the_run
         # What nearly every app needs; it starts no thread that a fork would lose.
         import faiss  # noqa: F401
@@ -683,8 +667,15 @@ class Runner:
                 self._run(*found)
 
     def _next_task(self) -> tuple[Task, str] | None:
+        """Return a task and the token that entitles to run it; None without one."""
+        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
-            return self._tasks.next_task()
+            found = self._node.AcquireTask(request)
+            return (
+                (found.task, found.token)
+                if found.HasField("task") and found.token
+                else None
+            )
         except httpx.HTTPError as error:
             log.warning("the node did not answer its runner: %s", error)
             return None

@@ -80,8 +80,8 @@ from knnper.strategies.knn_per import (
     KnnSettings,
     Tuned,
     choose_on,
+    fill_and_tune,
     left_out_evidence,
-    remember,
     store_settings_of,
 )
 
@@ -233,7 +233,7 @@ def build(
         train, validation = (
             embedded(model, one) for one in (data.train, data.validation)
         )
-        tuned = remember(store, train, validation, model.head, model.card.memory)
+        tuned = fill_and_tune(store, train, validation, model.head, model.card.memory)
         decided = decide(model, store, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
@@ -289,7 +289,7 @@ def prepare(
     train, validation = (
         NewExamples(model.embed(one.images), one.labels, one.images) for one in splits
     )
-    tuned = remember(memory, train, validation, model.head, model.card.memory)
+    tuned = fill_and_tune(memory, train, validation, model.head, model.card.memory)
     decided = decide(model, memory, tuned, len(train), data, took_part=took_part)
     with places.committing():
         keep_model(places, model)

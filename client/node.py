@@ -211,7 +211,12 @@ class _Node:
                 if stay.has_begun:
                     log.warning("%s", refusal)
                 elif not self._has_made_room(refusal):
-                    patience.bear(self._in_full(refusal))
+                    key, settings = self._server.key, self._settings
+                    if isinstance(refusal, NotAcceptedError) and key is not None:
+                        about = f"{settings.key}, {fingerprint(key.public_key())}"
+                        doctor = f"knnper site doctor {settings.file}"
+                        refusal = NotAcceptedError(about, doctor)
+                    patience.bear(refusal)
             finally:
                 if stay.has_begun:
                     self._activation.forget()
@@ -226,14 +231,6 @@ class _Node:
             {"config": str(self._settings.file)},
             stay.hooks(),
         )
-
-    def _in_full(self, refusal: Refusal) -> Refusal:
-        """Return the refusal with what this client alone knows of it."""
-        key, settings = self._server.key, self._settings
-        if not isinstance(refusal, NotAcceptedError) or key is None:
-            return refusal
-        about = f"{settings.key}, {fingerprint(key.public_key())}"
-        return NotAcceptedError(about, f"knnper site doctor {settings.file}")
 
     def _has_made_room(self, refusal: Refusal) -> bool:
         """Take out the node that a crash of this client left online, if it did."""

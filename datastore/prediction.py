@@ -1,4 +1,7 @@
-"""The global model with a client's own shares of the classes.
+"""kNN-Per's prediction: the neighbours' vote, mixed with the global model's.
+
+`KnnPredictor` is λ p_kNN + (1 - λ) p_global (Marfoq et al. 2022, Eq. 6 and 7). Before
+it is mixed, p_global may be adapted to the client's own shares of the classes.
 
 A client sees some classes more often than the federation does. With the shares π that
 the global model learned from and the client's own q, Bayes' rule gives
@@ -330,15 +333,17 @@ class KnnPredictor:
             If the store changes all the time.
         """
         embeddings = self.embed(images)
-        alone = self.head(embeddings)
+        global_probabilities = self.head(embeddings)
         vote = self.neighbors.vote(embeddings)
         prior = self.class_prior
-        own = None if prior is None else adapted(alone, vote.label_counts, prior)
-        mixed, weight = alone if own is None else own, 0.0
+        own = None
+        if prior is not None:
+            own = adapted(global_probabilities, vote.label_counts, prior)
+        mixed, weight = global_probabilities if own is None else own, 0.0
         if vote.probabilities is not None:
             weight = self.knn_weight
             mixed = interpolate(vote.probabilities, mixed, weight)
-        return Prediction(mixed, alone, own, weight, vote)
+        return Prediction(mixed, global_probabilities, own, weight, vote)
 
     @property
     def effective_knn_weight(self) -> float:

@@ -1,4 +1,4 @@
-"""What is chosen, and from what."""
+"""How a client chooses λ, k and σ: candidates, evidence, criteria, ties."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ from knnper.experiment import (
 
 
 @dataclass(frozen=True)
-class Choice:
+class TunedParameters:
     """How a client's memory is used."""
 
     knn_weight: float  # λ, in [0, 1]
@@ -68,10 +68,10 @@ class Candidates:
         """Whether there is nothing to choose."""
         return self.shape == (1, 1, 1)
 
-    def at(self, place: Sequence[int]) -> Choice:
+    def at(self, place: Sequence[int]) -> TunedParameters:
         """Return the combination at a place of a grid of that `shape`."""
         weight, count, scale = place
-        return Choice(
+        return TunedParameters(
             self.knn_weights[weight],
             self.num_neighbors[count],
             self.kernel_scales[scale],
@@ -328,7 +328,7 @@ NUMBERS_AT_ONCE = 1 << 20
 """The most probabilities, of all λ together, that are in memory at a time."""
 SMALLEST_PROBABILITY = 1e-12
 """What a smaller probability of the true label counts as, as in the results."""
-PART_OF_SURENESS = 0.01
+LOG_LIKELIHOOD_SHARE = 0.01
 """What log p(y|x) counts for beside being right."""
 Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """``(knn (m, c), global (m, c), labels (m,), λ (l,)) -> scores (l,)``: sums over the m
@@ -336,39 +336,41 @@ examples, in which more is better."""
 
 
 def num_correct(
-    knn: Tensor, alone: Tensor, labels: Tensor, knn_weights: Tensor
+    knn: Tensor, of_global: Tensor, labels: Tensor, knn_weights: Tensor
 ) -> Tensor:
     """Return how many labels have the largest probability, float64 of shape (l,)."""
     # In float32, as `interpolate` mixes: what wins here by a hair is what is served.
     share = knn_weights[:, None, None]
     mixed = share.float() * knn
-    mixed += (1 - share).float() * alone
+    mixed += (1 - share).float() * of_global
     return (mixed.argmax(dim=2) == labels).sum(dim=1).double()
 
 
 def log_likelihood(
-    knn: Tensor, alone: Tensor, labels: Tensor, knn_weights: Tensor
+    knn: Tensor, of_global: Tensor, labels: Tensor, knn_weights: Tensor
 ) -> Tensor:
     """Return Σ log p(y|x) of the mixtures, float64 of shape (l,)."""
-    of_label = [one.gather(1, labels[:, None])[:, 0].double() for one in (knn, alone)]
+    of_label = [
+        one.gather(1, labels[:, None])[:, 0].double() for one in (knn, of_global)
+    ]
     share = knn_weights[:, None]
     mixed = share * of_label[0] + (1 - share) * of_label[1]
     return mixed.clamp_min(SMALLEST_PROBABILITY).log().sum(dim=1)
 
 
-def num_correct_by_sureness(*asked: Tensor) -> Tensor:
+def num_correct_and_likelihood(*asked: Tensor) -> Tensor:
     """Return `num_correct` and a hundredth of `log_likelihood`, float64 of shape (l,).
 
     Of two that are right equally often the one that is surer of it scores more. An
     example that is right outweighs three that are wrong beyond any doubt.
     """
-    return num_correct(*asked) + PART_OF_SURENESS * log_likelihood(*asked)
+    return num_correct(*asked) + LOG_LIKELIHOOD_SHARE * log_likelihood(*asked)
 
 
 CRITERIA: Mapping[CriterionName, Criterion] = {
     "accuracy": num_correct,
     "log_loss": log_likelihood,
-    "both": num_correct_by_sureness,
+    "both": num_correct_and_likelihood,
 }
 
 
@@ -407,22 +409,26 @@ def choose(
     criterion: Criterion,
     prior: Prior = NO_PRIOR,
     class_prior: ClassPrior | None = None,
-) -> Choice:
+) -> TunedParameters:
     """Return the combination with the largest Σ_i score_i - s (λ - λ_0)²."""
-    seen = [evidence]
+    variants = [evidence]
     if class_prior is not None:
-        seen.insert(0, evidence.adapted(class_prior.sharpness))
-    scores = torch.stack([score(one, candidates, kernel, criterion) for one in seen])
+        variants.insert(0, evidence.adapted(class_prior.sharpness))
+    scores = torch.stack(
+        [score(one, candidates, kernel, criterion) for one in variants]
+    )
     weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
     penalty = prior.strength * (weights - prior.knn_weight).square()
     # argmax returns the first of several largest.
     total = scores - penalty[:, None, None]
     if candidates.knn_weights[0] == 0:
-        total = total.where(scores >= scores[-1, 0, 0, 0], -torch.inf)
+        # Nothing that scores less than the global model as it is.
+        global_score = scores[-1, 0, 0, 0]
+        total = total.where(scores >= global_score, -torch.inf)
     best = torch.unravel_index(total.argmax(), total.shape)
-    which, *place = (int(one) for one in best)
+    variant, *place = (int(one) for one in best)
     chosen = candidates.at(place)
-    is_adapted = which < len(seen) - 1
+    is_adapted = variant < len(variants) - 1
     return replace(chosen, class_prior=class_prior if is_adapted else None)
 
 
@@ -432,18 +438,18 @@ def choose_class_prior(
     """Return how the global model would be adapted; None if there is no strength."""
     if not settings.strengths:
         return None
-    in_doubt = sorted(settings.sharpness, key=lambda value: abs(math.log(value)))
+    mildest_first = sorted(settings.sharpness, key=lambda value: abs(math.log(value)))
     if len(evidence) == 0:
-        return ClassPrior(settings, in_doubt[0])
+        return ClassPrior(settings, mildest_first[0])
     queries = evidence.queries
 
     def log_posterior(sharpness: float) -> float:
         seen = queries.adapted(sharpness).probabilities
-        alone = torch.zeros(1, dtype=torch.float64)
-        likelihood = log_likelihood(seen, seen, queries.labels, alone)
+        zero = torch.zeros(1, dtype=torch.float64)  # λ: the global model alone
+        likelihood = log_likelihood(seen, seen, queries.labels, zero)
         return float(likelihood) - math.log(sharpness) ** 2 / 2
 
-    return ClassPrior(settings, max(in_doubt, key=log_posterior))
+    return ClassPrior(settings, max(mildest_first, key=log_posterior))
 
 
 def choose_knn_weight(

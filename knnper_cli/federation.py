@@ -320,7 +320,13 @@ def watch(run: RunFolderArgument) -> None:
     folder = RunFolder.open(run)
     from knnper_cli.watching import Watch
 
-    if not folder.is_finished() and not Watch(run).follow(lambda: not folder.is_led()):
+    def has_ended() -> bool:
+        with contextlib.suppress(RunError):
+            folder.require_idle()
+            return True
+        return False
+
+    if not folder.is_finished() and not Watch(run).follow(has_ended):
         raise RunError(f"nobody leads the run in {run}, and it is not done")
     show_run(run)
 

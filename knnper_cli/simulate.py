@@ -127,6 +127,8 @@ def _list_methods(as_json: bool) -> None:
     )
 
 
+_LARGEST_BUBBLE = 120.0  # square points
+_INCHES_PER_CLIENT, _INCHES_PER_CLASS = 0.12, 0.22
 PLOT_FORMATS = (".png", ".pdf", ".svg")
 _BARS = " ▁▂▃▄▅▆▇█"
 PlotFile = Annotated[
@@ -164,9 +166,7 @@ def partition(
     )
     _show(bench.partition, summary, as_json)
     if plot is not None:
-        from knnper_cli.partition_plot import draw_partition
-
-        draw_partition(summary.class_counts, data.class_names, plot)
+        _draw(summary.class_counts, data.class_names, plot)
         say(f"The picture is in {plot}")
     if export is not None:
         from knnper.simulation.partition.split import export_shares
@@ -217,6 +217,29 @@ def _show(partition: "Partition", summary: "PartitionSummary", as_json: bool) ->
     print_table(header, rows)
     for name, value in totals.items():
         typer.echo(f"{name}: {value}")
+
+
+def _draw(class_counts: Any, class_names: Sequence[str], path: Path) -> None:
+    """Draw a bubble for each client and label, its area the number of examples."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    num_clients, num_classes = class_counts.shape
+    width = min(max(5.0, _INCHES_PER_CLIENT * num_clients), 40.0)
+    height = min(max(3.0, _INCHES_PER_CLASS * num_classes), 30.0)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    clients, classes = np.nonzero(class_counts)
+    counts = class_counts[clients, classes]
+    areas = _LARGEST_BUBBLE * counts / max(counts.max(initial=1), 1)
+    axes.scatter(clients, classes, s=areas, c=classes, cmap="tab20", linewidths=0)
+    axes.set_yticks(range(num_classes), class_names)
+    axes.set(xlabel="client", ylabel="label")
+    axes.set_title(f"{num_clients} clients, {counts.sum()} examples")
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise RunError(f"the picture {path} cannot be written: {error}") from error
 
 
 def bars(counts: list[int]) -> str:

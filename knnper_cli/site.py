@@ -80,7 +80,12 @@ def check(
     else:
         typer.echo(f"client: {settings.name}")
         _show(found, with_task=agreed is not None)
-        _show_asked(asked)
+        if experiment is not None:
+            typer.echo(f"fingerprint of the experiment: {asked['experiment']}")
+        for reason in cast("list[str]", asked.get("refused", [])):
+            say(f"Error: runs of this experiment are refused here: {reason}.")
+        if asked.get("without_training"):
+            say(f"Warning: {asked['without_training']}.")
     if found.problems or asked.get("refused"):
         raise typer.Exit(RUN_FAILED)
 
@@ -112,15 +117,6 @@ def _asked(
         "refused": refused,
         "without_training": without_training,
     }
-
-
-def _show_asked(asked: dict[str, object]) -> None:
-    if asked:
-        typer.echo(f"fingerprint of the experiment: {asked['experiment']}")
-    for reason in cast("list[str]", asked.get("refused", [])):
-        say(f"Error: runs of this experiment are refused here: {reason}.")
-    if asked.get("without_training"):
-        say(f"Warning: {asked['without_training']}.")
 
 
 def _show(found: "DataCheck", *, with_task: bool) -> None:

@@ -259,9 +259,8 @@ def verify(
         typer.Option(
             "--absent",
             metavar="FILE",
-            help="Prove that the bytes of these raw inputs (an image, .npy, or "
-            ".npz with "
-            "inputs) are in no file of the store, instead; may be repeated.",
+            help="Prove that the bytes of these raw inputs (an image, .npy, or .npz "
+            "with inputs) are in no file of the store, instead; may be repeated.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -294,6 +293,7 @@ def verify(
 def _verify_absence(folder: Path, files: Sequence[Path], as_json: bool) -> None:
     from knnper.datastore.erasure import Secrets, prove_absence
     from knnper.datastore.store import read_identity
+    from knnper.datastore.transfer import read_inputs
 
     layout = read_identity(folder).spec.input
     if layout is None:
@@ -301,7 +301,16 @@ def _verify_absence(folder: Path, files: Sequence[Path], as_json: bool) -> None:
             f"{folder} keeps no raw inputs, so none can be compared; delete proves "
             "that embeddings are gone"
         )
-    secrets = Secrets(_named_inputs(files, layout.shape))
+    height, width, channels = layout.shape
+
+    def named_inputs() -> Iterator[tuple[str, bytes]]:
+        for path in files:
+            found = read_inputs(path, (height, width, channels))
+            for number, one in enumerate(found):
+                name = str(path) if len(found) == 1 else f"number {number} of {path}"
+                yield name, one.tobytes()
+
+    secrets = Secrets(named_inputs())
     proof = prove_absence(folder, secrets)
     if as_json:
         print_json(_proof_document(proof, secrets.names))
@@ -309,19 +318,6 @@ def _verify_absence(folder: Path, files: Sequence[Path], as_json: bool) -> None:
         _show_proof(proof, folder, "inputs", secrets.names)
     if not proof.is_absent:
         raise typer.Exit(RUN_FAILED)
-
-
-def _named_inputs(
-    files: Sequence[Path], shape: tuple[int, ...]
-) -> Iterator[tuple[str, bytes]]:
-    from knnper.datastore.transfer import read_inputs
-
-    height, width, channels = shape
-    for path in files:
-        found = read_inputs(path, (height, width, channels))
-        for number, one in enumerate(found):
-            name = str(path) if len(found) == 1 else f"number {number} of {path}"
-            yield name, one.tobytes()
 
 
 @store.command()
@@ -599,9 +595,8 @@ def configure(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="As in --set capacity=5000 or --set 'index={name: sq8, rerank: "
-            "4}'; may "
-            "be repeated.",
+            help="As in --set capacity=5000 or --set 'index={name: sq8, rerank: 4}'; "
+            "may be repeated.",
         ),
     ],
 ) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
@@ -48,20 +47,18 @@ class Figure:
     draw: Callable[[Any, Any, FigureFolder], list[Drawing]]
 
 
-FIGURES: Mapping[str, Figure] = MappingProxyType(
-    {
-        "memory": Figure(MemorySettings, RUN, "partitions", draw_memory),
-        "drift": Figure(DriftSettings, RUN, "clients", draw_drift),
-        "protonn": Figure(ProtoNNFigureSettings, RUN, "clients", draw_protonn),
-        "quality": Figure(QualitySettings, EXPERIMENT, "stages", draw_quality),
-        "fedbasis-collapse": Figure(
-            CollapseSettings, EXPERIMENT, "variants", draw_collapse
-        ),
-        "three-approaches": Figure(
-            ThreeApproachesSettings, NOTHING, "points", draw_three_approaches
-        ),
-    }
-)
+FIGURES: Mapping[str, Figure] = {
+    "memory": Figure(MemorySettings, RUN, "partitions", draw_memory),
+    "drift": Figure(DriftSettings, RUN, "clients", draw_drift),
+    "protonn": Figure(ProtoNNFigureSettings, RUN, "clients", draw_protonn),
+    "quality": Figure(QualitySettings, EXPERIMENT, "stages", draw_quality),
+    "fedbasis-collapse": Figure(
+        CollapseSettings, EXPERIMENT, "variants", draw_collapse
+    ),
+    "three-approaches": Figure(
+        ThreeApproachesSettings, NOTHING, "points", draw_three_approaches
+    ),
+}
 
 FigureName = Literal[
     "memory", "quality", "drift", "protonn", "fedbasis-collapse", "three-approaches"

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from matplotlib.figure import Figure
@@ -62,31 +61,22 @@ def without_treatments(settings: FedBasisSettings) -> FedBasisSettings:
     )
 
 
-def _descending(settings: FedBasisSettings) -> FedBasisSettings:
-    return replace(without_treatments(settings), coordinate_descent=True)
-
-
-def _sharpened(settings: FedBasisSettings) -> FedBasisSettings:
-    return replace(_descending(settings), temperature=settings.temperature)
-
-
-def _warm(settings: FedBasisSettings) -> FedBasisSettings:
-    fraction = settings.warm_start_fraction
-    return replace(without_treatments(settings), warm_start_fraction=fraction)
-
-
 # By what is treated. The first three begin with random bases, all alike.
-VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = (
-    MappingProxyType(
-        {
-            "nothing": without_treatments,
-            "coordinate descent": _descending,
-            "coordinate descent, sharpened": _sharpened,
-            "warm start": _warm,
-            "all, with a major basis": lambda settings: settings,
-        }
-    )
-)
+VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = {
+    "nothing": without_treatments,
+    "coordinate descent": lambda settings: replace(
+        without_treatments(settings), coordinate_descent=True
+    ),
+    "coordinate descent, sharpened": lambda settings: replace(
+        without_treatments(settings),
+        coordinate_descent=True,
+        temperature=settings.temperature,
+    ),
+    "warm start": lambda settings: replace(
+        without_treatments(settings), warm_start_fraction=settings.warm_start_fraction
+    ),
+    "all, with a major basis": lambda settings: settings,
+}
 
 
 @dataclass(frozen=True)

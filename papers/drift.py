@@ -6,7 +6,6 @@ Marfoq et al. 2022, Appendix B, "Robustness to distribution shift", Figures 4 an
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
@@ -84,18 +83,15 @@ class DriftSettings(Settings):
             )
 
 
-def _distance(memory: Store, examples: Embedded, num_neighbors: int) -> Scores:
-    return neighbor_scores(memory, examples.embeddings, num_neighbors)
-
-
-def _distance_to_label(memory: Store, examples: Embedded, num_neighbors: int) -> Scores:
-    return label_scores(memory, examples.embeddings, examples.labels, num_neighbors)
-
-
 # What is watched, by name.
-ALARMS: Mapping[str, Callable[[Store, Embedded, int], Scores]] = MappingProxyType(
-    {"distance": _distance, "distance_to_own_label": _distance_to_label}
-)
+ALARMS: Mapping[str, Callable[[Store, Embedded, int], Scores]] = {
+    "distance": lambda memory, examples, k: neighbor_scores(
+        memory, examples.embeddings, k
+    ),
+    "distance_to_own_label": lambda memory, examples, k: label_scores(
+        memory, examples.embeddings, examples.labels, k
+    ),
+}
 
 
 def alarm_steps(

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Annotated, Literal, get_args
 
 import numpy as np
@@ -53,7 +52,7 @@ from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.runs import Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.task import evaluate
-from knnper.strategies.knn_per import Apply, KnnSettings, remember
+from knnper.strategies.knn_per import Apply, KnnSettings, fill_and_tune
 from papers.figures import (
     Curve,
     Drawing,
@@ -266,8 +265,8 @@ class Service:
         """Return what a client serves that has the first ``num_known`` of its images.
 
         λ is chosen on a part of them with the rest in the store, then all are stored:
-        as `knnper.strategies.knn_per.memorize` does. Test images are not looked at. The
-        predictor takes embeddings (n, p) in place of images.
+        as `knnper.strategies.knn_per.knn_predictor` does. Test images are not looked
+        at. The predictor takes embeddings (n, p) in place of images.
         """
         known = client.known.first(num_known)
         # Some are left to be looked up.
@@ -275,7 +274,7 @@ class Service:
         count = min(count, max(num_known - 1, 0))
         num_classes, dim = known.probabilities.shape[1], known.embeddings.shape[1]
         store = empty_memory_store(StoreSpec(num_classes), dim, UNNAMED)
-        tuned = remember(
+        tuned = fill_and_tune(
             store,
             NewExamples(known.embeddings[count:], known.labels[count:]),
             NewExamples(known.embeddings[:count], known.labels[:count]),
@@ -588,61 +587,59 @@ def _weight_correlations(records: Records) -> Mapping[str, float | None]:
 
 _WEIGHT_AXIS = "λ (0: global model alone, 1: neighbours alone)"
 
-PANELS: Mapping[str, Panel] = MappingProxyType(
-    {
-        "capacity": Panel(
-            "Memory of new clients (Figure 1)",
-            r"$\alpha$",
-            "capacity, as a fraction of the client's images",
-            ("alpha", "capacity", "accuracy"),
-            _capacity_points,
-            _capacity_curves,
-            alphas=lambda _, settings: settings.alpha,
-        ),
-        "knn-weight": Panel(
-            "λ of all clients, by the images that a client has (Figure 2)",
-            "images, on average",
-            _WEIGHT_AXIS,
-            ("mean_num_stored", "knn_weight", "accuracy"),
-            _by_size,
-            _curves_by_weight,
-        ),
-        "neighbors": Panel(
-            "Number of neighbours (Figure 5)",
-            "kNN-Per",
-            "neighbours, k",
-            ("kind", "num_neighbors", "accuracy"),
-            _by_neighbors,
-            _neighbors_curves,
-        ),
-        "kernel-scale": Panel(
-            "λ of all clients, by the scale of the kernel (Figure 7)",
-            r"$\sigma$",
-            _WEIGHT_AXIS,
-            ("kernel_scale", "knn_weight", "accuracy"),
-            _by_scale,
-            _curves_by_weight,
-        ),
-        "best-weight": Panel(
-            "λ by the images that a client stores (Figure 8)",
-            "λ",
-            "stored images: so many, and less than twice as many",
-            ("kind", "num_stored_from", "knn_weight"),
-            _best_weights,
-            _best_weight_curves,
-            log_x=True,
-            correlations=_weight_correlations,
-        ),
-        "hardware": Panel(
-            "Weak and strong clients (Figure 9)",
-            "clients",
-            "ΔC: capacity is ½ - ΔC of weak clients, ½ + ΔC of strong ones",
-            ("clients", "imbalance", "accuracy"),
-            _weak_and_strong,
-            _hardware_curves,
-        ),
-    }
-)
+PANELS: Mapping[str, Panel] = {
+    "capacity": Panel(
+        "Memory of new clients (Figure 1)",
+        r"$\alpha$",
+        "capacity, as a fraction of the client's images",
+        ("alpha", "capacity", "accuracy"),
+        _capacity_points,
+        _capacity_curves,
+        alphas=lambda _, settings: settings.alpha,
+    ),
+    "knn-weight": Panel(
+        "λ of all clients, by the images that a client has (Figure 2)",
+        "images, on average",
+        _WEIGHT_AXIS,
+        ("mean_num_stored", "knn_weight", "accuracy"),
+        _by_size,
+        _curves_by_weight,
+    ),
+    "neighbors": Panel(
+        "Number of neighbours (Figure 5)",
+        "kNN-Per",
+        "neighbours, k",
+        ("kind", "num_neighbors", "accuracy"),
+        _by_neighbors,
+        _neighbors_curves,
+    ),
+    "kernel-scale": Panel(
+        "λ of all clients, by the scale of the kernel (Figure 7)",
+        r"$\sigma$",
+        _WEIGHT_AXIS,
+        ("kernel_scale", "knn_weight", "accuracy"),
+        _by_scale,
+        _curves_by_weight,
+    ),
+    "best-weight": Panel(
+        "λ by the images that a client stores (Figure 8)",
+        "λ",
+        "stored images: so many, and less than twice as many",
+        ("kind", "num_stored_from", "knn_weight"),
+        _best_weights,
+        _best_weight_curves,
+        log_x=True,
+        correlations=_weight_correlations,
+    ),
+    "hardware": Panel(
+        "Weak and strong clients (Figure 9)",
+        "clients",
+        "ΔC: capacity is ½ - ΔC of weak clients, ½ + ΔC of strong ones",
+        ("clients", "imbalance", "accuracy"),
+        _weak_and_strong,
+        _hardware_curves,
+    ),
+}
 
 
 def draw_memory(

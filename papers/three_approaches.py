@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -143,41 +142,39 @@ def hypcluster(
 
 
 # By title; HypCluster comes beside them, since its starts depend on the seed.
-APPROACHES: Mapping[str, tuple[Candidate, ...]] = MappingProxyType(
-    {
-        "Global (FedAvg)": tuple(
-            Candidate(
-                {**_FEDAVG, "training": {"learning_rate": rate}},
-                {},
-                {"learning_rate": rate},
-            )
-            for rate in TOGETHER
-        ),
-        "Local": _of_rates(
-            {"method": {"name": "local", "num_rounds": 1}},
-            "training",
-            {"local_steps": None, "local_epochs": PASSES},
-        ),
-        "Fine-tuning": _of_rates(
-            _FEDAVG, "personalization", {"name": "fine_tuning", "num_epochs": PASSES}
-        ),
-        "Dapper": _of_rates(
-            _WITH_PROXY, "personalization", {"name": "dapper", "num_epochs": PASSES}
-        ),
-        "Mapper": _of_rates(
-            {"method": {**_MAPPER, "local_learning_rate": 1.0}},
-            "method",
-            _MAPPER,
-            key="local_learning_rate",
-        ),
-        "Mapper in two stages": _of_rates(
-            _FEDAVG,
-            "personalization",
-            {"name": "mapper_two_stage", "local_epochs": PASSES},
-            key="local_learning_rate",
-        ),
-    }
-)
+APPROACHES: Mapping[str, tuple[Candidate, ...]] = {
+    "Global (FedAvg)": tuple(
+        Candidate(
+            {**_FEDAVG, "training": {"learning_rate": rate}},
+            {},
+            {"learning_rate": rate},
+        )
+        for rate in TOGETHER
+    ),
+    "Local": _of_rates(
+        {"method": {"name": "local", "num_rounds": 1}},
+        "training",
+        {"local_steps": None, "local_epochs": PASSES},
+    ),
+    "Fine-tuning": _of_rates(
+        _FEDAVG, "personalization", {"name": "fine_tuning", "num_epochs": PASSES}
+    ),
+    "Dapper": _of_rates(
+        _WITH_PROXY, "personalization", {"name": "dapper", "num_epochs": PASSES}
+    ),
+    "Mapper": _of_rates(
+        {"method": {**_MAPPER, "local_learning_rate": 1.0}},
+        "method",
+        _MAPPER,
+        key="local_learning_rate",
+    ),
+    "Mapper in two stages": _of_rates(
+        _FEDAVG,
+        "personalization",
+        {"name": "mapper_two_stage", "local_epochs": PASSES},
+        key="local_learning_rate",
+    ),
+}
 
 
 def least_losses(num_users: int) -> Mapping[str, float]:
@@ -307,8 +304,8 @@ _MARKERS = "osv^D*P"
 _METHODS = {"Global (FedAvg)": "FedAvg"}
 
 
+# Records by title, each in the order of the horizontal axis.
 Lines = Mapping[str, Sequence[PartRecord]]
-"""Records by title, each in the order of the horizontal axis."""
 
 
 def draw_three_approaches(
@@ -367,14 +364,7 @@ def draw_three_approaches(
     ]
 
 
-_HEADER = (
-    "samples",
-    "clusters",
-    "approach",
-    "validation_loss",
-    "test_loss",
-    "chosen",
-)
+_HEADER = ("samples", "clusters", "approach", "validation_loss", "test_loss", "chosen")
 
 
 def _row(

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -67,6 +67,14 @@ class Reply(_OfClients):
     failure: str | None = None
 
 
+class Step(NamedTuple):
+    """What is asked for, in which round; the rounds after which states are kept."""
+
+    purpose: Purpose
+    server_round: int
+    keep_rounds: Sequence[int]
+
+
 class Federation(ABC):
     """The clients as the server sees them."""
 
@@ -77,13 +85,7 @@ class Federation(ABC):
         """Wait until at least ``least`` of ``clients`` can be reached."""
 
     @abstractmethod
-    def exchange(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        requests: Iterable[Request],
-    ) -> Iterator[Reply]:
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """Ask clients and yield their replies in the order of the requests."""
 
 
@@ -115,7 +117,9 @@ class Packer:
         self._in_use.clear()
 
     def _pack(self, name: str, record: object) -> Packed:
-        packed = self._find(record) or pack(record, self._shared_folder)
+        known = self._latest.values()
+        same = next((packed for one, packed in known if is_same(one, record)), None)
+        packed = same or pack(record, self._shared_folder)
         self._use(packed)
         # What was packed last is in use too: the next request may be for the same.
         self._use(packed)
@@ -124,12 +128,6 @@ class Packer:
         if before is not None:
             self._release(before)
         return packed
-
-    def _find(self, record: object) -> Packed | None:
-        for latest, packed in self._latest.values():
-            if is_same(latest, record):
-                return packed
-        return None
 
     def _use(self, packed: Packed) -> None:
         self._in_use[id(packed)] = packed
@@ -163,13 +161,7 @@ class FlowerFederation(Federation):
     model: str = ""
     may_be_away: bool = False
 
-    def exchange(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        requests: Iterable[Request],
-    ) -> Iterator[Reply]:
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """See `Federation.exchange`."""
         packer = Packer(self._folder)
         under_way: deque[tuple[Request, dict[str, Packed]]] = deque()
@@ -178,17 +170,17 @@ class FlowerFederation(Federation):
             for request in requests:
                 records = packer.pack_request(request)
                 under_way.append((request, records))
-                job = self._job(purpose, request, server_round, keep_rounds)
+                job = self._job(step, request)
                 yield Message(
                     content=to_content(job, records),
                     dst_node_id=self.choose_node(request.clients[0]),
-                    message_type=purpose.value,
-                    group_id=str(server_round),
+                    message_type=step.purpose.value,
+                    group_id=str(step.server_round),
                     # One that nobody has taken by then would only keep a client busy.
                     ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
                 )
 
-        pace = self.paces.get(purpose)
+        pace = self.paces.get(step.purpose)
         if pace is not None:
             pace.begin()
         patience = replace(self.patience, pace=pace)
@@ -201,7 +193,7 @@ class FlowerFederation(Federation):
             sent_bytes = sum(packed.num_bytes for packed in records.values())
             most_bytes = max(LEAST_LIMIT_BYTES, MOST_TIMES_SENT * sent_bytes)
             try:
-                record = self._record(purpose, message, most_bytes)
+                record = self._record(step.purpose, message, most_bytes)
             except CodecError as error:
                 yield Reply(request.clients, None, printable(str(error)))
             else:
@@ -210,18 +202,12 @@ class FlowerFederation(Federation):
         # whole at the end of the run.
         packer.discard_all()
 
-    def _job(
-        self,
-        purpose: Purpose,
-        request: Request,
-        server_round: int,
-        keep_rounds: Sequence[int],
-    ) -> Job:
-        pace, first = self.paces.get(purpose), request.clients[0]
+    def _job(self, step: Step, request: Request) -> Job:
+        pace, first = self.paces.get(step.purpose), request.clients[0]
         return Job(
             clients=list(request.clients),
-            server_round=server_round,
-            keep_rounds=list(keep_rounds),
+            server_round=step.server_round,
+            keep_rounds=list(step.keep_rounds),
             experiment=self.experiment,
             run_folder=self.run_folder,
             shared_folder=self.shared_folder,

@@ -249,11 +249,13 @@ def training_summary(
 ) -> dict[str, Any]:
     """Return what the rounds took and led to, as plain values."""
     validations = [result.validation for result in results if result.seen]
+    total = sum(one.num_examples for one in validations)
+    correct = sum(one.num_correct for one in validations)
     return {
         "num_rounds": len(rounds),
         "train_loss": rounds[-1]["train_loss"] if rounds else None,
         **{name: sum(one.get(name, 0) for one in rounds) for name in _TOTALS},
-        "validation": {"accuracy_weighted": _pooled_accuracy(validations)},
+        "validation": {"accuracy_weighted": correct / total if total else None},
     }
 
 
@@ -354,10 +356,3 @@ def _log_loss(evaluations: Sequence[Evaluation]) -> float | None:
     if num_examples == 0:
         return None
     return math.fsum(one.log_loss_sum for one in evaluations) / num_examples
-
-
-def _pooled_accuracy(evaluations: Sequence[Evaluation]) -> float | None:
-    num_examples = sum(one.num_examples for one in evaluations)
-    if num_examples == 0:
-        return None
-    return sum(one.num_correct for one in evaluations) / num_examples

@@ -14,7 +14,7 @@ from torch import Tensor
 from knnper.errors import RunError, printable
 from knnper.records import canonical, is_finite, take_apart
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, Reply, Request
+from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import RoundRecord
 from knnper.server.results import evaluation_problem, in_groups
 from knnper.server.run_folder import Checkpoint, CheckpointFolder, History, Roster
@@ -339,7 +339,7 @@ class RoundLoop:
         )
         requests = self._requests(state, history, server_round, participants, tally)
         replies = self.federation.exchange(
-            Purpose.TRAIN, server_round, self.checkpoints.ways_back(), requests
+            Step(Purpose.TRAIN, server_round, self.checkpoints.ways_back()), requests
         )
         usable = usable_updates(replies, self.method.update_type, tally)
         alike = screening.passed(usable, len(participants), tally.fails)
@@ -410,9 +410,7 @@ class RoundLoop:
         key = self.key.child("broadcast", server_round, UNSEEN_CLIENT)
         reference = self.method.broadcast(state, UNSEEN_CLIENT, key)
         replies = self.federation.exchange(
-            Purpose.VALIDATE,
-            server_round,
-            self.checkpoints.ways_back(),
+            Step(Purpose.VALIDATE, server_round, self.checkpoints.ways_back()),
             (Request(group, reference) for group in in_groups(self.num_validation)),
         )
         correct = total = 0

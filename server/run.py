@@ -14,7 +14,7 @@ from knnper.errors import RunError, printable
 from knnper.experiment import results_identity, to_document
 from knnper.records import canonical, fingerprint, is_same
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, Reply, Request
+from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.results import (
     in_groups,
@@ -57,9 +57,8 @@ class ModelDistribution:
         """Yield who gets the model and is not ``done``, and the result if shown."""
         last = trained.server_round
         requests = self._requests(trained, self._groups(sizes, seen), seen, set(done))
-        for reply in self.federation.exchange(
-            Purpose.PERSONALIZE, last, [last], requests
-        ):
+        step = Step(Purpose.PERSONALIZE, last, [last])
+        for reply in self.federation.exchange(step, requests):
             for name, found in _told(reply, seen).items():
                 if isinstance(found, str):
                     self._failed(name, found)

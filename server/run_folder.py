@@ -507,14 +507,6 @@ class RunFolder:
         with self.locked():
             pass
 
-    def is_led(self) -> bool:
-        """Return whether a process leads this run."""
-        try:
-            self.require_idle()
-        except RunError:
-            return True
-        return False
-
     @property
     def checkpoints(self) -> Path:
         """Where the server keeps its state."""

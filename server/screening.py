@@ -151,7 +151,8 @@ class Screening:
     ) -> Iterator[Measured]:
         """Yield the updates that are like the others, in their order."""
         missing = expected
-        with self._waiting:
+        self._waiting.clear()
+        try:
             for update in updates:
                 missing -= 1
                 if update is not None:
@@ -160,6 +161,8 @@ class Screening:
                         bisect.insort(self._known.setdefault(name, []), change.norm)
                 yield from self._settled(missing, refuse)
             yield from self._settled(0, refuse)
+        finally:
+            self._waiting.clear()
 
     def norms(self) -> dict[str, Norms]:
         """Return what the rounds tell of the norms, with what this one passed on."""
@@ -242,11 +245,8 @@ class _Waiting:
         self._queue: deque[tuple[Measured, Packed | None]] = deque()
         self._num_bytes = 0
 
-    def __enter__(self) -> "_Waiting":
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def clear(self) -> None:
+        """Remove what is on disk."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def first(self) -> Measured | None:

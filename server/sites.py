@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from knnper.errors import RunError, printable
 from knnper.experiment import FederationSettings
-from knnper.server.federation import Federation, FlowerFederation, Reply, Request
+from knnper.server.federation import Federation, FlowerFederation, Reply, Request, Step
 from knnper.server.link.authorized import Registered
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Checkpoint, Member, Roster
@@ -206,13 +206,7 @@ class SiteFederation(Federation):
     def __post_init__(self) -> None:
         self.round_attempts = self.settings.round_attempts
 
-    def exchange(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        requests: Iterable[Request],
-    ) -> Iterator[Reply]:
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """See `Federation.exchange`; those who are away come last, as failures."""
         self.directory.refresh()
         away: list[str] = []
@@ -226,9 +220,7 @@ class SiteFederation(Federation):
                     own = request.state_rounds[number : number + 1]
                     yield replace(request, clients=(client,), state_rounds=own)
 
-        yield from self.messenger.exchange(
-            purpose, server_round, keep_rounds, reachable()
-        )
+        yield from self.messenger.exchange(step, reachable())
         for client in away:
             yield Reply((client,), None, "it is not connected")
 

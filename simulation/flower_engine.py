@@ -258,8 +258,11 @@ def _hand_on_messages(
             queue.put(message)
 
 
-def _why(error: RuntimeError, run: RunSettings) -> str:
-    reason = str(_beneath_flower(error)).rstrip(".")
+def _why(error: BaseException, run: RunSettings) -> str:
+    # Flower's errors only say that there is one below them.
+    while isinstance(error, RuntimeError) and error.__cause__ is not None:
+        error = error.__cause__
+    reason = str(error).rstrip(".")
     if _RAY_TOO_SLOW in reason:
         return (
             "Ray, whose processes run the clients, did not start in time, most likely "
@@ -275,13 +278,6 @@ def _why(error: RuntimeError, run: RunSettings) -> str:
             f"one of its machines {needs}"
         )
     return f"Flower's simulation failed: {reason}. Check that {check}"
-
-
-def _beneath_flower(error: BaseException) -> BaseException:
-    """Return what was raised below Flower's errors, which only say that it was."""
-    while isinstance(error, RuntimeError) and error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def require_cluster(address: str | None) -> None:
@@ -327,24 +323,21 @@ def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
 
 
 def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
+    # Of `ray.init`: joins a cluster, or starts one here.
+    cluster: dict[str, Any] = {"address": run.ray_address}
+    if not run.ray_address:
+        cluster = {"num_cpus": num_workers(run) * run.cpus_per_client}
     return {
         "client_resources": {
             "num_cpus": run.cpus_per_client,
             "num_gpus": run.gpus_per_client,
         },
         "init_args": {
-            **_where(run),
+            **cluster,
             "logging_level": logging.ERROR,
             "log_to_driver": False,
         },
     }
-
-
-def _where(run: RunSettings) -> dict[str, str | float]:
-    """Return the arguments of `ray.init` that join a cluster, or start one here."""
-    if run.ray_address:
-        return {"address": run.ray_address}
-    return {"num_cpus": num_workers(run) * run.cpus_per_client}
 
 
 NODES_CONNECT_TIMEOUT_S = 120.0

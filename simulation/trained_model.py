@@ -10,8 +10,7 @@ from knnper.data.site_data import SiteTask
 from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.server.run_folder import Checkpoint, CheckpointFolder, RunFolder
-from knnper.simulation.partition.split import Partition
-from knnper.simulation.partition.split import fingerprint as partition_fingerprint
+from knnper.simulation.partition.split import Partition, fingerprint
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
 from knnper.strategies.catalogue import without_start
 from knnper.strategies.core.exported_model import (
@@ -78,11 +77,22 @@ def ended_run(run: Path) -> EndedRun:
     experiment = folder.experiment(experiment_catalogue())
     manifest = folder.results()["manifest"]
     bench = open_workbench(without_start(experiment))
-    _require_same_split(bench.partition, manifest["partition_hash"], run)
+    expected, found = manifest["partition_hash"], fingerprint(bench.partition)
+    if found != expected:
+        raise RunError(
+            f"the data is not what it was in the run in {run}: expected the split "
+            f"{expected[:12]}, found {found[:12]}. Bring it back, or run again"
+        )
     # As it was written: a later version may know of more settings.
     identity: str = manifest["results_identity"]
     checkpoints = CheckpointFolder(folder.checkpoints, identity)
-    last = _last_checkpoint(checkpoints, folder, bench)
+    last = checkpoints.load_latest(bench.method.state_type)
+    if last is None or last.server_round != bench.method.num_rounds:
+        there = "none" if last is None else f"that of round {last.server_round}"
+        raise RunError(
+            f"expected the checkpoint of round {bench.method.num_rounds} in "
+            f"{folder.checkpoints}, found {there}; bring it back, or run again"
+        )
     return EndedRun(folder, experiment, bench, identity, last)
 
 
@@ -98,25 +108,3 @@ def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
         bench.experiment,
         bench,
     )
-
-
-def _require_same_split(partition: Partition, expected: str, run: Path) -> None:
-    found = partition_fingerprint(partition)
-    if found != expected:
-        raise RunError(
-            f"the data is not what it was in the run in {run}: expected the split "
-            f"{expected[:12]}, found {found[:12]}. Bring it back, or run again"
-        )
-
-
-def _last_checkpoint(
-    checkpoints: CheckpointFolder, folder: RunFolder, bench: Workbench
-) -> Checkpoint:
-    latest = checkpoints.load_latest(bench.method.state_type)
-    if latest is None or latest.server_round != bench.method.num_rounds:
-        found = "none" if latest is None else f"that of round {latest.server_round}"
-        raise RunError(
-            f"expected the checkpoint of round {bench.method.num_rounds} in "
-            f"{folder.checkpoints}, found {found}; bring it back, or run again"
-        )
-    return latest

@@ -31,7 +31,7 @@ from knnper.files import write_atomically
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, Reply, Request
+from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Member, Roster, RunFolder
@@ -175,17 +175,6 @@ class VirtualClients:
         """Return whether ``client`` may take part in training."""
         return self.parts[client].seen
 
-    def members(self) -> Iterator[Member]:
-        """Yield what the server knows of each client."""
-        for part in self.parts.values():
-            yield Member(
-                name=part.name,
-                seen=part.seen,
-                num_train=len(part.train),
-                num_validation=len(part.validation),
-                num_test=len(part.test),
-            )
-
 
 @dataclass(frozen=True)
 class Workbench(Assembly):
@@ -197,7 +186,17 @@ class Workbench(Assembly):
     @property
     def roster(self) -> Roster:
         """The clients as the server knows them."""
-        return Roster.of(self.clients.members(), fingerprint(self.partition))
+        members = (
+            Member(
+                name=part.name,
+                seen=part.seen,
+                num_train=len(part.train),
+                num_validation=len(part.validation),
+                num_test=len(part.test),
+            )
+            for part in self.partition.clients
+        )
+        return Roster.of(members, fingerprint(self.partition))
 
 
 def open_workbench(
@@ -210,16 +209,10 @@ def open_workbench(
     dataset = load_data(experiment.data)
     key = RandomKey(experiment.run.seed)
     partition = make_partition(dataset, experiment.partition, key)
-    if _tests_on_validation(experiment):
+    settings = experiment.partition.settings
+    if getattr(settings, "evaluate_on", "test") == "validation":
         dataset = replace(dataset, test=dataset.train)
     return build_workbench(experiment, dataset, partition, device, pool)
-
-
-def _tests_on_validation(experiment: Experiment) -> bool:
-    settings = experiment.partition.settings
-    return isinstance(settings, PartitionSettings) and (
-        settings.evaluate_on == "validation"
-    )
 
 
 def build_workbench(
@@ -234,14 +227,8 @@ def build_workbench(
     if len(partition.proxy) > 0:
         proxy = functools.partial(dataset.train.examples_at, partition.proxy)
     made = assemble(experiment, dataset.spec, device, proxy, pool)
-    return Workbench(
-        experiment=experiment,
-        key=made.key,
-        task=made.task,
-        method=made.method,
-        partition=partition,
-        clients=VirtualClients.of(dataset, partition),
-    )
+    clients = VirtualClients.of(dataset, partition)
+    return Workbench(experiment, made.key, made.task, made.method, partition, clients)
 
 
 PARTITION = "partition.json"  # in the folder of a run over virtual clients
@@ -273,14 +260,18 @@ _LABEL_COUNTS = TypeAdapter(LabelCounts)
 def count_labels(clients: VirtualClients) -> LabelCounts:
     """Return what each client has of each label."""
     data = clients.dataset
-    num_classes = data.spec.num_classes
+
+    def counts(split: LabelledArrays, indices: Integers) -> Counts:
+        labels = split.labels[indices]
+        return tuple(np.bincount(labels, minlength=data.spec.num_classes).tolist())
+
     counted = [
         ClientCounts(
             part.name,
             part.seen,
-            train=_counts(data.train, part.train, num_classes),
-            validation=_counts(data.train, part.validation, num_classes),
-            test=_counts(data.test, part.test, num_classes),
+            train=counts(data.train, part.train),
+            validation=counts(data.train, part.validation),
+            test=counts(data.test, part.test),
         )
         for part in clients.parts.values()
     ]
@@ -308,11 +299,6 @@ def read_label_counts(run_folder: Path) -> LabelCounts | None:
         ) from error
 
 
-def _counts(split: LabelledArrays, indices: Integers, num_classes: int) -> Counts:
-    found = np.bincount(split.labels[indices], minlength=num_classes)
-    return tuple(found.tolist())
-
-
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
     """Return the runtime that runs all virtual clients of ``bench``."""
     keep_freed_memory()
@@ -332,36 +318,24 @@ class SerialFederation(Federation):
 
     runtime: ClientRuntime
 
-    def exchange(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        requests: Iterable[Request],
-    ) -> Iterator[Reply]:
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """See `Federation.exchange`."""
         for request in requests:
             try:
-                record = self._answer(purpose, server_round, keep_rounds, request)
+                record = self._answer(step, request)
             except KnnPerError as error:
                 yield Reply(request.clients, None, str(error))
             else:
                 yield Reply(request.clients, canonical(record))
 
-    def _answer(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        request: Request,
-    ) -> Any:
+    def _answer(self, step: Step, request: Request) -> Any:
         clients, payload = request.clients, canonical(request.payload)
-        if purpose is Purpose.TRAIN:
+        if step.purpose is Purpose.TRAIN:
             (client,), (state_round,) = clients, request.state_rounds
             return self.runtime.train(
-                client, payload, server_round, state_round, keep_rounds
+                client, payload, step.server_round, state_round, step.keep_rounds
             )
-        if purpose is Purpose.VALIDATE:
+        if step.purpose is Purpose.VALIDATE:
             return self.runtime.validate(clients, payload)
         reference, rounds = canonical(request.reference), request.state_rounds
         return self.runtime.personalize(clients, payload, reference, rounds)

@@ -29,11 +29,11 @@ from knnper.datastore.tuning import (
     CRITERIA,
     PAPER_KNN_WEIGHTS,
     Candidates,
-    Choice,
     Evidence,
     EvidenceKind,
     KnnWeights,
     Queries,
+    TunedParameters,
     TuningSettings,
     candidates,
     choose,
@@ -180,7 +180,7 @@ def default_memory() -> KnnSettings:
 class Tuned:
     """What a client chose, and on what."""
 
-    choice: Choice  # λ, k, σ and the class prior
+    choice: TunedParameters  # λ, k, σ and the class prior
     kind: EvidenceKind  # What was scored
     evidence: Evidence  # The examples that were; none where nothing could be
 
@@ -220,7 +220,7 @@ class Tuned:
         return report
 
 
-def remember(
+def fill_and_tune(
     store: Store,
     train: NewExamples,
     validation: NewExamples,
@@ -232,15 +232,17 @@ def remember(
     ``head``: From representations (n, p) to the global model's probabilities (n, c).
     """
     kind = settings.evidence_of(len(train), len(validation))
-    most, prior = max(settings.candidates().num_neighbors), settings.class_prior
+    most_neighbors = max(settings.candidates().num_neighbors)
+    prior = settings.class_prior
     evidence = no_evidence(store.num_classes)
     store.add(train)
     if kind == "validation":
-        evidence = validation_evidence(store, validation, head, most, prior)
+        # λ is scored on what the store does not hold yet.
+        evidence = validation_evidence(store, validation, head, most_neighbors, prior)
     store.add(validation)
     if kind == "leave_one_out":
-        every = torch.arange(len(store))
-        evidence = left_out_evidence(store, every, head, most, prior)
+        everything = torch.arange(len(store))
+        evidence = left_out_evidence(store, everything, head, most_neighbors, prior)
     return Tuned(choose_on(evidence, len(store), settings), kind, evidence)
 
 
@@ -250,7 +252,9 @@ def store_settings_of(settings: KnnSettings, rng: RandomKey) -> StoreSettings:
     return replace(settings.store, seed=seed)
 
 
-def choose_on(evidence: Evidence, num_stored: int, settings: KnnSettings) -> Choice:
+def choose_on(
+    evidence: Evidence, num_stored: int, settings: KnnSettings
+) -> TunedParameters:
     """Return what a client that stores so many examples chooses."""
     tuning, from_what = settings.tuning, settings.candidates()
     if len(evidence) == 0:
@@ -261,6 +265,7 @@ def choose_on(evidence: Evidence, num_stored: int, settings: KnnSettings) -> Cho
     return choose(evidence, from_what, kernel, criterion, prior, class_prior)
 
 
+# The catalogue finds it as the personalisation `knn`, for any method.
 class LocalMemory(Personalizer):
     """What the method serves and each client's nearest stored examples, mixed."""
 
@@ -282,7 +287,7 @@ class LocalMemory(Personalizer):
     ) -> KnnPredictor:
         served = self.method.personalize(payload, client_state, data, rng)
         base = require_embeddings(served)
-        return memorize(base, self.task.spec.num_classes, data, self.settings, rng)
+        return knn_predictor(base, self.task.spec.num_classes, data, self.settings, rng)
 
 
 def require_embeddings(predictor: Predictor) -> EmbeddingPredictor:
@@ -295,7 +300,7 @@ def require_embeddings(predictor: Predictor) -> EmbeddingPredictor:
     return predictor
 
 
-def memorize(
+def knn_predictor(
     base: EmbeddingPredictor,
     num_classes: int,
     data: ClientData,
@@ -326,17 +331,18 @@ def memorize(
         return empty, train, validation
 
     store, train, validation = embedded(base)
-    chooser = base if settings.is_fixed else base.without_validation()
-    if chooser is base:
-        tuned = remember(store, train, validation, base.head, settings)
+    scorer = base if settings.is_fixed else base.without_validation()
+    if scorer is base:
+        tuned = fill_and_tune(store, train, validation, base.head, settings)
     else:
-        tuned = remember(*embedded(chooser), chooser.head, settings)
+        tuned = fill_and_tune(*embedded(scorer), scorer.head, settings)
         store.add(train)
         store.add(validation)
     predictor = tuned.predictor(base.embed, base.head, store, settings)
     return replace(predictor, tuning={**base.describe(), **predictor.tuning})
 
 
+# The catalogue finds it as the method `knn_per`: FedAvg's rounds, with `LocalMemory`.
 class KnnPer(FedAvg):
     """The global model and each client's nearest stored examples, mixed."""
 

@@ -79,26 +79,21 @@ def test_clients_compute_on_the_gpu_they_have_part_of(
         compute_device(part)
 
 
-def test_the_process_gets_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    prepare_process(RunSettings(threads_per_worker=3), CPU)
-    assert chosen == [3]
-
-
 @pytest.mark.parametrize(
     ("device", "before", "after"),
     [("cuda", None, ":4096:8"), ("cuda", ":16:8", ":16:8"), ("cpu", None, None)],
 )
-def test_a_gpu_gives_the_same_numbers_each_time(
+def test_the_process_gets_its_threads_and_the_same_numbers_each_time(
     monkeypatch: pytest.MonkeyPatch, device: str, before: str | None, after: str | None
 ) -> None:
-    name = "CUBLAS_WORKSPACE_CONFIG"
+    name, chosen = "CUBLAS_WORKSPACE_CONFIG", list[int]()
     environment = {} if before is None else {name: before}
     monkeypatch.setattr(os, "environ", environment)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     for flag in ("deterministic", "allow_tf32"):  # to be put back
         monkeypatch.setattr(torch.backends.cudnn, flag, False)
-    prepare_process(RunSettings(), torch.device(device))
+    prepare_process(RunSettings(threads_per_worker=3), torch.device(device))
+    assert chosen == [3]
     assert environment.get(name) == after
     assert torch.backends.cudnn.deterministic == (device == "cuda")
 

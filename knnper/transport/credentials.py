@@ -55,21 +55,16 @@ class Address:
 
 def parse_address(text: str) -> Address:
     """Return ``HOST:PORT`` as an `Address`; IPv6 is written as in ``[::1]:8443``."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
-        raise ValueError(_complaint(text))
+    host, _, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if bracketed else host
-    if not bare or bracketed != (":" in bare) or any(c in bare for c in "/@[] "):
-        raise ValueError(_complaint(text))
+    is_host = bare and bracketed == (":" in bare) and not set("/@[] ") & set(bare)
+    if not is_host or not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
+        raise ValueError(
+            f"found {text!r}, expected HOST:PORT with a port from 1 to {_LAST_PORT}, "
+            "as in federation.example.org:8443 or [::1]:8443"
+        )
     return Address(bare, int(port))
-
-
-def _complaint(text: str) -> str:
-    return (
-        f"found {text!r}, expected HOST:PORT with a port from 1 to {_LAST_PORT}, as in "
-        "federation.example.org:8443 or [::1]:8443"
-    )
 
 
 SECRET = 0o600

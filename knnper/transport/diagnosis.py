@@ -116,7 +116,8 @@ _LITTLE_MB = 1000
 
 def folder_finding(folder: Path, setting: str) -> Finding:
     """Return whether ``folder`` can be written, or made, and what room there is."""
-    place = _nearest(folder)
+    # The folder, or the one above it that is there.
+    place = next(one for one in (folder, *folder.parents) if one.exists())
     if not place.is_dir():
         return problem(
             f"{place} is a file",
@@ -132,15 +133,6 @@ def folder_finding(folder: Path, setting: str) -> Finding:
             f"give the user that runs this the right to write there (chown), or set "
             f"`{setting}` to another folder",
         )
-    return _room(folder, place)
-
-
-def _nearest(folder: Path) -> Path:
-    """Return the folder, or the one above it that is there."""
-    return next(one for one in (folder, *folder.parents) if one.exists())
-
-
-def _room(folder: Path, place: Path) -> Finding:
     free_mb = shutil.disk_usage(place).free // _MEGABYTE
     found = f"{folder} can be written, {free_mb:,} MB are free"
     advice = "make room on this disk, or move the folder to another one"
@@ -193,7 +185,9 @@ def encrypted(
     address: Address, context: ssl.SSLContext | None = None
 ) -> Iterator[ssl.SSLSocket]:
     """Yield a connection with TLS."""
-    context = context or _trusting_everybody()
+    if context is None:  # whoever answers is trusted
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
         connected(address) as plain,
         context.wrap_socket(plain, server_hostname=address.host) as secured,
@@ -235,13 +229,6 @@ def plain_answer(address: Address, path: str) -> Answer | None:
             return get(connection, address, path)
     except (NotHttpError, OSError):
         return None
-
-
-def _trusting_everybody() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 IMPOSSIBLE_PAUSE_S = 0.0
@@ -301,20 +288,14 @@ def told_versions(headers: Mapping[str, str]) -> dict[str, str]:
 
 def version_finding(own: Mapping[str, str], theirs: Mapping[str, str]) -> Finding:
     """Return whether the two sides' versions go together."""
-    shown = ", ".join(f"{package} {version}" for package, version in own.items())
-    others = ", ".join(f"{package} {version}" for package, version in theirs.items())
+    shown, others = (", ".join(map(" ".join, one.items())) for one in (own, theirs))
     if not theirs:
         return fine(f"{shown}; the server does not tell its own")
     if own == theirs:
         return fine(f"{shown}, on both sides")
     advice = "install the same versions on both sides"
     found = f"{shown} here, {others} on the server"
-    if any(
-        _minor(own[package]) != _minor(version) for package, version in theirs.items()
-    ):
+    minor = [own[one].split(".")[:2] == theirs[one].split(".")[:2] for one in theirs]
+    if not all(minor):
         return problem(found, advice, "the same minor version of each")
     return warning(found, advice, "the same versions")
-
-
-def _minor(version: str) -> list[str]:
-    return version.split(".")[:2]

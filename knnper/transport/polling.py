@@ -191,22 +191,16 @@ class _Window:
                 break
             if stop.is_set():
                 raise Interrupted("stopped while clients were working")
-            time.sleep(self._interval_s())
+            # Longer and longer, since a look takes time from those who work; but never
+            # more than a small part of what the first one has taken already.
+            waited_s = time.monotonic() - self._sent_at[self.sent[0]]
+            wait_s = max(POLL_INTERVAL_S, waited_s * OF_WHAT_WAS_WAITED)
+            time.sleep(min(wait_s, self._patience.longest_interval_s))
         else:
             self._fetch([sent for sent in self.sent if sent not in self._replies])
             self._give_up()
         while self.sent and self.sent[0] in self._replies:
             yield self._replies.pop(self.sent.popleft())
-
-    def _interval_s(self) -> float:
-        """Return how long to wait for the next look.
-
-        Longer and longer, since a look takes time from those who work; but never more
-        than a small part of what the first one has taken already.
-        """
-        waited_s = time.monotonic() - self._sent_at[self.sent[0]]
-        longest_s = self._patience.longest_interval_s
-        return min(max(POLL_INTERVAL_S, waited_s * OF_WHAT_WAS_WAITED), longest_s)
 
     def _give_up(self) -> None:
         """Stop waiting for the replies that are due."""

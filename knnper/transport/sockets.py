@@ -159,9 +159,14 @@ class Server(uvicorn.Server):
         if (excess := self.strangers.in_excess(party)) is not None:
             self._end(excess, "it did not show whose it is before others came")
         visit = Visit(address)
+
+        def close_unused(_: asyncio.Task[None]) -> None:
+            if not visit.has_begun:  # it was cancelled in time, and never saw this
+                accepted.close()
+
         self.strangers.add(visit, party)
         visit.task = _begin(self._stay(visit, accepted), self._visiting)
-        visit.task.add_done_callback(functools.partial(_close_unused, visit, accepted))
+        visit.task.add_done_callback(close_unused)
 
     def _end(self, visit: Visit, why: str) -> None:
         if visit.room is not None:
@@ -190,12 +195,6 @@ class Server(uvicorn.Server):
                 transport.abort()
             if visit.room is not None:
                 visit.room.remove(visit)
-
-
-def _close_unused(visit: Visit, accepted: socket.socket, _: asyncio.Task[None]) -> None:
-    """Close what a task that was cancelled in time has never seen."""
-    if not visit.has_begun:
-        accepted.close()
 
 
 def _begin(

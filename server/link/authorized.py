@@ -32,7 +32,8 @@ class AuthorizedFolder:
 
     def names(self) -> list[str]:
         """Return the names of all clients in the folder, sorted; some may be wrong."""
-        return sorted(file.name.removesuffix(_SUFFIX) for file in self._files())
+        files = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(one.stem for one in files if one.suffix == _SUFFIX)
 
     def key(self, name: str) -> ec.EllipticCurvePublicKey:
         """Return the public key of the client ``name``."""
@@ -111,14 +112,8 @@ class AuthorizedFolder:
             entries = [(entry.name, entry.stat()) for entry in os.scandir(self.path)]
         except FileNotFoundError:
             return None
-        return tuple(
-            sorted((name, stat.st_mtime_ns, stat.st_size) for name, stat in entries)
-        )
-
-    def _files(self) -> list[Path]:
-        if not self.path.is_dir():
-            return []
-        return [file for file in self.path.iterdir() if file.suffix == _SUFFIX]
+        found = ((name, one.st_mtime_ns, one.st_size) for name, one in entries)
+        return tuple(sorted(found))
 
     def _count_file(self, name: str) -> Path:
         return self.path / f"{name}{_COUNT_SUFFIX}"

@@ -102,7 +102,11 @@ def _certificate(files: TlsFiles) -> Finding:
         told = told or authority_problem(signed, signer)
     if told is not None:
         return problem_told(told)
-    return _accepted(chain[0])
+    soon = expires_soon(chain[0], datetime.now(UTC))
+    if soon is not None:
+        return warning(*soon.split("; ", 1))
+    names, until = ", ".join(hosts_of(chain[0])), chain[0].not_valid_after_utc
+    return fine(f"for {names}, valid until {until:%Y-%m-%d}; clients use one of these")
 
 
 def _key(files: TlsFiles) -> Finding:
@@ -120,19 +124,9 @@ def _key(files: TlsFiles) -> Finding:
     except OSError as error:
         return problem(f"{files.key} cannot be read ({error.strerror})", _CORRECT)
     if exposed is not None:
-        found, _, advice = exposed.partition("; ")
+        found, advice = exposed.split("; ", 1)
         return warning(found, advice, "mode 0600")
     return fine(f"{files.key} belongs to the certificate")
-
-
-def _accepted(certificate: x509.Certificate) -> Finding:
-    names = ", ".join(hosts_of(certificate))
-    soon = expires_soon(certificate, datetime.now(UTC))
-    if soon is not None:
-        found, _, advice = soon.partition("; ")
-        return warning(found, advice)
-    until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
-    return fine(f"for {names}, valid until {until}; clients use one of these names")
 
 
 _HEALTH = "/health"
@@ -223,14 +217,18 @@ def _taken(address: Address, setting: str) -> Finding:
 def server_checks(settings: ServerSettings) -> list[Check]:
     """Return the checks of a server, in the order in which they make sense."""
     listen, control = settings.listen_address, settings.control_address
+    tls, runs = settings.tls, is_running(settings.state)
+    versions = ", ".join(map(" ".join, own_versions().items()))
     checks = [
         Check("folder", lambda: folder_finding(settings.state, "state")),
         Check("runs", lambda: folder_finding(settings.runs_folder, "runs")),
-        Check("version", _versions),
+        Check("version", lambda: fine(f"{versions}; the clients need the same")),
     ]
-    tls, runs = settings.tls, is_running(settings.state)
     if tls is None:
-        checks.append(Check("tls", _insecure))
+        found = "nothing is encrypted, and whoever reaches the gateway is a client"
+        advice = "make certificates and keys: knnper fed init"
+        open_to_all = warning(f"{found}: `insecure: true`", advice)
+        checks.append(Check("tls", lambda: open_to_all))
     else:
         checks.append(Check("certificate", lambda: _certificate(tls)))
         checks.append(Check("key", lambda: _key(tls)))
@@ -248,16 +246,3 @@ def server_checks(settings: ServerSettings) -> list[Check]:
             needs = ("control port",)
             checks.append(Check("registered", lambda: _registered(settings), needs))
     return checks
-
-
-def _versions() -> Finding:
-    shown = (f"{package} {version}" for package, version in own_versions().items())
-    return fine(f"{', '.join(shown)}; the clients need the same")
-
-
-def _insecure() -> Finding:
-    return warning(
-        "nothing is encrypted, and whoever reaches the gateway is a client: `insecure: "
-        "true`",
-        "make certificates and keys: knnper fed init",
-    )

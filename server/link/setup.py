@@ -4,7 +4,6 @@ import logging
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from knnper.errors import CredentialError, RunError
@@ -28,31 +27,16 @@ LOCK = "lock"
 """The file in a server's state folder that is locked while the server runs."""
 
 
-@dataclass(frozen=True)
 class FederationFolder:
     """A folder with the server's files, the authority's and each client's."""
 
-    path: Path
-
-    @property
-    def server(self) -> Path:
-        """Goes to the server's machine."""
-        return self.path / "server"
-
-    @property
-    def server_file(self) -> Path:
-        """The server's settings."""
-        return self.server / "server.yaml"
-
-    @property
-    def authorized(self) -> Path:
-        """Public keys of the clients that may connect."""
-        return self.server / "authorized"
-
-    @property
-    def authority(self) -> Path:
-        """Stays where it is safest: who has its key can pretend to be the server."""
-        return self.path / "ca"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.server = path / "server"  # goes to the server's machine
+        self.server_file = self.server / "server.yaml"
+        self.authorized = self.server / "authorized"  # clients' public keys
+        # Stays where it is safest: who has its key can pretend to be the server.
+        self.authority = path / "ca"
 
     def client(self, name: str) -> Path:
         """Return what goes to the machine of the client ``name``."""

@@ -162,11 +162,8 @@ CONNECTION = "federation"
 
 def write_connection(home: Path, control: Address, ca: Path | None) -> None:
     """Write ``config.toml`` into ``home``, which is ``FLWR_HOME`` of the operator."""
-    trust = (
-        "insecure = true"
-        if ca is None
-        else f"root-certificates = {json.dumps(str(ca))}"
-    )
+    known = json.dumps(str(ca))
+    trust = "insecure = true" if ca is None else f"root-certificates = {known}"
     home.mkdir(parents=True, exist_ok=True)
     text = (
         f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
@@ -271,18 +268,16 @@ def end_children() -> None:
 
 
 def _children() -> set[int]:
-    processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return {int(entry.name) for entry in processes if _parent(entry) == os.getpid()}
-
-
-def _parent(process: Path) -> int | None:
-    """Return the parent of a folder of ``/proc``; None once the process is gone."""
-    try:
-        status = (process / "stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    # The command's name stands in parentheses and may hold any character.
-    return int(status.rpartition(")")[2].split()[1])
+    found = set()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            status = (process / "stat").read_text()
+            # The command's name stands in parentheses and may hold any character.
+            if int(status.rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(process.name))
+    return found
 
 
 def _reaped(child: int) -> bool:
@@ -396,10 +391,18 @@ class SuperLink:
 
     async def stop(self) -> None:
         """End the process and its helpers, kindly first."""
-        if self._process is None:
+        process = self._process
+        if process is None:
             return
-        if self._process.returncode is None:
-            await _end(self._process)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
         await asyncio.to_thread(end_children)
 
     def client(self) -> httpx.AsyncClient:
@@ -415,7 +418,13 @@ class SuperLink:
         )
 
     def _command(self) -> list[str]:
-        address = self._settings.control_address
+        address, folder = self._settings.control_address, self._tls_folder
+        secured = [
+            *("--ssl-ca-certfile", str(folder / "ca.crt")),
+            *("--ssl-certfile", str(folder / "superlink.crt")),
+            *("--ssl-keyfile", str(folder / "superlink.key")),
+            "--enable-supernode-auth",
+        ]
         return [
             str(flower_command("flower-superlink")),
             *("--host", address.host, "--port", str(address.port)),
@@ -423,27 +432,15 @@ class SuperLink:
             "--disable-runtime-dependency-installation",
             # Without a flower-superexec; see knnper.server.link.superlink.
             *("--isolation", "process"),
-            *self._security(),
-        ]
-
-    def _security(self) -> Sequence[str]:
-        if self._settings.insecure:
-            return ["--insecure"]
-        folder = self._tls_folder
-        return [
-            *("--ssl-ca-certfile", str(folder / "ca.crt")),
-            *("--ssl-certfile", str(folder / "superlink.crt")),
-            *("--ssl-keyfile", str(folder / "superlink.key")),
-            "--enable-supernode-auth",
+            *(["--insecure"] if self._settings.insecure else secured),
         ]
 
     def _environment(self) -> dict[str, str]:
-        # Flower looks for its helpers by name.
         paths = os.environ.get("PATH", os.defpath)
-        path = os.pathsep.join((str(COMMANDS), paths))
         return {
             **os.environ,
-            "PATH": path,
+            # Flower looks for its helpers by name.
+            "PATH": os.pathsep.join((str(COMMANDS), paths)),
             "FLWR_HOME": str(self._settings.flower_home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -456,17 +453,6 @@ class SuperLink:
 
 def _tls_folder(settings: ServerSettings) -> Path:
     return settings.flower_home / "tls"
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
-    try:
-        await asyncio.wait_for(process.wait(), _STOP_SECONDS)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 _ASK_S = 0.2  # how long a run that was submitted waits, at most

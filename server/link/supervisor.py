@@ -172,10 +172,9 @@ async def keep_certificate(listener: Listener, tls: TlsFiles | None) -> None:
     seen = _modified(tls)
     while True:
         await asyncio.sleep(_CERTIFICATE_SECONDS)
-        now = _modified(tls)
-        if now == seen or now is None:
+        before, seen = seen, _modified(tls) or seen
+        if seen == before:
             continue
-        seen = now
         try:
             listener.renew()
             logger.info("the gateway uses the new certificate %s", tls.certificate)

@@ -151,10 +151,10 @@ def _require_own(folder: Path, identity: Identity) -> None:
 
 
 def _read(path: Path) -> Identity | None:
-    if not path.is_file():
-        return None
     try:
         return _DOCUMENT.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
     except ValidationError as error:
         expected = ", ".join(asdict(Identity("sweep", "NAME")))
         raise RunError(
@@ -259,10 +259,10 @@ def _file_digest(path: str) -> str:
 def read_inputs(folder: Path) -> Inputs | None:
     """Return what a run's folder says that it was made from; None where it does not."""
     path = folder / INPUTS
-    if not path.is_file():
-        return None
     try:
         return _INPUTS_DOCUMENT.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
     except ValidationError as error:
         raise RunError(
             f"{path} is damaged; delete {path.parent} to make the run anew: {error}"

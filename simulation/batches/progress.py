@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from knnper.experiment import dotted
 from knnper.server.run_folder import RunFolder
@@ -87,32 +86,45 @@ class _State:
         """The settings that a training depends on."""
         return frozenset(one for one in self.runs[0] if "personal" not in one[0])
 
-    def began_run(self, event: Event) -> None:
-        self.present, self.began, self.trained = event.count, event.at, None
-        self.marked = event.at
+    @property
+    def num_steps(self) -> int:
+        """Rounds of its training, and a personalisation for each run."""
+        return self.num_rounds + len(self.runs)
 
-    def trains(self, event: Event) -> None:
-        self.marked, self.trained = event.at, 0.0
-        num_new = event.count - event.first + 1
-        if len(self.ahead) == len(self.runs):
-            self.num_rounds, self.num_made = event.count, event.first - 1
-        elif num_new > 0:
-            # What is on top of the method has a state of its own, and trains anew.
-            self.num_rounds = self.num_made + num_new
+    @property
+    def num_done(self) -> int:
+        """Those that are there."""
+        return self.num_made + len(self.runs) - len(self.ahead)
 
-    def made_round(self, event: Event) -> float:
-        """Return how long it took."""
-        seconds, self.marked = event.at - self.marked, event.at
-        self.trained = (self.trained or 0.0) + seconds
-        self.num_made += 1
-        return seconds
+    def note(self, event: Event) -> float | None:
+        """Return how long a round took, or all of a run but its rounds, where one ends.
 
-    def ended_run(self, event: Event) -> float | None:
-        """Return how long all but its rounds took; None of one that failed."""
-        self.ahead.discard(-1 if self.present is None else self.present)
-        failed = self.trained is None or self.num_made < self.num_rounds
-        self.num_rounds = self.num_made  # one that diverged makes no more
-        return None if failed else event.at - self.began - (self.trained or 0.0)
+        Of a run that failed it is None.
+        """
+        match event.step:
+            case Step.BEGAN:
+                self.present, self.trained = event.count, None
+                self.began = self.marked = event.at
+            case Step.TRAINS:
+                self.marked, self.trained = event.at, 0.0
+                num_new = event.count - event.first + 1
+                if len(self.ahead) == len(self.runs):
+                    self.num_rounds, self.num_made = event.count, event.first - 1
+                elif num_new > 0:
+                    # What is on top has a state of its own, and trains anew.
+                    self.num_rounds = self.num_made + num_new
+            case Step.ROUND:
+                seconds, self.marked = event.at - self.marked, event.at
+                self.trained = (self.trained or 0.0) + seconds
+                self.num_made += 1
+                return seconds
+            case Step.ENDED:
+                self.ahead.discard(-1 if self.present is None else self.present)
+                failed = self.trained is None or self.num_made < self.num_rounds
+                self.num_rounds = self.num_made  # one that diverged makes no more
+                self.present = None
+                return None if failed else event.at - self.began - (self.trained or 0.0)
+        return None
 
 
 class Tracker:
@@ -138,48 +150,37 @@ class Tracker:
         self._later = [self._state(family) for family in later]
         self._missing = [state for state in self._states if state.ahead]
         self._found += self.num_made
-        return [
-            family
-            for family, state in zip(families, self._states, strict=True)
-            if state.ahead
-        ]
+        both = zip(families, self._states, strict=True)
+        return [family for family, state in both if state.ahead]
 
     def progress(self) -> Progress:
         """Return how far the stages are."""
         # Rounds since the last checkpoint are repeated, and counted once.
         self._done = max(self._done, self._before + self.num_made)
-        total = self._before + self.num_steps + sum(map(_num_steps, self._later))
+        total = self._before + self.num_steps
+        total += sum(one.num_steps for one in self._later)
         return Progress(self._done, total, self._found, self.left())
 
     def note(self, told: Iterable[Told]) -> None:
         """Take what workers told; families are numbered as `expect` returned them."""
         for number, event in told:
             state = self._missing[number]
-            match event.step:
-                case Step.BEGAN:
-                    state.began_run(event)
-                case Step.TRAINS:
-                    state.trains(event)
-                case Step.ROUND:
-                    self._rounds.note(state.of_training, state.made_round(event))
-                case Step.ENDED:
-                    settings = state.runs[state.present or 0]
-                    seconds = state.ended_run(event)
-                    if seconds is not None:
-                        self._personalized.note(settings, seconds)
-                    state.present = None
+            settings = state.runs[state.present or 0]
+            seconds = state.note(event)
+            if seconds is not None and event.step is Step.ROUND:
+                self._rounds.note(state.of_training, seconds)
+            elif seconds is not None:
+                self._personalized.note(settings, seconds)
 
     @property
     def num_steps(self) -> int:
-        """Rounds of all trainings, and a personalisation for each run."""
-        return sum(map(_num_steps, self._states))
+        """Those of all families of the stage."""
+        return sum(one.num_steps for one in self._states)
 
     @property
     def num_made(self) -> int:
         """Those that are there."""
-        return sum(
-            one.num_made + len(one.runs) - len(one.ahead) for one in self._states
-        )
+        return sum(one.num_done for one in self._states)
 
     def left(self) -> TimeLeft | None:
         """Return how long the rest takes; None while too few rounds were timed."""
@@ -189,7 +190,11 @@ class Tracker:
             known = [one for one in rest if one is not None]
             if len(known) < len(rest):
                 return None
-            seconds += _side_by_side([one.seconds for one in known], self._num_workers)
+            # Each worker takes the next piece when it has none.
+            busy = [0.0] * self._num_workers
+            for one in known:
+                heapq.heapreplace(busy, busy[0] + one.seconds)
+            seconds += max(busy)
             is_least = is_least or any(one.is_least for one in known)
         return TimeLeft(seconds, is_least)
 
@@ -223,31 +228,15 @@ class Tracker:
             made = max(len(RunFolder(folder).rounds()) for folder in folders)
             state.num_made = min(made, family.num_rounds)
         for folder, settings in zip(folders, state.runs, strict=True):
-            self._recall(folder, settings, state.of_training)
+            # How long runs took that were made before.
+            if RunFolder(folder).is_finished():
+                training = RunFolder(folder).results()["training"]
+                if training["num_rounds"]:
+                    each = training["seconds"] / training["num_rounds"]
+                    for _ in range(_FEWEST_ROUNDS):
+                        self._rounds.note(state.of_training, each)
+                self._personalized.note(settings, training["personalization_seconds"])
         return state
-
-    def _recall(self, folder: Path, settings: Settings, of_training: Settings) -> None:
-        """Note how long a run took that was made before."""
-        if not RunFolder(folder).is_finished():
-            return
-        training = RunFolder(folder).results()["training"]
-        if training["num_rounds"]:
-            each = training["seconds"] / training["num_rounds"]
-            for _ in range(_FEWEST_ROUNDS):
-                self._rounds.note(of_training, each)
-        self._personalized.note(settings, training["personalization_seconds"])
-
-
-def _num_steps(state: _State) -> int:
-    return state.num_rounds + len(state.runs)
-
-
-def _side_by_side(seconds: Iterable[float], num_workers: int) -> float:
-    """Return how long workers take that take the next piece when they have none."""
-    busy = [0.0] * num_workers
-    for one in seconds:
-        heapq.heapreplace(busy, busy[0] + one)
-    return max(busy)
 
 
 def _settings(experiment: str) -> Settings:

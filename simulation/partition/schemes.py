@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -590,44 +589,40 @@ def _by_labels(
     )
 
 
-PARTITIONS: Mapping[str, PartitionSpec] = MappingProxyType(
-    {
-        "iid": PartitionSpec(
-            "IID", "equal random shares", IidSettings, _by_labels(iid)
+PARTITIONS: Mapping[str, PartitionSpec] = {
+    "iid": PartitionSpec("IID", "equal random shares", IidSettings, _by_labels(iid)),
+    "dirichlet": PartitionSpec(
+        "Dirichlet",
+        "each label spread over the clients by a Dirichlet draw (alpha)",
+        DirichletSettings,
+        _by_labels(dirichlet),
+    ),
+    "pathological": PartitionSpec(
+        "Pathological",
+        "each client has samples of exactly classes_per_client labels",
+        PathologicalSettings,
+        _by_labels(pathological),
+    ),
+    "pachinko": PartitionSpec(
+        "Pachinko",
+        "Dirichlet over coarse labels (alpha), then over fine ones (beta)",
+        PachinkoSettings,
+        lambda data, settings, key: pachinko(
+            data.train.labels, data.test.labels, data.coarse_of, settings, key
         ),
-        "dirichlet": PartitionSpec(
-            "Dirichlet",
-            "each label spread over the clients by a Dirichlet draw (alpha)",
-            DirichletSettings,
-            _by_labels(dirichlet),
+    ),
+    "natural": PartitionSpec(
+        "Natural",
+        "the clients that the data set itself names",
+        NaturalSettings,
+        lambda data, _settings, _key: natural(
+            data.train.client_ids, data.test.client_ids
         ),
-        "pathological": PartitionSpec(
-            "Pathological",
-            "each client has samples of exactly classes_per_client labels",
-            PathologicalSettings,
-            _by_labels(pathological),
-        ),
-        "pachinko": PartitionSpec(
-            "Pachinko",
-            "Dirichlet over coarse labels (alpha), then over fine ones (beta)",
-            PachinkoSettings,
-            lambda data, settings, key: pachinko(
-                data.train.labels, data.test.labels, data.coarse_of, settings, key
-            ),
-        ),
-        "natural": PartitionSpec(
-            "Natural",
-            "the clients that the data set itself names",
-            NaturalSettings,
-            lambda data, _settings, _key: natural(
-                data.train.client_ids, data.test.client_ids
-            ),
-        ),
-        "pflbed": PartitionSpec(
-            "pFLBED",
-            "clients of several domains; each is tested on all of its domain",
-            PflbedSettings,
-            pflbed,
-        ),
-    }
-)
+    ),
+    "pflbed": PartitionSpec(
+        "pFLBED",
+        "clients of several domains; each is tested on all of its domain",
+        PflbedSettings,
+        pflbed,
+    ),
+}

@@ -12,7 +12,7 @@ from uuid import uuid4
 import numpy as np
 from pydantic_core import to_jsonable_python
 
-from knnper.data.examples import Dataset, InputDtype, LabelledArrays
+from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.site_data import SITES, sites_settings, task_of
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
@@ -29,11 +29,6 @@ from knnper.simulation.partition.schemes import (
 # ``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
 # least, where there is any, is left to train on.
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
-
-
-def hold_out_for(dtype: InputDtype) -> HoldOut:
-    """Return how samples of inputs of this type are held out."""
-    return hold_out_last if dtype == "token" else hold_out_any
 
 
 def hold_out_any(
@@ -136,11 +131,6 @@ class ClientPart:
     # What a test example of each label counts, shape (c,); None: all the same.
     class_weights: ClassWeights | None = None
 
-    @property
-    def num_examples(self) -> int:
-        """The number of its samples, in all splits."""
-        return len(self.train) + len(self.validation) + len(self.test)
-
 
 @dataclass(frozen=True, eq=False)
 class Partition:
@@ -166,48 +156,8 @@ def make_partition(
     assignment = assign_part(
         dataset, rest, test, lambda one: split(one, settings, key.child("assignment"))
     )
-    hold_out = hold_out_for(dataset.spec.dtype)
-    partition = replace(partition_of(assignment, settings, key, hold_out), proxy=kept)
-    if settings.evaluate_on == "validation":
-        partition = tested_on_validation(partition, settings, key, hold_out)
-    return with_less_unseen(partition, settings.unseen_train_fraction, key)
-
-
-def tested_on_validation(
-    partition: Partition, settings: PartitionSettings, key: RandomKey, hold_out: HoldOut
-) -> Partition:
-    """Return the clients with their validation samples in place of the test split."""
-    clients = []
-    for client in partition.clients:
-        train, validation = hold_out(
-            client.train,
-            settings.validation_fraction,
-            key.child("second validation", client.name),
-        )
-        test = client.validation
-        clients.append(ClientPart(client.name, client.seen, train, validation, test))
-    return replace(partition, clients=tuple(clients))
-
-
-def with_less_unseen(
-    partition: Partition, fraction: float, key: RandomKey
-) -> Partition:
-    """Return the clients, the unseen ones with a part of what they learn from."""
-
-    def part(samples: Integers, *purpose: str) -> Integers:
-        return samples[used(len(samples), fraction, key.child("unseen", *purpose))]
-
-    clients = (
-        client
-        if client.seen
-        else replace(
-            client,
-            train=part(client.train, "train", client.name),
-            validation=part(client.validation, "validation", client.name),
-        )
-        for client in partition.clients
-    )
-    return replace(partition, clients=tuple(clients))
+    hold_out = hold_out_last if dataset.spec.dtype == "token" else hold_out_any
+    return replace(partition_of(assignment, settings, key, hold_out), proxy=kept)
 
 
 def partition_of(
@@ -217,21 +167,31 @@ def partition_of(
     hold_out: HoldOut = hold_out_any,
 ) -> Partition:
     """Name the clients, hold out validation data and choose the unseen clients."""
-    names = client_names(len(assignment.train))
+    names, fraction = client_names(len(assignment.train)), settings.validation_fraction
+    unseen_part = settings.unseen_train_fraction
     seen = assignment.seen or _choose_seen(
         len(names), settings.unseen_fraction, key.child("unseen")
     )
     weights = assignment.class_weights or (None,) * len(names)
     clients = []
     for number, name in enumerate(names):
+        test, own_weights = assignment.test[number], weights[number]
         train, validation = hold_out(
-            assignment.train[number],
-            settings.validation_fraction,
-            key.child("validation", name),
+            assignment.train[number], fraction, key.child("validation", name)
         )
-        test = assignment.test[number]
+        if settings.evaluate_on == "validation":
+            # Its validation samples take the place of the test split.
+            test, own_weights = validation, None
+            again = key.child("second validation", name)
+            train, validation = hold_out(train, fraction, again)
+        if not seen[number]:
+            # It learns from a part of what it has.
+            train, validation = (
+                samples[used(len(samples), unseen_part, key.child("unseen", of, name))]
+                for of, samples in (("train", train), ("validation", validation))
+            )
         clients.append(
-            ClientPart(name, seen[number], train, validation, test, weights[number])
+            ClientPart(name, seen[number], train, validation, test, own_weights)
         )
     return Partition(tuple(clients))
 

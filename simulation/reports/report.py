@@ -2,8 +2,9 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -14,6 +15,7 @@ from knnper.files import write_atomically
 from knnper.simulation.reports.charts import (
     MOST_SHOWN,
     THEMED,
+    Colors,
     Picture,
     as_svg,
     draw_averages,
@@ -26,9 +28,8 @@ from knnper.simulation.reports.charts import (
     report_style,
     settle,
 )
-from knnper.simulation.reports.figure import Color, colors_of, write_pictures
+from knnper.simulation.reports.figure import colors_of, write_pictures
 from knnper.simulation.reports.runs import (
-    GROUPS,
     FederatedData,
     Row,
     Run,
@@ -49,8 +50,6 @@ from knnper.simulation.reports.runs import (
     split_of,
     table_of,
 )
-
-Colors = Mapping[str, Color]
 
 
 @dataclass(frozen=True)
@@ -149,47 +148,29 @@ def draw_sections(
     setups: Sequence[Setup], rows: Sequence[Row], prefix: str = ""
 ) -> list[Section]:
     """Return all sections; a chart that the runs have no data for is left out."""
-    ordered = _most_telling(setups)
-    colors = dict(
-        zip(
-            (setup.label for setup in ordered),
-            colors_of(setup.title for setup in ordered),
-            strict=True,
-        )
-    )
+    ordered, split = list(setups), split_of(setups)
+    is_cut = len(ordered) > MOST_SHOWN
+    if is_cut:  # the best first
+        ordered.sort(key=lambda one: -fmean(run.average for run in one.runs))
+    shades = colors_of(setup.title for setup in ordered)
+    colors = {one.label: color for one, color in zip(ordered, shades, strict=True)}
     with report_style():
-        averages = draw_averages(rows, colors, split_of(ordered))
+        averages = draw_averages(rows, colors, split)
         text = _AVERAGES if averages else "No client reported any figure."
-        sections = [
-            Section("averages", "Averages", text, averages),
-            *(_section(kind, ordered, colors) for kind in _KINDS),
-        ]
+        sections = [Section(f"{prefix}averages", "Averages", text, averages)]
+        for kind in _KINDS:
+            picture = kind.draw(ordered, colors)
+            text = kind.text.format(split=split) if picture else kind.missing
+            if picture and kind.is_of_each_setup and is_cut:
+                text += (
+                    f" At most {MOST_SHOWN} of the {len(ordered)} setups are drawn: "
+                    "those with the largest average over the seen clients."
+                )
+            sections.append(Section(prefix + kind.name, kind.title, text, picture))
         for section in sections:
             if section.picture is not None:
                 settle(section.picture)
-    return [replace(one, name=prefix + one.name) for one in sections]
-
-
-def _most_telling(setups: Sequence[Setup]) -> list[Setup]:
-    """Return the setups as they are; the best first where not all can be drawn."""
-    if len(setups) <= MOST_SHOWN:
-        return list(setups)
-
-    def average(setup: Setup) -> float:
-        return sum(run.average for run in setup.runs) / len(setup.runs)
-
-    return sorted(setups, key=average, reverse=True)
-
-
-def _section(kind: _Kind, setups: Sequence[Setup], colors: Colors) -> Section:
-    picture = kind.draw(setups, colors)
-    text = kind.text.format(split=split_of(setups)) if picture else kind.missing
-    if picture and kind.is_of_each_setup and len(setups) > MOST_SHOWN:
-        text += (
-            f" At most {MOST_SHOWN} of the {len(setups)} setups are drawn: those with "
-            "the largest average over the seen clients."
-        )
-    return Section(kind.name, kind.title, text, picture)
+    return sections
 
 
 def write_text(path: Path, text: str) -> None:
@@ -346,23 +327,14 @@ def as_html(report: Report) -> str:
     """Return the report as an HTML page with its charts and its style inside."""
     environment = template_environment(autoescape=True)
     environment.filters["chart"] = _chart
-    content = _content(report)
+    content = {"report": report, "degraded": degraded_columns}
     return render_page(environment, "report.html", **content, most_open=MOST_SHOWN)
 
 
 def as_markdown_report(report: Report, figures: Path | None = None) -> str:
     """Return the report as Markdown; charts are told by their alternative texts."""
     template = template_environment(autoescape=False).get_template("report.md")
-    return template.render(**_content(report), figures=figures)
-
-
-def _content(report: Report) -> dict[str, object]:
-    return {"report": report, "by_group": _by_group, "degraded": degraded_columns}
-
-
-def _by_group(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
-    groups = {name: [row for row in rows if row.group == name] for name in GROUPS}
-    return {name: found for name, found in groups.items() if found}
+    return template.render(report=report, degraded=degraded_columns, figures=figures)
 
 
 def _chart(section: Section) -> Markup:

@@ -904,8 +904,8 @@ def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
     return columns
 
 
+# By seed the split, and the clients' accuracies with FedAvg's model.
 Fedavg = Mapping[int | None, tuple[str, Mapping[str, float]]]
-"""By seed the split, and the clients' accuracies with FedAvg's model."""
 
 
 def _fedavg_of(setups: Sequence[Setup]) -> Fedavg:

@@ -149,8 +149,8 @@ def test_sections_are_created_and_the_last_wins() -> None:
 def test_a_path_through_a_value() -> None:
     problems: list[Problem] = []
     overrides = [Override(("a", "b", "c"), 2), Override(("grid", "0"), 2)]
-    result = apply_overrides({"a": {"b": 1}, "grid": [1]}, overrides, problems)
-    assert result == {"a": {"b": 1}, "grid": [1]}
+    document = {"a": {"b": 1}, "grid": [1]}
+    assert apply_overrides(document, overrides, problems) == document
     assert [str(problem) for problem in problems] == [
         "a.b.c: a.b is 1 and holds no settings; set a.b as a whole",
         "grid.0: grid is [1] and holds no settings; set grid as a whole",

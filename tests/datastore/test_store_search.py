@@ -47,16 +47,20 @@ def test_neighbours_by_hand() -> None:
     assert found.labels.tolist() == [[2, 0], [1, 0]]
 
 
+def check(embeddings: Tensor, queries: Tensor, count: int, rtol: float = 1e-12) -> None:
+    """Compare a search of all embeddings with brute force."""
+    store = memory_store(embeddings, torch.arange(len(embeddings)) % 7, 7)
+    found = store.search(queries, count)
+    distances, ids = brute_force(embeddings, queries, count)
+    assert np.array_equal(found.ids.numpy(), ids)
+    assert torch.equal(found.labels, (found.ids - 1) % 7)
+    np.testing.assert_allclose(found.squared_distances.numpy(), distances, rtol=rtol)
+
+
 @pytest.mark.parametrize("num_queries", [0, 1, QUERIES_AT_ONCE, 50])
 @pytest.mark.parametrize("num_neighbors", [1, 10, 200])
 def test_search_equals_brute_force(num_queries: int, num_neighbors: int) -> None:
-    embeddings, queries = normal("store", 300, 24), normal("queries", num_queries, 24)
-    store = memory_store(embeddings, torch.arange(300) % 7, 7)
-    found = store.search(queries, num_neighbors)
-    distances, ids = brute_force(embeddings, queries, num_neighbors)
-    assert np.array_equal(found.ids.numpy(), ids)
-    assert torch.equal(found.labels, (found.ids - 1) % 7)
-    np.testing.assert_allclose(found.squared_distances.numpy(), distances, rtol=1e-12)
+    check(normal("store", 300, 24), normal("queries", num_queries, 24), num_neighbors)
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,11 +74,7 @@ def test_ties_go_to_the_smaller_id(
 ) -> None:
     embeddings = torch.tensor(values, dtype=torch.float32)[:, None]
     queries = torch.tensor(asked, dtype=torch.float32)[:, None]
-    store = memory_store(embeddings, torch.zeros(len(values), dtype=torch.int64), 1)
-    found = store.search(queries, num_neighbors)
-    distances, ids = brute_force(embeddings, queries, num_neighbors)
-    assert np.array_equal(found.ids.numpy(), ids)
-    assert np.array_equal(found.squared_distances.numpy(), distances)
+    check(embeddings, queries, num_neighbors, rtol=0)
 
 
 def test_distances_that_are_equal_in_float32_only_are_told_apart() -> None:
@@ -108,24 +108,14 @@ def test_a_query_does_not_depend_on_the_other_queries() -> None:
 
 def test_small_distances_between_large_vectors_are_exact() -> None:
     # ‖q‖² + ‖y‖² - 2qy in float32 has no correct digit here.
-    embeddings = 100 + 1e-3 * normal("store", 300, 24)
-    queries = 100 + 1e-3 * normal("queries", 40, 24)
-    store = memory_store(embeddings, torch.zeros(300, dtype=torch.int64), 1)
-    found = store.search(queries, 10)
-    distances, ids = brute_force(embeddings, queries, 10)
-    assert np.array_equal(found.ids.numpy(), ids)
-    np.testing.assert_allclose(found.squared_distances.numpy(), distances, rtol=1e-12)
+    embeddings, queries = normal("store", 300, 24), normal("queries", 40, 24)
+    check(100 + 1e-3 * embeddings, 100 + 1e-3 * queries, 10)
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e6, 1e18, 1e20, 3e37])
 def test_tiny_and_huge_distances_keep_their_order(scale: float) -> None:
-    embeddings = normal("store", 60, 5) * torch.tensor(scale)
-    queries = normal("queries", 20, 5) * torch.tensor(scale)
-    store = memory_store(embeddings, torch.zeros(60, dtype=torch.int64), 1)
-    found = store.search(queries, 7)
-    distances, ids = brute_force(embeddings, queries, 7)
-    assert np.array_equal(found.ids.numpy(), ids)
-    np.testing.assert_allclose(found.squared_distances.numpy(), distances, rtol=1e-12)
+    embeddings, queries = normal("store", 60, 5), normal("queries", 20, 5)
+    check(embeddings * torch.tensor(scale), queries * torch.tensor(scale), 7)
 
 
 @pytest.mark.parametrize("distance", [1e6, 1e18, 1e20])

@@ -15,13 +15,13 @@ from knnper.datastore.tuning import (
     CRITERIA,
     NO_PRIOR,
     Candidates,
-    Choice,
     Criterion,
     CriterionName,
     Evidence,
     Prior,
     PriorPoint,
     Queries,
+    TunedParameters,
     candidates,
     choose,
     held_out,
@@ -123,7 +123,7 @@ def test_of_equally_good_ones_few_neighbours_and_a_large_scale_are_chosen() -> N
     evidence = Evidence(queries, distances, torch.tensor([[0, 0]]))
     grid = candidates(GRID, [2, 1], [0.5, 4.0, 1.0])
     chosen = choose(evidence, grid, paper_kernel, num_correct)
-    assert chosen == Choice(0.3, 1, 4.0)
+    assert chosen == TunedParameters(0.3, 1, 4.0)
 
 
 @st.composite
@@ -146,7 +146,7 @@ def evidences(draw: st.DrawFn) -> Evidence:
 
 
 def separate_score(
-    evidence: Evidence, choice: Choice, criterion: CriterionName
+    evidence: Evidence, choice: TunedParameters, criterion: CriterionName
 ) -> float:
     """Score one combination as the predictor would mix, one query at a time."""
     total = 0.0
@@ -174,7 +174,9 @@ def test_the_joint_choice_equals_separate_evaluations(
     criterion: CriterionName, evidence: Evidence
 ) -> None:
     counts, scales = (1, 2, 5), (2.0, 0.3)
-    combinations = [Choice(*one) for one in itertools.product(GRID, counts, scales)]
+    combinations = [
+        TunedParameters(*one) for one in itertools.product(GRID, counts, scales)
+    ]
     scores = [separate_score(evidence, one, criterion) for one in combinations]
     rule = CRITERIA[criterion]
     grid = candidates(GRID, counts, scales)
@@ -198,7 +200,7 @@ def test_the_choice_is_never_worse_than_the_global_model(
     rule = CRITERIA[criterion]
     grid = candidates(weights, (1, 3), (1.0, 0.1))
     chosen = choose(evidence, grid, paper_kernel, rule)
-    alone = separate_score(evidence, Choice(0.0, 1, 1.0), criterion)
+    alone = separate_score(evidence, TunedParameters(0.0, 1, 1.0), criterion)
     assert separate_score(evidence, chosen, criterion) >= alone - 1e-5
 
 
@@ -213,7 +215,10 @@ def test_a_prior_without_strength_changes_nothing_and_a_strong_one_decides(
         evidence, GRID, rule
     )
     chosen = chosen_weight(evidence, GRID, rule, Prior(expected, 1e9))
-    scores = [separate_score(evidence, Choice(one, 1, 1.0), criterion) for one in GRID]
+    scores = [
+        separate_score(evidence, TunedParameters(one, 1, 1.0), criterion)
+        for one in GRID
+    ]
     scored = zip(GRID, scores, strict=True)
     allowed = [weight for weight, one in scored if one >= scores[0] - 1e-9]
     distance = min(abs(weight - expected) for weight in allowed)
@@ -226,7 +231,8 @@ def test_a_prior_counts_as_so_many_examples() -> None:
     evidence = one_neighbour([0, 0, 0])
     weights = (0.0, 0.1, 0.3, 0.5)
     assert [
-        separate_score(evidence, Choice(one, 1, 1.0), "accuracy") for one in weights
+        separate_score(evidence, TunedParameters(one, 1, 1.0), "accuracy")
+        for one in weights
     ] == [0, 0, 1, 2]
     chosen = [
         chosen_weight(evidence, weights, num_correct, Prior(0.1, strength))

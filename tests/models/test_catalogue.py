@@ -69,10 +69,15 @@ every_model = pytest.mark.parametrize(
 
 
 @every_model
-def test_shapes_and_training_on_one_example(
+def test_shapes_weights_by_the_key_and_training_on_one_example(
     name: str, settings: dict[str, Any], spec: InputSpec, width: int
 ) -> None:
     model = build(name, spec, **settings)
+    with RandomKey(99).torch():
+        again = build(name, spec, **settings).read()
+    assert torch.equal(model.read(), again)
+    assert not torch.equal(again, build(name, spec, seed=2, **settings).read())
+
     module, images = model.module.eval(), pictures(spec, 3)
     with torch.no_grad():
         embeddings, logits = module.embed(images), module(images)
@@ -87,23 +92,42 @@ def test_shapes_and_training_on_one_example(
     assert float(model.gradient.abs().sum()) > 0
 
 
-@every_model
-def test_initial_weights_are_fixed_by_the_key(
-    name: str, settings: dict[str, Any], spec: InputSpec, width: int
+SMALL_RESNET = 9 * (3 * 32 + 32 * 64 + 64 * 128 + 2 * 128 * 128 + 128 * 256)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "spec", "num_parameters"),
+    [
+        # 5*5*1*32+32, 5*5*32*64+64, 3136*2048+2048, 2048*62+62: LEAF's FEMNIST network.
+        (
+            "leaf_cnn",
+            {"embedding_dim": 2048},
+            spec_of(28, 1, num_classes=62),
+            832 + 51264 + 6424576 + 127038,
+        ),
+        # Four convolutions and a residual block, their norms, and the head.
+        (
+            "small_resnet",
+            {},
+            COLOUR,
+            SMALL_RESNET + 2 * (32 + 64 + 128 + 2 * 128 + 256) + 256 * 5 + 5,
+        ),
+        # 12*16+16, 16*8+8, 8*5+5; GroupNorm adds two numbers for each hidden unit.
+        ("mlp", {"hidden_sizes": (16, 8)}, spec_of(2, 3), 208 + 136 + 45),
+        (
+            "mlp",
+            {"hidden_sizes": (16, 8), "norm": "group"},
+            spec_of(2, 3),
+            208 + 136 + 45 + 2 * (16 + 8),
+        ),
+    ],
+)
+def test_the_number_of_parameters_by_hand(
+    name: str, settings: dict[str, Any], spec: InputSpec, num_parameters: int
 ) -> None:
-    weights = build(name, spec, **settings).read()
-    with RandomKey(99).torch():
-        again = build(name, spec, **settings).read()
-    assert torch.equal(weights, again)
-    assert not torch.equal(weights, build(name, spec, seed=2, **settings).read())
-
-
-def test_leaf_cnn_has_the_layers_of_leaf() -> None:
-    spec = spec_of(28, 1, num_classes=62)
-    model = build("leaf_cnn", spec, embedding_dim=2048)
-
-    # 5*5*1*32+32, 5*5*32*64+64, 3136*2048+2048, 2048*62+62: LEAF's FEMNIST network.
-    assert model.num_parameters == 832 + 51264 + 6424576 + 127038
+    assert build(name, spec, **settings).num_parameters == num_parameters
+    with pytest.raises(ValueError, match="found hidden_sizes of 12 with norm = group"):
+        MlpSettings(hidden_sizes=(16, 12), norm="group")
 
 
 def test_mobilenet_v2_normalises_every_convolution_in_the_chosen_way() -> None:
@@ -114,15 +138,6 @@ def test_mobilenet_v2_normalises_every_convolution_in_the_chosen_way() -> None:
         ]
         assert len(norms) == 52
         assert all(isinstance(one, kind) for one in norms)
-
-
-def test_the_small_resnet_has_four_convolutions_and_a_residual_block() -> None:
-    model = build("small_resnet", COLOUR)
-    convolutions = 9 * (3 * 32 + 32 * 64 + 64 * 128 + 2 * 128 * 128 + 128 * 256)
-    norms = 2 * (32 + 64 + 128 + 2 * 128 + 256)
-    head = 256 * 5 + 5
-
-    assert model.num_parameters == convolutions + norms + head
 
 
 def test_the_residual_block_adds_to_what_it_is_given() -> None:
@@ -138,25 +153,20 @@ def test_the_residual_block_adds_to_what_it_is_given() -> None:
     assert torch.equal(block(x), x)
 
 
-def test_resnet18_has_the_layers_of_torchvision() -> None:
-    published = import_torchvision().models.resnet18(num_classes=5)
+def test_resnet18_is_that_of_torchvision() -> None:
+    model, spec = build("resnet18", spec_of(64, 3)), spec_of(64, 3)
+    published = import_torchvision().models.resnet18(num_classes=5).eval()
     expected = sum(one.numel() for one in published.parameters())
-    batch = build("resnet18", spec_of(64, 3))
-    group = build("resnet18", spec_of(64, 3), norm="group")
-
-    assert batch.num_parameters == group.num_parameters == expected
+    group = build("resnet18", spec, norm="group")
+    assert model.num_parameters == group.num_parameters == expected
     kinds = [type(layer) for layer in group.module.modules()]
     assert (kinds.count(nn.GroupNorm), kinds.count(nn.BatchNorm2d)) == (20, 0)
 
-
-def test_resnet18_computes_what_torchvision_computes() -> None:
-    model = build("resnet18", spec_of(64, 3))
-    published = import_torchvision().models.resnet18(num_classes=5).eval()
     state = model.module.state_dict()
     published.load_state_dict(
         {name.replace("classifier.", "fc."): state[name] for name in state}
     )
-    images = pictures(spec_of(64, 3), 2)
+    images = pictures(spec, 2)
     with torch.no_grad():
         torch.testing.assert_close(model.module.eval()(images), published(images))
 
@@ -174,33 +184,16 @@ def test_the_stem_for_small_images_keeps_their_size() -> None:
     assert seen == [(1, 64, 32, 32)]
 
 
-def test_mlp_has_the_layers_that_are_asked_for() -> None:
-    spec = spec_of(2, 3)
-    plain = build("mlp", spec, hidden_sizes=(16, 8))
-    group = build("mlp", spec, hidden_sizes=(16, 8), norm="group")
-
-    # 12*16+16, 16*8+8, 8*5+5; GroupNorm adds two numbers for each hidden unit.
-    assert plain.num_parameters == 208 + 136 + 45
-    assert group.num_parameters == plain.num_parameters + 2 * (16 + 8)
-    with pytest.raises(ValueError, match="found hidden_sizes of 12 with norm = group"):
-        MlpSettings(hidden_sizes=(16, 12), norm="group")
-
-
-def test_mobilenet_v2_repeats_a_grey_channel() -> None:
-    grey = build("mobilenet_v2", spec_of(32, 1)).module.eval()
+def test_mobilenet_v2_repeats_a_grey_channel_and_drops_features_in_training() -> None:
+    grey = build("mobilenet_v2", spec_of(32, 1), dropout=0.5).module.eval()
     images = pictures(spec_of(32, 1), 2)
     with torch.no_grad():
         assert torch.equal(grey(images), grey(torch.cat([images] * 3, dim=1)))
-
-
-def test_mobilenet_v2_drops_features_before_the_head_in_training_only() -> None:
-    module = build("mobilenet_v2", COLOUR, norm="group", dropout=0.5).module
     embeddings = torch.ones(2, 1280)
     with RandomKey(3).torch():
-        dropped = module.train().head(embeddings)
-
+        dropped = grey.train().head(embeddings)
     assert not torch.equal(dropped[0], dropped[1])
-    torch.testing.assert_close(*module.eval().head(embeddings))
+    torch.testing.assert_close(*grey.eval().head(embeddings))
 
 
 @pytest.mark.parametrize(

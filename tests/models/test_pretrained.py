@@ -11,9 +11,8 @@ from knnper.data.examples import InputSpec
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
 from knnper.models import (
+    MODELS,
     FlatModel,
-    MobileNetV2Settings,
-    ResNet18Settings,
     TinyCnnSettings,
     build_model,
 )
@@ -56,49 +55,41 @@ def test_a_file_replaces_the_random_weights(
 def test_a_head_for_other_classes_or_none_leaves_a_fresh_one(
     tensors: dict[str, Tensor], file: Path, num_classes: int, has_head: bool
 ) -> None:
-    kept = tensors if has_head else {n: tensors[n] for n in tensors.keys() - set(HEAD)}
-    save_file(kept, file)
+    body = {name: tensors[name] for name in tensors.keys() - set(HEAD)}
+    save_file(tensors if has_head else body, file)
     model = tiny(seed=2, weights=file, num_classes=num_classes)
-    found, fresh = model.named(model.read()), tiny(seed=2, num_classes=num_classes)
-    for name in tensors.keys() - set(HEAD):
-        assert torch.equal(found[name], tensors[name])
-    for name in HEAD:
-        assert torch.equal(found[name], fresh.named(fresh.read())[name])
-
-
-def test_torchvisions_own_names_are_taken(file: Path) -> None:
-    with RandomKey(4).torch():
-        published = import_torchvision().models.mobilenet_v2(num_classes=1000)
-    state = published.state_dict()
-    save_file(state, file)
-    spec = InputSpec((32, 32, 3), 10, mean=(0.0,) * 3, std=(1.0,) * 3)
-    settings = MobileNetV2Settings(weights=str(file))
-    model = build_model(Choice("mobilenet_v2", settings), spec, RandomKey(5))
+    fresh = tiny(seed=2, num_classes=num_classes)
+    expected = fresh.named(fresh.read()) | body
     found = model.named(model.read())
-
-    shared = found.keys() - {"classifier.1.weight", "classifier.1.bias"}
-    assert len(shared) == 52 * 5
-    assert all(torch.equal(found[name], state[name]) for name in shared)
-    assert found["classifier.1.weight"].shape == (10, 1280)
+    assert all(torch.equal(found[name], expected[name]) for name in tensors)
 
 
-@pytest.mark.parametrize("num_classes", [5, 1000])
-def test_a_head_may_be_called_as_torchvision_calls_it(
-    file: Path, num_classes: int
+@pytest.mark.parametrize(
+    ("name", "head", "num_classes", "num_tensors"),
+    [
+        ("mobilenet_v2", "classifier.1.weight", 1000, 52 * 5),
+        ("resnet18", "fc.weight", 1000, 20 * 5),
+        ("resnet18", "fc.weight", 5, 20 * 5),
+    ],
+)
+def test_torchvisions_own_names_are_taken(
+    file: Path, name: str, head: str, num_classes: int, num_tensors: int
 ) -> None:
     with RandomKey(4).torch():
-        published = import_torchvision().models.resnet18(num_classes=num_classes)
+        models = import_torchvision().models
+        published = getattr(models, name)(num_classes=num_classes)
     state = published.state_dict()
     save_file(state, file)
     spec = InputSpec((32, 32, 3), 5, mean=(0.0,) * 3, std=(1.0,) * 3)
-    settings = ResNet18Settings(weights=str(file))
-    model = build_model(Choice("resnet18", settings), spec, RandomKey(5))
+    settings = MODELS[name].settings_type(weights=str(file))
+    model = build_model(Choice(name, settings), spec, RandomKey(5))
     found = model.named(model.read())
 
-    own = {"classifier.weight", "classifier.bias"}
-    assert all(torch.equal(found[name], state[name]) for name in found.keys() - own)
-    fits = torch.equal(found["classifier.weight"], state["fc.weight"])
-    assert fits is (num_classes == 5)
+    body = {one for one in found if not one.startswith("classifier.")}
+    assert len(body) == num_tensors
+    assert all(torch.equal(found[one], state[one]) for one in body)
+    own = found[head.replace("fc.", "classifier.")]
+    assert torch.equal(own, state[head]) is (num_classes == 5)
 
 
 def test_all_misfits_outside_the_head_are_reported(

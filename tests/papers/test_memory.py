@@ -206,8 +206,7 @@ PANEL_SETTINGS = MemorySettings(
     kernel_scales=(0.1, 0.7),
     imbalances=(0.0, 0.25, 0.5),
 )
-SIZES = (24, 8, 32, 0)
-"""Even, so that no half of them is rounded; 16 on average."""
+SIZES = (24, 8, 32, 0)  # even, so that no half of them is rounded; 16 on average
 
 
 @pytest.fixture(scope="module")

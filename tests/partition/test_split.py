@@ -70,38 +70,33 @@ def test_validation_is_a_part_of_the_training_data(
         assert len(client.train) > 0 or len(samples) == 0
 
 
-def test_validation_sizes_are_rounded() -> None:
-    partition = partition_of(
-        assignment_of_sizes(0, 1, 2, 3, 12, 100), PartitionSettings(), KEY
-    )
-    sizes = [len(client.validation) for client in partition.clients]
-    assert sizes == [0, 0, 0, 1, 2, 20]
-
-
-def test_a_single_sample_is_never_held_out() -> None:
-    partition = partition_of(
-        assignment_of_sizes(1, 2), PartitionSettings(validation_fraction=0.9), KEY
-    )
-    assert [len(client.train) for client in partition.clients] == [1, 1]
+@pytest.mark.parametrize(
+    ("sizes", "fraction", "expected"),
+    [
+        ((0, 1, 2, 3, 12, 100), 0.2, [0, 0, 0, 1, 2, 20]),
+        ((1, 2), 0.9, [0, 1]),  # a single sample is never held out
+    ],
+)
+def test_validation_sizes_are_rounded(
+    sizes: tuple[int, ...], fraction: float, expected: list[int]
+) -> None:
+    chosen = PartitionSettings(validation_fraction=fraction)
+    found = partition_of(assignment_of_sizes(*sizes), chosen, KEY)
+    assert [len(client.validation) for client in found.clients] == expected
 
 
 def test_the_number_of_unseen_clients_is_rounded() -> None:
     for fraction, expected in ((0.0, 0), (0.04, 0), (0.05, 1), (0.2, 2), (0.94, 9)):
         partition = iid_partition(unseen_fraction=fraction)
         assert sum(not client.seen for client in partition.clients) == expected
-
-
-def test_who_is_unseen_depends_on_the_key() -> None:
-    chosen = [
-        [client.seen for client in iid_partition(key, unseen_fraction=0.5).clients]
-        for key in (RandomKey(0), RandomKey(1))
-    ]
-    assert chosen[0] != chosen[1]
-
-
-def test_someone_must_be_seen() -> None:
     with pytest.raises(DataError, match=r"unseen_fraction 0\.96 of 10 clients leaves"):
         iid_partition(unseen_fraction=0.96)
+    # Who is unseen depends on the key.
+    one, other = (
+        [client.seen for client in iid_partition(key, unseen_fraction=0.5).clients]
+        for key in (RandomKey(0), RandomKey(1))
+    )
+    assert one != other
 
 
 def test_names_sort_like_numbers() -> None:
@@ -112,17 +107,12 @@ def test_names_sort_like_numbers() -> None:
     assert list(many) == sorted(many)
 
 
-def test_the_fingerprint_is_stable() -> None:
-    part = ClientPart(
-        "0000", True, np.array([1, 2]), np.array([3]), np.array([], dtype=np.int64)
-    )
+def test_the_fingerprint_is_stable_and_sees_every_field() -> None:
+    empty = np.array([], dtype=np.int64)
+    part = ClientPart("0000", True, np.array([1, 2]), np.array([3]), empty)
     content = b"0000\n1\n" + struct.pack("<6q", 2, 1, 2, 1, 3, 0)
     expected = hashlib.sha256(content).hexdigest()
     assert fingerprint(Partition((part,))) == expected
-
-
-def test_the_fingerprint_sees_every_field() -> None:
-    part = ClientPart("0000", True, np.array([1, 2]), np.array([3]), np.array([4]))
     changed = [
         dataclasses.replace(part, name="0001"),
         dataclasses.replace(part, seen=False),
@@ -134,9 +124,9 @@ def test_the_fingerprint_sees_every_field() -> None:
     ]
     found = {fingerprint(Partition((client,))) for client in [part, *changed]}
     assert len(found) == 7
-
-
-def test_the_partition_is_a_function_of_the_key() -> None:
+    # So it does with what the server keeps, and the partition is a function of the key.
+    kept = made("iid", proxy_fraction=0.2)
+    assert fingerprint(kept) != fingerprint(Partition(kept.clients))
     assert fingerprint(iid_partition()) == fingerprint(iid_partition())
     assert fingerprint(iid_partition()) != fingerprint(iid_partition(RandomKey(6)))
 
@@ -152,15 +142,12 @@ def test_what_is_held_out_does_not_change_who_gets_what() -> None:
         )
 
 
-def test_natural_needs_client_ids() -> None:
+def test_what_a_partition_needs() -> None:
     bare = dataclasses.replace(DATASET.train, client_ids=None)
     dataset = dataclasses.replace(DATASET, train=bare)
     choice = Choice[Settings]("natural", NaturalSettings())
     with pytest.raises(DataError, match=r"set data\.client, .*data\.client_separator"):
         make_partition(dataset, choice, KEY)
-
-
-def test_settings_of_something_else() -> None:
     with pytest.raises(TypeError, match="expected PartitionSettings, found Settings"):
         make_partition(DATASET, Choice("iid", Settings()), KEY)
 
@@ -183,91 +170,78 @@ def test_summary() -> None:
     assert (summary.min_size, summary.median_size, summary.max_size) == (0, 2.0, 4)
 
 
-class TestLessForTheUnseen:
-    """Unseen clients have a part of what they learn from, and that is all."""
-
-    def partition(self, fraction: float, **given: Any) -> Partition:
-        return iid_partition(
-            unseen_fraction=0.5, unseen_train_fraction=fraction, **given
-        )
-
-    def test_sizes_are_rounded_and_nobody_loses_all(self) -> None:
-        # 20 samples each, of which 4 are held out.
-        for fraction, sizes in ((0.5, (8, 2)), (0.2, (3, 1)), (1e-6, (1, 1))):
-            for client in self.partition(fraction).clients:
-                found = (len(client.train), len(client.validation))
-                assert found == ((16, 4) if client.seen else sizes)
-
-    @pytest.mark.parametrize("evaluate_on", ["test", "validation"])
-    def test_nothing_else_changes(self, evaluate_on: str) -> None:
-        whole = self.partition(1.0, evaluate_on=evaluate_on)
-        part = self.partition(0.3, evaluate_on=evaluate_on)
-        for before, after in zip(whole.clients, part.clients, strict=True):
-            assert (after.name, after.seen) == (before.name, before.seen)
-            assert np.array_equal(after.test, before.test)
-            if after.seen:
-                assert np.array_equal(after.train, before.train)
-                assert np.array_equal(after.validation, before.validation)
-
-    @settings(max_examples=25, deadline=None)
-    @given(
-        fractions=st.lists(st.floats(0.001, 1), min_size=2, max_size=4).map(sorted),
-        seed=st.integers(0, 1000),
-    )
-    def test_smaller_parts_lie_in_larger_ones(
-        self, fractions: list[float], seed: int
-    ) -> None:
-        parts = [
-            iid_partition(
-                RandomKey(seed), unseen_fraction=0.5, unseen_train_fraction=one
-            )
-            for one in fractions
-        ]
-        for smaller, larger in itertools.pairwise(parts):
-            for few, many in zip(smaller.clients, larger.clients, strict=True):
-                assert set(few.train) <= set(many.train)
-                assert set(few.validation) <= set(many.validation)
-                assert np.all(np.diff(few.train) > 0)
+# Unseen clients have a part of what they learn from, and that is all.
 
 
-class TestOnValidation:
-    """What clients hold out for their own choices takes the place of the test split."""
+def with_less(fraction: float, key: RandomKey = KEY, **given: Any) -> Partition:
+    given |= {"unseen_fraction": 0.5, "unseen_train_fraction": fraction}
+    return iid_partition(key, **given)
 
-    def parts(self, **given: Any) -> tuple[Partition, Partition]:
-        plain = IidSettings(num_clients=10, **given)
-        tuned = dataclasses.replace(plain, evaluate_on="validation")
-        return (
-            make_partition(DATASET, Choice[Settings]("iid", plain), KEY),
-            make_partition(DATASET, Choice[Settings]("iid", tuned), KEY),
-        )
 
-    def test_it_is_split_once_more(self) -> None:
-        plain, tuned = self.parts(validation_fraction=0.2, unseen_fraction=0.3)
-        for before, after in zip(plain.clients, tuned.clients, strict=True):
-            assert (after.name, after.seen) == (before.name, before.seen)
-            assert np.array_equal(after.test, before.validation)
-            # 20 samples, 4 held out; of the other 16 a fifth, 3.2, is held out again.
-            both = np.sort(np.concatenate([after.train, after.validation]))
-            assert np.array_equal(both, before.train)
-            assert (len(after.train), len(after.validation)) == (13, 3)
+def test_less_is_rounded_and_nobody_loses_all() -> None:
+    # 20 samples each, of which 4 are held out.
+    for fraction, sizes in ((0.5, (8, 2)), (0.2, (3, 1)), (1e-6, (1, 1))):
+        for client in with_less(fraction).clients:
+            found = (len(client.train), len(client.validation))
+            assert found == ((16, 4) if client.seen else sizes)
 
-    def test_without_validation_data_nobody_is_tested(self) -> None:
-        plain, tuned = self.parts(validation_fraction=0.0)
-        for before, after in zip(plain.clients, tuned.clients, strict=True):
-            assert len(after.test) == 0
+
+@pytest.mark.parametrize("evaluate_on", ["test", "validation"])
+def test_nothing_else_changes_with_less(evaluate_on: str) -> None:
+    whole, part = (with_less(one, evaluate_on=evaluate_on) for one in (1.0, 0.3))
+    for before, after in zip(whole.clients, part.clients, strict=True):
+        assert (after.name, after.seen) == (before.name, before.seen)
+        assert np.array_equal(after.test, before.test)
+        if after.seen:
             assert np.array_equal(after.train, before.train)
+            assert np.array_equal(after.validation, before.validation)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    fractions=st.lists(st.floats(0.001, 1), min_size=2, max_size=4).map(sorted),
+    seed=st.integers(0, 1000),
+)
+def test_smaller_parts_lie_in_larger_ones(fractions: list[float], seed: int) -> None:
+    parts = [with_less(one, RandomKey(seed)) for one in fractions]
+    for smaller, larger in itertools.pairwise(parts):
+        for few, many in zip(smaller.clients, larger.clients, strict=True):
+            assert set(few.train) <= set(many.train)
+            assert set(few.validation) <= set(many.validation)
+            assert np.all(np.diff(few.train) > 0)
+
+
+# What clients hold out for their own choices takes the place of the test split.
+
+
+def test_validation_data_are_split_once_more() -> None:
+    plain, tuned = (
+        iid_partition(unseen_fraction=0.3, validation_fraction=0.2, evaluate_on=split)
+        for split in ("test", "validation")
+    )
+    for before, after in zip(plain.clients, tuned.clients, strict=True):
+        assert (after.name, after.seen) == (before.name, before.seen)
+        assert np.array_equal(after.test, before.validation)
+        # 20 samples, 4 held out; of the other 16 a fifth, 3.2, is held out again.
+        both = np.sort(np.concatenate([after.train, after.validation]))
+        assert np.array_equal(both, before.train)
+        assert (len(after.train), len(after.validation)) == (13, 3)
+    # Without validation data nobody is tested.
+    plain, tuned = (
+        iid_partition(validation_fraction=0.0, evaluate_on=split)
+        for split in ("test", "validation")
+    )
+    for before, after in zip(plain.clients, tuned.clients, strict=True):
+        assert len(after.test) == 0
+        assert np.array_equal(after.train, before.train)
 
 
 @pytest.mark.parametrize("evaluate_on", ["test", "validation"])
 def test_of_text_the_last_windows_are_held_out(evaluate_on: str) -> None:
-    text = dataclasses.replace(
-        DATASET, spec=dataclasses.replace(DATASET.spec, dtype="token")
-    )
-    chosen = IidSettings(
-        num_clients=10,
-        validation_fraction=0.3,
-        evaluate_on="validation" if evaluate_on == "validation" else "test",
-    )
+    spec = dataclasses.replace(DATASET.spec, dtype="token")
+    text = dataclasses.replace(DATASET, spec=spec)
+    given: dict[str, Any] = {"validation_fraction": 0.3, "evaluate_on": evaluate_on}
+    chosen = IidSettings(num_clients=10, **given)
     found = make_partition(text, Choice[Settings]("iid", chosen), KEY)
     for client in found.clients:
         assert client.train.max() < client.validation.min()
@@ -328,17 +302,9 @@ def test_what_is_kept_depends_on_the_key_alone() -> None:
     assert kept[0] == kept[1] != kept[2]
 
 
-def test_the_fingerprint_sees_what_is_kept() -> None:
-    partition = made("iid", proxy_fraction=0.2)
-    without = Partition(partition.clients)
-    assert fingerprint(partition) != fingerprint(without)
-
-
 @settings(max_examples=40, deadline=None)
 @given(
-    num_samples=st.integers(0, 60),
-    fraction=st.floats(0, 0.9),
-    seed=st.integers(0, 100),
+    num_samples=st.integers(0, 60), fraction=st.floats(0, 0.9), seed=st.integers(0, 100)
 )
 def test_a_part_is_kept_and_the_rest_is_dealt(
     num_samples: int, fraction: float, seed: int
@@ -376,35 +342,31 @@ def test_something_must_be_left() -> None:
         keep_back(np.arange(3), 0.9, KEY)
 
 
-class TestUsedPart:
-    """A part of both splits is used, the rest is nobody's."""
+# A part of both splits is used, the rest is nobody's.
 
-    @pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "pflbed"])
-    def test_owners_share_the_part(self, name: str) -> None:
-        partition = made(name, used_fraction=0.5, proxy_fraction=0.1)
-        assert len(partition.proxy) == 10
-        train, test = [partition.proxy], []
-        for client in partition.clients:
-            train += [client.train, client.validation]
-            test.append(client.test)
-        for parts, number, of in ((train, 100, 200), (test, 20, 40)):
-            owned = np.concatenate(parts)
-            assert len(owned) == len(set(owned.tolist())) == number
-            assert owned.min() >= 0
-            assert number < owned.max() < of
 
-    def test_labels_go_where_the_partition_puts_them(self) -> None:
-        """Positions are those of the whole data set: the labels show it."""
-        partition = made("natural", used_fraction=0.5)
-        for number, client in enumerate(partition.clients):
-            for split, positions in (
-                (DATASET.train, np.append(client.train, client.validation)),
-                (DATASET.test, client.test),
-            ):
-                assert split.client_ids is not None
-                assert set(split.client_ids[positions]) <= {number}
+@pytest.mark.parametrize("name", [name for name in PARTITIONS if name != "pflbed"])
+def test_owners_share_the_part(name: str) -> None:
+    partition = made(name, used_fraction=0.5, proxy_fraction=0.1)
+    assert len(partition.proxy) == 10
+    train, test = [partition.proxy], []
+    for client in partition.clients:
+        train += [client.train, client.validation]
+        test.append(client.test)
+    for parts, number, of in ((train, 100, 200), (test, 20, 40)):
+        owned = np.concatenate(parts)
+        assert len(owned) == len(set(owned.tolist())) == number
+        assert owned.min() >= 0
+        assert number < owned.max() < of
 
-    def test_one_sample_is_used_at_least(self) -> None:
-        partition = made("iid", used_fraction=1e-9)
-        sizes = [len(client.train) for client in partition.clients]
-        assert sorted(sizes) == [0, 0, 1]
+
+def test_labels_go_where_the_partition_puts_them() -> None:
+    """Positions are those of the whole data set: the labels show it."""
+    for number, client in enumerate(made("natural", used_fraction=0.5).clients):
+        own = np.append(client.train, client.validation)
+        for split, positions in ((DATASET.train, own), (DATASET.test, client.test)):
+            assert split.client_ids is not None
+            assert set(split.client_ids[positions]) <= {number}
+    # One sample is used at least.
+    sizes = [len(one.train) for one in made("iid", used_fraction=1e-9).clients]
+    assert sorted(sizes) == [0, 0, 1]

@@ -1,4 +1,4 @@
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -6,7 +6,7 @@ import torch
 
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, Reply, Request
+from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.run import ModelDistribution
 from knnper.server.run_folder import Checkpoint
 from knnper.strategies.core.method import Method
@@ -41,14 +41,8 @@ class Recorder(Federation):
         self.failing, self.record, self.may_be_away = failing, record, away
         self.requests: list[Request] = []
 
-    def exchange(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        requests: Iterable[Request],
-    ) -> Iterator[Reply]:
-        assert (purpose, server_round) == (Purpose.PERSONALIZE, 7)
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
+        assert step[:2] == (Purpose.PERSONALIZE, 7)
         for request in requests:
             self.requests.append(request)
             yield self.answer(request.clients)

@@ -12,7 +12,13 @@ from flwr.app import Error, Message, RecordDict
 
 from knnper.errors import RunError
 from knnper.records import fingerprint
-from knnper.server.federation import EXPIRES_LATER_S, FlowerFederation, Reply, Request
+from knnper.server.federation import (
+    EXPIRES_LATER_S,
+    FlowerFederation,
+    Reply,
+    Request,
+    Step,
+)
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport import polling
 from knnper.transport.messages import (
@@ -77,7 +83,7 @@ def under_way(grid: FakeGrid) -> int:
 
 def ask(made: FlowerFederation, clients: str = "123") -> list[Reply]:
     requests = (Request((client,), ModelPayload(WEIGHTS)) for client in clients)
-    return list(made.exchange(Purpose.TRAIN, 4, [2], requests))
+    return list(made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -135,7 +141,7 @@ def test_payloads_that_differ_are_given_back_when_they_are_answered(
         Request((client,), ModelPayload(torch.full((50,), float(number))))
         for number, client in enumerate("123123123123")
     )
-    assert len(list(made.exchange(Purpose.TRAIN, 4, [2], requests))) == 12
+    assert len(list(made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))) == 12
     assert max(in_use) == 2
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -14,7 +14,7 @@ from knnper.errors import RunError
 from knnper.experiment import RunSettings, TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, Reply, Request
+from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import RoundRecord
 from knnper.server.rounds import (
     RoundLoop,
@@ -48,20 +48,14 @@ class Functions(Federation):
     def await_clients(self, clients: Sequence[str], least: int) -> None:
         self.awaited.append((clients, least))
 
-    def exchange(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep_rounds: Sequence[int],
-        requests: Iterable[Request],
-    ) -> Iterator[Reply]:
-        if purpose is Purpose.VALIDATE:
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
+        if step.purpose is Purpose.VALIDATE:
             yield from self.validate(requests)
             return
-        self.keep_rounds.append(keep_rounds)
+        self.keep_rounds.append(step.keep_rounds)
         for request in requests:
             assert isinstance(request.payload, ModelPayload)
-            yield self.answer(request.client, request.payload, server_round)
+            yield self.answer(request.client, request.payload, step.server_round)
 
     def validate(self, requests: Iterable[Request]) -> Iterator[Reply]:
         """Client a has nothing, b fails, c is right once of twice, d twice of twice."""

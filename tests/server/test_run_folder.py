@@ -76,7 +76,7 @@ def test_a_run_that_is_led_is_not_overwritten(folder: RunFolder) -> None:
     with folder.locked(), pytest.raises(RunError, match="another process is at work"):
         RunFolder.create(folder.path, EXPERIMENT, overwrite=True)
     assert folder.rounds() == [{"server_round": 1}]
-    assert not folder.is_led()
+    folder.require_idle()
 
 
 def a_run_of(folder: RunFolder, num_rounds: int) -> None:

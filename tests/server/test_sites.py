@@ -14,7 +14,7 @@ from knnper.experiment import FederationSettings
 from knnper.server import sites as directory_module
 from knnper.server import sites as federation_module
 from knnper.server import sites as introductions
-from knnper.server.federation import Reply, Request
+from knnper.server.federation import Reply, Request, Step
 from knnper.server.link.authorized import Registered
 from knnper.server.sites import Directory, SiteFederation
 from knnper.transport.messages import Introduction, Purpose, introduction_content
@@ -230,13 +230,7 @@ class Messenger:
     def __init__(self) -> None:
         self.asked: list[tuple[str, ...]] = []
 
-    def exchange(
-        self,
-        purpose: Purpose,
-        server_round: int,
-        keep: int,
-        requests: Iterable[Request],
-    ) -> Iterator[Reply]:
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         for request in requests:
             self.asked.append(request.clients)
             yield Reply(request.clients, "done")
@@ -257,7 +251,7 @@ def test_every_client_is_asked_alone_and_who_is_away_fails() -> None:
     made, messenger = federation(People({1: "a", 2: "b"}))
     made.gather()
     requests = [Request(("a", "x", "b"), None), Request(("y",), None)]
-    replies = list(made.exchange(Purpose.VALIDATE, 1, [0], requests))
+    replies = list(made.exchange(Step(Purpose.VALIDATE, 1, [0]), requests))
     assert messenger.asked == [("a",), ("b",)]
     assert [(one.clients, one.failure) for one in replies] == [
         (("a",), None),

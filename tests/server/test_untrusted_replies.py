@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
-from knnper.server.federation import FlowerFederation, Reply, Request
+from knnper.server.federation import FlowerFederation, Reply, Request, Step
 from knnper.server.rounds import Tally, usable_updates
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport.messages import Packed, Purpose, pack
@@ -56,7 +56,7 @@ def said(layout: object, array: ArrayRecord | None = None) -> RecordDict:
 def ask(content: RecordDict, purpose: Purpose = Purpose.TRAIN) -> Reply:
     grid = FakeGrid(lambda message: Message(content, reply_to=message))
     (reply,) = federation(grid).exchange(
-        purpose, 1, [0], [Request(("a",), ModelPayload(torch.ones(2)))]
+        Step(purpose, 1, [0]), [Request(("a",), ModelPayload(torch.ones(2)))]
     )
     return reply
 
@@ -141,7 +141,7 @@ def test_no_file_of_the_server_is_read_or_moved(
         made = federation(grid)
         made.shared_folder = str(tmp_path / "run") if in_memory else ""
         request = Request(("a",), ModelPayload(torch.ones(2)))
-        (reply,) = made.exchange(Purpose.TRAIN, 1, [0], [request])
+        (reply,) = made.exchange(Step(Purpose.TRAIN, 1, [0]), [request])
         assert "names the file" in str(reply.failure)
         assert secret.read_bytes() == b"12345678"
 
@@ -159,7 +159,7 @@ def test_what_a_client_says_of_its_failure_is_one_short_line() -> None:
     error = Error(code=2, reason="a\n2026 INFO all is well\x1b[2J" + "y" * 9999 + "end")
     grid = FakeGrid(lambda message: Message(error, reply_to=message))
     requests = [Request(("a",), ModelPayload(torch.ones(2)))]
-    (reply,) = federation(grid).exchange(Purpose.TRAIN, 1, [0], requests)
+    (reply,) = federation(grid).exchange(Step(Purpose.TRAIN, 1, [0]), requests)
     assert str(reply.failure).startswith("a\\n2026 INFO all is well\\x1b[2J")
     assert str(reply.failure).endswith("yend")
     assert len(str(reply.failure)) == 500

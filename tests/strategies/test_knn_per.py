@@ -39,9 +39,9 @@ from knnper.strategies.knn_fine_tuned import FineTunedMemory, FineTunedMemorySet
 from knnper.strategies.knn_per import (
     KnnSettings,
     LocalMemory,
+    fill_and_tune,
+    knn_predictor,
     left_out_evidence,
-    memorize,
-    remember,
     validation_evidence,
 )
 from tests.strategies.tiny import tiny_cnn_task
@@ -65,7 +65,7 @@ def client(num_train: int, num_validation: int) -> ClientData:
 
 def served(data: ClientData, settings: KnnSettings) -> KnnPredictor:
     base = ModelPredictor(TASK, TASK.initial_weights)
-    return memorize(base, NUM_CLASSES, data, settings, RandomKey(5))
+    return knn_predictor(base, NUM_CLASSES, data, settings, RandomKey(5))
 
 
 def stored_by(weights: Tensor, data: ClientData) -> Tensor:
@@ -234,7 +234,7 @@ def test_chance_is_each_client_s_own_and_the_seed_s() -> None:
         settings = KnnSettings(knn_weights=(1.0,), store=store)
         rng = RandomKey(5).child(client)
         base = ModelPredictor(TASK, TASK.initial_weights)
-        return memorize(base, NUM_CLASSES, data, settings, rng)(images)
+        return knn_predictor(base, NUM_CLASSES, data, settings, rng)(images)
 
     assert torch.equal(answers("one", 0), answers("one", 0))
     assert not torch.equal(answers("one", 0), answers("two", 0))
@@ -531,7 +531,7 @@ def test_it_is_not_used_where_it_loses() -> None:
 
     def predictor_with(settings: KnnSettings) -> torch.Tensor:
         store = empty_memory_store(StoreSpec(3), 1, UNNAMED)
-        tuned = remember(
+        tuned = fill_and_tune(
             store, train, validation, lambda x: sure.expand(len(x), 3), settings
         )
         assert tuned.choice.class_prior is None
@@ -559,7 +559,7 @@ def test_with_a_fixed_weight_the_sharpness_is_chosen() -> None:
     prior = ClassPriorSettings((1000.0,), sharpness=(1.0, 2.0))
     settings = KnnSettings(knn_weights=(0.0,), class_prior=prior)
     store = empty_memory_store(StoreSpec(3), 1, UNNAMED)
-    tuned = remember(
+    tuned = fill_and_tune(
         store, train, validation, lambda x: mostly.expand(len(x), 3), settings
     )
     assert (tuned.kind, len(tuned.evidence)) == ("validation", 40)
@@ -631,7 +631,7 @@ def test_a_model_that_is_too_shy_is_sharpened(
     store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
     data = NewExamples(embeddings, labels)
     nothing = NewExamples(embeddings[:0], labels[:0])
-    tuned = remember(store, data, nothing, shy, settings)
+    tuned = fill_and_tune(store, data, nothing, shy, settings)
     chosen = ClassPrior(settings.class_prior, expected)
     assert tuned.choice.class_prior == chosen
     predictor = tuned.predictor(lambda x: x, shy, store, settings)
@@ -646,7 +646,7 @@ def test_without_evidence_the_sharpness_is_the_one_closest_to_1() -> None:
     store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
     nothing = NewExamples(torch.zeros((0, 1)), torch.zeros(0, dtype=torch.int64))
     prior = ClassPriorSettings((1.0,), sharpness=(4.0, 1.5, 0.5))
-    tuned = remember(store, nothing, nothing, shy, KnnSettings(class_prior=prior))
+    tuned = fill_and_tune(store, nothing, nothing, shy, KnnSettings(class_prior=prior))
     assert tuned.choice.class_prior == ClassPrior(prior, 1.5)
 
 

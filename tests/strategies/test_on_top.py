@@ -16,7 +16,7 @@ from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import EmbeddingPredictor, ModelPredictor, Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from knnper.strategies.knn_per import KnnSettings, LocalMemory, memorize
+from knnper.strategies.knn_per import KnnSettings, LocalMemory, knn_predictor
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import noisy, normed_task, of_name
@@ -183,11 +183,11 @@ class TestWhatSawTheValidationSplit:
         assert isinstance(base, ModelPredictor)
         alone = base.without_validation()
         assert not torch.equal(alone.weights, base.weights)
-        expected = memorize(alone, 3, data, settings, RandomKey(4))
+        expected = knn_predictor(alone, 3, data, settings, RandomKey(4))
         assert found.knn_weight == expected.knn_weight
         assert alone.without_validation() is alone
         # With the model that has seen the split, the choice would be another.
-        leaking = memorize(
+        leaking = knn_predictor(
             replace(base, trained_alone=None), 3, data, settings, RandomKey(4)
         )
         assert found.knn_weight != leaking.knn_weight

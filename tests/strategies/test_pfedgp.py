@@ -18,7 +18,7 @@ from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task
-from knnper.strategies.knn_per import KnnSettings, memorize
+from knnper.strategies.knn_per import KnnSettings, knn_predictor
 from knnper.strategies.pfedgp import (
     ClassTree,
     GaussianProcessPredictor,
@@ -605,8 +605,10 @@ def test_a_memory_can_be_put_on_top() -> None:
     task, data = normed_task(), noisy(8, 5, seed=1)
     base, queries = served(task, data), noisy(6, 0, seed=8).train.images
     nearest = KnnSettings(knn_weights=(0.25,))
-    found = memorize(base, 3, data, nearest, RandomKey(1))
-    neighbors = memorize(base, 3, data, KnnSettings(knn_weights=(1.0,)), RandomKey(1))
+    found = knn_predictor(base, 3, data, nearest, RandomKey(1))
+    neighbors = knn_predictor(
+        base, 3, data, KnnSettings(knn_weights=(1.0,)), RandomKey(1)
+    )
     expected = 0.25 * neighbors(queries) + 0.75 * base(queries)
     torch.testing.assert_close(found(queries), expected)
     assert found.describe()["num_gp_examples"] == 13.0

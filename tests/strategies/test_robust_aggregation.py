@@ -10,21 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.errors import RunError
-from knnper.strategies.core.method import NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelState
+from knnper.strategies.core.task import Task
 from knnper.strategies.fedtrimmedavg import (
-    FedMedian,
-    FedTrimmedAvg,
-    FedTrimmedAvgSettings,
     trimmed_at_each_end,
 )
 from knnper.strategies.krum import (
-    Bulyan,
-    BulyanSettings,
-    Krum,
-    KrumSettings,
-    MultiKrum,
-    MultiKrumSettings,
     iterated_krum,
 )
 from tests.strategies.tiny import (
@@ -40,6 +32,11 @@ from tests.strategies.tiny import (
 )
 
 BEFORE = ModelState(torch.zeros(2))
+
+
+def multikrum(task: Task, num_malicious: int, num_selected: int | None) -> Method:
+    given = {"num_malicious": num_malicious, "num_selected": num_selected}
+    return of_name("multikrum", task, **given)
 
 
 SEVEN = (0, 1, 2, 3, 10, 10.1, 10.3)
@@ -67,13 +64,13 @@ STEPS = tuple(10_000 + step * 2**-10 for step in (0, 1, 3, 10, 100))
     ],
 )
 def test_krum_by_hand(num_malicious: int, line: Sequence[float], chosen: float) -> None:
-    method = Krum(linear_task(), KrumSettings(num_malicious))
+    method = of_name("krum", linear_task(), num_malicious=num_malicious)
     after = method.aggregate(BEFORE, iter(on_a_line(*line)))
     assert after.weights.tolist() == [chosen, 0]
 
 
 def test_one_attacker_is_not_followed() -> None:
-    method = Krum(linear_task(), KrumSettings(1))
+    method = of_name("krum", linear_task(), num_malicious=1)
     honest = [[1.0, 1.0], [1.1, 1.0], [1.0, 1.2], [1.1, 1.1]]
     attacked = updates(*honest, [-1e6, 1e6], examples=[1, 1, 1, 1, 10**6])
     after = method.aggregate(BEFORE, iter(attacked)).weights
@@ -81,7 +78,7 @@ def test_one_attacker_is_not_followed() -> None:
 
 
 def test_of_equal_scores_the_first_clients_wins() -> None:
-    method = Krum(linear_task(), KrumSettings(0))
+    method = of_name("krum", linear_task(), num_malicious=0)
     # One neighbour: the first two are as close to each other.
     held = on_a_line(7, 8, 100)
     for order in (held, held[::-1]):
@@ -120,10 +117,10 @@ def test_the_mean_of_the_best_by_hand() -> None:
     held = updates(*line, examples=[1, 3, 4, 2, 9])
     # The scores are 10, 5, 13, 130, 17509 (above): of two, the models 1 and 0,
     # weighted by examples: 3 · 1 / 4.
-    two = MultiKrum(task, MultiKrumSettings(1, 2)).aggregate(BEFORE, iter(held))
+    two = multikrum(task, 1, 2).aggregate(BEFORE, iter(held))
     assert two.weights.tolist() == [0.75, 0]
     # Without a number n - f = 4: (0 + 3 + 12 + 20) / 10.
-    four = MultiKrum(task, MultiKrumSettings(1)).aggregate(BEFORE, iter(held))
+    four = of_name("multikrum", task, num_malicious=1).aggregate(BEFORE, iter(held))
     assert four.weights.tolist() == [3.5, 0]
 
 
@@ -131,8 +128,8 @@ def test_all_selected_is_fedavg() -> None:
     task = normed_task(batch_size=3, learning_rate=0.1)
     clients = {name: noisy(5 + i, 0, seed=i) for i, name in enumerate("abcd")}
     plain, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=1)
-    for chosen in (MultiKrumSettings(0), MultiKrumSettings(0, 4)):
-        found, _ = run_rounds(MultiKrum(task, chosen), clients, num_rounds=1)
+    for chosen in (None, 4):
+        found, _ = run_rounds(multikrum(task, 0, chosen), clients, num_rounds=1)
         torch.testing.assert_close(found.weights, plain.weights, rtol=1e-6, atol=1e-7)
 
 
@@ -140,8 +137,8 @@ def test_one_selected_is_krum() -> None:
     task = normed_task()
     held = random_updates(9, task.model.num_weights, seed=3)
     state = ModelState(task.initial_weights)
-    expected = Krum(task, KrumSettings(2)).aggregate(state, iter(held))
-    found = MultiKrum(task, MultiKrumSettings(2, 1)).aggregate(state, iter(held))
+    expected = of_name("krum", task, num_malicious=2).aggregate(state, iter(held))
+    found = multikrum(task, 2, 1).aggregate(state, iter(held))
     assert torch.equal(found.weights, expected.weights)
 
 
@@ -149,14 +146,14 @@ def test_of_equal_scores_the_first_clients_is_averaged() -> None:
     task = linear_task()
     # 0 and 2 have the least score, and -99 and 101 the next: the third is -99.
     held = on_a_line(-99, 101, 0, 2)
-    after = MultiKrum(task, MultiKrumSettings(0, 3)).aggregate(BEFORE, iter(held))
+    after = multikrum(task, 0, 3).aggregate(BEFORE, iter(held))
     assert after.weights.tolist() == [pytest.approx(-97 / 3), 0]
-    one = MultiKrum(task, MultiKrumSettings(0, 1)).aggregate(BEFORE, iter(held))
+    one = multikrum(task, 0, 1).aggregate(BEFORE, iter(held))
     assert one.weights.tolist() == [0, 0]
 
 
 def test_both_phases_by_hand() -> None:
-    method = Bulyan(linear_task(), BulyanSettings(1))
+    method = of_name("bulyan", linear_task(), num_malicious=1)
     # θ = 7 - 2 = 5 times Krum's choice, of what is left:
     # 0 1 2 3 5 7 8, 4 neighbours: scores 39 22 15 18 26 46 71, so 2;
     # 0 1 3 5 7 8, 3 neighbours: 35 21 17 17 .. .., so 3;
@@ -183,13 +180,13 @@ def test_the_second_phase_against_its_definition(
         middle = median(values)
         closest = sorted(values, key=lambda value: abs(value - middle))
         expected.append(fmean(closest[:num_closest]))
-    method = Bulyan(task, BulyanSettings(num_malicious))
+    method = of_name("bulyan", task, num_malicious=num_malicious)
     after = method.aggregate(ModelState(task.initial_weights), iter(held[::-1]))
     torch.testing.assert_close(after.weights, torch.tensor(expected))
 
 
 def test_one_bad_weight_is_not_followed() -> None:
-    method = Bulyan(linear_task(), BulyanSettings(1))
+    method = of_name("bulyan", linear_task(), num_malicious=1)
     honest = [[1.0, 1.0], [1.1, 1.0], [1.0, 1.2], [1.1, 1.1], [1.2, 1.0], [1.1, 1.2]]
     attacked = updates(*honest, [1.1, 1.6], examples=[1, 1, 1, 1, 1, 1, 10**6])
     after = method.aggregate(BEFORE, iter(attacked)).weights
@@ -218,7 +215,7 @@ def test_without_bad_clients_it_is_the_plain_mean(
 
 
 def test_the_median_of_each_weight_whatever_the_sizes() -> None:
-    method = FedMedian(linear_task(), NoSettings())
+    method = of_name("fedmedian", linear_task())
     odd = updates([1.0, 9.0], [5.0, 2.0], [1000.0, 4.0], examples=[1, 1, 50])
     assert method.aggregate(BEFORE, iter(odd)).weights.tolist() == [5, 4]
     # Of an even number, the mean of the two in the middle.
@@ -230,7 +227,7 @@ def test_the_median_of_each_weight_whatever_the_sizes() -> None:
 def test_parameters_and_buffers_are_the_medians(num_clients: int) -> None:
     task = normed_task()
     held = random_updates(num_clients, task.model.num_weights, seed=1)
-    method = FedMedian(task, NoSettings())
+    method = of_name("fedmedian", task)
     after = method.aggregate(ModelState(task.initial_weights), iter(held))
     expected = torch.stack([one.weights for _, one in held]).median(dim=0).values
     assert torch.equal(after.weights, expected)
@@ -249,12 +246,12 @@ FIVE = updates(
 def test_the_extremes_of_each_weight_are_left_out() -> None:
     task = linear_task()
     # ⌊0.2 · 5⌋ = 1 at each end: (2 + 3 + 6) / 3 and (0 + 1 + 8) / 3.
-    one = FedTrimmedAvg(task, FedTrimmedAvgSettings(0.2))
+    one = of_name("fedtrimmedavg", task, trimmed_fraction=0.2)
     assert one.aggregate(BEFORE, iter(FIVE)).weights.tolist() == pytest.approx(
         [11 / 3, 3]
     )
     # ⌊0.4 · 5⌋ = 2: the medians.
-    two = FedTrimmedAvg(task, FedTrimmedAvgSettings(0.4))
+    two = of_name("fedtrimmedavg", task, trimmed_fraction=0.4)
     assert two.aggregate(BEFORE, iter(FIVE)).weights.tolist() == [3, 1]
 
 

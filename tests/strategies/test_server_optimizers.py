@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,25 +30,12 @@ from knnper.strategies.core.averaging import (
     squared_distances,
     trimmed_mean,
 )
-from knnper.strategies.core.method import Method, NoSettings
+from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.core.task import Task
 from knnper.strategies.fedadam import (
-    FedAdagrad,
-    FedAdagradSettings,
-    FedAdam,
-    FedAdamSettings,
-    FedYogi,
-    FedYogiSettings,
     MomentState,
 )
-from knnper.strategies.fedavgm import FedAvgM, FedAvgMSettings, FedAvgMState
-from knnper.strategies.fedtrimmedavg import (
-    FedMedian,
-    FedTrimmedAvg,
-    FedTrimmedAvgSettings,
-)
-from knnper.strategies.krum import Krum, KrumSettings, MultiKrum, MultiKrumSettings
+from knnper.strategies.fedavgm import FedAvgMState
 from knnper.strategies.qfedavg import fair_terms
 from tests.strategies.tiny import (
     KEY,
@@ -64,8 +51,8 @@ from tests.strategies.tiny import (
 
 
 def test_fedadagrad_two_rounds_by_hand() -> None:
-    settings = FedAdagradSettings(server_learning_rate=2.0, adaptivity=3.0)
-    method = FedAdagrad(linear_task(), settings)
+    settings = {"server_learning_rate": 2.0, "adaptivity": 3.0}
+    method = of_name("fedadagrad", linear_task(), **settings)
     state = method.init(("a",), KEY)
     assert state.second_moment.tolist() == [9, 9]
     # The mean is (¼ · 16, 0) = (4, 0); v = 9 + (16, 0), x = 2 · 4 / (5 + 3) = 1.
@@ -79,16 +66,16 @@ def test_fedadagrad_two_rounds_by_hand() -> None:
     assert state.weights.tolist() == pytest.approx([1 - 1.5, 1])
 
 
-SETTINGS = FedAdamSettings(
-    server_learning_rate=2.0,
-    first_moment_decay=0.5,
-    second_moment_decay=0.5,
-    adaptivity=1.0,
-)
+SETTINGS = {
+    "server_learning_rate": 2.0,
+    "first_moment_decay": 0.5,
+    "second_moment_decay": 0.5,
+    "adaptivity": 1.0,
+}
 
 
 def test_fedadam_two_rounds_by_hand() -> None:
-    method = FedAdam(linear_task(), SETTINGS)
+    method = of_name("fedadam", linear_task(), **SETTINGS)
     state = method.init(("a",), KEY)
     # The mean, and Δ, are (½ · 2 + 0, ½ · -14 + 0) = (1, -7). m = ½ Δ = (½, -3½),
     # v = ½ τ² + ½ (1, 49) = (1, 25), x = 2 m / (√v + 1) = (1 / 2, -7 / 6).
@@ -107,8 +94,7 @@ def test_fedadam_two_rounds_by_hand() -> None:
 
 
 def test_every_rate_is_without_flowers_correction() -> None:
-    nearly_one = FedAdamSettings(second_moment_decay=1 - 1e-15)
-    method = FedAdam(linear_task(), nearly_one)
+    method = of_name("fedadam", linear_task(), second_moment_decay=1 - 1e-15)
     state = MomentState(torch.zeros(2), torch.zeros(2), torch.ones(2))
     # m = 0.1 · 10, v = 1 but for 10^-13: x = 0.1 · 1 / (1 + 10^-3).
     stepped = method.aggregate(state, iter(updates([10.0, 0.0])))
@@ -146,7 +132,7 @@ def test_the_second_moment_begins_with_the_square(name: str) -> None:
 
 
 def test_fedavgm_two_rounds_by_hand() -> None:
-    method = FedAvgM(linear_task(), FedAvgMSettings(1.0, 0.5))
+    method = of_name("fedavgm", linear_task(), server_momentum=0.5)
     state = method.init(("a",), KEY)
     # The mean by examples is (¼ · 4 + 0, ¼ · 8 + 0) = (1, 2); Δ = (0, 0) - (1, 2).
     first = updates([4.0, 8.0], [0.0, 0.0], examples=[1, 3])
@@ -160,7 +146,9 @@ def test_fedavgm_two_rounds_by_hand() -> None:
 
 
 def test_the_rate_scales_the_step() -> None:
-    method = FedAvgM(linear_task(), FedAvgMSettings(0.25, 0.0))
+    method = of_name(
+        "fedavgm", linear_task(), server_learning_rate=0.25, server_momentum=0.0
+    )
     state = FedAvgMState(torch.tensor([4.0, 0.0]), torch.zeros(2))
     # 4 + ¼ (8 - 4) = 5 and 0 + ¼ (-8 - 0) = -2.
     stepped = method.aggregate(state, iter(updates([8.0, -8.0])))
@@ -168,13 +156,7 @@ def test_the_rate_scales_the_step() -> None:
 
 
 def test_fedyogi_two_rounds_by_hand() -> None:
-    settings = FedYogiSettings(
-        server_learning_rate=2.0,
-        first_moment_decay=0.5,
-        second_moment_decay=0.5,
-        adaptivity=1.0,
-    )
-    method = FedYogi(linear_task(), settings)
+    method = of_name("fedyogi", linear_task(), **SETTINGS)
     state = method.init(("a",), KEY)
     assert state.second_moment.tolist() == [1, 1]
     # Δ = (4, ½): m = (2, ¼). Δ² = 16 is above v = 1, which grows: 1 + ½ · 16 = 9.
@@ -229,26 +211,25 @@ def plain(updates: list[ModelUpdate]) -> list[Message]:
 
 
 @pytest.mark.parametrize(
-    ("build", "flowers"),
+    ("name", "settings", "flowers"),
     [
-        (lambda task: FedMedian(task, NoSettings()), flower.FedMedian()),
+        ("fedmedian", {}, flower.FedMedian()),
+        ("fedtrimmedavg", {"trimmed_fraction": 0.2}, flower.FedTrimmedAvg(beta=0.2)),
+        ("krum", {"num_malicious": 2}, flower.Krum(num_malicious_nodes=2)),
         (
-            lambda task: FedTrimmedAvg(task, FedTrimmedAvgSettings(0.2)),
-            flower.FedTrimmedAvg(beta=0.2),
-        ),
-        (lambda task: Krum(task, KrumSettings(2)), flower.Krum(num_malicious_nodes=2)),
-        (
-            lambda task: MultiKrum(task, MultiKrumSettings(2, num_selected=4)),
+            "multikrum",
+            {"num_malicious": 2, "num_selected": 4},
             flower.MultiKrum(num_malicious_nodes=2, num_nodes_to_select=4),
         ),
     ],
 )
 def test_robust_rules_are_flowers(
-    build: Callable[[Task], Method],
+    name: str,
+    settings: dict[str, Any],
     flowers: flower.FedMedian | flower.FedTrimmedAvg | flower.MultiKrum,
 ) -> None:
     arrays, _ = flowers.aggregate_train(1, plain([update for _, update in HELD]))
-    method = build(linear_task())
+    method = of_name(name, linear_task(), **settings)
     assert_close(method.aggregate(ModelState(WEIGHTS), iter(HELD)).weights, arrays)
 
 
@@ -274,8 +255,8 @@ def states(
 
 
 def test_three_rounds_of_momentum_are_flowers() -> None:
-    settings = FedAvgMSettings(server_learning_rate=0.7, server_momentum=0.9)
-    method = FedAvgM(linear_task(), settings)
+    settings = {"server_learning_rate": 0.7, "server_momentum": 0.9}
+    method = of_name("fedavgm", linear_task(), **settings)
     strategy = flower.FedAvgM(server_learning_rate=0.7, server_momentum=0.9)
     strategy.current_arrays = arrays_of(method.init(("a",), KEY).weights)
     for update, state in states(method, KEY, 3):
@@ -292,28 +273,25 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize(
-    ("build", "strategy"),
+    ("name", "settings", "strategy"),
     [
         (
-            lambda task: FedAdagrad(
-                task, FedAdagradSettings(server_learning_rate=0.3, adaptivity=0.1)
-            ),
+            "fedadagrad",
+            {"server_learning_rate": 0.3, "adaptivity": 0.1},
             flower.FedAdagrad(eta=0.3, tau=0.1),
         ),
         (
-            lambda task: FedYogi(task, FedYogiSettings(**MOMENTS)),
+            "fedyogi",
+            MOMENTS,
             flower.FedYogi(eta=0.3, beta_1=0.9, beta_2=0.7, tau=0.1),
         ),
-        (
-            lambda task: FedAdam(task, FedAdamSettings(**MOMENTS)),
-            flower.FedAdam(eta=0.3, beta_1=0.9, beta_2=0.7, tau=0.1),
-        ),
+        ("fedadam", MOMENTS, flower.FedAdam(eta=0.3, beta_1=0.9, beta_2=0.7, tau=0.1)),
     ],
 )
 def test_three_rounds_of_an_adaptive_optimizer_are_flowers(
-    build: Callable[[Task], Method], strategy: FedOpt
+    name: str, settings: dict[str, float], strategy: FedOpt
 ) -> None:
-    method = build(linear_task())
+    method = of_name(name, linear_task(), **settings)
     weights = method.init(("a",), KEY).weights
     # From v = 0, as Flower starts; in a late round, where FedAdam corrects nothing.
     for update, state in states(method, KEY, 3, second_moment=torch.zeros(2)):

@@ -16,7 +16,7 @@ from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
 from knnper.strategies.core.task import ModelPredictor
-from knnper.strategies.knn_per import memorize
+from knnper.strategies.knn_per import knn_predictor
 
 SPEC = InputSpec((8, 8, 1), 4, (0.5,), (0.3,))
 TASK = SiteTask(SPEC, ("ant", "bee", "cat", "dog"))
@@ -99,7 +99,7 @@ def simulated(model: GlobalModel, data: SiteData) -> KnnPredictor:
     """Return what serves the simulation's client of this name."""
     base = ModelPredictor(model.task, model.weights)
     key = RandomKey(model.card.seed).child("personalize", NAME)
-    return memorize(
+    return knn_predictor(
         base, model.spec.num_classes, data.client_data(), model.card.memory, key
     )
 

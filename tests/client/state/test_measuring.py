@@ -20,7 +20,7 @@ from knnper.datastore.tuning import CRITERIA, TuningSettings, candidates, score
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel
 from knnper.strategies.core.task import evaluate
-from knnper.strategies.knn_per import KnnSettings, Tuned, remember
+from knnper.strategies.knn_per import KnnSettings, Tuned, fill_and_tune
 from tests.client.state.small_site import (
     TASK,
     drawn,
@@ -129,7 +129,7 @@ def test_the_choice_is_not_judged_by_what_it_was_made_on() -> None:
         store = empty_memory_store(StoreSpec(4), model.embedding_dim, "noise")
         new = NewExamples(model.embed(noise.images), noise.labels)
         nothing = NewExamples(new.embeddings[:0], new.labels[:0])
-        tuned = remember(store, new, nothing, model.head, grid)
+        tuned = fill_and_tune(store, new, nothing, model.head, grid)
         _, gain = estimate(model, store, torch.arange(60), grid, "leave_one_out")
         gains.append(gain.expected or 0.0)
         fooled.append(in_sample_gain(tuned, grid))

@@ -57,6 +57,10 @@ def test_all_data_is_divided_user_by_user(tmp_path: Path) -> None:
     kept = [(0, grey, grey) for grey in range(7)]
     assert owned(found.train) == [*kept, (1, 90, 60)]
     assert owned(found.test) == [(0, 7, 7), (0, 8, 8), (0, 9, 9), (1, 91, 61)]
+    choice = Choice("natural", NaturalSettings(validation_fraction=0.0))
+    ada, bob = make_partition(found, choice, RandomKey(0)).clients
+    assert (len(ada.train), len(ada.test)) == (7, 3)
+    assert (len(bob.train), len(bob.test)) == (1, 1)
 
 
 def test_a_random_split_depends_on_the_seed_and_loses_nothing(tmp_path: Path) -> None:
@@ -74,10 +78,9 @@ def test_a_random_split_depends_on_the_seed_and_loses_nothing(tmp_path: Path) ->
 def test_users_with_few_samples(tmp_path: Path) -> None:
     data: UserData = {"none": ([], []), "one": (images(7), [8]), **ADA}
     write(tmp_path / "all_data" / "a.json", data)
-    found = femnist(tmp_path)
+    found, without = femnist(tmp_path), femnist(tmp_path, min_samples=2)
     assert owned(found.train)[0] == (0, 7, 8)
     assert {client for client, _, _ in owned(found.test)} == {1}
-    without = femnist(tmp_path, min_samples=2)
     assert {client for client, _, _ in owned(without.train)} == {0}
 
 
@@ -94,15 +97,6 @@ def test_the_cache_knows_what_decides(tmp_path: Path, cache_folder: Path) -> Non
     for seed in (0, 1):
         femnist(tmp_path / "divided", seed=seed)
     assert entries() == 3
-
-
-def test_clients_are_the_users(tmp_path: Path) -> None:
-    write(tmp_path / "all_data" / "a.json", {**ADA, **BOB})
-    found = femnist(tmp_path, test_fraction=0.5)
-    choice = Choice("natural", NaturalSettings(validation_fraction=0.0))
-    ada, bob = make_partition(found, choice, RandomKey(0)).clients
-    assert (len(ada.train), len(ada.test)) == (5, 5)
-    assert (len(bob.train), len(bob.test)) == (1, 1)
 
 
 def test_a_user_in_two_files(tmp_path: Path) -> None:

@@ -68,10 +68,10 @@ def test_copies_are_named_by_pairs_of_splits() -> None:
 
 
 def test_at_most_ten_are_shown() -> None:
-    data = site([(str(n), n % 2, 1) for n in range(30)], [], [])
-    copies, conflicts = find_copies(data)
-    assert copies[0].num_copies == 29
-    assert len(copies[0].shown) == 10
+    copies, conflicts = find_copies(
+        site([(str(n), n % 2, 1) for n in range(30)], [], [])
+    )
+    assert (copies[0].num_copies, len(copies[0].shown)) == (29, 10)
     assert conflicts.num_inputs == 1
     data = site([(str(n), n % 2, n // 2) for n in range(30)], [], [])
     copies, conflicts = find_copies(data)
@@ -89,18 +89,12 @@ VALIDATION: Rows = [("v", 0, 3)]
 TEST: Rows = [("t", 0, 4)]
 
 
-def test_overlaps_of_training_and_test_data_are_a_problem() -> None:
+def test_problems(tmp_path: Path) -> None:
     (problem,) = check(TRAIN, VALIDATION, [("t", 0, 1)]).problems
     assert problem.startswith("train and test overlap: 1 test examples are copies")
-
-
-def test_no_training_data_is_a_problem() -> None:
     found = check([], VALIDATION, TEST)
     assert found.problems[0].startswith("there are no training examples")
     assert found.splits["train"].mean is None
-
-
-def test_unreadable_images_are_a_problem(tmp_path: Path) -> None:
     put_image(tmp_path / "cat" / "a.png", 1)
     (tmp_path / "cat" / "b.png").write_bytes(b"")
     found = check_site(surveyed("image_folder", tmp_path, IMAGES, path="."))
@@ -127,11 +121,9 @@ def test_what_may_not_be_meant(parts: tuple[Rows, Rows, Rows], warning: str) -> 
 
 
 def test_dropped_labels_are_a_warning() -> None:
-    found = check(TRAIN, VALIDATION, TEST, dropped={"gnu": 2, "elk": 1})
-    (warning,) = found.warnings
-    assert warning == (
-        "3 examples are left out: the federation does not know their labels gnu, elk"
-    )
+    (warning,) = check(TRAIN, VALIDATION, TEST, dropped={"gnu": 2, "elk": 1}).warnings
+    assert warning.startswith("3 examples are left out")
+    assert warning.endswith("labels gnu, elk")
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def test_features(tmp_path: Path) -> None:
     save(tmp_path, train_inputs=rows, train_labels=np.array([0, 2]))
     none = {"validation": 0.0}
     data = opened("npz", tmp_path, FEATURES, path="a.npz", fractions=none)
-    assert data.train.examples.images.dtype == torch.float32
     expected = torch.tensor([[[[1.5, -2.0]]], [[[0.1, 3.0]]]])
     assert torch.equal(data.train.examples.images, expected)
-    assert data.validation.examples.images.dtype == torch.float32
+    for part in (data.train, data.validation):
+        assert part.examples.images.dtype == torch.float32
 
 
 def test_grey_images_need_no_channel(tmp_path: Path) -> None:

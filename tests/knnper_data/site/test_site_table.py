@@ -96,18 +96,17 @@ def test_texts_stay_what_they_are(tmp_path: Path) -> None:
 def test_a_guess_from_the_beginning_of_a_file_does_not_bind(tmp_path: Path) -> None:
     lines = ["x,y,kind", *(f"{number},1,cat" for number in range(200_000)), "0.5,1,cat"]
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    data = opened(
-        "table", tmp_path, FEATURES, path="a.csv", label="kind", fractions={"test": 0}
-    )
+    chosen = {"label": "kind", "fractions": {"test": 0}}
+    data = opened("table", tmp_path, FEATURES, path="a.csv", **chosen)
     assert sum(len(part) for _, part in data.splits()) == 200_001
     assert (data.train.examples.images % 1 != 0).sum() <= 1
 
 
-def test_truth_values_are_numbers(tmp_path: Path) -> None:
-    for suffix in ("csv", "parquet"):
-        path = save(tmp_path, suffix, age=[True, False, True, False])
-        data = opened("table", tmp_path, FEATURES, path=path, **COLUMNS)
-        assert data.train.examples.images[:, 0, 0, 0].tolist() == [1.0, 0.0]
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_truth_values_are_numbers(tmp_path: Path, suffix: str) -> None:
+    path = save(tmp_path, suffix, age=[True, False, True, False])
+    data = opened("table", tmp_path, FEATURES, path=path, **COLUMNS)
+    assert data.train.examples.images[:, 0, 0, 0].tolist() == [1.0, 0.0]
 
 
 def test_images_as_rows(tmp_path: Path) -> None:

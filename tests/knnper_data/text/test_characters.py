@@ -95,9 +95,11 @@ def test_speakers_in_all_ways_of_printing(play: str) -> None:
     }
 
 
-def test_what_is_said_later_follows() -> None:
+def test_what_is_said_later_follows_and_prose_has_no_speaker() -> None:
     play = "FIRST LORD:\nOne.\n\nALL:\nHo!\n\nFIRST LORD:\nTwo: three.\n"
     assert speeches_of(play) == {"FIRST LORD": "One.\nTwo: three.", "ALL": "Ho!"}
+    assert speeches_of("It was night. And he said: go.\nI. The end.") == {}
+    assert speeches_of("GHOST.\n\n\n") == {}
 
 
 def test_headings_and_directions_are_nobodys_words() -> None:
@@ -107,11 +109,6 @@ def test_headings_and_directions_are_nobodys_words() -> None:
         "SCENE II. A hall.\nThe same.\n"
     )
     assert speeches_of(play) == {"GHOST": "Mark me\nwell ."}
-
-
-def test_prose_has_no_speaker() -> None:
-    assert speeches_of("It was night. And he said: go.\nI. The end.") == {}
-    assert speeches_of("GHOST.\n\n\n") == {}
 
 
 @pytest.mark.parametrize(
@@ -137,11 +134,8 @@ def test_an_ordinary_line_within_a_speech_names_nobody() -> None:
 
 
 def test_names_count_below_a_heading() -> None:
-    assert speeches_of("ACT I\nKing:\nHo.\nSCENE II\n  Ham. Ha.\n  Lo. Hm.\n") == {
-        "KING": "Ho.",
-        "HAM": "Ha.",
-        "LO": "Hm.",
-    }
+    play = "ACT I\nKing:\nHo.\nSCENE II\n  Ham. Ha.\n  Lo. Hm.\n"
+    assert speeches_of(play) == {"KING": "Ho.", "HAM": "Ha.", "LO": "Hm."}
 
 
 def test_what_nobody_says_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -173,20 +173,16 @@ def test_embeddings_are_computed_once(
             assert content == (other.runs[1] / name).read_bytes()
 
 
-def test_a_method_with_fewer_rounds_ends_with_all_steps(tmp_path: Path) -> None:
-    sweep = read(tmp_path, base={**BASE, "method": {"name": "local"}}, vary={})
+def test_steps_of_fewer_rounds_and_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    local = read(tmp_path, base={**BASE, "method": {"name": "local"}}, vary={})
     told = list[Progress]()
-    run_batch(sweep, tmp_path / "out", 1, told.append)
-    assert told[-1].done == told[-1].total <= num_steps(sweep)
-
-
-def test_rounds_count_while_a_run_goes_on(tmp_path: Path) -> None:
+    run_batch(local, tmp_path / "local", 1, told.append)
+    assert told[-1].done == told[-1].total <= num_steps(local)
     sweep, folder = read(tmp_path, seeds=[1]), tmp_path / "out"
-    run = RunFolder.create(
-        folder_of(sweep.experiments[0], folder), sweep.experiments[0]
-    )
+    first = sweep.experiments[0]
+    run = RunFolder.create(folder_of(first, folder), first)
     run.append_round({"server_round": 1})
-    told = list[Progress]()
+    told.clear()
     run_batch(sweep, folder, 1, told.append)
     assert told[0].done == 1
     assert told[-1].done == told[-1].total
@@ -219,25 +215,20 @@ def test_what_a_sweep_writes_no_more_is_removed(tmp_path: Path) -> None:
     (folder / "plot.py").write_text("mine")
     write(read(tmp_path, seeds=[1]), folder)
     assert outputs(folder) == tables | {"plot.py"}
-
-
-def test_without_a_point_to_choose_no_choice_stays(tmp_path: Path) -> None:
-    folder, tuned = tmp_path / "out", {"evaluate_on": "validation", "seeds": [1]}
-    write(read(tmp_path, vary={"training.learning_rate": [0.1]}, **tuned), folder)
+    # Without a point to choose no choice stays.
+    write(read(tmp_path, **tuned), folder)
     assert (folder / "chosen.yaml").is_file()
     with pytest.raises(RunError, match="no point of the variant"):
         write(read(tmp_path, vary={"training.learning_rate": [1e30]}, **tuned), folder)
     assert not (folder / "chosen.yaml").exists()
-
-
-def test_a_table_of_ones_own_is_not_written_over(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "table.csv").write_text("mine")
+    # A table of one's own is not written over.
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "table.csv").write_text("mine")
     with pytest.raises(FolderTakenError, match="is not empty"):
-        write(read(tmp_path, seeds=[1]), folder)
-    assert outputs(folder) == {"table.csv"}
-    assert (folder / "table.csv").read_text() == "mine"
+        write(read(tmp_path, seeds=[1]), mine)
+    assert outputs(mine) == {"table.csv"}
+    assert (mine / "table.csv").read_text() == "mine"
 
 
 # Tuning on validation data, testing over seeds, and going on where it was left.
@@ -308,27 +299,40 @@ def test_a_candidate_that_diverges_is_not_chosen(tmp_path: Path) -> None:
     ]
     assert len(reasons) == 1
     assert "lower training.learning_rate" in reasons[0]
-
-
-def test_a_row_that_always_diverges_is_named(tmp_path: Path) -> None:
-    grid = {"training.learning_rate": [1e30, 1e31]}
-    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"]})
+    # A row of which all diverge is named.
+    comparison = plan(
+        tmp_path, grid={"training.learning_rate": [1e30, 1e31]}, rows=rows
+    )
     message = "no candidate of the row mean has a score .* training diverged"
     with pytest.raises(RunError, match=message):
         run_batch(comparison, tmp_path / "runs", 1, ignore)
 
 
+HOT = {
+    "method": {"name": "fedavg"},
+    "grid": {"training.learning_rate": [1e30]},
+    "title": "Hot",
+}
+
+
 def test_a_tested_run_that_diverges_is_left_out(tmp_path: Path) -> None:
-    grid = {"training.learning_rate": [0.1]}
-    rates = {"training.learning_rate": [1e30]}
-    hot = {"method": {"name": "fedavg"}, "grid": rates, "title": "Hot"}
-    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": hot})
-    outcomes = run_batch(comparison, tmp_path / "runs", 1, ignore)
+    grid = {"training.learning_rate": [1e30, 0.1]}
+    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": HOT})
+    folder = tmp_path / "runs"
+    outcomes = run_batch(comparison, folder, 1, ignore)
     assert sorted(outcomes[1].failures) == [1, 2]
     assert outcomes[1].runs == {}
-    cells = table_of(comparison, rows_of(comparison, outcomes)).rows[1]
+    rows = rows_of(comparison, outcomes)
+    cells = table_of(comparison, rows).rows[1]
     assert cells == ("Hot (2 failed)", *(7 * ["-"]))
-    only = plan(tmp_path, grid=grid, rows={"mean": hot})
+    # What failed is told with what to delete.
+    _, tuned, *tested = write_batch(comparison, outcomes, rows, folder).remarks
+    assert tuned.startswith("1 of 2 candidates failed on validation data and were not")
+    for seed, remark in zip((1, 2), tested, strict=True):
+        run = folder_of(comparison.points[-1].runs[seed], folder)
+        assert remark.startswith(f"Hot failed with seed {seed}: round 1: ")
+        assert remark.endswith(f". To make it again, delete {run}")
+    only = plan(tmp_path, rows={"mean": HOT})
     with pytest.raises(RunError, match="the reference row mean failed with seed 1"):
         run_batch(only, tmp_path / "runs", 1, ignore)
 
@@ -393,22 +397,6 @@ def test_processes_make_the_same(
         run_batch(comparison, tmp_path / "two", 2, leave)
     assert multiprocessing.active_children() == []
     assert table(tmp_path / "two", 2) == expected
-
-
-def test_what_failed_is_told_with_what_to_delete(tmp_path: Path) -> None:
-    rates = {"training.learning_rate": [1e30]}
-    hot = {"method": {"name": "fedavg"}, "grid": rates, "title": "Hot"}
-    grid = {"training.learning_rate": [1e30, 0.1]}
-    comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": hot})
-    folder = tmp_path / "runs"
-    outcomes = run_batch(comparison, folder, 1, ignore)
-    rows = rows_of(comparison, outcomes)
-    _, tuned, *tested = write_batch(comparison, outcomes, rows, folder).remarks
-    assert tuned.startswith("1 of 2 candidates failed on validation data and were not")
-    for seed, remark in zip((1, 2), tested, strict=True):
-        run = folder_of(comparison.points[-1].runs[seed], folder)
-        assert remark.startswith(f"Hot failed with seed {seed}: round 1: ")
-        assert remark.endswith(f". To make it again, delete {run}")
 
 
 # Worker processes: what they tell, and those that end before their work is done.

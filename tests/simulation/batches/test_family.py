@@ -1,5 +1,6 @@
 """What a family of runs knows of those that were made before."""
 
+import contextlib
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,35 +46,49 @@ def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+def failing(*_: Any) -> None:
+    raise TooManyFailuresError("round 1: a fault of yesterday's code")
+
+
 def make(one: Family) -> None:
     family_runs.make_runs(one, list[Event]().append)
+
+
+MakeBy = Callable[..., None]
+
+
+@pytest.fixture
+def make_by(monkeypatch: pytest.MonkeyPatch) -> MakeBy:
+    """Return what makes a family with a fault in place of a run, or by other code."""
+
+    def make_by(one: Family, fault: Any = None, code: str | None = None) -> None:
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            if code is not None:
+                patch.setattr(FINGERPRINT, lambda: code)
+            if fault is not None:
+                patch.setattr(family_runs, "simulate", fault)
+            make(one)
+            assert fault is not interrupted
+
+    return make_by
 
 
 def signatures(found: Family) -> list[str]:
     return [(folder / CODE).read_text() for folder in found.runs]
 
 
-def test_a_run_keeps_the_code_that_began_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_the_code_that_began_it(tmp_path: Path, make_by: MakeBy) -> None:
     one = family(tmp_path, [1])
-
-    with monkeypatch.context() as patch:
-        patch.setattr(family_runs, "simulate", interrupted)
-        patch.setattr(FINGERPRINT, lambda: "old")
-        with pytest.raises(KeyboardInterrupt):
-            make(one)
+    make_by(one, interrupted, "old")
     make(one)
     assert signatures(one) == ["old"]
     assert num_made_otherwise(one.runs) == 1
 
 
 def test_who_takes_a_training_over_takes_its_code_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
+    tmp_path: Path, make_by: MakeBy, made: Made
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(FINGERPRINT, lambda: "old")
-        make(family(tmp_path, [1]))
+    make_by(family(tmp_path, [1]), code="old")
     both = family(tmp_path, [1, 5])
     make(both)
     assert rounds(made) == [0, 2]
@@ -128,19 +143,14 @@ def test_a_failed_distribution_leaves_its_training(
     assert (first / FAILED).is_file()
 
 
-def failing(*_: Any) -> None:
-    raise TooManyFailuresError("round 1: a fault of yesterday's code")
-
-
 def test_what_other_code_failed_at_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_by: MakeBy, made: Made
 ) -> None:
     one = family(tmp_path, [1])
     folder = next(iter(one.runs))
+    make_by(one, failing, "old")
     with monkeypatch.context() as patch:
-        patch.setattr(family_runs, "simulate", failing)
         patch.setattr(FINGERPRINT, lambda: "old")
-        make(one)
         assert is_done(folder)
     assert not is_done(folder)
     make(one)
@@ -152,12 +162,10 @@ def test_what_other_code_failed_at_is_made_again(
 
 
 def test_what_this_code_failed_at_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
+    tmp_path: Path, make_by: MakeBy, made: Made
 ) -> None:
     one = family(tmp_path, [1])
-    with monkeypatch.context() as patch:
-        patch.setattr(family_runs, "simulate", failing)
-        make(one)
+    make_by(one, failing)
     make(one)
     assert rounds(made) == []
     shutil.rmtree(next(iter(one.runs)))
@@ -166,15 +174,10 @@ def test_what_this_code_failed_at_is_not_tried_again(
 
 
 def test_what_two_versions_failed_at_is_made_again_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Made
+    tmp_path: Path, make_by: MakeBy, made: Made
 ) -> None:
     both = family(tmp_path, [1, 5], rate=1e30)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(family_runs, "simulate", interrupted)
-        patch.setattr(FINGERPRINT, lambda: "old")
-        with pytest.raises(KeyboardInterrupt):
-            make(both)
+    make_by(both, interrupted, "old")
     make(both)  # goes on with what the other began, and fails
     assert signatures(both) == ["old", "old"]
     make(both)

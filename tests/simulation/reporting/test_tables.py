@@ -95,8 +95,7 @@ def test_a_label_in_lines_is_literal_too() -> None:
 # Names of any script in charts: told once where no font has their characters.
 
 
-UNDRAWN = "\U00012000\U00012001"
-"""Cuneiform signs, in no font that charts turn to."""
+UNDRAWN = "\U00012000\U00012001"  # cuneiform signs, in no font that charts turn to
 
 
 @pytest.fixture(autouse=True)
