@@ -23,7 +23,7 @@ from knnper.experiment import Experiment, load_experiment
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, FlowerFederation
 from knnper.simulation.flower_engine import (
-    VirtualHost,
+    VirtualNode,
     carrier_folder,
     in_turn,
     play,
@@ -196,7 +196,7 @@ def _resident_runtime(workload: str, run_folder: str) -> ClientRuntime:
     return runtime_of(Workload(**json.loads(workload)).workbench(), Path(run_folder))
 
 
-class _WorkloadHost(VirtualHost):
+class _WorkloadHost(VirtualNode):
     """A node that runs the clients of a workload."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002

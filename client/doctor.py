@@ -1,4 +1,4 @@
-"""All that is looked at of one client; nothing is changed or disturbed."""
+"""The checks of ``knnper site doctor``: nothing is changed or disturbed."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""A client's node of Flower, and the process in which it works.
+"""A site's SuperNode: Flower's own with short waits, and a fork for each message.
 
 A thread cannot be ended from outside, a process can. So each message has a process of
 its own, forked from a runner that has everything loaded, and one that hangs does not

@@ -1,4 +1,4 @@
-"""What a client installs, and what it serves while both model and memory change."""
+"""A model and its memory at a site, put in their place as a whole, and re-embedding."""
 
 import contextlib
 import itertools
@@ -580,7 +580,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         return self._learn() if state is None else state
 
     def _learn(self) -> _State:
-        """Take up what the state folder says, as far as it belongs to the store."""
+        """Serve what the state folder says, as far as it belongs to the store."""
         places = self._state_folder.places
         written = (pending_serving(places), self._state_folder.served())
         known = {one.model: one for one in written if one is not None}

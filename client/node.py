@@ -1,4 +1,4 @@
-"""Taking up one's own place in the federation again after a crash.
+"""How a site's node is started, finds its server, and comes back after a crash.
 
 A node that was killed counts as online for a minute, and Flower refuses a second one
 with the same key meanwhile. The state folder is locked, so whoever finds that the last

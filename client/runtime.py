@@ -40,7 +40,7 @@ from knnper.strategies.core.task import (
     score,
 )
 from knnper.transport.messages import (
-    CannotPlayError,
+    CannotRunError,
     CarrierError,
     Job,
     Purpose,
@@ -63,7 +63,7 @@ _NAME = re.compile(r"round-(\d+)\.safetensors")
 class ClientStateStore:
     """Client states in a folder, by client and round."""
 
-    # After a kill a client goes on from the state it had at the server's checkpoint.
+    # After a kill a client resumes from the state it had at the server's checkpoint.
     # Newer ones are put aside until the run has passed their round: the server may go
     # back to them.
 
@@ -101,7 +101,7 @@ class ClientStateStore:
         self._prune(client, keep)
 
     def _go_to(self, client: str, server_round: int) -> None:
-        """Put aside what is newer than a round; take up what was put aside of it."""
+        """Put aside what is newer than a round; restore what was put aside of it."""
         for number in self._rounds(client):
             if number > server_round:
                 path = self._path(client, number)
@@ -395,7 +395,7 @@ def _opened(
     except RefusedError:
         raise
     except (KnnPerError, OSError) as error:
-        raise CannotPlayError(str(error)) from error
+        raise CannotRunError(str(error)) from error
 
 
 def _record(
@@ -409,7 +409,7 @@ def _record(
     try:
         return unpack_shared(record_type, packed, folder)
     except CarrierError as error:
-        raise CannotPlayError(str(error)) from error
+        raise CannotRunError(str(error)) from error
 
 
 def _reply(message: Message, record: object, folder: Path | None) -> Message:

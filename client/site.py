@@ -1,4 +1,4 @@
-"""What a site tells the server, and what stays in its own log."""
+"""A site as a client: what it answers, what it keeps, and what it tells of itself."""
 
 import contextlib
 import dataclasses

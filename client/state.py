@@ -1,4 +1,4 @@
-"""What can go wrong with a client's state folder."""
+"""A client's state folder: its places, its locks, and what can go wrong with it."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""What goes into a store, how parts of it are named, and what comes of it."""
+"""Examples for a store, how they are selected, and the outcome of adding them."""
 
 import math
 from collections.abc import Mapping, Sequence

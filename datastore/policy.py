@@ -1,4 +1,4 @@
-"""How much a store keeps, and its eviction policies: which examples stay."""
+"""A store's capacity, and its eviction policies: which examples are kept."""
 
 import sys
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""A trained ProtoNN: prototypes that vote as stored examples would.
+"""ProtoNN: prototypes, trained to vote as stored examples would.
 
 Gupta et al., "ProtoNN: Compressed and Accurate kNN for Resource-scarce Devices",
 ICML 2017.

@@ -319,7 +319,7 @@ class LiveView:
             self._open()
 
     def _open(self) -> None:
-        """Take up what the rows are now; called inside `Rows.reading`."""
+        """Follow the rows as they are now; called inside `Rows.reading`."""
         self.head = self._rows.head()
         contents = self._rows.contents()
         active = self.head.active

@@ -441,7 +441,7 @@ class Store(StoreReader):
         """Embed all raw inputs by another model, then search those embeddings.
 
         Until then the store is searched, and added to, as before. What is done is kept
-        when the process is killed: the next call goes on from there. The set of
+        when the process is killed: the next call resumes there. The set of
         embeddings before stays beside the new one, see `roll_back`; a set of any other
         model is dropped.
 

@@ -1,4 +1,4 @@
-"""Checks of a store on disk, what is saved of a damaged one, and deletion from it."""
+"""Checks of a store on disk, salvage from a damaged one, and its removal."""
 
 import contextlib
 import itertools

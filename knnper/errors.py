@@ -1,4 +1,4 @@
-"""Errors, and what somebody else wrote on its way into a log or to a terminal."""
+"""Errors, and how text from elsewhere is made safe to log and to print."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""``knnper compare``: methods side by side, tuned on validation data."""
+"""The commands over many runs: ``knnper sweep``, ``compare`` and ``report``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ def compare(
 ) -> None:
     """Tune every method on validation data, then test them over several seeds.
 
-    Interrupted, it goes on with the same command; what is done is not done again.
+    Interrupted, it resumes with the same command; what is done is not done again.
     """
     # It loads torch, which `knnper --help` need not wait for.
     from knnper.simulation.batches.plan import read_comparison
@@ -190,7 +190,7 @@ def sweep(
 ) -> None:
     """Run an experiment at many settings over several seeds; write tables and a plot.
 
-    Interrupted, it goes on with the same command; what is done is not done again.
+    Interrupted, it resumes with the same command; what is done is not done again.
     """
     # It loads torch, which `knnper --help` need not wait for.
     from knnper.simulation.batches.plan import read_sweep

@@ -25,7 +25,7 @@ from knnper_cli.terminal import (
     Overwrite,
     Resume,
     Verbose,
-    how_to_go_on,
+    how_to_resume,
     print_json,
     print_table,
     require_start,
@@ -390,7 +390,7 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, watch: "Watch") 
         raise RunError(
             f"run {run_id} ended without results: {found.outcome} {found.details}\n"
             f"{last_words}\n"
-            f"{how_to_go_on('fed submit', place)}"
+            f"{how_to_resume('fed submit', place)}"
         )
     show_run(place)
 

@@ -1,4 +1,4 @@
-"""The ClientApp of every node: of a simulation, or of a site with data of its own."""
+"""Flower's ServerApp and ClientApp, of a simulation and of real machines."""
 
 import contextlib
 import hashlib
@@ -39,7 +39,7 @@ from knnper.server.sites import (
     SiteFederation,
 )
 from knnper.simulation.flower_engine import (
-    VirtualHost,
+    VirtualNode,
     carrier_folder,
     flower_federation,
 )
@@ -61,7 +61,7 @@ from knnper.transport.polling import Pace
 
 def _node_of(context: Context) -> Node:
     """Return a site's node where a client is configured, else a simulation's."""
-    return SiteNode() if CONFIG in context.node_config else VirtualHost()
+    return SiteNode() if CONFIG in context.node_config else VirtualNode()
 
 
 client_app = make_client_app(_node_of)
@@ -70,7 +70,7 @@ APP_FOLDER = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Order:
-    """A run that is to be made, or taken up."""
+    """A run that is to be made, or resumed."""
 
     experiment: Experiment
     output: Path
@@ -84,7 +84,7 @@ class Order:
             RunFolder.require_free(self.output, overwrite=self.overwrite)
 
     def folder(self) -> RunFolder:
-        """Return the run's folder: new, or the one that is taken up."""
+        """Return the run's folder: new, or the one that is resumed."""
         if self.resume:
             return RunFolder.open(self.output)
         return RunFolder.create(self.output, self.experiment, overwrite=self.overwrite)

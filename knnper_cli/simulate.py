@@ -20,7 +20,7 @@ from knnper_cli.terminal import (
     Overrides,
     Overwrite,
     Resume,
-    how_to_go_on,
+    how_to_resume,
     print_json,
     print_table,
     progress_observer,
@@ -296,7 +296,7 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     changes = list(overrides or ())
     changes += [f"run.{k}={one}" for k, one in shorthands.items() if one is not None]
     if resume is not None:
-        bench, folder = _take_up(resume, changes)
+        bench, folder = _resumed(resume, changes)
         if from_round is not None:
             folder.go_back(from_round)
     elif experiment is not None:
@@ -333,7 +333,7 @@ def _start(
     return bench, folder
 
 
-def _take_up(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]":
+def _resumed(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]":
     from knnper.server.run_folder import RunFolder
     from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
@@ -351,7 +351,7 @@ def _telling_what_next(folder: "RunFolder") -> Iterator[None]:
         raise
     except (RunError, OSError) as error:
         told = system_error(error) if isinstance(error, OSError) else str(error)
-        raise RunError(f"{told}\n{how_to_go_on('simulate', folder.path)}") from error
+        raise RunError(f"{told}\n{how_to_resume('simulate', folder.path)}") from error
     except KeyboardInterrupt as error:
-        say(f"Interrupted. {how_to_go_on('simulate', folder.path)}")
+        say(f"Interrupted. {how_to_resume('simulate', folder.path)}")
         raise typer.Exit(INTERRUPTED) from error

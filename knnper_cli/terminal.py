@@ -1,4 +1,4 @@
-"""From errors to messages and exit codes."""
+"""What commands have in common: options, tables, progress, errors, exit codes."""
 
 import contextlib
 import errno
@@ -462,7 +462,7 @@ def interruptible(folder: Path) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from error
 
 
-def how_to_go_on(command: str, run: Path) -> str:
+def how_to_resume(command: str, run: Path) -> str:
     """Return what to do with a run that ended before its results."""
     from knnper.server.run_folder import RunFolder, rounds_in
 

@@ -1,4 +1,4 @@
-"""A run that another process leads, shown as it gets on."""
+"""The progress of a run that another process leads."""
 
 import math
 import time

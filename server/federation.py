@@ -24,7 +24,7 @@ from knnper.transport.messages import (
     packed_of,
     to_content,
     unpack,
-    why_none_can_be_played,
+    why_none_can_run,
 )
 from knnper.transport.polling import (
     ENDLESS,
@@ -251,7 +251,7 @@ def _stop_if_no_client_is_to_blame(message: Message) -> None:
     # The few clients that others run would make up the round: Flower puts a dead Ray
     # actor back into its pool, where it fails every message at once.
     reason = message.error.reason or ""
-    set_up = why_none_can_be_played(reason)
+    set_up = why_none_can_run(reason)
     if set_up is not None:
         raise RunError(set_up)
     if message.error.code == UNKNOWN_ERROR or "ActorDied" in reason:

@@ -1,4 +1,4 @@
-"""Who wants to know how a run is getting on."""
+"""The observer of a run: receives its progress, and does nothing by default."""
 
 import logging
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ failed, by client."""
 
 
 class Observer:
-    """Is told of every step of a run by the process that leads it; silent as it is."""
+    """Receives a run's progress, in the process that leads it; does nothing itself."""
 
     def training_started(self, num_rounds: int, first_round: int) -> None:
         """Say that rounds ``first_round`` (from 1) to ``num_rounds`` begin."""

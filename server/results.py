@@ -1,4 +1,4 @@
-"""What clients report, what of it can be true, and the figures of groups of them."""
+"""Results of clients: plausibility, figures of groups of them, and their files."""
 
 import csv
 import io

@@ -53,7 +53,7 @@ def sample_participants(
 def capped(
     counts: Mapping[str, int], claimed: Collection[str], most: float
 ) -> dict[str, int]:
-    """Return counts of which no claimed one is more than a share of the total."""
+    """Return the counts, each claimed one cut to at most a share of the total."""
     claims = sorted((counts[name] for name in counts if name in claimed), reverse=True)
     rest = sum(counts.values())
     limit = claims[-1] if claims else 0
@@ -233,11 +233,11 @@ MOST_QUOTED = 5
 _FAILED = "round %d: client %s failed: %s"
 
 
-class _Made(NamedTuple):
+class _RoundOutcome(NamedTuple):
     state: Any
     history: History
     tally: Tally
-    wild: str  # the sign that the training explodes
+    explosion: str  # the sign that the training explodes, empty without
 
 
 class RoundLoop:
@@ -262,7 +262,7 @@ class RoundLoop:
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state."""
         latest, state, history = start, start.state, start.history
-        num_wild = 0
+        num_exploding = 0
         for server_round in range(start.server_round + 1, self.method.num_rounds + 1):
             began = time.monotonic()
             made = self._one_of_several_attempts(state, history, server_round)
@@ -286,19 +286,19 @@ class RoundLoop:
             # Before the checkpoint: a resumed run drops figures that are too many, and
             # could not make up for any that are missing.
             self.on_round(figures)
-            num_wild = num_wild + 1 if made.wild else 0
-            if num_wild and self.run.exploding_rounds:
+            num_exploding = num_exploding + 1 if made.explosion else 0
+            if num_exploding and self.run.exploding_rounds:
                 # No checkpoint: the last one stays the last good one.
-                if last or num_wild >= self.run.exploding_rounds:
-                    good = server_round - num_wild
-                    raise exploded(server_round, made.wild, good)
+                if last or num_exploding >= self.run.exploding_rounds:
+                    good = server_round - num_exploding
+                    raise exploded(server_round, made.explosion, good)
             elif last or _is_due(server_round, self.run.checkpoint_every):
                 latest = self.checkpoints.save(server_round, state, history)
         return latest
 
     def _one_of_several_attempts(
         self, state: Any, history: History, server_round: int
-    ) -> _Made:
+    ) -> _RoundOutcome:
         """Return what a round comes to, made again where too many clients failed."""
         names = sample_participants(
             sorted(self.clients), self.training.participation, server_round, self.key
@@ -320,7 +320,7 @@ class RoundLoop:
 
     def _one_round(
         self, state: Any, history: History, server_round: int, participants: list[str]
-    ) -> _Made:
+    ) -> _RoundOutcome:
         counts = {name: self.clients[name] for name in participants}
         weights = capped(counts, self.claimed, self.run.federation.max_share)
         self._warn_of_large_counts(counts, weights)
@@ -351,11 +351,11 @@ class RoundLoop:
         if len(tally.failures) > self.run.max_failed_fraction * len(participants):
             raise _too_many_failures(server_round, tally)
         loss = median_loss(loss for _, loss in tally.losses)
-        wild = sign_of_explosion(loss, history.lowest_loss, screening)
+        explosion = sign_of_explosion(loss, history.lowest_loss, screening)
         history = history.after(
-            server_round, screening.norms(), None if wild else loss, tally.used
+            server_round, screening.norms(), None if explosion else loss, tally.used
         )
-        return _Made(canonical(new_state), history, tally, wild)
+        return _RoundOutcome(canonical(new_state), history, tally, explosion)
 
     def _warn_of_large_counts(
         self, counts: Mapping[str, int], weights: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Whether an update is like the others of its round: known before it is folded.
+"""Screening of updates: outliers of a round, and trainings that explode.
 
 An update is judged by how far it moves each of its fields (`weights`, `components`,
 ...) from what the client was sent; a field that nobody was sent, such as a control
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Norms:
-    """What rounds tell of the norms of one field, at a learning rate of 1."""
+    """The norms of one field in the last rounds, at a learning rate of 1."""
 
     medians: Sequence[float] = ()  # of the last `ROUNDS_COMPARED` rounds, oldest first
     largest: float = 0.0  # of all `usual` ones so far: a single round cannot move it

@@ -1,4 +1,4 @@
-"""Which client is behind which node, and who is there."""
+"""Real clients: which is behind which node, who is online, and who comes late."""
 
 import logging
 import threading

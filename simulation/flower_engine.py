@@ -105,7 +105,7 @@ def require_same_folder(run_folder: Path, session: str) -> None:
         )
 
 
-class VirtualHost:
+class VirtualNode:
     """A node of a simulation: it can run any virtual client."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
@@ -128,7 +128,7 @@ class VirtualHost:
         raise RunError(f"a node of a simulation was refused: {reason}")
 
 
-client_app = make_client_app(lambda _: VirtualHost())
+client_app = make_client_app(lambda _: VirtualNode())
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 5.0
 _REQUESTS_PER_WORKER = 4

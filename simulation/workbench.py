@@ -1,4 +1,4 @@
-"""Everything an experiment stands for, made from its settings alone.
+"""An experiment made real: data, partition, model, method; and the serial engine.
 
 Server and workers each make their own: it depends on nothing but the experiment.
 """

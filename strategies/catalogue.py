@@ -1,4 +1,4 @@
-"""The table of all methods, by the name that an experiment chooses them with."""
+"""All methods and personalisations by name, and a method assembled from both."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""The application: its paths, what is around them, and its description."""
+"""The web application of the service: middleware, errors, its OpenAPI description."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""From what is sent to what a model takes."""
+"""Inputs of a prediction, from what is sent: JSON, images, forms, arrays; limits."""
 
 import base64
 import binascii

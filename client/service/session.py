@@ -1,4 +1,4 @@
-"""What is served now, how it is replaced meanwhile, and the threads that ask it."""
+"""What is served now, how it is replaced meanwhile, and what is counted of it."""
 
 import asyncio
 import contextlib

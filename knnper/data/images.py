@@ -1,4 +1,4 @@
-"""Image files: what is read of them, folders of classes and of domains."""
+"""Data sets of image files: folders of classes and of domains; how files are read."""
 
 import contextlib
 import hashlib

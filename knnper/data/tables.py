@@ -1,4 +1,4 @@
-"""A table in a CSV or Parquet file: texts and numbers by column."""
+"""Data sets in CSV or Parquet files: texts and numbers by column."""
 
 import importlib
 import logging

@@ -1,4 +1,4 @@
-"""The characters that text is made of, and their ids."""
+"""Data sets of text: characters and their ids, plays, what each speaker says."""
 
 import hashlib
 import itertools

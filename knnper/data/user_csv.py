@@ -1,4 +1,4 @@
-"""Images of many users, listed in CSV files, as Google Landmarks is."""
+"""Data sets of images of many users, listed in CSV files, as Google Landmarks is."""
 
 import csv
 import hashlib

@@ -1,4 +1,4 @@
-"""Network addresses as settings hold them: ``HOST:PORT``."""
+"""Addresses, TLS certificates, and the keys of clients."""
 
 import base64
 import hashlib

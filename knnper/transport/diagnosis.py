@@ -1,4 +1,4 @@
-"""One thing that was looked at: what was found, and how it is mended."""
+"""Checks and findings that the doctors of server and site share."""
 
 import contextlib
 import functools

@@ -219,17 +219,17 @@ class CarrierError(CodecError):
     """A message names a file that this machine does not have."""
 
 
-class CannotPlayError(RunError):
+class CannotRunError(RunError):
     """A process cannot play any client: its set-up is wrong, not a client's data."""
 
-    # Flower hands on the text alone: `why_none_can_be_played` finds it there.
+    # Flower hands on the text alone: `why_none_can_run` finds it there.
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"{_CANNOT_RUN} on {platform.node()}: {reason}")
 
 
-def why_none_can_be_played(failure: str) -> str | None:
-    """Return the message of the `CannotPlayError` in a failure's text; None without."""
+def why_none_can_run(failure: str) -> str | None:
+    """Return the message of the `CannotRunError` in a failure's text; None without."""
     if _CANNOT_RUN not in failure:
         return None
     # What stands around it is Ray's traceback and Flower's quotes.

@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SocketLimits:
-    """What connections may take up."""
+    """How many connections there may be, and for how long."""
 
     # Connections of peers that have not shown who they are, and of all others.
     # With one more, one ends of whoever has the most: the oldest, or the longest idle.

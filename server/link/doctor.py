@@ -1,4 +1,4 @@
-"""All that is looked at of one server."""
+"""The checks of ``knnper fed status`` and of the server's doctor."""
 
 import ssl
 from datetime import UTC, datetime

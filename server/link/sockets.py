@@ -36,7 +36,7 @@ _ADVICE = MappingProxyType(
 def limits_for(
     per_address: int, in_all: int = 2000, header_s: float = 7.0
 ) -> SocketLimits:
-    """Return what connections may take up; who has a key is known by request alone."""
+    """Return the limits of connections; who has a key is known by request alone."""
     return SocketLimits(
         strangers=in_all,
         strangers_per_address=per_address,

@@ -1,4 +1,4 @@
-"""Flower's SuperLink as a process of ours."""
+"""Flower's SuperLink and ServerApps as processes of ours, and its database."""
 
 import asyncio
 import contextlib

@@ -248,7 +248,7 @@ class _Maker:
 
 
 def _take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:
-    """Put another run's last state where this one goes on from it."""
+    """Put another run's last state where this one resumes from it."""
     others = training.folder
     theirs = CheckpointFolder(others.checkpoints, training.identity)
     try:  # what cannot be read any more is trained anew

@@ -1,4 +1,4 @@
-"""Which code made a run: one that is found may be older than its table."""
+"""The folder of a run or a batch: with which code and data it was begun."""
 
 import contextlib
 import functools

@@ -98,7 +98,7 @@ def run_batch(
             tracker.note(told)
             advance(tracker.progress())
 
-    # What cannot be gone on with is refused before anything is written.
+    # What cannot be resumed is refused before anything is written.
     ready = (
         [] if tuned else with_earlier_training(families(_tested(plan.points)), earlier)
     )

@@ -1,4 +1,4 @@
-"""Who gets which sample: one owner per sample, so none is lost or given twice."""
+"""Partition schemes: who gets which sample; none is lost or given twice."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

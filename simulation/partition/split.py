@@ -31,7 +31,7 @@ from knnper.simulation.partition.schemes import (
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
 
 
-def hold_out_any(
+def hold_out_random(
     samples: Integers, fraction: float, key: RandomKey
 ) -> tuple[Integers, Integers]:
     """Hold out samples that are drawn by ``key``."""
@@ -54,7 +54,7 @@ def _num_held_out(num_samples: int, fraction: float) -> int:
     return min(int(fraction * num_samples + 0.5), max(num_samples - 1, 0))
 
 
-def used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
+def part_used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
     """Return the sorted positions of the part of a split that is used at all."""
     if fraction == 1:
         return np.arange(num_samples)
@@ -150,13 +150,13 @@ def make_partition(
         raise TypeError(f"expected PartitionSettings, found {type(settings).__name__}")
     split, part = PARTITIONS[choice.name].split, settings.used_fraction
     key = run_key.child("partition")
-    train = used(len(dataset.train), part, key.child("used", "train"))
-    test = used(len(dataset.test), part, key.child("used", "test"))
+    train = part_used(len(dataset.train), part, key.child("used", "train"))
+    test = part_used(len(dataset.test), part, key.child("used", "test"))
     kept, rest = keep_back(train, settings.proxy_fraction, key.child("proxy"))
     assignment = assign_part(
         dataset, rest, test, lambda one: split(one, settings, key.child("assignment"))
     )
-    hold_out = hold_out_last if dataset.spec.dtype == "token" else hold_out_any
+    hold_out = hold_out_last if dataset.spec.dtype == "token" else hold_out_random
     return replace(partition_of(assignment, settings, key, hold_out), proxy=kept)
 
 
@@ -164,7 +164,7 @@ def partition_of(
     assignment: Assignment,
     settings: PartitionSettings,
     key: RandomKey,
-    hold_out: HoldOut = hold_out_any,
+    hold_out: HoldOut = hold_out_random,
 ) -> Partition:
     """Name the clients, hold out validation data and choose the unseen clients."""
     names, fraction = client_names(len(assignment.train)), settings.validation_fraction
@@ -187,7 +187,9 @@ def partition_of(
         if not seen[number]:
             # It learns from a part of what it has.
             train, validation = (
-                samples[used(len(samples), unseen_part, key.child("unseen", of, name))]
+                samples[
+                    part_used(len(samples), unseen_part, key.child("unseen", of, name))
+                ]
                 for of, samples in (("train", train), ("validation", validation))
             )
         clients.append(

@@ -1,4 +1,4 @@
-"""The charts of a report, each with what it says in words."""
+"""The charts of a report, each with a text that says the same."""
 
 import contextlib
 import io

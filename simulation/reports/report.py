@@ -1,4 +1,4 @@
-"""The files of a report."""
+"""A report: its chapters, its page, its files."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence

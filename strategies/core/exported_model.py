@@ -1,4 +1,4 @@
-"""What is known of a global model beside its weights, and its fingerprint."""
+"""A global model in a folder of its own, with what is known of it."""
 
 import json
 import shutil

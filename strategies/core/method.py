@@ -31,7 +31,7 @@ AS_IT_IS = "none"
 """The personalisation that adds nothing to a method's own."""
 
 UNSEEN_CLIENT = ""
-"""The client id of nobody in particular: a client that was never seen."""
+"""The id that stands for any client that took no part in training."""
 
 UpdateProblem = Callable[[Any, Any], str | None]
 """``(payload, update) -> what is wrong``, or None if the update can be aggregated."""

@@ -27,8 +27,8 @@ from knnper.simulation.partition.split import (
     client_names,
     describe_partition,
     fingerprint,
-    hold_out_any,
     hold_out_last,
+    hold_out_random,
     keep_back,
     make_partition,
     partition_of,
@@ -254,7 +254,7 @@ def test_of_text_the_last_windows_are_held_out(evaluate_on: str) -> None:
 def test_as_many_are_held_out_in_time_as_at_random(size: int, fraction: float) -> None:
     samples = np.arange(size)
     train, validation = hold_out_last(samples, fraction, KEY)
-    drawn, held_out = hold_out_any(samples, fraction, KEY)
+    drawn, held_out = hold_out_random(samples, fraction, KEY)
     assert (len(train), len(validation)) == (len(drawn), len(held_out))
     np.testing.assert_array_equal(np.concatenate([train, validation]), samples)
 

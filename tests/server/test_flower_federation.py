@@ -22,7 +22,7 @@ from knnper.server.federation import (
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport import polling
 from knnper.transport.messages import (
-    CannotPlayError,
+    CannotRunError,
     Purpose,
     job_of,
     pack,
@@ -178,7 +178,7 @@ def test_a_dead_worker_ends_the_run(error: Error) -> None:
 
 
 def test_a_worker_that_is_set_up_wrongly_ends_the_run() -> None:
-    reason = f"<class 'X'>:<'{CannotPlayError('no data')}'>"
+    reason = f"<class 'X'>:<'{CannotRunError('no data')}'>"
     with pytest.raises(RunError, match=r"no client can be run on .*: no data$"):
         ask(federation(failing(Error(code=2, reason=reason))).made)
 
@@ -314,7 +314,7 @@ def test_who_is_silent_again_and_again_is_waited_for_as_long_as_the_others() -> 
 
 
 def test_of_clients_that_may_be_away_one_cannot_end_the_run() -> None:
-    error = Error(code=0, reason=str(CannotPlayError("the data is gone")))
+    error = Error(code=0, reason=str(CannotRunError("the data is gone")))
     answer = but_the_second(failing(error))
     first, gone, last = ask(federation(answer, may_be_away=True).made)
     assert "the data is gone" in str(gone.failure)

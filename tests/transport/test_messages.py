@@ -14,7 +14,7 @@ from knnper.records import fingerprint
 from knnper.strategies.core.records import ModelPayload
 from knnper.transport import messages as shared_memory
 from knnper.transport.messages import (
-    CannotPlayError,
+    CannotRunError,
     Introduction,
     Job,
     Packed,
@@ -27,7 +27,7 @@ from knnper.transport.messages import (
     to_content,
     unpack,
     unpack_shared,
-    why_none_can_be_played,
+    why_none_can_run,
 )
 
 PAYLOAD = ModelPayload(torch.linspace(-1, 1, 1000))
@@ -84,13 +84,13 @@ def test_a_request_carries_job_and_records() -> None:
 
 
 def test_what_is_wrong_with_a_process_is_found_in_what_flower_tells() -> None:
-    error = CannotPlayError("there is no data in /data")
+    error = CannotRunError("there is no data in /data")
     told = f"<class 'ClientAppException'>:<'Traceback ...\n{error!r}\nKnn: {error}'>"
-    reason = why_none_can_be_played(told)
+    reason = why_none_can_run(told)
     assert reason is not None
     assert reason.startswith("no client can be run on ")
     assert reason.endswith(": there is no data in /data")
-    assert why_none_can_be_played("the client's weights are not finite") is None
+    assert why_none_can_run("the client's weights are not finite") is None
 
 
 def read(**fields: Any) -> Introduction:

@@ -18,7 +18,7 @@ from knnper.client.site import KEPT, OWN_LOG, Discretion, SiteNode, run_states
 from knnper.errors import CodecError, DataError, RefusedError, RunError
 from knnper.experiment import to_json
 from knnper.files import is_private
-from knnper.simulation.flower_engine import VirtualHost
+from knnper.simulation.flower_engine import VirtualNode
 from knnper.simulation.workbench import over_sites
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.strategies.core.task import ClientResults
@@ -214,7 +214,7 @@ OURS = "/dev/shm/knnper-12-0123abcd"
 def test_a_simulation_has_one_folder_in_memory(
     folder: str, allowed: Path | None
 ) -> None:
-    assert VirtualHost().carrier_folder(NOWHERE, job(folder=folder)) == allowed
+    assert VirtualNode().carrier_folder(NOWHERE, job(folder=folder)) == allowed
     assert SiteNode().carrier_folder(NOWHERE, job(folder=folder)) is None
 
 
