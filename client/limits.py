@@ -107,8 +107,8 @@ class Answers:
         except ValidationError as error:
             line = error.errors()[0]["loc"][0]
             mend = "remove the file to count answers from nothing"
-            found = f"entry {line} of {self._file.path} is damaged"
-            raise RunError(f"{found}; {mend}") from error
+            damaged = f"entry {line} of {self._file.path} is damaged"
+            raise RunError(f"{damaged}; {mend}") from error
         if self.client.limits.days is None:
             return found
         begin = datetime.now(UTC) - timedelta(days=self.client.limits.days)

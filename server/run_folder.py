@@ -561,8 +561,10 @@ class RunFolder:
         try:
             return TypeAdapter(Roster).validate_python(found)
         except ValidationError as error:
-            found = f"{self.path / _ROSTER} is damaged: {error}"
-            raise RunError(f"{found}; start the run again in another folder") from error
+            damaged = f"{self.path / _ROSTER} is damaged: {error}"
+            raise RunError(
+                f"{damaged}; start the run again in another folder"
+            ) from error
 
     def go_back(self, server_round: int) -> None:
         """Make a round the last one; what came later is put aside."""

@@ -107,8 +107,8 @@ class Rules:
         """Return who signed the headers, lately, with a key that may come in."""
         shown = _key_in(headers)
         if shown is None:
-            found = "found no public key of Flower's kind"
-            raise Refusal(401, "expected a signature", found)
+            without = "found no public key of Flower's kind"
+            raise Refusal(401, "expected a signature", without)
         key, public_key, found = shown
         name = self.clients.names.get(key, "")
         ahead = _seconds_ahead(headers)

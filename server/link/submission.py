@@ -33,7 +33,11 @@ def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
     """Write the bundle of a run into an empty folder; return its version."""
     version = f"{importlib.metadata.version('knnper')}+{secrets.token_hex(8)}"
     about = "A run of the knnper that is installed on each machine"
-    project = {"name": "knnper-run", "version": version, "description": about}
+    project: dict[str, Any] = {
+        "name": "knnper-run",
+        "version": version,
+        "description": about,
+    }
     # What the machines have is what is used; nothing is fetched for a run.
     project |= {"license": "Apache-2.0", "dependencies": []}
     apps = {"serverapp": "server_app", "clientapp": "client_app"}
