@@ -526,9 +526,7 @@ class _Site:
         if serving is None:
             return skipped("no model is installed yet")
         if not self._places.model(serving.model).is_dir():
-            return problem(
-                f"there is no model {serving.model[:12]} in {folder}", _AGAIN
-            )
+            return problem(f"{serving.model[:12]} is not in {folder}", _AGAIN)
         broken = []
         for one in sorted(folder.iterdir()):
             try:

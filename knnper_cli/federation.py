@@ -213,8 +213,8 @@ def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None
     for noisy in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     if settings.insecure:
-        risk = f"nothing is encrypted; whoever reaches {settings.listen} is a client"
-        say(f"Warning: insecure: true: {risk}.")
+        risk = f"Nothing is encrypted; whoever reaches {settings.listen} is a client"
+        say(f"Warning: insecure: true. {risk}.")
     ready = f"Server {settings.name} is ready: clients connect to {settings.listen};"
     flowers = f"for Flower's commands: export FLWR_HOME={settings.flower_home}"
     run_server(settings, settings_file.resolve(), lambda: say(f"{ready} {flowers}"))
@@ -328,9 +328,7 @@ def _saying_where_to_look(settings: "ServerSettings") -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         look = f"FLWR_HOME={settings.flower_home} flwr list {CONNECTION}"
-        say(
-            f"Interrupted; the server may have the run. Before you submit again: {look}"
-        )
+        say(f"Interrupted; the server may have taken the run. Look for it: {look}")
         raise typer.Exit(INTERRUPTED) from error
 
 

@@ -630,7 +630,7 @@ def _reembed(folder: Path, run: Path) -> None:
     if spec.input is None:
         raise DataError(
             f"{folder} keeps no raw inputs, so nothing can be embedded anew; add the "
-            "examples to another store, created without --no-inputs"
+            f"examples to another: knnper store create NEW_FOLDER --model {run}"
         )
     model = find_model(run)
     with open_store(folder, writable=True) as opened:

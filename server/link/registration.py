@@ -160,7 +160,9 @@ def reconcile(
     registered = {one.key_sha256 for one in roster.values()}
     for key_sha256, name in wanted.items():
         if key_sha256 in removed:
-            told = "not registered: the key of %s (%s) was removed once; make another"
+            told = (
+                "not registered: the key %s (%s) was removed once; make it another one"
+            )
             logger.warning(told, name, key_sha256)
         elif key_sha256 not in registered:
             node_id = registry.register(name, keys[name])
