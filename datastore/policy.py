@@ -37,15 +37,9 @@ Gone = Sequence[int] | NDArray[np.intp]
 
 
 class Policy(ABC):
-    """Says which examples stay. A pure function of its arguments.
+    """Says which examples stay. A pure function of its arguments."""
 
-    Attributes
-    ----------
-    needs_capacity
-        Whether it decides about nothing without a capacity.
-    """
-
-    needs_capacity: ClassVar[bool] = True
+    needs_capacity: ClassVar[bool] = True  # whether it decides nothing without one
 
     def decide(
         self,
@@ -62,13 +56,6 @@ class Policy(ABC):
         stored. ``state`` is as the batch before left it; no ``capacity`` does not bound
         what is stored. Random choices about the t-th example that was ever offered, t
         from 1, derive from ``key.child(t)``.
-
-        Raises
-        ------
-        StoreFullError
-            If the policy neither evicts nor refuses and the batch does not fit.
-        ValueError
-            If the policy needs a capacity and there is none.
         """
         if self.needs_capacity and (capacity is None or capacity < 1):
             raise ValueError(
