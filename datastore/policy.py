@@ -78,10 +78,7 @@ class Policy(ABC):
 
     @abstractmethod
     def _gone(self, batch: "Batch") -> tuple[Gone, NDArray[np.bool_]]:
-        """Return what does not stay, and which labels were the largest by now.
-
-        The former are positions among the n stored and then the m arriving examples.
-        """
+        """Return positions in stored and arriving that go, and labels once largest."""
 
 
 class Batch(NamedTuple):
@@ -98,10 +95,7 @@ NUM_BITS = 128
 
 
 def draw_below(bound: int, key: RandomKey) -> int:
-    """Return an integer that is uniform in [0, bound).
-
-    No two probabilities differ by more than 2^-128.
-    """
+    """Return an integer that is uniform in [0, bound), but for 2^-128."""
     return (key.entropy(NUM_BITS // 8) * bound) >> NUM_BITS
 
 
