@@ -291,8 +291,10 @@ def serve(
     binding = settings.service
     if not is_loopback(binding.host) and binding.tls is None:
         risk = "whoever sees the traffic reads the token and all inputs"
-        mend = "Set service.tls, or service.host: 127.0.0.1"
-        say(f"Warning: {binding.host} is open to others, without TLS: {risk}. {mend}")
+        exposed = (
+            f"Warning: {binding.host} is open to other machines, without TLS: {risk}"
+        )
+        say(f"{exposed}. Set service.tls, or service.host: 127.0.0.1")
     limits = Limits(
         max_request_bytes=binding.max_request_mb * 1_000_000,
         max_pixels=binding.max_megapixels * 1_000_000,

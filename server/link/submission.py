@@ -105,8 +105,8 @@ def _taken_anyway(settings: ServerSettings, version: str, error: RunError) -> in
         ) from error
     if run_id is not None:
         return run_id
-    why = "the server has not taken the run; submit it again"
-    raise RunError(f"{error}: {why}") from error
+    why = "The server has not taken the run: submit it again"
+    raise RunError(f"{error}. {why}") from error
 
 
 def _late_run(settings: ServerSettings, version: str) -> int | None:
@@ -125,9 +125,9 @@ def _flwr(settings: ServerSettings, arguments: Sequence[str]) -> dict[str, Any]:
     try:
         document = json.loads(output[output.index("{") :])
     except ValueError as error:
-        where = f"does the server run (knnper fed server), at {settings.control}?"
+        where = f"Is the server running (knnper fed server), at {settings.control}?"
         said = f"did not answer as expected: {output.strip()}"
-        raise RunError(f"flwr {arguments[0]} {said}; {where}") from error
+        raise RunError(f"flwr {arguments[0]} {said}. {where}") from error
     if not document.get("success", True):
         raise RunError(f"flwr {arguments[0]} failed: {_message(document)}")
     return dict(document)
