@@ -30,11 +30,7 @@ class RunningMean:
         self._total = 0.0
 
     def add(self, tensor: Tensor, weight: float) -> None:
-        """Add ``tensor`` with ``weight``, which must be positive.
-
-        Raises ValueError if the weight is not positive or the shape is not that of the
-        others.
-        """
+        """Add ``tensor`` with ``weight``, which must be positive."""
         if not weight > 0:
             raise ValueError(f"expected a positive weight, found {weight}")
         if self._sum is None:
@@ -111,10 +107,7 @@ _SLICE = 2**18
 
 
 def median(updates: Sequence[ModelUpdate]) -> Tensor:
-    """Return the coordinate-wise median, float32 of shape (num_weights,).
-
-    Of an even number of updates it is the mean of the two in the middle.
-    """
+    """Return the coordinate-wise median, or mean of the two in the middle."""
     return _slice_by_slice(updates, _median)
 
 

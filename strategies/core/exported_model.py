@@ -123,10 +123,7 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
 
 @dataclass(frozen=True)
 class _Identity(Record):
-    """All that an embedding of an image depends on but the image.
-
-    The names of class and fields are a part of every fingerprint.
-    """
+    """All that an embedding depends on but the image; fingerprints have its names."""
 
     weights: Tensor
     model: dict[str, object]
@@ -209,11 +206,7 @@ class GlobalModel:
 def global_model(
     experiment: Experiment, task: Task, learned: SiteTask, weights: Tensor
 ) -> GlobalModel:
-    """Return the model that a run of ``experiment`` ended with.
-
-    ``weights``: w, shape (num_weights,): of the server's last state, or of the payload
-    that a client is handed.
-    """
+    """Return the model that a run of ``experiment`` ended with."""
     card = card_of(experiment, learned)
     return GlobalModel(card, task, weights, fingerprint_of(card, weights))
 
@@ -279,8 +272,6 @@ def save_model(folder: Path, model: GlobalModel) -> None:
     """Write ``model`` to ``folder``: complete on disk, or not there, at any time.
 
     Where the very same model is there already, nothing is done.
-
-    Raises ModelError if the folder holds something else.
     """
     if folder.exists():
         if not is_model_folder(folder):
