@@ -126,8 +126,6 @@ def server_checks(address: str, ca: Path | None) -> Iterator[Check]:
 
 
 class _Server:
-    """The server as a client reaches it."""
-
     def __init__(self, address: str, ca: Path | None) -> None:
         self.address, self._with_tls = parse_address(address), ca is not None
 
@@ -265,7 +263,6 @@ class _Server:
         return fine(f"{authority.subject.rfc4514_string()} ({ca})")
 
     def certificate_is_accepted(self, ca: Path) -> Finding:
-        """Look at the server's certificate, as Flower's node does."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(ca)
         try:
@@ -334,8 +331,6 @@ def _shown(connection: ssl.SSLSocket) -> x509.Certificate:
 
 
 class _Key:
-    """The client's own key, as the server knows it."""
-
     def __init__(self, settings: ClientSettings, key: Path, ca: Path) -> None:
         self._settings, self._key, self._ca = settings, key, ca
 
@@ -419,7 +414,6 @@ class _Key:
 
 
 def _did_not_leave(folder: Path) -> bool:
-    """Return whether the last node of a state folder ended without leaving."""
     try:
         descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -431,8 +425,6 @@ def _did_not_leave(folder: Path) -> bool:
 
 
 class _Site:
-    """What a client has of its own: data, limits, state folder, service."""
-
     def __init__(self, settings: ClientSettings) -> None:
         self._settings, self._folder = settings, settings.state
         self._places = Places(settings.state)
@@ -562,7 +554,6 @@ class _Site:
         return fine(found)
 
     def service(self) -> Finding:
-        """Look whether the service's port is free, or is the service's."""
         chosen = self._settings.service
         if chosen.port == 0:
             return fine("takes any free port")
@@ -590,7 +581,6 @@ class _Site:
         return told(Verdict.PROBLEM, exposed, expected)
 
     def _known_task(self) -> SiteTask | None:
-        """Return what the installed model was trained on; None without one."""
         serving = read_serving(self._places.serving)
         with contextlib.suppress(ModelError):
             if serving is not None:

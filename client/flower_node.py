@@ -246,7 +246,6 @@ def report_failure(
 def _connect(
     address: str, component: str, interceptor: Any, **more: Any
 ) -> RuntimeHttpClient:
-    """Return a connection to the node's Runtime API, on this machine."""
     version = RuntimeVersionHttpInterceptor(component_name=component)
     return RuntimeHttpClient.from_server_address(
         server_address=address,
@@ -522,8 +521,6 @@ def take_out(server: Server, node_id: int) -> None:
 
 @contextlib.contextmanager
 def _adapted(hooks: Hooks, unknown: list[Refusal]) -> Iterator[None]:
-    """Replace what waits for seconds or ends the process; see the module."""
-
     def sleep(seconds: float) -> None:  # 3 s without a message, 0.5 s without a reply
         (hooks.no_message if seconds > 1 else hooks.no_reply)()
 
@@ -694,7 +691,6 @@ def why(status: int) -> str | None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """Do ``work`` in a new process and return its id at once."""
     parent = os.getpid()
     child = os.fork()
     if not child:

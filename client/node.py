@@ -190,7 +190,6 @@ class _Node:
                 patience.bear(refusal)
 
     def _join(self, stay: "_Stay", serve: Callable[[], None]) -> None:
-        """Try until the stay has begun, and is over."""
         patience = Patience(self._options.patience_s)
         while not stay.has_begun:
             try:
@@ -231,8 +230,6 @@ class _Node:
 
 
 class _Stay:
-    """One stay in the federation."""
-
     def __init__(
         self,
         server: Server,

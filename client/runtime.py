@@ -278,7 +278,6 @@ class ClientRuntime:
         return self.states.load(state_type, client, after_round)
 
     def _unpersonalised(self, reference: object) -> task.Predictor:
-        """Return what the method gives to a client without data: its global model."""
         nothing = ClientData(no_examples(self.spec), no_examples(self.spec))
         return self.method.personalize(
             reference, None, nothing, self.key.child("reference")

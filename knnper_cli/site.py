@@ -156,7 +156,6 @@ def _show(found: "DataCheck", *, with_task: bool) -> None:
 
 
 def _list(what: str, lines: "Iterable[str]", count: int | None = None) -> None:
-    """Write how many there are, and the first ones."""
     shown = list(lines)
     total = len(shown) if count is None else count
     typer.echo(f"{what}: {total}")
@@ -239,7 +238,6 @@ def _with_verdict(examined: "Sequence[Examined]", verdict: str) -> "list[Examine
 
 
 def _show_examined(examined: "Sequence[Examined]") -> None:
-    """Show what was found, from well to wrong, and a summary."""
     for verdict, mark in _MARKS.items():
         for one in _with_verdict(examined, verdict):
             tell(f"  {mark} {one.subject:<14} {one.finding.found}")
@@ -532,7 +530,6 @@ def revoke(config: ClientFile, name: TokenName) -> None:
 
 
 def _claimed_state(config: Path) -> Path:
-    """Return the client's state folder, made if it is missing."""
     from knnper.client.settings import read_client
     from knnper.client.state import Places, claim
 

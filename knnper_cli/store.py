@@ -431,7 +431,6 @@ def _delete(
 def _found(
     folder: Path, selection: "Selection"
 ) -> tuple["StoredIds", int, dict[str, list[str]]]:
-    """Return what is described, how many are stored, and what is not there."""
     from knnper.datastore.examples import Selection
     from knnper.datastore.store import open_rows
 
@@ -452,7 +451,6 @@ def _found(
 
 
 def _require_consent(what: str, yes: bool) -> None:
-    """Ask; where nobody can be asked, refuse."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -480,7 +478,6 @@ def _require_no_traces(folder: Path, proof: "Proof") -> None:
 
 
 def _label_number(text: str, spec: "StoreSpec") -> int:
-    """Return the label that is given by name or number."""
     if text in spec.class_names:
         return spec.class_names.index(text)
     if text.isdecimal() and int(text) < spec.num_classes:
@@ -515,7 +512,6 @@ def _show_proof(proof: "Proof", folder: Path, what: str, names: Sequence[str]) -
 
 
 def _show_first(lines: Iterable[str]) -> None:
-    """Show the first lines, and how many more there are."""
     found = list(lines)
     for line in found[:SHOWN]:
         typer.echo(line)

@@ -211,7 +211,6 @@ _MINUTES_WITHOUT_SECONDS = 10
 
 @contextlib.contextmanager
 def _bars(*more: ProgressColumn) -> Iterator[Progress | None]:
-    """Yield bars with ``more`` columns on a terminal; None elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

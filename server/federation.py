@@ -218,7 +218,6 @@ class FlowerFederation(Federation):
     def _record(
         self, purpose: Purpose, message: Message | polling.NoReply, most_bytes: int
     ) -> object:
-        """Return what a client answers, of which nothing is trusted."""
         if isinstance(message, polling.NoReply):
             raise CodecError(message.reason)
         if message.has_error():

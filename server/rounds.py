@@ -164,14 +164,12 @@ def usable_updates(
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> Shapes:
-    """Return the shape of each tensor, by its path."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _measured(
     reply: Reply, sent: _Sent, update_type: type, tally: Tally
 ) -> Measured | str:
-    """Return an update that can be aggregated, or what is wrong with it."""
     update = reply.record
     if not isinstance(update, update_type) or not isinstance(update, Update):
         expected = update_type.__name__
@@ -404,7 +402,6 @@ class RoundLoop:
             yield Request((client,), payload, state_rounds=state_rounds)
 
     def _validate(self, state: Any, server_round: int) -> RoundRecord:
-        """Return the unpersonalised model's accuracy on all validation splits."""
         key = self.key.child("broadcast", server_round, UNSEEN_CLIENT)
         reference = self.method.broadcast(state, UNSEEN_CLIENT, key)
         replies = self.federation.exchange(

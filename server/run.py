@@ -247,7 +247,6 @@ class Conductor:
     def _distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str]
     ) -> dict[str, ClientResult | None]:
-        """Return what every client that has the model reported, sorted by name."""
         done = self.folder.distributed.reported(trained.fingerprint)
         self.observer.personalization_started(len(set(to) - set(done)))
         others = set(roster.names()) - set(to)

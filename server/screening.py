@@ -244,15 +244,12 @@ class _Waiting:
         self._num_bytes = 0
 
     def clear(self) -> None:
-        """Remove what is on disk."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def first(self) -> Measured | None:
-        """Return the next in turn, perhaps without its update; None without any."""
         return self._queue[0][0] if self._queue else None
 
     def push(self, one: Measured) -> None:
-        """Put an update behind the others."""
         size = num_bytes(one.update)
         if self._num_bytes + size <= MOST_WAITING_BYTES or not self._queue:
             self._num_bytes += size
@@ -263,7 +260,6 @@ class _Waiting:
         self._queue.append((replace(one, update=type(one.update)), packed))
 
     def pop(self) -> Measured:
-        """Take the next in turn out."""
         one, packed = self._queue.popleft()
         if packed is None:
             self._num_bytes -= num_bytes(one.update)

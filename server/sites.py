@@ -85,11 +85,9 @@ class Directory:
                     self._asked[message_id] = (node, now)
 
     def _silent(self) -> set[int]:
-        """Return the nodes that were asked and have not answered yet."""
         return {node for node, _ in self._asked.values()}
 
     def _answers(self) -> Iterator[tuple[int, Introduction | NoReply]]:
-        """Yield what nodes have said since the last look, each with its id."""
         if self._asked:
             for reply in self.grid.pull_messages(list(self._asked)):
                 asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
@@ -322,7 +320,6 @@ class LateClients:
         return joined
 
     def _waiting(self) -> dict[str, Member]:
-        """Return the clients that are here and lack the model."""
         self.federation.directory.refresh()
         done = self.conductor.folder.distributed.reported(self.trained.fingerprint)
         now = time.monotonic()
@@ -333,7 +330,6 @@ class LateClients:
         }
 
     def _joined(self, roster: Roster, members: list[Member]) -> Roster:
-        """Return the roster with those who took no part in training, as unseen."""
         known = set(roster.names())
         new = [replace(one, seen=False) for one in members if one.name not in known]
         if not new:

@@ -266,8 +266,6 @@ def _is_local(headers: Headers) -> bool:
 
 
 class _Needs(HTTPBearer):
-    """An endpoint's `Caller`, who must have some scopes."""
-
     def __init__(self, *scopes: Scope) -> None:
         told = "Made with `knnper site token add`; what it may is in its scopes."
         super().__init__(scheme_name="token", description=told, auto_error=False)

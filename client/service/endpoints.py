@@ -430,7 +430,6 @@ class Service:
         *,
         changes: bool = False,
     ) -> R:
-        """Return what ``do`` makes of a request's body, in a thread."""
         served = self.current.served()
         async with self.bodies.read(request) as body:
             begun = functools.partial(do, served, body, Budget(self.limits))

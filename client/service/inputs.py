@@ -201,7 +201,6 @@ class Bodies:
 
 
 def _content_type(request: Request) -> tuple[str, str]:
-    """Return the media type and the boundary, empty if there is none."""
     header, message = request.headers.get("content-type", ""), Message()
     message["content-type"] = header
     boundary = message.get_param("boundary", "")
@@ -460,7 +459,6 @@ class Reader:
             raise _unfit(error) from error
 
     def _one(self, given: Any, budget: Budget) -> NDArray[Any]:
-        """Return one input that was sent in JSON, shape (1, ...)."""
         if isinstance(given, Picture):
             try:
                 content = base64.b64decode(given.image, validate=True)
@@ -487,7 +485,6 @@ class Reader:
         return array.astype(self.spec.stored_dtype).reshape(1, *self.spec.image_shape)
 
     def _file(self, media_type: str, content: bytes, budget: Budget) -> NDArray[Any]:
-        """Return the inputs in a file, shape (n, ...)."""
         if media_type == NPY:
             array = from_npy(content, self.sent_shape, self.spec.stored_dtype)
             return array.reshape(-1, *self.spec.image_shape)

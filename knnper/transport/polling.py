@@ -140,8 +140,6 @@ def replies_in_order(
 
 
 class _Window:
-    """Messages that were sent and whose replies were not handed on yet."""
-
     def __init__(self, grid: Grid, at_once: int, patience: Patience) -> None:
         self.sent: deque[str] = deque()
         self._grid = grid
@@ -196,7 +194,6 @@ class _Window:
             yield self._replies.pop(self.sent.popleft())
 
     def _give_up(self) -> None:
-        """Stop waiting for the replies that are due."""
         pace, now = self._patience.pace, time.monotonic()
         if pace is None:
             return

@@ -176,7 +176,6 @@ class Server(uvicorn.Server):
         self._on_ended(visit.address, why)
 
     async def _stay(self, visit: Visit, accepted: socket.socket) -> None:
-        """Serve one connection until it is lost, or this is cancelled."""
         tls, transport, visit.has_begun = self.config.ssl, None, True
         loop = asyncio.get_running_loop()
         try:
@@ -249,7 +248,6 @@ class _Room:
         visit.room = None
 
     def in_excess(self, party: str) -> Visit | None:
-        """Return what must go before ``party`` can have one more."""
         own = self._parties.get(party, {})
         if len(own) >= self._per_party:
             return _least_needed(own)

@@ -46,7 +46,6 @@ _LOG = "the server's log says why; a key that was removed cannot come back"
 
 
 def _authorized(settings: ServerSettings) -> Finding:
-    """Look at the folder of public keys."""
     folder = settings.authorized
     keys, problems = AuthorizedFolder(folder).keys()
     if problems:
@@ -62,7 +61,6 @@ def _authorized(settings: ServerSettings) -> Finding:
 
 
 def _registered(settings: ServerSettings) -> Finding:
-    """Look whether Flower knows those who may connect, and who is online."""
     clients, problems = census(settings)
     if problems:
         return problem("; ".join(problems), "look into the server's log")
@@ -74,7 +72,6 @@ def _registered(settings: ServerSettings) -> Finding:
 
 
 def _roster(settings: ServerSettings) -> Finding:
-    """Look at the file by which runs know who is behind which node."""
     try:
         roster = read_roster(settings.roster_file)
     except RunError as error:
@@ -87,7 +84,6 @@ _CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
 
 
 def _certificate(files: TlsFiles) -> Finding:
-    """Look whether clients accept the certificate."""
     try:
         chain = read_as(
             files.certificate, "certificates in PEM", x509.load_pem_x509_certificates
@@ -108,7 +104,6 @@ def _certificate(files: TlsFiles) -> Finding:
 
 
 def _key(files: TlsFiles) -> Finding:
-    """Look whether the key is readable, secret, and that of the certificate."""
     try:
         exposed = permission_problem(files.key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -131,14 +126,12 @@ _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def _server(settings: ServerSettings) -> Finding:
-    """Look whether the server runs."""
     if not is_running(settings.state):
         return warning("does not run", "start it: knnper fed server SERVER.yaml")
     return fine(f"runs, in {settings.state}")
 
 
 def _processes(settings: ServerSettings) -> Finding:
-    """Look whether all that a running server needs is there."""
     state = settings.state
     found = Note.read(state)
     if found is None:
@@ -164,7 +157,6 @@ def _processes(settings: ServerSettings) -> Finding:
 
 
 def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
-    """Look who has a port."""
     if not is_running(settings.state):
         try:
             listen(address.host, address.port).close()

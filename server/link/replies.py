@@ -61,8 +61,6 @@ Warn = Callable[[str, str, str], None]
 
 @dataclass
 class _Sent:
-    """A message that was sent to a client, and how far its reply is."""
-
     metadata: Metadata
     objects: dict[str, int]  # bytes, once they were fetched
     upload: "_Upload | None" = None
@@ -344,7 +342,6 @@ class Replies:
         raise Refusal(status, told.detail, told.extra, told.code)
 
     async def _excuse(self, sent: _Sent, upload: _Upload, refusal: Refusal) -> None:
-        """Answer with an error instead, in the client's name, and end the upload."""
         if upload.file.closed:
             return
         self._over(sent, upload)
@@ -446,7 +443,6 @@ def _children(tree: ObjectTree) -> Children:
 
 
 def _check_answer(reply: Metadata, asked: Metadata) -> None:
-    """Refuse metadata that are not those of an answer to ``asked``."""
     ends = asked.created_at + asked.ttl + flower.TTL_TOLERANCE_S
     is_in_time = 0 < reply.ttl < math.inf and 0 < reply.created_at < math.inf
     if not is_in_time or reply.created_at + reply.ttl > ends:

@@ -183,7 +183,6 @@ async def keep_certificate(listener: Listener, tls: TlsFiles | None) -> None:
 
 
 def _modified(tls: TlsFiles) -> tuple[int, int] | None:
-    """Return when both files were written; None while one is being replaced."""
     try:
         return tls.certificate.stat().st_mtime_ns, tls.key.stat().st_mtime_ns
     except FileNotFoundError:
@@ -303,7 +302,6 @@ class Supervisor:
 
 @contextlib.contextmanager
 def _sole_user(state: Path) -> Iterator[None]:
-    """Make sure that one server at a time uses the folder ``state``."""
     try:
         lock = FileLock(state / LOCK)
     except LockHeldError as error:
