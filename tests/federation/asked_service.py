@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.federation.running_commands import Running, wait_until
+from tests.processes import Running, wait_until
 
 AT_ONCE = 200
 

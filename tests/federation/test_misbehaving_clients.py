@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.federation.running_commands import wait_until
 from tests.federation.site_tricks import (
     BOAST,
     BOASTED,
@@ -22,6 +21,7 @@ from tests.federation.site_tricks import (
     training,
 )
 from tests.federation.small_federation import SEEN, Federation, Found
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -14,9 +14,9 @@ from knnper.transport.credentials import (
     write_certificate,
     write_node_key,
 )
-from tests.federation.running_commands import Running
 from tests.federation.site_tricks import DISTRIBUTING, TAMPER
 from tests.federation.small_federation import SEEN, Federation, Found
+from tests.processes import Running
 
 pytestmark = pytest.mark.slow
 HONEST, TAMPERED, IMPOSTOR = SEEN

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.federation.running_commands import wait_until
 from tests.federation.separate_networks import Network, why_not
 from tests.federation.site_tricks import HOLD, training
 from tests.federation.small_federation import SEEN, UNSEEN, Example, Federation, Found
+from tests.processes import wait_until
 
 pytestmark = [
     pytest.mark.slow,

@@ -3,7 +3,6 @@
 import pytest
 
 from tests.federation.asked_service import asked, measured
-from tests.federation.running_commands import Running
 from tests.federation.small_federation import (
     SEEN,
     UNSEEN,
@@ -12,6 +11,7 @@ from tests.federation.small_federation import (
     Found,
     Run,
 )
+from tests.processes import Running
 
 pytestmark = pytest.mark.slow
 

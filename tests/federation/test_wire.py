@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from knnper.data.examples import Normalizer
 from knnper.strategies.core.exported_model import GlobalModel, load_model
 from tests.federation.recorded_wire import Recorder, Secret
-from tests.federation.running_commands import wait_until
 from tests.federation.site_tricks import KEEP_MODELS, LEAK
 from tests.federation.small_federation import SEEN, Federation, Found, Run
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 Arrays = dict[str, NDArray[np.generic]]

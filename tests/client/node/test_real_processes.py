@@ -1,9 +1,5 @@
 """A real SuperLink with real clients: what is refused, run, killed and asked."""
 
-import contextlib
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +12,12 @@ from knnper.client.limits import REFUSALS
 from knnper.experiment import to_json
 from tests.apps.site_grid import experiment, make_sites
 from tests.client.node.real_processes import (
-    BIN,
     Link,
-    client,
-    environment,
     link_running,
     new_client,
-    runner_of,
 )
 from tests.client.site.hostile_server import CLIENT, one_by_one
+from tests.processes import BIN, Running, free_port, wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,43 +40,46 @@ def config(link: Link, tmp_path: Path) -> Path:
     return path
 
 
+IN = "in the federation of"
+
+
 def test_life_of_a_client(link: Link, config: Path, tmp_path: Path) -> None:
-    with client(config) as first:
-        first.wait_until_in()
-        with client(config) as second:
+    with link.client(config) as first:
+        first.wait_for(IN)
+        with link.client(config) as second:
             assert second.wait() == 1
-            holder = (
-                f"in use by another `knnper fed client` (process {first.process.pid})"
-            )
+            holder = f"in use by another `knnper fed client` (process {first.pid})"
             assert holder in second.written
         elsewhere = new_client(
             tmp_path / "site-b", link, config.with_name("client.key")
         )
-        with client(elsewhere, "--patience", "0") as third:
+        with link.client(elsewhere, "--patience", "0") as third:
             assert third.wait() == 1
             assert "a node with this key is online" in third.written
-        runner = runner_of(first.process.pid)
-        first.process.kill()
-        first.wait()
+        runner = _runner_of(first)
+        first.kill()
         _wait_until_gone(runner)
-    with client(config) as again:
+    with link.client(config) as again:
         again.wait_for("did not leave in order the last time")
-        again.wait_until_in()
-        runner = runner_of(again.process.pid)
+        again.wait_for(IN)
+        runner = _runner_of(again)
         began = time.monotonic()
-        again.process.send_signal(signal.SIGTERM)
-        assert again.wait() == 0
+        assert again.stop() == 0
         assert time.monotonic() - began < 5  # alone on a machine: less than 1
         _wait_until_gone(runner)
-    with client(config, "--patience", "0") as after_an_orderly_end:
-        after_an_orderly_end.wait_until_in()
+    with link.client(config, "--patience", "0") as after_an_orderly_end:
+        after_an_orderly_end.wait_for(IN)
+
+
+def _runner_of(client: Running) -> int:
+    """Return the process id of a client's runner."""
+    children = Path(f"/proc/{client.pid}/task/{client.pid}/children").read_text()
+    (runner,) = map(int, children.split())
+    return runner
 
 
 def _wait_until_gone(process: int) -> None:
-    end = time.monotonic() + 5
-    while Path(f"/proc/{process}").exists():
-        assert time.monotonic() < end, f"process {process} lives on"
-        time.sleep(0.01)
+    wait_until(lambda: not Path(f"/proc/{process}").exists(), "its end", 5)
 
 
 SERVER = """
@@ -138,8 +134,8 @@ def _run(link: Link, folder: Path, code: str) -> list[tuple[str, float]]:
 def test_the_code_of_a_run_is_not_run_and_a_death_costs_no_minute(
     link: Link, config: Path, tmp_path: Path
 ) -> None:
-    with client(config) as process:
-        process.wait_until_in()
+    with link.client(config) as process:
+        process.wait_for(IN)
         heard = _run(link, tmp_path, CODE_OF_THE_RUN)
     assert [said for said, _ in heard] == [FOUND, KILLED, FOUND]
     assert max(seconds for _, seconds in heard) < 20
@@ -148,8 +144,8 @@ def test_the_code_of_a_run_is_not_run_and_a_death_costs_no_minute(
 def test_the_code_of_a_run_is_run_only_when_allowed(
     link: Link, config: Path, tmp_path: Path
 ) -> None:
-    with client(config, "--allow-app-code") as process:
-        process.wait_until_in()
+    with link.client(config, "--allow-app-code") as process:
+        process.wait_for(IN)
         heard = _run(link, tmp_path, CODE_OF_THE_RUN)
     assert {said for said, _ in heard} == {"the code of the run"}
 
@@ -157,31 +153,15 @@ def test_the_code_of_a_run_is_run_only_when_allowed(
 def test_flowers_own_supernode_plays_the_same_messages(
     link: Link, config: Path, tmp_path: Path
 ) -> None:
-    with _flower_supernode(link, config):
-        heard = _run(link, tmp_path, "from misbehaving_app import app\napp = app\n")
-    assert [heard[0][0], heard[2][0]] == [FOUND, FOUND]
-    assert heard[1][0] == "ClientApp stopped responding."
-
-
-@contextlib.contextmanager
-def _flower_supernode(link: Link, config: Path) -> Iterator[None]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command: list[str | Path] = [BIN / "flower-supernode", "--port", port]
+    command: list[str | Path] = [BIN / "flower-supernode", "--port", str(free_port())]
     command += ["--superlink", link.address, "--root-certificates", link.ca]
     command += ["--auth-supernode-private-key", config.with_name("client.key")]
-    home = config.parent / "flwr"
-    process = subprocess.Popen(
-        command,
-        env=environment(home),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+    home = {"FLWR_HOME": str(config.parent / "flwr")}
+    supernode = link.commands.start("supernode", command, home)
+    heard = _run(link, tmp_path, "from misbehaving_app import app\napp = app\n")
+    supernode.stop()
+    assert [heard[0][0], heard[2][0]] == [FOUND, FOUND]
+    assert heard[1][0] == "ClientApp stopped responding."
 
 
 # Softmax regression with a batch of one and one step: every update is one image.
@@ -257,8 +237,8 @@ def _attacked(
     link.register(config.with_name("client.key"), folder.name)
     asked = folder / "asked.json"
     asked.write_text(to_json(one_by_one()))
-    with client(config, "--app", CLIENT_APP) as process:
-        process.wait_until_in()
+    with link.client(config, "--app", CLIENT_APP) as process:
+        process.wait_for(IN)
         heard: list[object] = link.run(
             folder / "app",
             f'experiment="{asked}"',

@@ -8,7 +8,8 @@ from typing import Any
 
 from knnper.server.link.submission import status
 from knnper.server.link.superlink import CONNECTION
-from tests.server.link.running_server import RunningServer, wait_until
+from tests.processes import wait_until
+from tests.server.link.running_server import RunningServer
 
 _PROJECT = """\
 [project]
@@ -85,7 +86,7 @@ class MessageRun:
         return f"{found.state} {found.outcome}".strip()
 
     def finished(self, patience_s: float = 90.0) -> str:
-        wait_until(lambda: self.state.startswith("finished"), patience_s)
+        wait_until(lambda: self.state.startswith("finished"), timeout_s=patience_s)
         return self.state
 
 

@@ -33,6 +33,7 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from knnper.transport.credentials import new_node_key
+from tests.processes import wait_until
 from tests.server.link.message_run import MessageRun, submitted
 from tests.server.link.peers import (
     PROTOBUF,
@@ -43,8 +44,7 @@ from tests.server.link.peers import (
     peer,
     reply_to,
 )
-from tests.server.link.process_tree import growth
-from tests.server.link.running_server import RunningServer, running_server, wait_until
+from tests.server.link.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.slow
 CHUNK = 5_000_000
@@ -297,7 +297,7 @@ def test_a_reply_without_end_is_refused_and_the_round_goes_on(scene: Scene) -> N
             one.answer()
 
     state = scene.server.settings.state
-    with growth(scene.server.process.pid) as grown, ThreadPoolExecutor(3) as pool:
+    with scene.server.growth() as grown, ThreadPoolExecutor(3) as pool:
         pushing = pool.submit(push)
         answering = [pool.submit(answer, one) for one in (good, other)]
         pushing.result()
@@ -317,7 +317,7 @@ def test_a_reply_without_end_is_refused_and_the_round_goes_on(scene: Scene) -> N
     refused = [one for one in run.replies if one["error"]]
     assert [(one["round"], one["from"]) for one in refused] == [(0, evil.node_id)]
     files = [state / f"superlink.db{end}" for end in ("", "-wal")]
-    wait_until(lambda: sum(file.stat().st_size for file in files) < 20e6, 30)
+    wait_until(lambda: sum(file.stat().st_size for file in files) < 20e6, timeout_s=30)
 
 
 def _content(number: int) -> bytes:
@@ -331,7 +331,7 @@ def _piece(number: int) -> tuple[str, int]:
 def test_large_bodies_of_a_client_take_turns(scene: Scene) -> None:
     evil = scene.evil
     content = deflated("ArrayChunk", bytes(15_000_000))
-    with growth(scene.server.process.pid) as grown, ThreadPoolExecutor(40) as pool:
+    with scene.server.growth() as grown, ThreadPoolExecutor(40) as pool:
         for _ in range(40):
             pool.submit(evil.push, 1, "", "ab" * 32, content)
     assert grown[0] < 2 * MOST_MB

@@ -19,7 +19,6 @@ from flwr.proto.node_pb2 import Node
 
 from knnper.transport.credentials import new_node_key, read_node_key
 from tests.server.link.peers import FLEET, PROTOBUF, Peer, connected, head, peer, signed
-from tests.server.link.process_tree import growth
 from tests.server.link.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.slow
@@ -85,7 +84,7 @@ def test_bodies_of_strangers_take_no_memory(
     if who == "forger":  # a registered key, which is no secret, without its signature
         headers = {**signed(key(server, "site-b")), "flwr-signature": "AAAA"}
     start = head(f"{FLEET}push-object", BODY, headers)
-    with growth(server.process.pid) as grown:
+    with server.growth() as grown:
         at_once(
             [
                 partial(_push, connected(server.gateway, ca(server)), start)
@@ -117,7 +116,7 @@ def test_headers_and_requests_without_end_take_no_memory(
                     connection.sendall(more())
                     sent.append(1)
 
-        with growth(server.process.pid) as grown:
+        with server.growth() as grown:
             at_once([send] * 10)
         assert grown[0] < MOST_MB
     is_well(server, honest)
@@ -170,7 +169,7 @@ def test_crafted_bodies_of_strangers_are_not_parsed(
     who: str, server: RunningServer, honest: Peer
 ) -> None:
     headers = PROTOBUF if who == "stranger" else signed(new_node_key())
-    with growth(server.process.pid) as grown:
+    with server.growth() as grown:
         for case, (path, body) in crafted(honest.node_id).items():
             with connected(server.gateway, ca(server)) as connection:
                 start = head(f"{FLEET}{path}", len(body), headers)
@@ -185,7 +184,7 @@ def test_crafted_bodies_of_strangers_are_not_parsed(
 def test_crafted_bodies_of_clients_are_refused(
     server: RunningServer, honest: Peer
 ) -> None:
-    with growth(server.process.pid) as grown:
+    with server.growth() as grown:
         post_all(honest, crafted(honest.node_id))
     assert grown[0] < MOST_MB
     is_well(server, honest)

@@ -35,6 +35,7 @@ from google.protobuf.message import Message
 from knnper.server.link.authorized import Registered
 from knnper.transport.credentials import fingerprint, new_node_key
 from knnper.transport.diagnosis import own_versions, told_versions
+from tests.processes import wait_until
 from tests.server.link.gateway_stage import (
     KEY,
     LARGEST,
@@ -44,7 +45,6 @@ from tests.server.link.gateway_stage import (
     gateway_stage,
 )
 from tests.server.link.peers import PROTOBUF, Peer, head, reason, signed
-from tests.server.link.running_server import wait_until
 
 PULL = "/v1/fleet/pull-messages"
 ACTIVATE = "/v1/fleet/activate-node"

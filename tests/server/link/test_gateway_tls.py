@@ -1,7 +1,7 @@
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
@@ -16,14 +16,14 @@ from knnper.transport.credentials import (
     new_authority,
     write_certificate,
 )
-from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
+from tests.processes import LOCALHOST, wait_until
+from tests.server.link.gateway_stage import KEY, NODE, Stage, gateway_stage
 from tests.server.link.peers import Peer
-from tests.server.link.running_server import wait_until
 
 AUTHORITY = new_authority("test authority")
 
 
-def files(folder: Path, hosts: tuple[str, ...] = (HOST,), days: int = 9) -> TlsFiles:
+def files(folder: Path, hosts: Sequence[str] = (LOCALHOST,), days: int = 9) -> TlsFiles:
     tls = TlsFiles(folder / "ca.crt", folder / "server.crt", folder / "server.key")
     for file in (tls.ca, tls.certificate, tls.key):
         file.unlink(missing_ok=True)
@@ -144,7 +144,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None
 def _refuses_half(stage: Stage, tls: TlsFiles) -> None:
     """See that a certificate without its key changes nothing."""
     tls.certificate.unlink()
-    other = issue_server_certificate(AUTHORITY, (HOST,))
+    other = issue_server_certificate(AUTHORITY, (LOCALHOST,))
     write_certificate(tls.certificate, other.certificate)
     with pytest.raises(OSError, match="KEY_VALUES_MISMATCH"):
         stage.listener.renew()
