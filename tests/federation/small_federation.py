@@ -15,14 +15,7 @@ import numpy as np
 import yaml
 
 from tests.federation.site_tricks import APP, Tricks
-from tests.processes import (
-    KNNPER,
-    LOCALHOST,
-    Commands,
-    Running,
-    free_ports,
-    wait_until,
-)
+from tests.processes import KNNPER, LOCALHOST, Commands, Running, free_ports, wait_until
 
 SEEN = ("0000", "0001", "0003")
 UNSEEN = "0002"

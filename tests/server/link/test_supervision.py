@@ -13,9 +13,13 @@ import pytest
 from knnper.server.link.doctor import server_checks
 from knnper.transport.diagnosis import Finding, Verdict, examine
 from tests.processes import wait_until
-from tests.server.link.message_run import MessageRun, submitted
 from tests.server.link.peers import Peer, peer
-from tests.server.link.running_server import RunningServer, running_server
+from tests.server.link.running_server import (
+    MessageRun,
+    RunningServer,
+    running_server,
+    submitted,
+)
 
 pytestmark = pytest.mark.slow
 LEFT = ("message_ins", "message_res", "objects", "run_objects", "object_push_sessions")
