@@ -26,8 +26,8 @@ from knnper.simulation.flower_engine import (
     VirtualNode,
     carrier_folder,
     in_turn,
-    play,
     requests_at_once,
+    run_nodes,
     wait_for_nodes,
 )
 from knnper.simulation.partition.split import ClientPart, Partition, client_names
@@ -166,7 +166,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
             )
             return lead(bench, federation)
 
-        return play(client_app, num_nodes, run, start)
+        return run_nodes(client_app, num_nodes, run, start)
 
 
 def _echo(

@@ -87,18 +87,10 @@ _TORCH_TYPES: Mapping[InputType, torch.dtype] = {
 
 @dataclass(frozen=True)
 class InputLayout:
-    """How one raw input is laid out.
+    """How one raw input is laid out."""
 
-    Attributes
-    ----------
-    shape
-        Of one input, as in (32, 32, 3) of an image.
-    dtype
-        A name of `InputType`.
-    """
-
-    shape: tuple[int, ...]
-    dtype: InputType = "uint8"
+    shape: tuple[int, ...]  # of one input, as in (32, 32, 3) of an image
+    dtype: InputType = "uint8"  # a name of `InputType`
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -108,22 +100,13 @@ class InputLayout:
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """What a store is made for; fixed when it is created.
+    """What a store is made for; fixed when it is created."""
 
-    Attributes
-    ----------
-    num_classes
-        c, the number of labels.
-    input
-        Layout of a raw input; None keeps no inputs, and such a store cannot be
-        embedded anew by another model.
-    class_names
-        One for each label, or none.
-    """
-
-    num_classes: int
+    num_classes: int  # c, the number of labels
+    # layout of a raw input; None keeps no inputs, and such a store cannot be embedded
+    # anew by another model
     input: InputLayout | None = None
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()  # one for each label, or none
 
     @property
     def input_bytes(self) -> int:
@@ -135,27 +118,16 @@ class StoreSpec:
 
 @dataclass(frozen=True)
 class NewExamples:
-    """Examples that arrive, in order.
+    """Examples that arrive, in order."""
 
-    Attributes
-    ----------
-    embeddings
-        φ(x), float32 of shape (n, p).
-    labels
-        int64, shape (n,), in [0, c).
-    inputs
-        x as the store's `InputLayout` says, shape (n, ...); None where it keeps none.
-    external_ids
-        The names that the owner of the data uses, unique in the store; None for an
-        example, or for all, that has none.
-    arrivals
-        Seconds since 1970 (UTC), float64 of shape (n,); None is now.
-    """
-
-    embeddings: Tensor
-    labels: Tensor
+    embeddings: Tensor  # φ(x), float32 of shape (n, p)
+    labels: Tensor  # int64, shape (n,), in [0, c)
+    # x as the store's `InputLayout` says, shape (n, ...); None where it keeps none
     inputs: Tensor | None = None
+    # the names that the owner of the data uses, unique in the store; None for an
+    # example, or for all, that has none
     external_ids: tuple[str | None, ...] | None = None
+    # seconds since 1970 (UTC), float64 of shape (n,); None is now
     arrivals: Tensor | None = None
 
     def __len__(self) -> int:
@@ -164,38 +136,26 @@ class NewExamples:
 
 @dataclass(frozen=True)
 class Selection:
-    """Stored examples that all of these describe; nothing given describes all.
+    """Stored examples that all of these describe; nothing given describes all."""
 
-    Attributes
-    ----------
-    ids, external_ids, labels
-        One of these; None leaves it open.
-    arrived_from, arrived_before
-        Seconds since 1970 (UTC): arrival in [from, before); None leaves an end open.
-    """
-
+    # ids, external_ids, labels: one of these; None leaves it open
     ids: tuple[int, ...] | None = None
     external_ids: tuple[str, ...] | None = None
     labels: tuple[int, ...] | None = None
+    # arrived_from, arrived_before: seconds since 1970 (UTC): arrival in [from, before);
+    # None leaves an end open
     arrived_from: float | None = None
     arrived_before: float | None = None
 
 
 @dataclass(frozen=True)
 class Added:
-    """What became of a batch.
+    """What became of a batch."""
 
-    Attributes
-    ----------
-    ids
-        The id of each example of the batch, int64 of shape (n,); -1 where the policy
-        did not keep it.
-    evicted
-        Ids that made room, int64.
-    """
-
+    # the id of each example of the batch, int64 of shape (n,); -1 where the policy did
+    # not keep it
     ids: Ids
-    evicted: Ids
+    evicted: Ids  # ids that made room, int64
 
 
 SHOWN = 10
@@ -223,14 +183,9 @@ class StoreMismatchError(StoreError):
 
 
 class StoreDamagedError(StoreError):
-    """The store's files are not what was written.
+    """The store's files are not what was written."""
 
-    Attributes
-    ----------
-    found
-        What is wrong, without how to mend it; empty where the text alone says it.
-    """
-
+    # what is wrong, without how to mend it; empty where the text alone says it
     found: str = ""
 
 
@@ -264,21 +219,12 @@ def to_delete(folder: Path, ids: Sequence[object]) -> str:
 
 @dataclass(frozen=True)
 class Neighbors:
-    """The nearest stored examples of m queries, nearest first; k' = min(k, n).
+    """The nearest stored examples of m queries, nearest first; k' = min(k, n)."""
 
-    Attributes
-    ----------
-    squared_distances
-        Squared Euclidean distances, float64 of shape (m, k').
-    labels
-        int64, shape (m, k').
-    ids
-        In the store, int64 of shape (m, k'). Of two examples at the same distance the
-        one with the smaller id comes first.
-    """
-
-    squared_distances: Tensor
-    labels: Tensor
+    squared_distances: Tensor  # squared Euclidean distances, float64 of shape (m, k')
+    labels: Tensor  # int64, shape (m, k')
+    # In the store, int64 of shape (m, k'). Of two examples at the same distance the one
+    # with the smaller id comes first.
     ids: Tensor
 
 

@@ -139,7 +139,7 @@ _MOST_WORKERS = 1024
 _RAY_TOO_SLOW = "timed out during startup"
 
 
-def play(
+def run_nodes(
     client_app: ClientApp,
     num_nodes: int,
     run: RunSettings,
@@ -405,7 +405,7 @@ def run_on_flower(
         def lead(grid: Grid, stop: threading.Event) -> T:
             return body(flower_federation(grid, bench, run_folder, folder, stop))
 
-        return play(client_app, num_nodes, run, lead)
+        return run_nodes(client_app, num_nodes, run, lead)
 
 
 def carrier_folder(run: RunSettings) -> AbstractContextManager[Path | None]:

@@ -199,11 +199,7 @@ class Agnostic(FedAvg):
 def _ascended(
     state: AgnosticState, loss_sums: Tensor, counts: Tensor, rate: float
 ) -> AgnosticState:
-    """Return the state after the step on λ, with p as in its ``examples``.
-
-    ``state``: λ before the step, the rest after it. ``loss_sums``, ``counts``: Of the
-    round's examples of each domain, float64 (num_groups, num_kinds). ``rate``: γ_λ.
-    """
+    """Return the state after the step on λ, with p as in its ``examples``."""
     groups = torch.tensor(list(state.group_of.values()))
     totals = torch.zeros_like(counts).index_add_(0, groups, state.examples.double())
     known, present = totals > 0, counts > 0
@@ -225,10 +221,7 @@ def _ascended(
 def groups_of(
     clients: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, int]:
-    """Return the number of the group of each client: a named one or its own.
-
-    Raises ConfigError if a named group has none of the clients.
-    """
+    """Return the number of the group of each client: a named one or its own."""
     empty = [name for name, members in groups.items() if not {*members} & {*clients}]
     if empty:
         message = (
@@ -245,11 +238,7 @@ def groups_of(
 def shares_and_losses(
     task: Task, weights: Tensor, examples: Examples, kinds: Tensor, num_kinds: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the share of each kind of example, and its mean loss; 0 without any.
-
-    ``weights``: Shape (num_weights,). ``kinds``: Of each example, int64 of shape (n,),
-    below ``num_kinds``.
-    """
+    """Return the share of each kind of example, and its mean loss; 0 without any."""
     losses = task.losses(weights, examples)
     counts = torch.bincount(kinds, minlength=num_kinds)
     sums = torch.zeros(num_kinds).index_add_(0, kinds, losses)
@@ -271,9 +260,6 @@ def project_to_simplex(point: Tensor) -> Tensor:
 
     Duchi, Shalev-Shwartz, Singer, Chandra, "Efficient Projections onto the l1-Ball for
     Learning in High Dimensions", ICML 2008, Figure 1.
-
-    ``point``: float64 of shape (n,), n of at least 1. Returns float64 of shape (n,),
-    not negative, summing to 1.
     """
     # The same for any shift of all coordinates: large ones would swallow the 1.
     shifted = point - point.max()

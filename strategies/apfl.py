@@ -194,8 +194,5 @@ class Apfl(Method):
 
 
 def mixed(shared: Tensor, own: Tensor, mixing_weight: float) -> Tensor:
-    """Return v̄ = α v + (1 - α) w: exactly w for α = 0, v for α = 1, w if they agree.
-
-    ``shared``, ``own``: w and v, of the same shape. ``mixing_weight``: α.
-    """
+    """Return v̄ = α v + (1 - α) w: exactly w for α = 0, v for α = 1, w if they agree."""
     return torch.lerp(shared, own, mixing_weight)

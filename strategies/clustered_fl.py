@@ -166,8 +166,6 @@ def cosines(vectors: Tensor) -> Tensor:
 
     Those of parallel vectors are 1 but for the rounding of float64. With a vector of 0
     they are 0.
-
-    ``vectors``: float32, shape (n, d).
     """
     products = torch.zeros(len(vectors), len(vectors), dtype=torch.float64)
     for part in torch.split(vectors, _SLICE, dim=1):
@@ -188,9 +186,6 @@ def bipartition(similarities: Tensor) -> tuple[Sequence[int], Sequence[int], flo
     and the order is cut where that similarity was smallest. Whatever two parts are
     made, growing crosses from one to the other in some step, by their largest cross
     similarity at most; the cut has the smallest of all steps, so none is better.
-
-    ``similarities``: α, symmetric, shape (n, n) with n of at least 2. Raises
-    ValueError: if there are fewer than two members.
     """
     num_members = len(similarities)
     if num_members < 2:

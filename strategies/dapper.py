@@ -229,10 +229,7 @@ def with_field(record_type: type[Record], base: Record, **new: Any) -> Record:
 
 
 def draw_sample(task: Task, most: int, rng: RandomKey) -> Sample:
-    """Return ``most`` of the server's examples at random, all if there are fewer.
-
-    Raises RunError if it has none.
-    """
+    """Return ``most`` of the server's examples at random, all if there are fewer."""
     proxy = no_examples(task.spec) if task.proxy is None else task.proxy()
     if len(proxy) == 0:
         raise RunError(

@@ -104,8 +104,6 @@ def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
 
     All distances are asked of FAISS, and sorted again: among equally distant clients
     those of the first rows come first, which FAISS does not promise.
-
-    ``representation``: z, shape (p,); compared by the Euclidean distance.
     """
     use_one_thread()
     index = faiss.IndexFlatL2(len(representation))
@@ -118,10 +116,7 @@ def nearest(memory: Memory, representation: Tensor, count: int) -> Memory:
 
 
 def attend(attention: Attention, representation: Tensor, neighbors: Memory) -> Tensor:
-    """Return W_V M softmax((W_K Z)ᵀ W_Q z / √d_k), shape (d_v,).
-
-    ``representation``: z, shape (p,), of the client that asks.
-    """
+    """Return W_V M softmax((W_K Z)ᵀ W_Q z / √d_k), shape (d_v,)."""
     query = attention.query @ representation
     keys = neighbors.representations @ attention.key.T
     shares = torch.softmax(keys @ query / math.sqrt(len(query)), dim=0)
@@ -131,10 +126,7 @@ def attend(attention: Attention, representation: Tensor, neighbors: Memory) -> T
 def gradients(
     attention: Attention, representation: Tensor, neighbors: Memory, trained: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return (∂M̃/∂W)ᵀ ΔM̃ of W_Q, W_K and W_V, with ΔM̃ = M̃ - ``trained``.
-
-    ``trained``: What local training made of M̃, shape (d_v,).
-    """
+    """Return (∂M̃/∂W)ᵀ ΔM̃ of W_Q, W_K and W_V, with ΔM̃ = M̃ - ``trained``."""
     matrices = (attention.query, attention.key, attention.value)
     leaves = [matrix.detach().requires_grad_() for matrix in matrices]
     made = attend(Attention(*leaves), representation, neighbors)

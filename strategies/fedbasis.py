@@ -84,11 +84,7 @@ class Blocks:
         return sums
 
     def combine(self, models: Tensor, shares: Tensor) -> Tensor:
-        """Return θ = Σ_k a_k v_k, shape (num_weights,).
-
-        ``models``: v_k, shape (k, num_weights). ``shares``: a_k of each block, shape
-        (k, B).
-        """
+        """Return θ = Σ_k a_k v_k of v (k, num_weights) and a of each block (k, B)."""
         return (self.spread(shares) * models).sum(dim=0)
 
     def of_parameters(self, model: FlatModel) -> "Blocks":
@@ -163,9 +159,8 @@ def bases_after(
     and s, the same for all, sums up the g. So θ = ρ θ(0) + c s with c = Σ_k a_k²:
     training θ alone, its gradient times c, gives s and with it all bases.
 
-    ``bases``: v_k(0), shape (k, num_parameters). ``shares``: a_k of each parameter,
-    shape (k, num_parameters). ``combined``, ``trained``: θ before and after, shape
-    (num_parameters,). ``kept``: ρ, see `kept_by_decay`.
+    ``bases``, ``shares``: v_k(0) and a_k, (k, num_parameters). ``combined``,
+    ``trained``: θ before and after. ``kept``: ρ.
     """
     total = (trained - kept * combined) / shares.square().sum(dim=0)
     return kept * bases + shares * total
@@ -222,12 +217,9 @@ def mean_models(updates: Iterable[BasesUpdate]) -> tuple[Tensor, ...]:
 def clustered(
     updates: Sequence[BasesUpdate], center: Tensor, count: int, rng: RandomKey
 ) -> tuple[Tensor, ...]:
-    """Return the means of the updates' models in ``count`` clusters.
-
-    ``center``: Any point amid the models' parameters, shape (num_parameters,):
-    differences from it are small, and so more exact. Buffers are not compared.
-    """
+    """Return the means of the updates' models in ``count`` clusters."""
     first = slice(0, len(center))
+    # Differences from a point amid the models are small, and so more exact.
     moved = torch.stack([update.models[0][first] - center for update in updates])
     found = clusters(moved, count, rng).tolist()
     groups = [
@@ -238,11 +230,7 @@ def clustered(
 
 
 class Combination:
-    """A client's ψ, and what it makes of bases; uniform at first.
-
-    ``models``: The major basis v' if there is one, then v_1 ... v_K, shape (k,
-    num_weights), on the model's device. ``learning_rate``: Of ψ.
-    """
+    """A client's ψ, and what it makes of models: v' if there is one, v_1 ... v_K."""
 
     def __init__(
         self, models: Tensor, blocks: Blocks, has_major: bool, learning_rate: float
@@ -267,10 +255,7 @@ class Combination:
         return self.blocks.combine(self.models, self.shares(temperature))
 
     def describe(self, free: Tensor | None) -> dict[str, float]:
-        """Return each basis's α, the mean over the blocks that are combined.
-
-        ``free``: Which weights are not, bool of shape (num_weights,); None is none.
-        """
+        """Return each basis's mean α over the blocks that are not ``free``."""
         alpha = self.alpha().cpu()
         if free is not None:
             of_combined = self.blocks.of_weight[~free.to(self.models.device)]
@@ -280,11 +265,7 @@ class Combination:
         return {f"combination_{number}": mean for number, mean in enumerate(means)}
 
     def step(self, products: Tensor) -> None:
-        """Let ψ make a step of SGD.
-
-        ``products``: v_k · ∇L(θ) over each block, shape (k, B): the gradient of the
-        shares (Eq. 8).
-        """
+        """Let ψ make a step of SGD, by v_k · ∇L(θ) over each block (Eq. 8), (k, B)."""
         psi = self._psi.clone().requires_grad_()
         shares = self._with_major(torch.softmax(psi, dim=0))
         (gradient,) = torch.autograd.grad(shares, psi, products)
@@ -305,11 +286,7 @@ def learn_combination(
     num_epochs: int,
     free: Tensor | None = None,
 ) -> LocalResult:
-    """Train ψ with the bases frozen; return the combined model after it.
-
-    ``free``: Which weights are trained themselves instead of being combined, bool of
-    shape (num_weights,); they start from their combination. None is none.
-    """
+    """Train ψ, and ``free`` weights themselves, with the bases frozen; return θ."""
     num_parameters = task.model.num_parameters
     blocks = combination.blocks.of_parameters(task.model)
     bases = combination.models[:, :num_parameters]
@@ -342,8 +319,6 @@ def train_bases(
     """Train all bases with α† frozen; return them, shape (k, num_weights).
 
     Only θ is trained, from which the bases follow: see `bases_after`.
-
-    ``combination``: The bases before, and α. ``temperature``: τ of α†.
     """
     num_parameters = task.model.num_parameters
     shares = combination.blocks.spread(combination.shares(temperature))
@@ -590,9 +565,6 @@ def clusters(points: Tensor, count: int, rng: RandomKey) -> Tensor:
 
     Lloyd's iterations. The first centre is drawn, each further one is the point that
     is farthest from those before it.
-
-    ``points``: Shape (n, d). Raises ValueError if there are fewer points than
-    clusters.
     """
     if len(points) < count:
         raise ValueError(f"expected at least {count} points, found {len(points)}")

@@ -185,10 +185,7 @@ def example_losses(
 
 
 def responsibilities(losses: Tensor, mixture_weights: Tensor) -> Tensor:
-    """Return q_i(m) ∝ π_m exp(-loss(h_m(x_i), y_i)), shape (n, M): the E-step.
-
-    ``losses``: Shape (n, M). ``mixture_weights``: π, shape (M,).
-    """
+    """Return q_i(m) ∝ π_m exp(-loss(h_m(x_i), y_i)), (n, M), of π (M,): the E-step."""
     # In logarithms: exp(-loss) of a badly fitting component underflows.
     return torch.softmax(mixture_weights.log() - losses, dim=1)
 

@@ -77,8 +77,6 @@ def left_out_evidence(
     """Return the evidence of stored examples, by leave-one-out.
 
     Each is looked up among all others, and the class prior comes from all others.
-
-    ``positions``: Of the examples among the stored ones, by id, int64 of shape (m,).
     """
     contents = store.contents()
     ids = contents.ids[positions.numpy()]
@@ -227,10 +225,7 @@ def fill_and_tune(
     head: Apply,
     settings: KnnSettings,
 ) -> Tuned:
-    """Fill an empty store of any kind with a client's data, and choose λ, k and σ.
-
-    ``head``: From representations (n, p) to the global model's probabilities (n, c).
-    """
+    """Fill an empty store of any kind with a client's data, and choose λ, k and σ."""
     kind = settings.evidence_of(len(train), len(validation))
     most_neighbors = max(settings.candidates().num_neighbors)
     prior = settings.class_prior
@@ -314,9 +309,6 @@ def knn_predictor(
     see `TuningSettings`. The store that is served holds both splits, as the paper
     retrains on both (section 5).
     Where ``base`` was trained on both too, the choice is made with what it was before.
-
-    ``base``: Gives φ and the distribution of the global model, or of any other.
-    ``settings``: k, kernel, σ, the grid of λ, how to choose, and the store.
     """
 
     def embedded(by: EmbeddingPredictor) -> tuple[Store, NewExamples, NewExamples]:

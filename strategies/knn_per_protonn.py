@@ -80,9 +80,6 @@ def compress(
     λ is chosen on the validation split with prototypes of the training split; those
     that are served are fitted to both, as kNN-Per's store holds both. A client that
     lacks one of them takes 0, or the λ that is fixed.
-
-    ``base``: Gives φ and the distribution of the global model, or of any other.
-    ``settings``: The prototypes, and how λ is chosen.
     """
     fit = functools.partial(
         fit_protonn,

@@ -163,10 +163,7 @@ class Bulyan(Krum):
 
 
 def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
-    """Return the positions of n clients by their score, of equals the first first.
-
-    ``distances``: Squared, shape (n, n).
-    """
+    """Return the positions of n clients by their score, of equals the first first."""
     num_closest = max(1, len(distances) - num_malicious - 2)
     # The closest is the client itself.
     closest = np.sort(distances, axis=1)[:, 1 : num_closest + 1]

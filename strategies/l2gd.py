@@ -117,10 +117,7 @@ def coins(seed: int, server_round: int, probability: float) -> Iterator[bool]:
 
 
 def coin_step(mean: Tensor, heads: Iterator[bool], settings: L2GDSettings) -> LocalStep:
-    """Return one iteration of Algorithm 1 as a local step.
-
-    ``mean``: x̄, shape (num_parameters,), on the model's device. ``settings``: λ and p.
-    """
+    """Return one iteration of Algorithm 1 as a local step."""
     probability = settings.aggregation_probability
 
     def step(model: LocalModel) -> Tensor:

@@ -246,8 +246,6 @@ def best_pair(
     On the validation split; without one on the training split. Of equals the first;
     without training data the central model alone, whatever the pairs are.
     Mansour et al. 2020, Eq. 11.
-
-    ``central``: h_c, shape (num_weights,).
     """
     if len(data.train) == 0:
         return Pair(0.0, central)
@@ -271,8 +269,6 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
     """Return -log(s h(x)[y] + (1 - s) h'(x)[y]) as an objective for h.
 
     Where the model makes several predictions for an example, their mean.
-
-    ``fixed``: Weights of h', shape (num_weights,); it is in evaluation mode.
     """
     if share == 1.0:
         return cross_entropy

@@ -150,10 +150,7 @@ def meta_step(settings: PerFedAvgSettings) -> LocalStep:
 def hessian_product(
     model: LocalModel, batch: Batch, vector: Tensor, finite_difference: float
 ) -> Tensor:
-    """Return ∇²f(w; D'') v by central differences, shape (num_parameters,).
-
-    ``vector``: v, shape (num_parameters,). ``finite_difference``: δ.
-    """
+    """Return ∇²f(w; D'') v by central differences, shape (num_parameters,)."""
     moved = finite_difference * vector
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     # Both passes drop the same units: another draw would swamp the difference.

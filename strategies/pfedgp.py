@@ -86,8 +86,6 @@ def class_tree(embeddings: Tensor, labels: Tensor) -> ClassTree:
     GP-Tree, section 4.1: 2-means of the class means, top down. Departure: it starts
     from the two means that are farthest apart, where the paper draws two at random: the
     same data give the same tree.
-
-    ``embeddings``, ``labels``: Shapes (n, p) and (n,).
     """
     means = {
         label: embeddings[labels == label].double().mean(dim=0)
@@ -184,13 +182,10 @@ class Posterior:
     variance: Tensor
 
     def elsewhere(self, covariance: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of f, shape (m,) each, at m other points.
+        """Return mean and variance of f, (m,), of covariance (n, m) and prior (m,).
 
         Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
         Eq. 3.21 and 3.24, with the observations Ω⁻¹κ of precision Ω.
-
-        ``covariance``: Between the examples and the points, shape (n, m). ``prior``:
-        Variance of f at the points, shape (m,).
         """
         coefficients = self.signs / 2 - self.precision * self.mean  # K⁻¹ Σκ
         explained = _whitened(self.factor, self.precision, covariance)
@@ -207,12 +202,9 @@ class Posterior:
 
 
 def posterior(covariance: Tensor, signs: Tensor, num_iterations: int) -> Posterior:
-    """Return the mean-field posterior.
+    """Return the mean-field posterior of K (..., n, n) and y, ±1 or 0, (..., n).
 
     Gradients flow through the covariance, with ω as constants.
-
-    ``covariance``: K, float64 of shape (..., n, n). ``signs``: y, ±1 or 0, float64 of
-    shape (..., n).
     """
     with torch.no_grad():
         precision = signs.abs() / 4
@@ -324,8 +316,6 @@ def fit_classifier(
     """Return the classifier that has learnt from n examples.
 
     O(n³) at the root, and less in every node below it, where fewer examples are.
-
-    ``embeddings``, ``labels``: Shapes (n, p) and (n,); there may be none.
     """
 
     def fitted(split: Split) -> Node:
@@ -368,9 +358,6 @@ def predictive_losses(
     Each branch is predicted from the other examples below the same node. The nodes of
     a level have no example in common, so they are one Gaussian process whose
     covariance is zero between them, and all levels are solved at once.
-
-    ``covariance``: Between the examples, float64 of shape (n, n). ``labels``: int64,
-    shape (n,).
     """
     signs, nodes = levels.signs[:, labels], levels.nodes[:, labels]
     same_node = nodes[:, :, None] == nodes[:, None, :]

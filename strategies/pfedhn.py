@@ -59,10 +59,7 @@ class Hypernetwork(Record):
 def new_hypernetwork(
     hidden_sizes: Sequence[int], parameters: Tensor, rng: RandomKey
 ) -> Hypernetwork:
-    """Return φ that generates models close to ``parameters``.
-
-    ``parameters``: Bias of the last layer, shape (num_parameters,).
-    """
+    """Return φ that generates models close to ``parameters``."""
     with rng.torch():
         hidden = [_new_layer(i, o) for i, o in itertools.pairwise(hidden_sizes)]
         last = _new_layer(hidden_sizes[-1], len(parameters))

@@ -42,11 +42,7 @@ from knnper.experiment import (
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, mean_in_parts
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.records import (
-    ModelPayload,
-    ModelState,
-    ModelUpdate,
-)
+from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.core.task import ModelPredictor
 from knnper.strategies.core.training import (
     LocalModel,

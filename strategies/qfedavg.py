@@ -138,10 +138,7 @@ def mean_loss(task: Task, weights: Tensor, examples: Examples) -> Tensor:
 def fair_terms(
     parameters: Tensor, trained: Tensor, *, q: float, lipschitz: float, loss: float
 ) -> tuple[Tensor, float]:
-    """Return Δ_k, float64 of shape (d,), and h_k of one client.
-
-    ``parameters``, ``trained``: w and w̄_k, each of shape (d,).
-    """
+    """Return Δ_k, float64 of shape (d,), and h_k of one client."""
     gradient = lipschitz * (parameters.double() - trained.double())
     positive = torch.tensor(loss, dtype=torch.float64) + 1e-10
     power = positive**q

@@ -30,11 +30,7 @@ class RunningMean:
         self._total = 0.0
 
     def add(self, tensor: Tensor, weight: float) -> None:
-        """Add ``tensor`` with ``weight``, which must be positive.
-
-        Raises ValueError if the weight is not positive or the shape is not that of the
-        others.
-        """
+        """Add ``tensor`` with ``weight``, which must be positive."""
         if not weight > 0:
             raise ValueError(f"expected a positive weight, found {weight}")
         if self._sum is None:

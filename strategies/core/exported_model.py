@@ -209,11 +209,7 @@ class GlobalModel:
 def global_model(
     experiment: Experiment, task: Task, learned: SiteTask, weights: Tensor
 ) -> GlobalModel:
-    """Return the model that a run of ``experiment`` ended with.
-
-    ``weights``: w, shape (num_weights,): of the server's last state, or of the payload
-    that a client is handed.
-    """
+    """Return the model that a run of ``experiment`` ended with."""
     card = card_of(experiment, learned)
     return GlobalModel(card, task, weights, fingerprint_of(card, weights))
 
@@ -279,8 +275,6 @@ def save_model(folder: Path, model: GlobalModel) -> None:
     """Write ``model`` to ``folder``: complete on disk, or not there, at any time.
 
     Where the very same model is there already, nothing is done.
-
-    Raises ModelError if the folder holds something else.
     """
     if folder.exists():
         if not is_model_folder(folder):

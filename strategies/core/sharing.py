@@ -46,11 +46,8 @@ class PartlyShared(Method):
     """The method whose clients train both parts together and share one.
 
     With all of them shared it is FedAvg. A client with a personal part is served that
-    of its last round, which never trained on its validation split.
-
-    ``shared``: Which weights are shared, bool of shape (num_weights,).
-    ``unseen_epochs``: Passes over both splits in which a client without a personal part
-    trains one at the model distribution.
+    of its last round, which never trained on its validation split. ``shared`` is a
+    mask, bool of shape (num_weights,).
     """
 
     update_type = SharedUpdate
@@ -163,10 +160,7 @@ def first_layers(model: FlatModel, num_layers: int) -> Tensor:
 
 
 def layers_left(model: FlatModel, num_taken: int, setting: str) -> int:
-    """Return how many layers a model has beside so many of them.
-
-    Raises ConfigError if none is left to be shared.
-    """
+    """Return how many layers a model has beside so many of them."""
     num_layers = max(_layer_numbers(model).values())
     if num_taken >= num_layers:
         message = (

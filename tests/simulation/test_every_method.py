@@ -16,7 +16,7 @@ from knnper.server.run_folder import RunFolder, asides
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import AS_IT_IS
-from tests.simulation.knnper_process import simulate as play
+from tests.simulation.knnper_process import simulate as run_command
 
 NUM_ROUNDS = 6
 LEFT_AFTER = 3
@@ -138,6 +138,8 @@ def test_both_engines_end_with_the_same_bits(tmp_path: Path, method: str) -> Non
     for workers, carrier in (("1", "message"), ("2", "shared_memory")):
         folder = tmp_path / f"flower-{workers}"
         engine = ("--engine", "flower", "--workers", workers)
-        play(path, *engine, "--set", f"run.carrier={carrier}", "--output", folder)
+        run_command(
+            path, *engine, "--set", f"run.carrier={carrier}", "--output", folder
+        )
         found = outcome(RunFolder.open(folder))
         assert found == expected, f"{workers} workers, {carrier}: differs"

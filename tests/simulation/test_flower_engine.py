@@ -13,10 +13,10 @@ from knnper.experiment import RunSettings
 from knnper.simulation.flower_engine import (
     SESSION_FILE,
     carrier_folder,
-    play,
     requests_at_once,
     require_cluster,
     require_same_folder,
+    run_nodes,
 )
 from knnper.transport import messages as shared_memory
 from knnper.transport.polling import MESSAGES_AT_ONCE
@@ -147,5 +147,5 @@ def test_why_ray_did_not_start(
 
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(RunError, match=expected):
-        play(ClientApp(), 1, RunSettings(), lambda grid, stop: stop.wait(60))
+        run_nodes(ClientApp(), 1, RunSettings(), lambda grid, stop: stop.wait(60))
     assert "Traceback" not in capfd.readouterr().err

@@ -264,10 +264,14 @@ def test_flags_are_what_the_method_does(name: str) -> None:
         of_all = run.task.probabilities(run.state.weights, queries)
         is_global = torch.equal(served[UNSEEN_CLIENT], of_all)
     expected = is_global or name in TRAINED_FURTHER
-    assert METHODS[name].ends_with_global_model == expected
+    of = METHODS[name]
+    hint = (
+        "derive from Method or FedAvg as it trains in the end or not; TRAINED_FURTHER"
+    )
+    assert of.ends_with_global_model == expected, hint
     infers = not trainings and len(payloads) == 1 and name != "clustered_fl"
-    assert run.method.personalizes_by_inference == infers
-    assert run.method.serves_global_model == (infers and is_global)
+    assert of.personalizes_by_inference == infers, hint
+    assert of.serves_global_model == (infers and is_global), hint
 
 
 def count_embeddings(task: Task) -> list[int]:
