@@ -442,10 +442,7 @@ def _insert_version(
 
 
 def migrate(path: Path) -> None:
-    """Bring the tables of an older format to the one of today, where it is known how.
-
-    All steps are one transaction; whoever calls holds the writer's lock.
-    """
+    """Bring older tables to today's format where it is known how, or not at all."""
     # Opening it to write may already change a damaged one.
     with opened(path) as connection:
         steps = range(_pragma(connection, path, "user_version"), FORMAT)
@@ -723,10 +720,7 @@ _EXAMPLES = (
 
 
 class Rows:
-    """Keeps the examples. What a method has done is done for good when it returns.
-
-    ``on_change`` is told the store's row when a change is on disk.
-    """
+    """Keeps the examples. What a method has done is done for good when it returns."""
 
     def __init__(
         self,
@@ -734,7 +728,7 @@ class Rows:
         layout: InputLayout | None,
         reader: Connection,
         writer: Connection | None,
-        on_change: Callable[[StoreRow], None] = lambda _: None,
+        on_change: Callable[[StoreRow], None] = lambda _: None,  # when it is on disk
     ) -> None:
         self._path, self._layout, self._on_change = path, layout, on_change
         self._reader, self._writer = reader, writer

@@ -143,10 +143,7 @@ class Proof:
 
 
 class Secrets:
-    """Inputs or embeddings that must not be found, as far as they must be remembered.
-
-    Their names and bytes are read once, one after the other.
-    """
+    """Inputs or embeddings that must not be found, as far as must be remembered."""
 
     def __init__(self, rows: Iterable[tuple[str, bytes]]) -> None:
         self.names: list[str] = []

@@ -77,11 +77,7 @@ class VectorIndex(ABC):
     def candidates_with_vectors(
         self, queries: Vectors, count: int
     ) -> tuple[Vectors, Ids, Vectors]:
-        """Return `candidates`, and their vectors of shape (m, count, p).
-
-        Only of a kind that keeps them. What stands in place of the vectors of
-        `NOTHING` means nothing.
-        """
+        """Return `candidates`, and their vectors, where the kind keeps them."""
         rough, ids = self.candidates(queries, count)
         found = np.where(ids == NOTHING, self.ids[0], ids)
         return rough, ids, self.vectors(found.ravel()).reshape(*ids.shape, -1)
@@ -162,14 +158,9 @@ def _layout(index: faiss.Index) -> tuple[str, int, int]:
 
 @dataclass(frozen=True)
 class KindSettings(Settings, ABC):
-    """Settings of one kind of index, and what a store has to know of the kind.
+    """Settings of one kind of index, and what a store has to know of the kind."""
 
-    Attributes
-    ----------
-    is_exhaustive
-        Whether rough distances are exact but for rounding, and to every vector.
-    """
-
+    # Whether rough distances are exact but for rounding, and to every vector.
     is_exhaustive: ClassVar[bool] = False
 
     @property
@@ -217,18 +208,11 @@ class KindSettings(Settings, ABC):
         return CodesIndex(content, self)
 
     def build(self, dim: int, ids: Ids, vectors: Vectors) -> VectorIndex:
-        """Return an index of ``vectors`` (n, p) under ``ids`` (n,), none negative.
-
-        The same vectors in the same order make the same index. n may be 0. Settings
-        that do not go with p are a `ConfigError`.
-        """
+        """Return an index of ``vectors`` (n, p) under ``ids`` (n,), none negative."""
         return self.index_of(self.filled(dim, ids, vectors))
 
     def read(self, path: Path, dim: int) -> VectorIndex:
-        """Return the index that `VectorIndex.write` wrote to ``path``.
-
-        What the settings say of searching may differ from those of the build.
-        """
+        """Return what `VectorIndex.write` wrote; other settings may search it."""
         content = _read_index_file(path)
         index = content.index
         expected = [self.fresh(dim)]

@@ -37,15 +37,9 @@ Gone = Sequence[int] | NDArray[np.intp]
 
 
 class Policy(ABC):
-    """Says which examples stay. A pure function of its arguments.
+    """Says which examples stay. A pure function of its arguments."""
 
-    Attributes
-    ----------
-    needs_capacity
-        Whether it decides about nothing without a capacity.
-    """
-
-    needs_capacity: ClassVar[bool] = True
+    needs_capacity: ClassVar[bool] = True  # whether it decides nothing without one
 
     def decide(
         self,
@@ -62,13 +56,6 @@ class Policy(ABC):
         stored. ``state`` is as the batch before left it; no ``capacity`` does not bound
         what is stored. Random choices about the t-th example that was ever offered, t
         from 1, derive from ``key.child(t)``.
-
-        Raises
-        ------
-        StoreFullError
-            If the policy neither evicts nor refuses and the batch does not fit.
-        ValueError
-            If the policy needs a capacity and there is none.
         """
         if self.needs_capacity and (capacity is None or capacity < 1):
             raise ValueError(
@@ -91,10 +78,7 @@ class Policy(ABC):
 
     @abstractmethod
     def _gone(self, batch: "Batch") -> tuple[Gone, NDArray[np.bool_]]:
-        """Return what does not stay, and which labels were the largest by now.
-
-        The former are positions among the n stored and then the m arriving examples.
-        """
+        """Return positions in stored and arriving that go, and labels once largest."""
 
 
 class Batch(NamedTuple):
@@ -111,10 +95,7 @@ NUM_BITS = 128
 
 
 def draw_below(bound: int, key: RandomKey) -> int:
-    """Return an integer that is uniform in [0, bound).
-
-    No two probabilities differ by more than 2^-128.
-    """
+    """Return an integer that is uniform in [0, bound), but for 2^-128."""
     return (key.entropy(NUM_BITS // 8) * bound) >> NUM_BITS
 
 

@@ -24,6 +24,7 @@ from knnper.datastore.examples import (
     require_labels,
 )
 from knnper.datastore.store import (
+    AT_ONCE,
     INDEX,
     LOCK,
     Embed,
@@ -37,8 +38,6 @@ from knnper.files import lock_holder, sync_to_disc
 
 NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
 LAYOUT = "SOURCE/CLASS/IMAGE, or a file .npz with the arrays inputs and labels"
-AT_ONCE = 256
-"""Examples that are embedded, and made durable, together."""
 
 
 @dataclass(frozen=True)

@@ -193,15 +193,9 @@ def left_one_out(
 
 def no_evidence(num_classes: int) -> Evidence:
     """Return what a client has that can score nothing."""
-    return Evidence(
-        Queries(
-            torch.empty((0, 0)),
-            torch.empty((0, num_classes)),
-            torch.empty(0, dtype=torch.int64),
-        ),
-        torch.empty((0, 0), dtype=torch.float64),
-        torch.empty((0, 0), dtype=torch.int64),
-    )
+    none = torch.empty((0, 0))
+    queries = Queries(none, torch.empty((0, num_classes)), torch.empty(0).long())
+    return Evidence(queries, none.double(), none.long())
 
 
 CriterionName = Literal["accuracy", "log_loss", "both"]

@@ -127,8 +127,7 @@ def gradients(
     attention: Attention, representation: Tensor, neighbors: Memory, trained: Tensor
 ) -> tuple[Tensor, ...]:
     """Return (∂M̃/∂W)ᵀ ΔM̃ of W_Q, W_K and W_V, with ΔM̃ = M̃ - ``trained``."""
-    matrices = (attention.query, attention.key, attention.value)
-    leaves = [matrix.detach().requires_grad_() for matrix in matrices]
+    leaves = [one.detach().requires_grad_() for one in vars(attention).values()]
     made = attend(Attention(*leaves), representation, neighbors)
     return torch.autograd.grad(made, leaves, made.detach() - trained)
 
@@ -301,8 +300,7 @@ class FedAttn(Method):
                     slope.add(one, 1)
         if not news.keys().isdisjoint(state.known.names):
             rate = self.settings.attention_learning_rate
-            matrices = (attention.query, attention.key, attention.value)
-            steps = zip(matrices, slopes, strict=True)
+            steps = zip(vars(attention).values(), slopes, strict=True)
             attention = Attention(
                 *(one - rate * slope.result() for one, slope in steps)
             )

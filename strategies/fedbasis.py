@@ -24,7 +24,7 @@ statistics have no gradient: all bases take those of the client's combination.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -47,7 +47,12 @@ from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, unlike_sent
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import LocalModel, LocalResult, local_sgd
+from knnper.strategies.core.training import (
+    LocalModel,
+    LocalResult,
+    local_sgd,
+    on_both_splits,
+)
 
 _MOST_ITERATIONS = 50  # of k-means
 
@@ -483,7 +488,6 @@ class FedBasis(Method):
     def personalize(
         self, payload: Bases, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
-        """Return the combination that was learned on both splits: nothing is chosen."""
         head = self.task.head_mask if self.settings.personal_classifier else None
         to_learn = len(payload.models) > 1 or head is not None
         epochs = self.settings.unseen_epochs if to_learn else 0
@@ -496,8 +500,7 @@ class FedBasis(Method):
             ).weights
             return ModelPredictor(self.task, weights, found.describe(free=head))
 
-        predictor = served(data.train_and_validation())
-        return replace(predictor, trained_alone=lambda: served(data.train))
+        return on_both_splits(data, served)
 
     def update_problem(self, payload: Bases, update: BasesUpdate) -> str | None:
         return unlike_sent(payload, update, "models")

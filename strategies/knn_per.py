@@ -307,8 +307,7 @@ def knn_predictor(
     λ, k and σ where they are tuned, and the class prior where one is set, are chosen on
     the validation split with only the training split in the store, or by leave-one-out;
     see `TuningSettings`. The store that is served holds both splits, as the paper
-    retrains on both (section 5).
-    Where ``base`` was trained on both too, the choice is made with what it was before.
+    retrains on both (section 5); a ``base`` that was too chooses as it was before.
     """
 
     def embedded(by: EmbeddingPredictor) -> tuple[Store, NewExamples, NewExamples]:

@@ -58,7 +58,29 @@ Cover = Annotated[tuple[UnitInterval, ...], Field(min_length=1), ALL_DIFFER]
 
 
 @dataclass(frozen=True)
-class MapperSettings(Settings):
+class TwoStageSettings(Settings):
+    """The local model and its part in the mixture.
+
+    Attributes
+    ----------
+    interpolation_weights
+        The values of λ that a client chooses from, all different. 0 is the served model
+        alone, 1 the local model alone.
+    local_epochs
+        Passes over the client's data in which the local model is trained; 1 in the
+        paper.
+    local_learning_rate
+        Of the local model; null is the training section's rate in the last round. 0.03
+        in the paper.
+    """
+
+    interpolation_weights: Cover = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    local_epochs: PositiveInt = 1
+    local_learning_rate: PositiveFloat | None = None
+
+
+@dataclass(frozen=True)
+class MapperSettings(TwoStageSettings):
     """The local models and their part in the mixture.
 
     Attributes
@@ -67,8 +89,6 @@ class MapperSettings(Settings):
         The cover of [0, 1] that a client chooses its λ from, values that all differ. 0
         is the central model alone, 1 the local model alone; every value but 0 costs one
         local training.
-    local_epochs
-        Passes over a client's data in which a local model is trained; 1 in the paper.
     local_learning_rate
         Of the local models; null is the training section's rate. 0.03 in the paper.
     warm_start_fraction
@@ -77,8 +97,6 @@ class MapperSettings(Settings):
     """
 
     interpolation_weights: Cover = (0.0, 0.25, 0.5, 0.75, 1.0)
-    local_epochs: PositiveInt = 1
-    local_learning_rate: PositiveFloat | None = None
     warm_start_fraction: UnitInterval = 0.5
 
 
@@ -161,28 +179,6 @@ class Mapper(Method):
             interpolated(self.task, central, both),
             trained_alone=lambda: interpolated(self.task, central, alone),
         )
-
-
-@dataclass(frozen=True)
-class TwoStageSettings(Settings):
-    """The local model and its part in the mixture.
-
-    Attributes
-    ----------
-    interpolation_weights
-        The values of λ that a client chooses from, all different. 0 is the served model
-        alone, 1 the local model alone.
-    local_epochs
-        Passes over the client's data in which the local model is trained; 1 in the
-        paper.
-    local_learning_rate
-        Of the local model; null is the training section's rate in the last round. 0.03
-        in the paper.
-    """
-
-    interpolation_weights: Cover = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    local_epochs: PositiveInt = 1
-    local_learning_rate: PositiveFloat | None = None
 
 
 class TwoStageMapper(Personalizer):

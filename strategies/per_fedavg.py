@@ -52,6 +52,7 @@ from knnper.strategies.core.training import (
     LocalResult,
     LocalStep,
     local_sgd,
+    trained_on_both_splits,
 )
 
 
@@ -100,19 +101,16 @@ class PerFedAvg(Method):
     def personalize(
         self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
-        """Return the model after steps on both splits: nothing is chosen."""
         # Plain steps, as those that the weights were trained for.
         training = replace(self.task.training, momentum=0.0, weight_decay=0.0)
-        task, start = replace(self.task, training=training), payload.weights
-        settings = self.settings
-        rate, epochs = settings.inner_learning_rate, settings.adaptation_epochs
-
-        def adapted(examples: Examples) -> ModelPredictor:
-            found = local_sgd(task, start, examples, rate, rng, num_epochs=epochs)
-            return ModelPredictor(self.task, found.weights)
-
-        served = adapted(data.train_and_validation())
-        return replace(served, trained_alone=lambda: adapted(data.train))
+        return trained_on_both_splits(
+            replace(self.task, training=training),
+            payload.weights,
+            data,
+            rng,
+            num_epochs=self.settings.adaptation_epochs,
+            learning_rate=self.settings.inner_learning_rate,
+        )
 
     @staticmethod
     def check(settings: PerFedAvgSettings, experiment: Experiment) -> Sequence[Problem]:

@@ -81,14 +81,11 @@ def hypernetwork_gradients(
 ) -> tuple[list[Tensor], Tensor]:
     """Return (∂θ/∂φ)ᵀ Δθ and (∂θ/∂v)ᵀ Δθ of θ = h(v; φ) with Δθ = θ - θ̃.
 
-    The first are of weight and bias of each layer, in order. ``trained``: θ̃, what
-    local training made of θ: shape (num_parameters,).
+    The first are of weight and bias of each layer, in order; θ̃ is ``trained``.
     """
-    tensors = [
-        one for layer in hypernetwork.layers for one in (layer.weight, layer.bias)
-    ]
+    tensors = (*_tensors(hypernetwork), embedding)
     # Views that autograd tracks.
-    leaves = [tensor.detach().requires_grad_() for tensor in (*tensors, embedding)]
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     layers = tuple(map(Layer, leaves[0:-1:2], leaves[1::2]))
     generated = generate(Hypernetwork(layers), leaves[-1])
     change = generated.detach() - trained
@@ -103,18 +100,15 @@ def hypernetwork_step(
     weight_decay: float,
 ) -> Hypernetwork:
     """Return φ after one step of SGD against ``directions``."""
+    stepped = [
+        tensor - learning_rate * (direction + weight_decay * tensor)
+        for tensor, direction in zip(_tensors(hypernetwork), directions, strict=True)
+    ]
+    return Hypernetwork(tuple(map(Layer, stepped[0::2], stepped[1::2])))
 
-    def stepped(tensor: Tensor, direction: Tensor) -> Tensor:
-        return tensor - learning_rate * (direction + weight_decay * tensor)
 
-    of_weights, of_biases = directions[0::2], directions[1::2]
-    layers = (
-        Layer(stepped(layer.weight, of_weight), stepped(layer.bias, of_bias))
-        for layer, of_weight, of_bias in zip(
-            hypernetwork.layers, of_weights, of_biases, strict=True
-        )
-    )
-    return Hypernetwork(tuple(layers))
+def _tensors(hypernetwork: Hypernetwork) -> list[Tensor]:
+    return [one for layer in hypernetwork.layers for one in (layer.weight, layer.bias)]
 
 
 def _new_layer(num_inputs: int, num_outputs: int) -> Layer:

@@ -107,10 +107,7 @@ _SLICE = 2**18
 
 
 def median(updates: Sequence[ModelUpdate]) -> Tensor:
-    """Return the coordinate-wise median, float32 of shape (num_weights,).
-
-    Of an even number of updates it is the mean of the two in the middle.
-    """
+    """Return the coordinate-wise median, or mean of the two in the middle."""
     return _slice_by_slice(updates, _median)
 
 

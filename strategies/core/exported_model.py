@@ -123,10 +123,7 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
 
 @dataclass(frozen=True)
 class _Identity(Record):
-    """All that an embedding of an image depends on but the image.
-
-    The names of class and fields are a part of every fingerprint.
-    """
+    """All that an embedding depends on but the image; fingerprints have its names."""
 
     weights: Tensor
     model: dict[str, object]

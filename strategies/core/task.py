@@ -29,11 +29,9 @@ MOST_BYTES = 512 * 2**20
 class KeptEmbeddings:
     """What one model object has computed, by the content of weights and images.
 
-    Runs that differ in λ, k, σ or the capacity alone embed the same images with the
-    same weights. Whoever asks must agree in all else: architecture, normalisation,
-    precision, batches, threads and device. What no longer fits is computed each time:
-    runs ask for everything in turn, so that whatever made room would be gone before it
-    is asked for.
+    Whoever asks must agree in all else: architecture, normalisation, precision,
+    batches, threads and device. What no longer fits is computed each time: runs ask for
+    everything in turn, so what made room would be gone before it is asked for.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -44,10 +42,7 @@ class KeptEmbeddings:
     def embed(
         self, weights: Tensor, images: Tensor, compute: Callable[[], Tensor]
     ) -> Tensor:
-        """Return ``compute()``, or what it returned for equal weights and images.
-
-        Both are on the CPU; nobody changes the embeddings (n, p) afterwards.
-        """
+        """Return ``compute()``, or what it returned for equal ones; not to change."""
         if self._last is None or not torch.equal(self._last[0], weights):
             # A copy: training may go on in the same memory.
             self._last = weights.clone(), _digest(weights)
@@ -79,12 +74,7 @@ class EmbeddingPool:
     def holding(
         self, models: Sequence[Tensor], images: Iterable[Tensor]
     ) -> Iterator[None]:
-        """Hold images and models inside a ``with`` block.
-
-        ``models``: Weights, each of shape (num_weights,); equal ones are one model.
-        ``images``: Those of one split of one client each. Raises RuntimeError if
-        something is held already.
-        """
+        """Hold models, of which equal ones are one, and splits of images."""
         if self._held:
             raise RuntimeError("the pool already holds images; one group at a time")
         try:
@@ -348,11 +338,7 @@ class ClientResults:
 def evaluate(
     predictor: Predictor, examples: Examples, class_weights: Tensor | None = None
 ) -> Evaluation:
-    """Return how ``predictor`` does on ``examples``.
-
-    ``class_weights``: P(y), what an example of each label counts, float64 of shape
-    (c,); None where all count the same.
-    """
+    """Return how ``predictor`` does; labels count P(y), ``class_weights``, or alike."""
     # Without examples nothing is asked: not every predictor knows what to say to that.
     probabilities = predictor(examples.images) if len(examples) else torch.empty((0, 0))
     return score(probabilities, examples.labels, class_weights)
@@ -361,10 +347,7 @@ def evaluate(
 def score(
     probabilities: Tensor, labels: Tensor, class_weights: Tensor | None = None
 ) -> Evaluation:
-    """Return how probabilities (n, c) fit int64 labels (n,).
-
-    ``class_weights`` are as in `evaluate`.
-    """
+    """Return how probabilities (n, c) fit int64 labels (n,) that count P(y), (c,)."""
     if len(labels) == 0:
         empty = (0,) * NUM_CALIBRATION_BINS
         return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)

@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -253,28 +254,16 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
     objective: Objective = cross_entropy,
     local_step: LocalStep = sgd_step,
 ) -> LocalResult:
-    """Train from ``weights`` on ``examples`` with mini-batch SGD.
+    """Train from ``weights`` (num_weights,) on ``examples`` with mini-batch SGD.
 
-    Parameters
-    ----------
-    weights
-        Where to start, shape (num_weights,).
-    learning_rate
-        η of this call; see `TrainingSettings.learning_rate_at`.
-    gradient_hook
-        ``(gradient, parameters) -> None``, called after each backward pass with the
-        flat gradient, to be changed in place, and the current flat parameters; both
-        of shape (num_parameters,), on ``task.model.device``.
-    example_weights
-        Factor on the loss of each example, shape (n,). Each mini-batch's loss is the
-        sum of the weighted losses divided by the number of its examples.
-    trainable
-        Which weights may change, bool of shape (num_weights,), as `FlatModel.mask`
-        makes it; None is all. The others, buffers too, end as they were. A layer, or
-        a container with all its layers and dropout, of which nothing is trained is in
-        evaluation mode and costs no backward pass. Where it is the head alone, the
-        body costs one forward pass in all, unless images are augmented or the model's
-        losses need more of the inputs than their embeddings.
+    ``gradient_hook`` is called after each backward pass with the gradient, to be
+    changed in place, and the parameters, both (num_parameters,) on the model's device.
+    ``example_weights`` (n,) are factors on the losses, whose sum is divided by the
+    number of a mini-batch's examples. Weights that are not ``trainable``, a mask, end
+    as they were, buffers too; a layer, or a container with all its layers and dropout,
+    of which nothing is trained is in evaluation mode and costs no backward pass. Where
+    it is the head alone, the body costs one forward pass in all, unless images are
+    augmented or the model's losses need more of the inputs than their embeddings.
     """
     length = num_steps(task.training, num_epochs, len(examples))
     if trainable is not None and not bool(trainable[: task.model.num_parameters].any()):
@@ -360,33 +349,13 @@ def on_both_splits(
     return replace(served, trained_alone=lambda: train(data.train))
 
 
-def trained_on_both_splits(  # noqa: PLR0913 (as `local_sgd`)
-    task: Task,
-    weights: Tensor,
-    data: ClientData,
-    rng: RandomKey,
-    *,
-    num_epochs: int,
-    learning_rate: float,
-    gradient_hook: GradientHook | None = None,
-    trainable: Tensor | None = None,
+def trained_on_both_splits(
+    task: Task, weights: Tensor, data: ClientData, rng: RandomKey, **how: Any
 ) -> ModelPredictor:
-    """Return what is served of a client that trains one model by SGD now.
-
-    ``weights``: Where to start, shape (num_weights,).
-    """
+    """Return what is served of a client that trains one model now; as `local_sgd`."""
 
     def train(examples: Examples) -> ModelPredictor:
-        trained = local_sgd(
-            task,
-            weights,
-            examples,
-            learning_rate,
-            rng,
-            num_epochs=num_epochs,
-            gradient_hook=gradient_hook,
-            trainable=trainable,
-        )
+        trained = local_sgd(task, weights, examples, rng=rng, **how)
         return ModelPredictor(task, trained.weights)
 
     return on_both_splits(data, train)

@@ -21,9 +21,8 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.index import GraphSettings
 from knnper.datastore.policy import StoreSettings
-from knnper.datastore.store import DATABASE, create_store, open_store
+from knnper.datastore.store import AT_ONCE, DATABASE, create_store, open_store
 from knnper.datastore.transfer import (
-    AT_ONCE,
     Source,
     export_store,
     fill,
