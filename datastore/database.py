@@ -1072,10 +1072,9 @@ def _where(selection: Selection) -> tuple[str, list[object]]:
             conditions.append(f"{column} IN (SELECT value FROM json_each(?))")
             listed = [one if isinstance(one, str) else int(one) for one in allowed]
             values.append(json.dumps(listed))
-    if selection.arrived_from is not None:
-        conditions.append("arrival >= ?")
-        values.append(selection.arrived_from)
-    if selection.arrived_before is not None:
-        conditions.append("arrival < ?")
-        values.append(selection.arrived_before)
+    ends = (">=", selection.arrived_from), ("<", selection.arrived_before)
+    for sign, end in ends:
+        if end is not None:
+            conditions.append(f"arrival {sign} ?")
+            values.append(end)
     return " AND ".join(conditions), values

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from knnper.errors import RunError
 
 _LOG = logging.getLogger(__name__)
@@ -47,6 +49,17 @@ def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
     sync_to_disc(entry.parent)
 
 
+def read_document(kind: type[T], path: Path, mend: str) -> T | None:
+    """Return the dataclass that a file of JSON holds; None without the file."""
+    try:
+        found: T = TypeAdapter(kind).validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise RunError(f"{path} is damaged; {mend}: {error}") from error
+    return found
+
+
 _ATTEMPTS, _PAUSE_S = 3, 0.02
 """How often a taken lock is tried again: `lock_holder` has it for an instant."""
 
@@ -58,17 +71,12 @@ class LockHeldError(OSError):
 class FileLock:
     """Held by one process, which the file names; gone with it, however that ends.
 
-    A process that is forked meanwhile shares it. It is `flock`, and not the package
-    filelock: that empties the file which names the holder, and needs the right to write
-    where somebody only wants to know whether it is held.
-
-    Raises
-    ------
-    LockHeldError
-        If another one holds it; with ``wait`` this waits for it instead.
-    OSError
-        If the file cannot be written.
+    A process that is forked meanwhile shares it. With ``wait`` it waits for a holder
+    instead of raising `LockHeldError`.
     """
+
+    # `flock`, and not the package filelock: that empties the file which names the
+    # holder, and needs the right to write only to know whether it is held.
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
         self._file = path.open("a+b")

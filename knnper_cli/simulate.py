@@ -34,7 +34,7 @@ from knnper_cli.terminal import (
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
     from knnper.server.run_folder import RunFolder
-    from knnper.simulation.partition.split import Partition, PartitionSummary
+    from knnper.simulation.partition.split import Partition
     from knnper.simulation.workbench import Workbench
 
 
@@ -155,18 +155,19 @@ def partition(
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
     from knnper.experiment import read_experiment
-    from knnper.simulation.partition.split import describe_partition
-    from knnper.simulation.workbench import experiment_catalogue, open_workbench
+    from knnper.simulation.workbench import (
+        count_labels,
+        experiment_catalogue,
+        open_workbench,
+    )
 
     settings = read_experiment(experiment, experiment_catalogue(), overrides or ())
     bench = open_workbench(settings)
     data = bench.clients.dataset
-    summary = describe_partition(
-        bench.partition, data.train.labels, data.spec.num_classes
-    )
-    _show(bench.partition, summary, as_json)
+    counts = count_labels(bench.clients).local
+    _show(bench.partition, counts, as_json)
     if plot is not None:
-        _draw(summary.class_counts, data.class_names, plot)
+        _draw(counts, data.class_names, plot)
         say(f"The picture is in {plot}")
     if export is not None:
         from knnper.simulation.partition.split import export_shares
@@ -175,10 +176,12 @@ def partition(
         say(f"{len(files)} clients' shares and labels.json are in {export}")
 
 
-def _show(partition: "Partition", summary: "PartitionSummary", as_json: bool) -> None:
+def _show(partition: "Partition", counts: Any, as_json: bool) -> None:
+    import numpy as np
+
     from knnper.simulation.partition.split import fingerprint
 
-    counts = summary.class_counts.tolist()
+    sizes = counts.sum(axis=1)
     clients = [
         {
             "client": client.name,
@@ -188,17 +191,17 @@ def _show(partition: "Partition", summary: "PartitionSummary", as_json: bool) ->
             "num_test": len(client.test),
             "class_counts": of_client,
         }
-        for client, of_client in zip(partition.clients, counts, strict=True)
+        for client, of_client in zip(partition.clients, counts.tolist(), strict=True)
     ]
     num_seen = sum(client.seen for client in partition.clients)
     totals = {
         "num_clients": len(clients),
         "num_seen": num_seen,
         "num_unseen": len(clients) - num_seen,
-        "num_empty": summary.num_empty,
-        "min_size": summary.min_size,
-        "median_size": summary.median_size,
-        "max_size": summary.max_size,
+        "num_empty": int((sizes == 0).sum()),
+        "min_size": int(sizes.min()),
+        "median_size": float(np.median(sizes)),
+        "max_size": int(sizes.max()),
         "sha256": fingerprint(partition),
     }
     if as_json:

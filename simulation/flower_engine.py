@@ -1,27 +1,7 @@
 """An experiment's clients as nodes of Flower's simulation.
 
 What Flower keeps to itself is imported here and in `knnper.client.flower_node`, and
-nowhere else. With ``KNNPER_PLAIN_FLOWER=1`` none of it is, with the same results:
-
-=====================================  ==============================================
-name in ``flwr``                       why; what it saves; what happens without
-=====================================  ==============================================
-``simulation.run_simulation``:         Takes Ray's settings, and says of nothing that
-``_run_simulation``                    it is deprecated. It is what the public
-                                       ``run_simulation`` calls; no time is saved.
-``server.superlink.fleet.vce``:        Flower has one thread wait for each worker, in
-``vce_api.ThreadPoolExecutor``         a pool of the default size: 32, or four more
-                                       than there are cores. Without: further workers
-                                       never get a task.
-``vce_api.add_messages_to_queue``,     Ten times a second Flower looks, for each
-``server.superlink.linkstate``         node, through all messages. A round of ten
-                                       clients with next to nothing to do takes
-                                       0.02 s instead of 0.1 s. Without: that, and a
-                                       part of a core that grows with nodes times
-                                       messages.
-``simulation.ray_transport``:          How many workers a cluster has room for.
-``pool_size_from_resources``           Without: ``run.num_workers`` counts for it.
-=====================================  ==============================================
+nowhere else. With ``KNNPER_PLAIN_FLOWER=1`` none of it is, with the same results.
 """
 
 from __future__ import annotations
@@ -182,7 +162,8 @@ def requests_at_once(run: RunSettings) -> int:
     """Return how many requests keep all workers busy at any time."""
     workers = num_workers(run)
     if run.ray_address and not is_plain():
-        # It imports Ray, which a server of real clients does without.
+        # How many a cluster has room for. It imports Ray, which a server of real
+        # clients does without.
         from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
         places = {"num_cpus": run.cpus_per_client, "num_gpus": run.gpus_per_client}
@@ -210,10 +191,14 @@ def _simulate(
 
 @contextlib.contextmanager
 def _faster_flower() -> Iterator[None]:
-    """Replace two parts of Flower's runtime that cost time; see the module."""
+    """Replace two parts of Flower's runtime that cost time."""
     if is_plain():
         yield
         return
+    # One thread waits for each worker: in a pool of the default size, 32 or four more
+    # than there are cores, further workers never get a task. Ten times a second Flower
+    # looks, for each node, through all messages: an empty round of ten clients takes
+    # 0.1 s then, instead of 0.02 s.
     pool = functools.partial(ThreadPoolExecutor, max_workers=_MOST_WORKERS)
     with (
         mock.patch.object(vce_api, "ThreadPoolExecutor", pool),

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime, ClientStateStore
@@ -27,7 +26,7 @@ from knnper.data.examples import (
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
-from knnper.files import write_atomically
+from knnper.files import read_document, write_atomically
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.seeding import RandomKey
@@ -253,8 +252,11 @@ class LabelCounts:
     class_names: tuple[str, ...]
     clients: tuple[ClientCounts, ...]
 
-
-_LABEL_COUNTS = TypeAdapter(LabelCounts)
+    @property
+    def local(self) -> Integers:
+        """What clients learn from, training and validation examples, (M, c)."""
+        found = [np.add(one.train, one.validation) for one in self.clients]
+        return np.array(found, dtype=np.int64)
 
 
 def count_labels(clients: VirtualClients) -> LabelCounts:
@@ -287,16 +289,8 @@ def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
 
 def read_label_counts(run_folder: Path) -> LabelCounts | None:
     """Return the content of ``partition.json``; None where a run has none."""
-    path = run_folder / PARTITION
-    try:
-        return _LABEL_COUNTS.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise RunError(
-            f"{path} is damaged, expected the label counts of a simulation; remove it, "
-            "and reports leave the picture of the split out"
-        ) from error
+    mend = "remove it, and reports leave the picture of the split out"
+    return read_document(LabelCounts, run_folder / PARTITION, mend)
 
 
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:

@@ -186,19 +186,12 @@ class Tuned:
         self, embed: Apply, head: Apply, store: StoreReader, settings: KnnSettings
     ) -> KnnPredictor:
         """Return what is served with the global model's φ and head, and a store."""
-        return KnnPredictor(
-            embed=embed,
-            head=head,
-            neighbors=NeighborClassifier(
-                store,
-                self.choice.num_neighbors,
-                settings.kernel,
-                self.choice.kernel_scale,
-            ),
-            knn_weight=self.choice.knn_weight,
-            class_prior=self.choice.class_prior,
-            tuning=self._report(settings),
+        choice, kernel = self.choice, settings.kernel
+        neighbors = NeighborClassifier(
+            store, choice.num_neighbors, kernel, choice.kernel_scale
         )
+        prior, report = choice.class_prior, self._report(settings)
+        return KnnPredictor(embed, head, neighbors, choice.knn_weight, prior, report)
 
     def _report(self, settings: KnnSettings) -> Mapping[str, float]:
         """Return on how many examples was chosen, and what was beside λ."""

@@ -141,10 +141,7 @@ class Kernel:
 
     def matrix(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the covariances, float64 of shape (n, m), of (n, p) and (m, p)."""
-        z, other = (
-            first.double() / self.length_scale,
-            second.double() / self.length_scale,
-        )
+        z, other = (one.double() / self.length_scale for one in (first, second))
         between = z @ other.T
         if self.name == "rbf":
             squares = z.square().sum(dim=1)[:, None] + other.square().sum(dim=1)

@@ -280,23 +280,16 @@ def parse_user(path: Path, name: str, found: Any, decode: Decode) -> User:
 def _require_agreement(
     path: Path, listed: Mapping[str, int], counts: Mapping[str, int]
 ) -> None:
-    missing = [name for name in listed if name not in counts and listed[name] > 0]
-    extra = [name for name, count in counts.items() if count and name not in listed]
-    for what, names in (
-        ("users without data in user_data", missing),
-        ("data of users that are not listed", extra),
-    ):
-        if names:
-            shown = ", ".join(map(repr, names[:_NAMED_AT_MOST]))
-            more = len(names) - _NAMED_AT_MOST
-            shown += f" and {more} more" if more > 0 else ""
-            raise _disagreement(path, f"{what}: {shown}")
-    for name, expected in listed.items():
-        found = counts.get(name, 0)
-        if found != expected:
-            raise _disagreement(
-                path, f"num_samples is {expected} for user {name!r}, who has {found}"
-            )
+    wrong = [
+        f"user {name!r} has {counts.get(name, 0)} samples and is listed with "
+        f"{listed.get(name, 0)}"
+        for name in dict.fromkeys((*listed, *counts))
+        if counts.get(name, 0) != listed.get(name, 0)
+    ]
+    if wrong:
+        more = len(wrong) - _NAMED_AT_MOST
+        more_told = f" and {more} more" if more > 0 else ""
+        raise _disagreement(path, ", ".join(wrong[:_NAMED_AT_MOST]) + more_told)
 
 
 def _listed(path: Path, header: Mapping[str, Any]) -> Mapping[str, int]:
@@ -351,16 +344,24 @@ class LeafSettings(DividingSettings, DataFormat):
     root: str
 
     def load(self) -> Dataset:
-        """Return LEAF's FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
+        """Return images of shape (28, 28, 1), 62 classes, by writer; or windows.
 
         A `DataError` names the file and the user that is damaged or does not agree.
         """
+        files = find_leaf_files(Path(self.root).expanduser().absolute())
+        source: dict[str, str | int | float] = {"files": files.fingerprint()}
+        if files.whole:
+            source.update(asdict(self))
+            del source["root"]
+        else:
+            _warn_of_unused(self, files.root)
+        return cached_dataset(
+            self.name, source, lambda writer: self._write(writer, files)
+        )
 
-        def write(writer: EntryWriter, files: LeafFiles) -> Contents:
-            write_parts(writer, _parts(files, decode_images, self))
-            return Contents(WRITTEN_CHARACTERS)
-
-        return _load("leaf_femnist", self, write)
+    def _write(self, writer: EntryWriter, files: LeafFiles) -> Contents:
+        write_parts(writer, _parts(files, decode_images, self))
+        return Contents(WRITTEN_CHARACTERS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,17 +381,13 @@ class LeafTextSettings(LeafSettings):
 
     split: Literal["random", "time"] = "time"
 
-    def load(self) -> Dataset:
-        """Return LEAF's Shakespeare: windows of 80 characters, by speaking role."""
-
-        def write(writer: EntryWriter, files: LeafFiles) -> Contents:
-            unknown = UnknownCharacters()
-            decode = functools.partial(decode_text, unknown=unknown)
-            write_parts(writer, _parts(files, decode, self))
-            unknown.require_few(self.root)
-            return Contents(CHARACTER_NAMES, dtype="token")
-
-        return _load("leaf_shakespeare", self, write)
+    def _write(self, writer: EntryWriter, files: LeafFiles) -> Contents:
+        """Store windows of 80 characters, by speaking role."""
+        unknown = UnknownCharacters()
+        decode = functools.partial(decode_text, unknown=unknown)
+        write_parts(writer, _parts(files, decode, self))
+        unknown.require_few(self.root)
+        return Contents(CHARACTER_NAMES, dtype="token")
 
 
 def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> None:
@@ -418,21 +415,6 @@ def divided(users: Iterable[User], settings: DividingSettings) -> Iterator[Part]
         is_test = mark_tested(len(user.labels), user.name, settings)
         yield "train", user.take(~is_test)
         yield "test", user.take(is_test)
-
-
-def _load(
-    name: str,
-    settings: LeafSettings,
-    write: Callable[[EntryWriter, LeafFiles], Contents],
-) -> Dataset:
-    files = find_leaf_files(Path(settings.root).expanduser().absolute())
-    source: dict[str, str | int | float] = {"files": files.fingerprint()}
-    if files.whole:
-        source.update(asdict(settings))
-        del source["root"]
-    else:
-        _warn_of_unused(settings, files.root)
-    return cached_dataset(name, source, lambda writer: write(writer, files))
 
 
 def _warn_of_unused(settings: LeafSettings, root: Path) -> None:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,8 +178,20 @@ class DownloadSettings(DataFormat):
         Whether the files may be downloaded when they are missing.
     """
 
+    official: ClassVar[str]  # its name in torchvision
+    coarse_of: ClassVar[tuple[int, ...] | None] = None
+
     root: str | None = None
     download: bool = False
+
+    def load(self) -> Dataset:
+        """Return what the official files hold, which never changes."""
+
+        def build(writer: EntryWriter) -> Contents:
+            return Contents(_write_splits(writer, self), self.coarse_of)
+
+        source = {"root": str(download_folder(self.root))}
+        return cached_dataset(self.name, source, build)
 
 
 @dataclass(frozen=True)
@@ -196,6 +208,7 @@ class EmnistSettings(DownloadSettings):
     name = "emnist"
     title = "EMNIST"
     summary = "handwritten letters and digits of 28x28 pixels, 10 to 62 classes"
+    official = "EMNIST"
 
     split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = (
         "balanced"
@@ -208,7 +221,6 @@ class EmnistSettings(DownloadSettings):
             # The official files hold the images mirrored along the diagonal.
             class_names = _write_splits(
                 writer,
-                "EMNIST",
                 self,
                 orient=lambda images: images.transpose(0, 2, 1, 3),
                 first_label=1 if self.split == "letters" else 0,
@@ -216,7 +228,6 @@ class EmnistSettings(DownloadSettings):
             )
             return Contents(class_names)
 
-        # What the official files hold never changes.
         source = {"root": str(download_folder(self.root)), "split": self.split}
         return cached_dataset("emnist", source, build)
 
@@ -228,10 +239,7 @@ class Cifar10Settings(DownloadSettings):
     name = "cifar10"
     title = "CIFAR-10"
     summary = "60,000 colour photographs of 32x32 pixels, ten classes"
-
-    def load(self) -> Dataset:
-        """Return CIFAR-10: 60,000 images of shape (32, 32, 3), ten classes."""
-        return _load("CIFAR10", self)
+    official = "CIFAR10"
 
 
 @dataclass(frozen=True)
@@ -241,10 +249,8 @@ class Cifar100Settings(DownloadSettings):
     name = "cifar100"
     title = "CIFAR-100"
     summary = "60,000 colour photographs of 32x32 pixels, 100 classes in 20 groups"
-
-    def load(self) -> Dataset:
-        """Return CIFAR-100 with its 20 coarse labels, images of shape (32, 32, 3)."""
-        return _load("CIFAR100", self, coarse_of=COARSE_OF)
+    official = "CIFAR100"
+    coarse_of = COARSE_OF
 
 
 @dataclass(frozen=True)
@@ -254,27 +260,11 @@ class FashionMnistSettings(DownloadSettings):
     name = "fashion_mnist"
     title = "Fashion-MNIST"
     summary = "70,000 grey pictures of clothes of 28x28 pixels, ten classes"
-
-    def load(self) -> Dataset:
-        """Return Fashion-MNIST: 60,000 and 10,000 images of shape (28, 28, 1)."""
-        return _load("FashionMNIST", self)
-
-
-def _load(
-    class_name: str,
-    settings: DownloadSettings,
-    coarse_of: tuple[int, ...] | None = None,
-) -> Dataset:
-    def build(writer: EntryWriter) -> Contents:
-        return Contents(_write_splits(writer, class_name, settings), coarse_of)
-
-    source = {"root": str(download_folder(settings.root))}
-    return cached_dataset(settings.name, source, build)
+    official = "FashionMNIST"
 
 
 def _write_splits(
     writer: EntryWriter,
-    class_name: str,
     settings: DownloadSettings,
     *,
     orient: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] = lambda images: images,
@@ -283,6 +273,7 @@ def _write_splits(
 ) -> tuple[str, ...]:
     """Store both splits of a torchvision data set; return its class names."""
     splits: tuple[Split, ...] = ("train", "test")
+    class_name = settings.official
     with contextlib.ExitStack() as stack:
         root = download_folder(settings.root)
         files = _files_of(_type_of(class_name), **arguments)

@@ -3,19 +3,19 @@
 import contextlib
 import functools
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 import knnper
 from knnper.data.examples import Dataset, LabelledArrays, load_data
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Experiment
-from knnper.files import draft_of, write_atomically
+from knnper.files import draft_of, read_document, write_atomically
 from knnper.seeding import RandomKey
 from knnper.server.run_folder import LOCK, RunFolder
 from knnper.simulation.partition.split import fingerprint, make_partition
@@ -91,9 +91,6 @@ class Identity:
     name: str  # in its file
 
 
-_DOCUMENT = TypeAdapter(Identity)
-
-
 @contextlib.contextmanager
 def led(folder: Path) -> Iterator[None]:
     """Make a folder of runs; keep other processes out of it inside the block."""
@@ -120,8 +117,8 @@ def batch_folder(folder: Path, identity: Identity) -> Iterator[None]:
     with led(folder):
         _require_own(folder, identity)
         if not (folder / BATCH).is_file():
-            text = _DOCUMENT.dump_json(identity, indent=2)
-            write_atomically(folder / BATCH, text + b"\n")
+            text = json.dumps(asdict(identity), indent=2)
+            write_atomically(folder / BATCH, f"{text}\n")
         yield
 
 
@@ -135,7 +132,8 @@ def _require_no_file(folder: Path) -> None:
 
 def _require_own(folder: Path, identity: Identity) -> None:
     """Refuse a folder that holds another batch or none, but take an empty one."""
-    found = _read(folder / BATCH)
+    mend = "delete the file if the runs are those of this batch"
+    found = read_document(Identity, folder / BATCH, mend)
     if found is None:
         if not _may_be_taken(folder):
             raise FolderTakenError(
@@ -148,19 +146,6 @@ def _require_own(folder: Path, identity: Identity) -> None:
             f"{identity.kind} {identity.name}; choose another folder with --output, or "
             "delete this one"
         )
-
-
-def _read(path: Path) -> Identity | None:
-    try:
-        return _DOCUMENT.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        expected = ", ".join(asdict(Identity("sweep", "NAME")))
-        raise RunError(
-            f"{path} is damaged, expected {expected} of the batch in this folder; "
-            "delete the file if the runs are those of this one"
-        ) from error
 
 
 def _may_be_taken(folder: Path) -> bool:
@@ -190,7 +175,6 @@ class Inputs:
     split: str | None = None  # who has which examples; compared where both tell it
 
 
-_INPUTS_DOCUMENT = TypeAdapter(Inputs)
 _CALLED = {"data": "data set", "weights": "file of weights", "split": "split"}
 
 
@@ -211,7 +195,7 @@ def split_of(experiment: Experiment) -> str:
 def keep_inputs(folder: Path, inputs: Inputs) -> None:
     """Note in a run's folder what it is made from, unless that is known."""
     if not (folder / INPUTS).is_file():
-        write_atomically(folder / INPUTS, _INPUTS_DOCUMENT.dump_json(inputs, indent=2))
+        write_atomically(folder / INPUTS, json.dumps(asdict(inputs), indent=2))
 
 
 def require_inputs(folder: Path, inputs: Inputs, mend: str | None = None) -> None:
@@ -258,15 +242,8 @@ def _file_digest(path: str) -> str:
 
 def read_inputs(folder: Path) -> Inputs | None:
     """Return what a run's folder says that it was made from; None where it does not."""
-    path = folder / INPUTS
-    try:
-        return _INPUTS_DOCUMENT.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        raise RunError(
-            f"{path} is damaged; delete {path.parent} to make the run anew: {error}"
-        ) from error
+    mend = f"delete {folder} to make the run anew"
+    return read_document(Inputs, folder / INPUTS, mend)
 
 
 def _shown(digest: str | None) -> str:

@@ -82,11 +82,20 @@ class Plan:
         }
 
     @property
+    def tuning(self) -> list[Experiment]:
+        """What is evaluated on validation data to choose points."""
+        found = [point.tuning for points in self.tuned.values() for point in points]
+        return [one for one in found if one is not None]
+
+    @property
     def experiments(self) -> list[Experiment]:
         """All that may be run, point by point."""
-        tuning = [one.tuning for points in self.tuned.values() for one in points]
-        tested = [run for point in self.points for run in point.runs.values()]
-        return [*(one for one in tuning if one is not None), *tested]
+        return [*self.tuning, *tested(self.points)]
+
+
+def tested(points: Iterable[Point]) -> list[Experiment]:
+    """Return the runs of some points, one a seed."""
+    return [run for point in points for run in point.runs.values()]
 
 
 def _keys_set(values: Mapping[str, Any]) -> set[str]:

@@ -45,7 +45,7 @@ from knnper.simulation.batches.folder import (
     require_inputs,
     split_of,
 )
-from knnper.simulation.batches.plan import Comparison, Plan, Point, Sweep
+from knnper.simulation.batches.plan import Comparison, Plan, Point, Sweep, tested
 from knnper.simulation.batches.progress import Advance, Told, Tracker
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
@@ -100,13 +100,13 @@ def run_batch(
 
     # What cannot be resumed is refused before anything is written.
     ready = (
-        [] if tuned else with_earlier_training(families(_tested(plan.points)), earlier)
+        [] if tuned else with_earlier_training(families(tested(plan.points)), earlier)
     )
     with batch_folder(folder, Identity(plan.kind, plan.name)):
         tried: dict[str, list[Tried]] = {}
         if tuned:
             # Nobody knows yet which points are chosen; they take about as long.
-            make(families(_tuning(plan)), families(_tested(_first_points(plan))))
+            make(families(plan.tuning), families(tested(_first_points(plan))))
             tried = {name: _tried(points, folder) for name, points in tuned.items()}
         chosen = [
             point
@@ -115,7 +115,7 @@ def run_batch(
                 [_best(name, tried[name], folder)] if name in tried else points
             )
         ]
-        make(ready or with_earlier_training(families(_tested(chosen)), earlier))
+        make(ready or with_earlier_training(families(tested(chosen)), earlier))
     return [
         _outcome(plan, point, folder, tried.get(point.variant, ())) for point in chosen
     ]
@@ -135,16 +135,7 @@ def num_runs(plan: Plan, folder: Path) -> tuple[int, int]:
 
 
 def _expected(plan: Plan) -> list[Experiment]:
-    return [*_tuning(plan), *_tested(_first_points(plan))]
-
-
-def _tuning(plan: Plan) -> list[Experiment]:
-    found = [point.tuning for points in plan.tuned.values() for point in points]
-    return [one for one in found if one is not None]
-
-
-def _tested(points: Iterable[Point]) -> list[Experiment]:
-    return [run for point in points for run in point.runs.values()]
+    return [*plan.tuning, *tested(_first_points(plan))]
 
 
 def _first_points(plan: Plan) -> list[Point]:

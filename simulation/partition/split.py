@@ -263,39 +263,3 @@ def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return [f"{client.name}.npz" for client in partition.clients]
-
-
-@dataclass(frozen=True, eq=False)
-class PartitionSummary:
-    """Sizes and label counts."""
-
-    train_sizes: Integers  # samples of each client, shape (M,)
-    validation_sizes: Integers
-    test_sizes: Integers
-    class_counts: Integers  # training and validation, by client and label, (M, c)
-    num_empty: int  # clients without any training or validation samples
-    min_size: int  # of a client's training and validation samples together
-    median_size: float
-    max_size: int
-
-
-def describe_partition(
-    partition: Partition, train_labels: Integers, num_classes: int
-) -> PartitionSummary:
-    """Count what each client has, by the labels (n,) of the training split."""
-    clients = partition.clients
-    local = [np.concatenate([one.train, one.validation]) for one in clients]
-    class_counts = np.stack(
-        [np.bincount(train_labels[own], minlength=num_classes) for own in local]
-    )
-    sizes = class_counts.sum(axis=1)
-    return PartitionSummary(
-        train_sizes=np.array([len(client.train) for client in clients]),
-        validation_sizes=np.array([len(client.validation) for client in clients]),
-        test_sizes=np.array([len(client.test) for client in clients]),
-        class_counts=class_counts,
-        num_empty=int(np.count_nonzero(sizes == 0)),
-        min_size=int(sizes.min()),
-        median_size=float(np.median(sizes)),
-        max_size=int(sizes.max()),
-    )

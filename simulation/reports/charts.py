@@ -1,6 +1,5 @@
 """The charts of a report, each with a text that says the same."""
 
-import contextlib
 import io
 import itertools
 import math
@@ -8,7 +7,8 @@ import re
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from xml.etree import ElementTree
@@ -73,10 +73,9 @@ def settle(picture: Picture) -> None:
     picture.figure.set_layout_engine("none")
 
 
-@contextlib.contextmanager
-def report_style() -> Iterator[None]:
+def report_style() -> AbstractContextManager[None]:
     """Draw as a report does, inside the block."""
-    with rc_context(
+    return rc_context(
         {
             **ink(),
             "font.size": 9,
@@ -95,8 +94,7 @@ def report_style() -> Iterator[None]:
             "axes.facecolor": "none",
             "savefig.facecolor": "none",
         }
-    ):
-        yield
+    )
 
 
 def first_found(found: Iterable[tuple[str, T | None]]) -> dict[str, T]:
@@ -234,7 +232,11 @@ def draw_curves(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, found) in zip(panels, drawn.items(), strict=True):
         for curve in found:
-            _draw_curve(axes, curve, colors)
+            color = colors[curve.labels[0]].light
+            for values in curve.by_seed if len(curve.by_seed) > 1 else ():
+                axes.plot(curve.rounds, values, color=color, linewidth=0.6, alpha=0.45)
+            marker = "o" if len(curve.rounds) == 1 else ""
+            axes.plot(curve.rounds, curve.mean, color=color, marker=marker)
             told.append(
                 f"{FIGURES[name]} of {', '.join(curve.labels)} goes from "
                 f"{curve.mean[0]:.3f} in round {curve.rounds[0]} to "
@@ -249,14 +251,6 @@ def draw_curves(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     whole_numbers(panels[-1].xaxis)
     panels[-1].set_xlabel("round")
     return Picture(figure, f"By round: {'; '.join(told)}.")
-
-
-def _draw_curve(axes: Axes, curve: Curve, colors: Colors) -> None:
-    color = colors[curve.labels[0]].light
-    for values in curve.by_seed if len(curve.by_seed) > 1 else ():
-        axes.plot(curve.rounds, values, color=color, linewidth=0.6, alpha=0.45)
-    marker = "o" if len(curve.rounds) == 1 else ""
-    axes.plot(curve.rounds, curve.mean, color=color, marker=marker)
 
 
 def _name_curves(axes: Axes, curves: Sequence[Curve], colors: Colors) -> None:
@@ -315,12 +309,11 @@ def as_svg(picture: Picture, name: str) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         picture.figure.savefig(text, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(text.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
+    for element in root.iter():
+        for child in list(element):
             # What is about the file, and a style, which would be the whole page's.
             if child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
-                parent.remove(child)
-    for element in root.iter():
+                element.remove(child)
         _localise(element, name)
     # The page says how large it is.
     for key in ("width", "height", "version"):
@@ -354,18 +347,14 @@ NUM_BINS = 20
 
 def weight_counts(clients: Sequence[ClientRow]) -> tuple[Counts, Counts, float] | None:
     """Return how many seen and unseen clients have λ = 0, 0.05 ... 1, and its mean."""
-    found = [(one.seen, one.knn_weight) for one in clients]
-    weights = [(seen, weight) for seen, weight in found if weight is not None]
+    weights = [weight for one in clients if (weight := one.knn_weight) is not None]
     if not weights:
         return None
-    seen, unseen = (
-        np.bincount(
-            [round(NUM_BINS * weight) for seen, weight in weights if seen == group],
-            minlength=NUM_BINS + 1,
-        )
-        for group in (True, False)
-    )
-    return seen, unseen, statistics.fmean(weight for _, weight in weights)
+    counts = np.zeros((2, NUM_BINS + 1), np.int64)
+    for one in clients:
+        if one.knn_weight is not None:
+            counts[int(not one.seen), round(NUM_BINS * one.knn_weight)] += 1
+    return counts[0], counts[1], statistics.fmean(weights)
 
 
 def draw_weights(setups: Sequence[Setup], colors: Colors) -> Picture | None:
@@ -473,11 +462,9 @@ def ordered_counts(counts: LabelCounts) -> tuple[Counts, int]:
     """Return what clients learn from, shape (c, M), and how many of them are seen.
 
     Seen clients come first, then by their most frequent label, then by how many
-    training and validation examples they have of it.
+    examples they have of it.
     """
-    local = np.array(
-        [np.add(one.train, one.validation) for one in counts.clients], dtype=np.int64
-    )
+    local = counts.local
     unseen = np.array([not one.seen for one in counts.clients])
     order = np.lexsort((-local.max(axis=1), local.argmax(axis=1), unseen))
     return local[order].T, int((~unseen).sum())
@@ -556,17 +543,19 @@ class Reliability:
     def of(cls, evaluations: Sequence[Evaluation]) -> "Reliability":
         """Return the bins of all evaluations pooled."""
         confidence, correct, counts = (
-            np.array([math.fsum(bins) for bins in zip(*values, strict=True)])
-            for values in (
-                [getattr(one, f"bin_{name}") for one in evaluations]
-                for name in ("confidence", "correct", "counts")
-            )
+            [
+                math.fsum(bins)
+                for bins in zip(
+                    *(getattr(one, name) for one in evaluations), strict=True
+                )
+            ]
+            for name in ("bin_confidence", "bin_correct", "bin_counts")
         )
-        held = counts > 0
+        held = [place for place, count in enumerate(counts) if count > 0]
         return cls(
-            tuple((confidence[held] / counts[held]).tolist()),
-            tuple((correct[held] / counts[held]).tolist()),
-            tuple(map(int, counts[held])),
+            tuple(confidence[place] / counts[place] for place in held),
+            tuple(correct[place] / counts[place] for place in held),
+            tuple(int(counts[place]) for place in held),
         )
 
     @property
@@ -604,17 +593,17 @@ def panels_of(setups: Sequence[Setup]) -> list[Panel]:
 
 def _panels(setup: Setup) -> list[Panel]:
     """Return a panel a group of which any client was tested."""
+    reported = [
+        result
+        for run in setup.runs
+        if (model := run.results["training"].get("state_sha256")) is not None
+        # None keeps it to itself.
+        for result in run.folder.distributed.reported(model).values()
+        if result is not None and result.personal.num_examples > 0
+    ]
     panels = []
     for group in GROUPS:
-        results = [
-            result
-            for run in setup.runs
-            if (model := run.results["training"].get("state_sha256")) is not None
-            # None keeps it to itself.
-            for result in run.folder.distributed.reported(model).values()
-            if result is not None and result.personal.num_examples > 0
-            if result.seen == (group == "seen")
-        ]
+        results = [one for one in reported if one.seen == (group == "seen")]
         if results:
             own = Reliability.of([result.personal for result in results])
             reference = Reliability.of([result.reference for result in results])

@@ -90,16 +90,14 @@ class Table:
     def as_markdown(self) -> str:
         """Return header and rows as a Markdown table, all but names to the right."""
         lines = [list(map(markdown_cell, line)) for line in (self.header, *self.rows)]
-        widths = [max(_RULE, *map(len, cells)) for cells in zip(*lines, strict=True)]
-        first, *others = widths
+        columns = zip(*lines, strict=True)
+        first, *others = (max(_RULE, *map(len, cells)) for cells in columns)
         lines.insert(1, ["-" * first, *("-" * (one - 1) + ":" for one in others)])
-        return "".join(_padded(line, widths) for line in lines)
-
-
-def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
-    (name, *numbers), (first, *others) = cells, widths
-    filled = [cell.rjust(width) for cell, width in zip(numbers, others, strict=True)]
-    return f"| {' | '.join([name.ljust(first), *filled])} |\n"
+        padded = (
+            [name.ljust(first), *map(str.rjust, numbers, others)]
+            for name, *numbers in lines
+        )
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in padded)
 
 
 @dataclass(frozen=True)
@@ -151,10 +149,8 @@ class Estimate:
         self, name: str, deviation: str = "_std", half: str = "_half_width"
     ) -> dict[str, float | None]:
         """Return mean, deviation and half width by their names in a file."""
-        found = (self.mean, self.std, self.half_width)
-        return dict(
-            zip((name, f"{name}{deviation}", f"{name}{half}"), found, strict=True)
-        )
+        names = (name, f"{name}{deviation}", f"{name}{half}")
+        return dict(zip(names, (self.mean, self.std, self.half_width), strict=True))
 
     def text(self, scale: float = 100.0, digits: int = 1) -> str:
         """Return it with its interval, of a fraction in percent: ``79.9 ± 1.2``."""
@@ -424,18 +420,13 @@ def _told_apart(firsts: Sequence[Run]) -> list[str]:
     short = [
         key if ends.count(end) > 1 else end for key, end in zip(keys, ends, strict=True)
     ]
+    named = [zip(short, one, strict=True) for one in cells]
     by_keys = [
-        "".join(
-            f", {key} {cell}"
-            for key, cell in zip(short, one, strict=True)
-            if cell != ABSENT
-        )
-        for one in cells
+        "".join(f", {key} {cell}" for key, cell in one if cell != ABSENT)
+        for one in named
     ]
-    for suffixes in (
-        by_keys if 0 < len(keys) <= MOST_IN_LABEL else [],
-        [f" ({run.name})" for run in firsts],
-    ):
+    by_names = [f" ({run.name})" for run in firsts]
+    for suffixes in (by_keys if 0 < len(keys) <= MOST_IN_LABEL else [], by_names):
         if len(set(suffixes)) == len(firsts):
             return suffixes
     return [f" ({run.path})" for run in firsts]
@@ -492,12 +483,10 @@ def clients_of(run: Path) -> list[ClientRow]:
 
 
 def fraction_degraded_against(
-    clients: Iterable[ClientRow], accuracies: Mapping[str, float]
+    clients: Iterable[ClientRow], by_client: Mapping[str, float]
 ) -> float | None:
     """Return `fraction_degraded` against another model's accuracies by client."""
-    return fraction_degraded(
-        (one.accuracy, accuracies.get(one.client)) for one in clients
-    )
+    return fraction_degraded((it.accuracy, by_client.get(it.client)) for it in clients)
 
 
 def comparability(setups: Sequence[Setup]) -> Iterator[str]:
@@ -507,29 +496,23 @@ def comparability(setups: Sequence[Setup]) -> Iterator[str]:
     if any(run.evaluated_on == VALIDATION for run in runs):
         yield (
             "These runs were evaluated on validation data (partition.evaluate_on: "
-            "validation). Such figures choose settings; they are no results on test "
-            "data."
+            "validation): they choose settings, and are no results on test data."
         )
     if len({tuple(run.seed for run in setup.runs) for setup in setups}) > 1:
-        yield (
-            "Not all setups have the same seeds; their means are over different splits "
-            "of the data."
-        )
-    if len({(run.seed, run.split_hash) for run in runs}) > len(
-        {run.seed for run in runs}
-    ):
+        yield "Not all setups have the same seeds: their means are over other splits."
+    seeds = {run.seed for run in runs}
+    if len({(run.seed, run.split_hash) for run in runs}) > len(seeds):
         yield (
             "Runs with the same seed have different splits of the data: compare their "
             "averages with care, and their clients not at all."
         )
     files = [run.path / CODE for run in runs if (run.path / CODE).is_file()]
-    versions = [path.read_text(encoding="utf-8").strip() for path in files]
-    versions = [version for version in versions if version]
+    texts = [path.read_text(encoding="utf-8").strip() for path in files]
+    versions = list(filter(None, texts))
     if len(set(versions)) > 1:
         yield (
-            f"The runs were not made by the same code: {CODE} has "
-            f"{len(set(versions))} versions in {len(versions)} runs. What changed "
-            "between them may be what makes the figures differ."
+            f"The runs were not made by the same code: {CODE} has {len(set(versions))} "
+            f"versions in {len(versions)} runs. That may be why figures differ."
         )
     for run in runs:
         step = run.results.get("model_distribution", {})
@@ -562,15 +545,12 @@ def missing_files(setups: Sequence[Setup]) -> Iterator[str]:
             own = setup.runs
             lacking = [run for run in own if expected(run) and run.path not in there]
             if lacking and len(lacking) == len(own):
-                yield (
-                    f"{setup.label} has no {name}: the charts of that file leave it "
-                    "out."
-                )
+                yield f"{setup.label} has no {name}: its charts leave it out."
             elif lacking:
                 yield (
                     f"{len(lacking)} of the {len(own)} runs of {setup.label} lack "
-                    f"{name} ({', '.join(str(run.path) for run in lacking)}): the "
-                    "charts of that file are of the others."
+                    f"{name} ({', '.join(str(run.path) for run in lacking)}): its "
+                    "charts are of the others."
                 )
 
 
@@ -638,14 +618,13 @@ def _is_over(run: Run, group: Sequence[Run]) -> bool:
     same = False
     for other in group:
         of_run, of_other = run.section("partition"), other.section("partition")
-        if {**of_run, _TREATMENT: None} != {**of_other, _TREATMENT: None}:
-            return False
         contents = {_content(run), _content(other)}
-        if "" not in contents and len(contents) > 1:
+        is_known = "" not in contents
+        if {**of_run, _TREATMENT: None} != {**of_other, _TREATMENT: None} or (
+            is_known and len(contents) > 1
+        ):
             return False
-        same = (
-            same or "" not in contents or run.section("data") == other.section("data")
-        )
+        same = same or is_known or run.section("data") == other.section("data")
     return same
 
 
@@ -717,19 +696,18 @@ def repetition_of(setup: Setup, label: str, number: int) -> Mapping[str, Any]:
             if run.seed is not None
         ],
         "experiment": dump_yaml(experiment) if experiment else "",
-        "origins": [
-            {
-                "run": run.name,
-                "seed": UNKNOWN if run.seed is None else str(run.seed),
-                "started": str(run.manifest.get("started", UNKNOWN)),
-                "command": shlex.join(run.manifest.get("command", ())) or UNKNOWN,
-                "partition_hash": run.split_hash,
-                "state_sha256": str(
-                    run.results["training"].get("state_sha256", UNKNOWN)
-                ),
-            }
-            for run in setup.runs
-        ],
+        "origins": list(map(_origin, setup.runs)),
+    }
+
+
+def _origin(run: Run) -> dict[str, str]:
+    return {
+        "run": run.name,
+        "seed": UNKNOWN if run.seed is None else str(run.seed),
+        "started": str(run.manifest.get("started", UNKNOWN)),
+        "command": shlex.join(run.manifest.get("command", ())) or UNKNOWN,
+        "partition_hash": run.split_hash,
+        "state_sha256": str(run.results["training"].get("state_sha256", UNKNOWN)),
     }
 
 
@@ -791,11 +769,8 @@ class Row:
     @property
     def times(self) -> list[str]:
         """Rounds and seconds as text."""
-        rounds, seconds = self.num_rounds, self.seconds
-        return [
-            "-" if rounds is None else str(rounds),
-            "-" if seconds is None else f"{seconds:.1f}",
-        ]
+        seconds = "-" if self.seconds is None else f"{self.seconds:.1f}"
+        return ["-" if self.num_rounds is None else str(self.num_rounds), seconds]
 
 
 def table_of(setups: Sequence[Setup]) -> list[Row]:
@@ -834,28 +809,17 @@ def table_of_run(run: Run) -> list[Row]:
 
 def as_documents(rows: Iterable[Row], over: FederatedData) -> list[dict[str, Any]]:
     """Return the rows as plain values, fractions of 1; None is not known."""
-    return [
-        {
-            "data": over.data,
-            "partition": over.partition,
-            "model": row.model,
-            "label": row.label,
-            "method": row.method,
-            "setup": row.setup,
-            "group": row.group,
-            "runs": list(row.runs),
-            **{
-                key: value
-                for name, one in row.figures.items()
-                for key, value in one.flat(name).items()
-            },
-            "num_clients": row.num_clients,
-            "num_rounds": row.num_rounds,
-            "seconds": row.seconds,
-            "is_reference": row.is_reference,
-        }
-        for row in rows
-    ]
+    before = ("model", "label", "method", "setup", "group")
+    behind = ("num_clients", "num_rounds", "seconds", "is_reference")
+    documents = []
+    for row in rows:
+        document: dict[str, Any] = {"data": over.data, "partition": over.partition}
+        document |= {name: getattr(row, name) for name in before}
+        document["runs"] = list(row.runs)
+        for name, one in row.figures.items():
+            document |= one.flat(name)
+        documents.append(document | {name: getattr(row, name) for name in behind})
+    return documents
 
 
 def as_csv(documents: Iterable[Mapping[str, Any]]) -> str:
@@ -876,20 +840,13 @@ def as_cells(rows: Sequence[Row]) -> list[list[str]]:
     header = ["method", "group", "average", "bottom decile", *degraded]
     header += ["clients", *(["seeds"] if several else []), "rounds", "seconds"]
     shown = ("average", "bottom_decile", *degraded.values())
-    return [
-        header,
-        *(
-            [
-                row.label,
-                row.group,
-                *(row.figures[name].percent() for name in shown),
-                str(row.num_clients),
-                *([str(len(row.runs))] if several else []),
-                *row.times,
-            ]
-            for row in rows
-        ),
-    ]
+    cells = [header]
+    for row in rows:
+        figures = [row.figures[name].percent() for name in shown]
+        seeds = [str(len(row.runs))] if several else []
+        numbers = [*figures, str(row.num_clients), *seeds, *row.times]
+        cells.append([row.label, row.group, *numbers])
+    return cells
 
 
 def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
@@ -914,9 +871,7 @@ def _fedavg_of(setups: Sequence[Setup]) -> Fedavg:
     column = "accuracy" if whole else "accuracy_global"
     goes_on = [one for one in setups if one.runs[0].reference_title == FEDAVG]
     found = {_model(one, not whole): one for one in whole or goes_on}
-    if len(whole) > 1:
-        return {}
-    if len(setups) < 2 or len(found) != 1:
+    if len(whole) > 1 or len(setups) < 2 or len(found) != 1:
         return {}
     (setup,) = found.values()
     return {

@@ -56,10 +56,7 @@ class Batch:
 
 
 class LocalModel:
-    """What a local step works with; made by `local_sgd`, with its arguments.
-
-    ``visited``: Which examples a mini-batch has held so far, bool of shape (n,).
-    """
+    """What a local step works with; made by `local_sgd`, with its arguments."""
 
     def __init__(  # noqa: PLR0913 (as `local_sgd`)
         self,
@@ -75,6 +72,7 @@ class LocalModel:
         device, size = task.model.device, task.training.batch_size
         self.task = task
         self.learning_rate = learning_rate
+        # Which examples a mini-batch has held so far.
         self.visited = torch.zeros(len(examples), dtype=torch.bool)
         self._examples = Examples(
             examples.images.to(device), examples.labels.to(device)
@@ -126,9 +124,7 @@ class LocalModel:
     def backward(self, batch: Batch, at: Tensor | None = None) -> Tensor:
         """Fill `gradient` with that of the mean loss; return the loss, a scalar.
 
-        The gradient hook is called, with the parameters that the gradient is of.
-
-        ``at``: Other parameters to take the gradient at, shape (num_parameters,). The
+        The gradient hook is called. With other parameters to take it ``at``, the
         model's own are there again afterwards; buffers see one pass more.
         """
         if at is None:
@@ -145,10 +141,7 @@ class LocalModel:
         """Let passes inside a ``with`` block leave no trace but `gradient`.
 
         The model's buffers and the random numbers that its layers draw are the same
-        afterwards, so that a pass `at` other parameters does not show in the model.
-
-        ``buffers``: What the passes take for the model's buffers, and update in place:
-        shape (num_weights - num_parameters,), on the model's device.
+        afterwards. The passes take ``buffers`` in their place, and update these.
         """
         model = self.task.model
         own = model.buffers.clone()
@@ -374,11 +367,9 @@ def pull(
     (1 + η λ), with which a step of SGD of rate η and weight decay d is the proximal
     one. Momentum comes on top of it, as on top of any gradient.
 
-    ``center``: c, shape (num_parameters,), or (num_weights,), whose buffers are left
-    out. ``weight``: λ, 0 or more. With 0 the gradient stays exactly as it is.
-    ``learning_rate``, ``weight_decay``: η and d of the steps that are made. ``where``:
-    Which parameters are pulled, bool of the shape of ``center``; None is all. The
-    others' gradient stays as it is.
+    c is ``center``, (num_parameters,), or (num_weights,), whose buffers are left out;
+    λ is ``weight``, and with 0 the gradient stays exactly as it is, as does that of
+    parameters not in ``where``, of the shape of ``center``. η and d are of the steps.
     """
     shrunk = 1 / (1 + learning_rate * weight)
     strength = weight * shrunk

@@ -25,7 +25,6 @@ from knnper.simulation.partition.split import (
     ClientPart,
     Partition,
     client_names,
-    describe_partition,
     fingerprint,
     hold_out_last,
     hold_out_random,
@@ -150,24 +149,6 @@ def test_what_a_partition_needs() -> None:
         make_partition(dataset, choice, KEY)
     with pytest.raises(TypeError, match="expected PartitionSettings, found Settings"):
         make_partition(DATASET, Choice("iid", Settings()), KEY)
-
-
-def test_summary() -> None:
-    empty = np.array([], dtype=np.int64)
-    partition = Partition(
-        (
-            ClientPart("0000", True, np.array([0, 1, 4]), np.array([2]), np.array([7])),
-            ClientPart("0001", True, empty, empty, empty),
-            ClientPart("0002", False, np.array([3]), np.array([5]), np.array([1, 2])),
-        )
-    )
-    summary = describe_partition(partition, np.array([0, 1, 1, 2, 0, 0]), 4)
-    assert summary.class_counts.tolist() == [[2, 2, 0, 0], [0] * 4, [1, 0, 1, 0]]
-    assert summary.train_sizes.tolist() == [3, 0, 1]
-    assert summary.validation_sizes.tolist() == [1, 0, 1]
-    assert summary.test_sizes.tolist() == [1, 0, 2]
-    assert summary.num_empty == 1
-    assert (summary.min_size, summary.median_size, summary.max_size) == (0, 2.0, 4)
 
 
 # Unseen clients have a part of what they learn from, and that is all.

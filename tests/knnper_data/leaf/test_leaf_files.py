@@ -141,18 +141,18 @@ def test_what_leaf_leaves_behind_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_samples": [2, 3]}, "num_samples is 3 for user 'bob', who has 1"),
+        ({"num_samples": [2, 3]}, "'bob' has 1 samples and is listed with 3"),
         (
             {"users": ["ada", "bob", "eve"], "num_samples": [2, 1, 4]},
-            "users without data in user_data: 'eve'",
+            "'eve' has 0 samples and is listed with 4",
         ),
         (
             {"users": [*"abcde"], "num_samples": [1] * 5},
-            "users without data in user_data: 'a', 'b', 'c' and 2 more",
+            "'a' has 0 .* 'c' has 0 samples and is listed with 1 and 4 more",
         ),
         (
             {"users": ["ada"], "num_samples": [2]},
-            "data of users that are not listed: 'bob'",
+            "'bob' has 1 samples and is listed with 0",
         ),
         ({"num_samples": [2]}, "2 users, 1 in num_samples"),
         ({"users": ["ada", "ada"]}, "2 users, of which 1 differ"),
@@ -160,8 +160,8 @@ def test_what_leaf_leaves_behind_is_allowed(tmp_path: Path) -> None:
         ({"num_samples": None}, "expected lists users"),
         ({"num_samples": [2, -1]}, "expected lists users"),
         ({"users": 5}, "expected lists users"),
-        ({"user_data": None}, "users without data in user_data"),
-        ({"user_data": []}, "users without data in user_data"),
+        ({"user_data": None}, "'ada' has 0 samples"),
+        ({"user_data": []}, "'ada' has 0 samples"),
         (
             {"user_data": {"ada": {"x": [image(1)[:-1]], "y": [1]}}},
             r"a\.json: user 'ada': found 783 numbers of an image",

@@ -457,7 +457,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderTakenError, match=message):
         take(tmp_path / "out", Identity("comparison", "small"))
     (tmp_path / "out" / BATCH).write_text("{")
-    with pytest.raises(RunError, match="is damaged, expected kind, name of the batch"):
+    with pytest.raises(RunError, match="is damaged; delete"):
         take(tmp_path / "out")
     filled(tmp_path, ["file"])
     with pytest.raises(FolderTakenError, match="file is a file, expected a folder"):

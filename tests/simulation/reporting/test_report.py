@@ -324,15 +324,15 @@ def test_files_that_are_lacking_are_told(tmp_path: Path, name: str) -> None:
     (paths[1] / name).unlink()
     (remark,) = remarks(*paths, with_charts=True)
     assert remark == (
-        f"1 of the 2 runs of kNN-Per lack {name} ({paths[1]}): the charts of that file "
-        "are of the others."
+        f"1 of the 2 runs of kNN-Per lack {name} ({paths[1]}): its charts are of the "
+        "others."
     )
     # What none has is told in the place of its chart; the table needs no such file.
     (paths[0] / name).unlink()
     assert remarks(*paths, with_charts=True) == ()
     assert remarks(*paths) == ()
     (remark,) = remarks(paths[0], other, with_charts=True)
-    assert remark == f"kNN-Per has no {name}: the charts of that file leave it out."
+    assert remark == f"kNN-Per has no {name}: its charts leave it out."
 
 
 def test_a_run_without_rounds_lacks_none(tmp_path: Path) -> None:
