@@ -78,7 +78,7 @@ check: $(STAMP) ## Format, lint, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	MYPYPATH=docker $(BIN)/mypy --explicit-package-bases docker/try.py docker/health.py docker/trial.py
+	MYPYPATH=docker $(BIN)/mypy --explicit-package-bases docker/try.py docker/health.py
 	$(BIN)/lint-imports
 
 format: $(STAMP) ## Rewrite the code in the project's format

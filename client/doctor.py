@@ -30,6 +30,7 @@ from knnper.strategies.core.exported_model import (
     load_model,
     require_fingerprint,
 )
+from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import (
     Address,
     authority_problem,
@@ -63,21 +64,10 @@ from knnper.transport.diagnosis import (
     skipped,
     speaks_tls,
     standing_in,
+    told,
     told_versions,
     version_finding,
     warning,
-)
-from knnper.transport.flower_protocol import (
-    ACTIVATE,
-    AGO_S,
-    AHEAD_S,
-    BAD_HEARTBEAT,
-    NOT_ACCEPTED,
-    FlowerError,
-    http_client,
-    post,
-    public_pem,
-    signed_headers,
 )
 
 _HEALTH, _CONTROL = "/health", "/v1/control/list-nodes"
@@ -87,6 +77,7 @@ _AGAIN = (
     "have the run distribute it again (start knnper fed client), or bring it: knnper "
     "site onboard --model FOLDER"
 )
+_START = "start it: knnper fed client; the server lets it in within a minute"
 # A part of what Flower bears, so that a warning comes before the refusal.
 _NOTABLE_AHEAD_S, _NOTABLE_BEHIND_S = 2.0, 60.0
 # After two missed signs of life, 30 s apart, Flower takes a node for gone.
@@ -134,12 +125,6 @@ def server_checks(address: str, ca: Path | None) -> Iterator[Check]:
         yield Check("certificate", lambda: server.certificate_is_accepted(ca), shown)
 
 
-def _told(verdict: Verdict, sentence: str, expected: str = "") -> Finding:
-    """Return what is told as ``what is found; how to mend it``."""
-    found, _, mend = sentence.partition("; ")
-    return Finding(verdict, found, expected, mend)
-
-
 class _Server:
     """The server as a client reaches it."""
 
@@ -151,10 +136,8 @@ class _Server:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (socket.gaierror, UnicodeError) as error:
-            return problem(
-                f"the name {host} cannot be resolved ({error})",
-                "correct `server`, mend this machine's DNS, or use /etc/hosts",
-            )
+            mend = "correct `server`, mend this machine's DNS, or use /etc/hosts"
+            return problem(f"the name {host} cannot be resolved ({error})", mend)
         addresses = sorted({str(entry[4][0]) for entry in found})
         if addresses == [host]:
             return fine(f"{host} needs no name server")
@@ -205,11 +188,11 @@ class _Server:
                 "TLS, since the client's settings have `tls`",
             )
         if speaks_http:
-            return warning(
-                "nothing is encrypted and nobody proves who they are: `insecure: true`",
-                "have the operator make certificates and keys (knnper fed init), and "
-                "give `tls` and `key`",
+            found = "nothing is encrypted, nobody proves who they are: `insecure: true`"
+            mend = (
+                "give `tls` and `key`, which the operator makes with: knnper fed init"
             )
+            return warning(found, mend)
         if not self._with_tls and speaks_tls(self.address):
             return problem(
                 f"{self.address} speaks TLS",
@@ -224,10 +207,7 @@ class _Server:
             health = self.health
         except (NotHttpError, OSError) as error:
             return self._other_software(f"it does not answer in HTTP ({error})")
-        is_gateway, is_ok = (
-            told_versions(health.headers),
-            health.status == HTTPStatus.OK,
-        )
+        is_gateway, is_ok = told_versions(health.headers), health.status == 200
         if is_gateway and is_ok:
             return fine(f"{self.address} is a federation's gateway")
         if is_gateway:
@@ -246,23 +226,24 @@ class _Server:
                 "the gateway's port",
             )
         if is_ok:
-            return warning(
-                f"{self.address} answers, and is no gateway of knnper's",
-                f"if it is not your own proxy: {_CORRECT}",
-            )
+            found = f"{self.address} answers, and is no gateway of knnper's"
+            return warning(found, f"if it is not your own proxy: {_CORRECT}")
         return self._other_software(f"{_HEALTH} gives HTTP status {health.status}")
 
     def clocks_agree(self) -> Finding:
         ahead = self.health.seconds_ahead()
         if ahead is None:
             return skipped("the server does not tell its time")
-        latest, where = AGO_S + AHEAD_S, "ahead of" if ahead > 0 else "behind"
+        latest, where = (
+            flower.AGO_S + flower.AHEAD_S,
+            "ahead of" if ahead > 0 else "behind",
+        )
         if -_NOTABLE_BEHIND_S < ahead < _NOTABLE_AHEAD_S:
             return fine(f"within {max(abs(ahead), 0.5):.1f} s of the server's")
         return Finding(
-            Verdict.WARNING if -latest < ahead < AHEAD_S else Verdict.PROBLEM,
+            Verdict.WARNING if -latest < ahead < flower.AHEAD_S else Verdict.PROBLEM,
             f"this machine's clock is {abs(ahead):.1f} s {where} the server's",
-            f"at most {AHEAD_S} s ahead, and {latest} s behind: Flower refuses "
+            f"at most {flower.AHEAD_S} s ahead, and {latest} s behind: Flower refuses "
             "signatures of another time",
             "set the clocks of both machines by NTP (timedatectl set-ntp true)",
         )
@@ -276,9 +257,9 @@ class _Server:
         except CredentialError as error:
             copy = "copy the federation's ca.crt there, or correct `tls.ca`"
             return problem(str(error), copy)
-        told = expiry_problem(authority, datetime.now(UTC))
-        if told is not None:
-            found = told.partition("; ")[0]
+        expired = expiry_problem(authority, datetime.now(UTC))
+        if expired is not None:
+            found = expired.partition("; ")[0]
             advice = "make a new federation folder, and copy its files to all machines"
             return problem(f"of the authority, {found}", advice)
         return fine(f"{authority.subject.rfc4514_string()} ({ca})")
@@ -294,7 +275,7 @@ class _Server:
             return self._why_not(ca, error)
         soon = expires_soon(certificate, datetime.now(UTC))
         if soon is not None:
-            return _told(Verdict.WARNING, soon)
+            return told(Verdict.WARNING, soon)
         until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
         return fine(f"for {', '.join(hosts_of(certificate))}, valid until {until}")
 
@@ -316,16 +297,12 @@ class _Server:
     def _why_not(self, ca: Path, error: ssl.SSLCertVerificationError) -> Finding:
         with encrypted(self.address) as connection:
             certificate = _shown(connection)
-        told = list(self._complaints(ca, certificate, error.verify_code))
-        if not told:
-            return problem(
-                f"the certificate is not accepted ({error.verify_message})",
-                "have the operator renew it: knnper fed renew",
-            )
-        parts = [sentence.partition("; ") for sentence in told]
+        other = f"the certificate is not accepted ({error.verify_message}); "
+        other += "have the operator renew it: knnper fed renew"
+        complaints = list(self._complaints(ca, certificate, error.verify_code))
+        parts = [sentence.partition("; ") for sentence in complaints or [other]]
         return problem(
-            "; ".join(found for found, _, _ in parts),
-            "; ".join(advice for _, _, advice in parts),
+            "; ".join(a for a, _, _ in parts), "; ".join(c for *_, c in parts)
         )
 
     def _complaints(
@@ -374,25 +351,27 @@ class _Key:
             )
         exposed = permission_problem(self._key)
         if exposed is not None:
-            return _told(Verdict.WARNING, exposed, "mode 0600")
+            return told(Verdict.WARNING, exposed, "mode 0600")
         return fine(f"{fingerprint(key.public_key())} ({self._key})")
 
     def is_registered(self) -> Finding:
         """Ask the server for what it refuses before it changes anything."""
         key = read_node_key(self._key)
         request = ActivateNodeRequest(
-            public_key=public_pem(key.public_key()),
+            public_key=flower.public_pem(key.public_key()),
             heartbeat_interval=IMPOSSIBLE_PAUSE_S,
         )
         try:
-            with http_client(self._settings.server, self._ca) as client:
-                response = post(client, ACTIVATE, request, signed_headers(key))
+            with flower.http_client(self._settings.server, self._ca) as client:
+                response = flower.post(
+                    client, flower.ACTIVATE, request, flower.signed_headers(key)
+                )
         except httpx.HTTPError:
             advice = "try again, and look into the server's log"
             return problem("the server did not answer", advice)
-        error = FlowerError.of(response.text)
-        code, told = error.code, error.extra or error.detail
-        if code == NOT_ACCEPTED:
+        error = flower.FlowerError.of(response.text)
+        code, why = error.code, error.extra or error.detail
+        if code == flower.NOT_ACCEPTED:
             public, name = f"{self._key.name}.pub", self._settings.name
             return problem(
                 f"the key {fingerprint(key.public_key())} is not registered with the "
@@ -403,16 +382,13 @@ class _Key:
             )
         if response.status_code == HTTPStatus.UNAUTHORIZED:
             return problem(
-                f"the server does not take the key's signature: {told}",
-                "set the clocks of both machines; if they agree, have the operator "
-                "register this key anew",
+                f"the server does not take the key's signature: {why}",
+                "set both clocks; if they agree, have the key registered anew",
             )
-        if code != BAD_HEARTBEAT:
-            return problem(
-                f"the server's answer cannot be understood (HTTP status "
-                f"{response.status_code}): {told}",
-                "install the same versions on both sides",
-            )
+        if code != flower.BAD_HEARTBEAT:
+            found = f"cannot be understood (HTTP status {response.status_code}): {why}"
+            mend = "install the same versions on both sides"
+            return problem(f"the server's answer {found}", mend)
         return self._standing(standing_in(response.text))
 
     def _standing(self, standing: Standing | None) -> Finding:
@@ -432,10 +408,8 @@ class _Key:
             return fine(f"registered as {name}")
         heard = f"{standing.idle_s:.0f} s ago the server heard of a node with this key"
         if _did_not_leave(state):
-            return warning(
-                f"{heard}, maybe the one of {state}, which did not leave in order",
-                "start it again: knnper fed client; it is let in within a minute",
-            )
+            found = f"{heard}, maybe the one of {state}, which did not leave in order"
+            return warning(found, _START)
         return problem(
             f"{heard}, which does not run from {state}",
             "stop the other node: a second one is refused while the first is there. "
@@ -476,22 +450,15 @@ class _Site:
             return fine(f"{self._folder} is yet to be made")
         if is_private(self._folder):
             return fine(f"no other user can look into {self._folder}")
-        return warning(
-            f"other users can look into {self._folder}, which holds the site's "
-            "examples",
-            f"chmod 700 {self._folder}",
-            "mode 0700",
-        )
+        found = f"other users can look into {self._folder}, which holds examples"
+        return warning(found, f"chmod 700 {self._folder}", "mode 0700")
 
     def node(self) -> Finding:
         process = holder(self._folder)
         if process is not None:
             return fine(f"runs (process {process})")
         if _did_not_leave(self._folder):
-            return warning(
-                "does not run, and did not leave in order the last time",
-                "start it: knnper fed client; the server lets it in within a minute",
-            )
+            return warning("does not run, and did not leave in order before", _START)
         return fine("does not run; start it with: knnper fed client")
 
     def last_refusal(self) -> Finding:
@@ -503,37 +470,27 @@ class _Site:
         if serving is not None and serving.installed > refusal.time.timestamp():
             return fine(f"the last one, of {when}, is older than the model")
         if refusal.about == "model":
-            return problem(
-                f"at {when}, {refusal.reason}",
-                "install the same versions on both sides, and have the "
-                "run distribute its model again",
-                "the fingerprint that the server announced",
-            )
+            mend = "install the same versions on both sides, and distribute it again"
+            expected = "the fingerprint that the server announced"
+            return problem(f"at {when}, {refusal.reason}", mend, expected)
         if refusal.about == "run":
-            return warning(
-                f"at {when}, this client refused a run: {refusal.reason}",
-                "if it is wanted, change client.yaml; or ask the server's operator for "
-                "another experiment",
-            )
-        return warning(
-            f"at {when}, the server refused this client: {refusal.reason}",
-            f"once that is mended, remove {self._folder / REFUSALS}",
-        )
+            mend = "if it is wanted, change client.yaml; or ask for another experiment"
+            return warning(f"at {when}, refused a run: {refusal.reason}", mend)
+        mend = f"once that is mended, remove {self._folder / REFUSALS}"
+        return warning(f"at {when}, refused by the server: {refusal.reason}", mend)
 
     def limits(self) -> Finding:
         limits, answers = self._settings.limits, Answers(self._settings)
         given, only = answers.read(), limits.experiment
         validation = f"answers with metrics: {answers.state('validation', given)}"
+        method, model = (
+            "any" if names is None else ", ".join(names) or "no"
+            for names in (limits.methods, limits.models)
+        )
         parts = [
             f"behind an update at least {limits.min_examples} examples, "
             f"{limits.min_steps} step(s)",
-            *(
-                f"{'any' if names is None else ', '.join(names) or 'no'} {kind}"
-                for names, kind in (
-                    (limits.methods, "method"),
-                    (limits.models, "model"),
-                )
-            ),
+            *(f"{method} method", f"{model} model"),
             "any experiment" if only is None else f"the experiment {only[:16]} alone",
             f"training rounds: {answers.state('training', given)}",
             validation if self._settings.share_metrics else "no metrics",
@@ -569,11 +526,7 @@ class _Site:
         if serving is None:
             return skipped("no model is installed yet")
         if not self._places.model(serving.model).is_dir():
-            return problem(
-                f"{self._places.serving} names the model {serving.model[:12]}, which "
-                f"is not in {folder}",
-                _AGAIN,
-            )
+            return problem(f"{serving.model[:12]} is not in {folder}", _AGAIN)
         broken = []
         for one in sorted(folder.iterdir()):
             try:
@@ -582,37 +535,30 @@ class _Site:
             except ModelError as error:
                 broken.append(str(error))
         if broken:
-            return problem(
-                "; ".join(broken),
-                f"remove what is damaged from {folder}, and {_AGAIN}",
-                "the model that each folder is named after",
-            )
+            mend = f"remove what is damaged from {folder}, and {_AGAIN}"
+            return problem("; ".join(broken), mend, "models as their folders are named")
         return fine(f"{serving.model[:12]} of {serving.run}; its fingerprint is right")
 
     def memory(self) -> Finding:
         serving = read_serving(self._places.serving)
         pending, place = pending_serving(self._places), self._places.store
         if not (place / DATABASE).is_file():
-            return warning(
-                f"there is no memory in {place}",
-                "knnper site onboard fills one; knnper site serve begins an empty one",
+            mend = (
+                "knnper site onboard fills one; knnper site serve begins an empty one"
             )
+            return warning(f"there is no memory in {place}", mend)
         try:
             with open_store(place) as store:
                 embedded_by, count = store.fingerprint, len(store)
         except StoreError as error:
-            return problem(
-                str(error), f"see what is left of it: knnper store verify {place}"
-            )
+            return problem(str(error), f"see what is left: knnper store verify {place}")
         found = f"{count} examples, embedded by the model {embedded_by[:12]}"
         if pending is not None and embedded_by == pending.model:
             return fine(f"{found}, which is about to be served")
         if serving is not None and embedded_by != serving.model:
-            return problem(
-                found,
-                "start knnper site serve, which embeds them anew",
-                f"the model that is served, {serving.model[:12]}",
-            )
+            expected = f"the model that is served, {serving.model[:12]}"
+            mend = "start knnper site serve, which embeds them anew"
+            return problem(found, mend, expected)
         return fine(found)
 
     def service(self) -> Finding:
@@ -631,11 +577,9 @@ class _Site:
         with contextlib.suppress(OSError), opened(where) as connection:
             if get(connection, where, "/ready").status in (200, 503):
                 return self._exposed_token() or fine(f"runs at {where}")
-        return problem(
-            f"other software has {where}",
-            "end it, or set `service.port` to a free port",
-            "a free port, or this client's service",
-        )
+        expected = "a free port, or this client's service"
+        mend = "end it, or set `service.port` to a free port"
+        return problem(f"other software has {where}", mend, expected)
 
     def _exposed_token(self) -> Finding | None:
         token = self._folder / "token"
@@ -643,7 +587,7 @@ class _Site:
         if exposed is None:
             return None
         expected = "mode 0600; knnper site serve refuses any other"
-        return _told(Verdict.PROBLEM, exposed, expected)
+        return told(Verdict.PROBLEM, exposed, expected)
 
     def _known_task(self) -> SiteTask | None:
         """Return what the installed model was trained on; None without one."""

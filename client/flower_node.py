@@ -73,27 +73,12 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
 
-from knnper import lifeline
+from knnper import files, lifeline
 from knnper.errors import RunError, printable, write_harmlessly
-from knnper.files import (
-    FileLock,
-    LockHeldError,
-    lock_holder,
-    make_private,
-    write_atomically,
-)
 from knnper.lifeline import die_with_parent
-from knnper.transport.flower_protocol import (
-    DEACTIVATE,
-    KEY_NEEDED,
-    NOT_ACCEPTED,
-    http_client,
-    is_plain,
-    post,
-    signed_headers,
-)
+from knnper.transport import flower_protocol as flower
 
-if not is_plain():
+if not flower.is_plain():
     from flwr.app.message import remove_content_from_message
     from flwr.cli.install import install_from_fab
     from flwr.clientapp.client_app import LoadClientAppError
@@ -129,9 +114,8 @@ if not is_plain():
     from flwr.supernode.runtime import run_clientapp
 
 log = logging.getLogger(__name__)
+# Exit status of a process whose deadline passed, as of timeout(1).
 DEADLINE_PASSED = 124
-"""Exit status of a process whose deadline passed, as of timeout(1)."""
-
 _GRACE_S = 1.0
 
 
@@ -274,11 +258,8 @@ def _connect(
 
 
 def _connect_task(address: str, token: str) -> RuntimeHttpClient:
-    known, retries = (
-        RuntimeTokenHttpInterceptor(token),
-        make_simple_http_retry_invoker(),
-    )
-    return _connect(address, "flwr-clientapp", known, retry_invoker=retries)
+    known, retry = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
+    return _connect(address, "flwr-clientapp", known, retry_invoker=retry)
 
 
 def _asked(client: RuntimeHttpClient, pulled: bytes) -> Message:
@@ -298,26 +279,25 @@ def _as_reply(error: Exception) -> Error:
     return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
 
 
+# The file in a client's state folder that is locked while its node runs.
 LOCK_FILE = "node.lock"
-"""The file in a client's state folder that is locked while its node runs."""
 
 
 @contextlib.contextmanager
 def locked(state: Path) -> Iterator[int]:
     """Hold a state folder for this process; the kernel frees it when it ends."""
     try:
-        make_private(state)
-        lock = FileLock(state / LOCK_FILE)
-    except LockHeldError as error:
+        files.make_private(state)
+        lock = files.FileLock(state / LOCK_FILE)
+    except files.LockHeldError as error:
         raise RunError(
             f"the state folder {state} is in use by another `knnper fed client` "
-            f"(process {error}). End that one first, or give this client a folder of "
-            f"its own"
+            f"(process {error}); end that one, or give this client another folder"
         ) from error
     except OSError as error:
+        mend = "make it writable for this user, or set another `state`"
         raise RunError(
-            f"the state folder {state} cannot be written: {error}. Make it writable "
-            "for the user that runs the client, or set `state` to another folder"
+            f"the folder {state} cannot be written: {error}; {mend}"
         ) from error
     with lock:
         yield lock.fileno()
@@ -325,7 +305,7 @@ def locked(state: Path) -> Iterator[int]:
 
 def holder(state: Path) -> int | None:
     """Return the process that holds a state folder; None if none does."""
-    found = lock_holder(state / LOCK_FILE)
+    found = files.lock_holder(state / LOCK_FILE)
     if found is None:
         return None
     return int(found) if found.isdecimal() else 0  # It has not said yet who it is.
@@ -356,7 +336,7 @@ class Activation:
     def note(self, node_id: int) -> None:
         """Write down that the node is online."""
         content = {"node_id": str(node_id), "place": self.place}
-        write_atomically(self._path, json.dumps(content))
+        files.write_atomically(self._path, json.dumps(content))
 
     def forget(self) -> None:
         """Write down that it has left."""
@@ -383,13 +363,13 @@ def log_to_stderr(*, verbose: bool = False) -> None:
     write_harmlessly("%(asctime)s %(levelname)s %(message)s")
     for chatty in ("httpx", "faiss"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    flower = logging.getLogger("flwr")
-    flower.setLevel(logging.INFO)
-    for handler in list(flower.handlers):
-        flower.removeHandler(handler)
-    flower.addFilter(lambda record: bool(record.getMessage().strip()))
+    logger = logging.getLogger("flwr")
+    logger.setLevel(logging.INFO)
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+    logger.addFilter(lambda record: bool(record.getMessage().strip()))
     # Clients' apps write to the same log; only what is Flower's own is routine.
-    flower.addFilter(
+    logger.addFilter(
         lambda record: (
             verbose
             or record.levelno > logging.INFO
@@ -398,9 +378,7 @@ def log_to_stderr(*, verbose: bool = False) -> None:
     )
 
 
-READY = b"ready\n"
-"""What a runner writes once everything is loaded."""
-
+READY = b"ready\n"  # what a runner writes once everything is loaded
 CLIENT_APP = "knnper_cli.flower_apps:client_app"
 
 
@@ -412,7 +390,7 @@ class Orders:
     secret: str  # of that API, in hexadecimal digits: nobody else gets a task from it
     parent: int  # process id of the node
     app: str = (
-        CLIENT_APP  # MODULE:NAME of the installed one, which answers every message
+        CLIENT_APP  # MODULE:NAME of the installed one, which answers all messages
     )
     # The app that comes with a run, as Flower does: who submits runs runs code here.
     allow_app_code: bool = False
@@ -442,9 +420,9 @@ class NotAcceptedError(Refusal):
 
 def refusal_of(code: int, message: str) -> Refusal:
     """Return what Flower's answer means."""
-    if code == NOT_ACCEPTED:
+    if code == flower.NOT_ACCEPTED:
         return NotAcceptedError()
-    if code == KEY_NEEDED:
+    if code == flower.KEY_NEEDED:
         return Refusal(
             "the server takes only clients with a key; give `tls` and `key` instead of "
             "`insecure: true`",
@@ -534,9 +512,12 @@ def take_out(server: Server, node_id: int) -> None:
     """Tell the server that a node of this key is gone."""
     if server.key is None:
         return
-    request, signed = DeactivateNodeRequest(node_id=node_id), signed_headers(server.key)
-    with http_client(server.address, server.ca) as client:
-        post(client, DEACTIVATE, request, signed).raise_for_status()
+    request, signed = (
+        DeactivateNodeRequest(node_id=node_id),
+        flower.signed_headers(server.key),
+    )
+    with flower.http_client(server.address, server.ca) as client:
+        flower.post(client, flower.DEACTIVATE, request, signed).raise_for_status()
 
 
 @contextlib.contextmanager
@@ -671,11 +652,8 @@ class Runner:
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
             found = self._node.AcquireTask(request)
-            return (
-                (found.task, found.token)
-                if found.HasField("task") and found.token
-                else None
-            )
+            is_one = found.HasField("task") and found.token
+            return (found.task, found.token) if is_one else None
         except httpx.HTTPError as error:
             log.warning("the node did not answer its runner: %s", error)
             return None
@@ -760,9 +738,7 @@ def _read_line() -> bytes:
     while not line.endswith(b"\n"):
         byte = os.read(_ORDERS, 1)
         if not byte:
-            sys.exit(
-                "expected orders on standard input; `knnper fed client` starts this"
-            )
+            sys.exit("expected orders on standard input, of `knnper fed client`")
         line += byte
     return line
 
@@ -854,14 +830,9 @@ _RUNTIME_API_STOP_S = 0.5
 def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
     """Answer the runner in a thread, at a free port."""
     app = create_app(state_factory=state, superexec_auth_secret=secret)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=1,
-    )
+    silent: dict[str, Any] = {"log_level": "warning", "access_log": False}
+    plain: dict[str, Any] = {"lifespan": "off", "ws": "none"}
+    config = uvicorn.Config(app, **silent, **plain, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     with socket.create_server((_LOOPBACK, 0)) as listening:
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -877,7 +848,7 @@ def runtime_api(state: NodeStateFactory, secret: bytes) -> Iterator[str]:
 def quick_pulls() -> Iterator[None]:
     """Have a ServerApp ask sooner for arrays of a reply that are on their way."""
     # A reply is seen before its arrays are there. Flower then waits for a second.
-    if is_plain():
+    if flower.is_plain():
         yield
         return
     pull = functools.partial(pull_objects, initial_backoff=FIRST_RETRY_S)
@@ -889,11 +860,14 @@ _TERM_S = 6.0  # Flower takes half of it
 _GLANCE_S = 0.5
 
 
-@contextlib.contextmanager
-def plain_supernode(
-    server: Server, key: Path | None, config: Path, home: Path
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Give Flower's own node, a process that ends with the block."""
+def serve_plainly(
+    server: Server,
+    key: Path | None,
+    config: Path,
+    home: Path,
+    look: Callable[[], None],
+) -> NoReturn:
+    """Have Flower's own node in the federation, with a ``look`` now and then."""
     trust = ["--insecure"] if server.ca is None else ["--root-certificates", server.ca]
     proof = [] if key is None else ["--auth-supernode-private-key", key]
     with socket.create_server((_LOOPBACK, 0)) as free:
@@ -914,7 +888,10 @@ def plain_supernode(
         },
     )
     try:
-        yield process
+        while process.poll() is None:
+            look()
+            time.sleep(_GLANCE_S)
+        raise Refusal(f"flower-supernode ended with status {process.returncode}")
     finally:
         process.terminate()
         try:
@@ -922,14 +899,3 @@ def plain_supernode(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def serve_plainly(process: subprocess.Popen[bytes], look: Callable[[], None]) -> None:
-    """Wait until Flower's own node ends, with a ``look`` now and then."""
-    while process.poll() is None:
-        look()
-        time.sleep(_GLANCE_S)
-    raise Refusal(
-        f"flower-supernode ended with status {process.returncode}; what it said is "
-        "above"
-    )

@@ -450,8 +450,7 @@ class SiteState:
             _LOG.error("%s", error)
             raise ModelError(
                 f"the model {fingerprint[:12]} in {folder} is missing or was damaged; "
-                "get it again: knnper site onboard, with --model FOLDER for an "
-                "exported one"
+                "get it again: knnper site onboard"
             ) from error
         return model
 
@@ -466,8 +465,7 @@ def _require_read_for(model: GlobalModel, data: SiteData) -> None:
         raise SiteStateError(
             f"the data was read for {found.spec} and the classes "
             f"{', '.join(found.class_names)}; the model is for {expected.spec} and "
-            f"the classes {', '.join(expected.class_names)}. Read the data for the "
-            "model at hand"
+            f"the classes {', '.join(expected.class_names)}"
         )
 
 
@@ -586,11 +584,9 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         known = {one.model: one for one in written if one is not None}
         serving = known.get(self.store.fingerprint)
         if serving is None:
-            raise SiteStateError(
-                f"the store in {places.store} was embedded by the model "
-                f"{self.store.fingerprint[:12]}, which was not installed; install a "
-                "model anew: knnper site onboard"
-            )
+            model = f"the model {self.store.fingerprint[:12]}, which was not installed"
+            mend = "install a model anew: knnper site onboard"
+            raise SiteStateError(f"{places.store} was embedded by {model}; {mend}")
         state = self._loaded(serving.model), serving
         self._states = {serving.model: state}
         return state
@@ -614,10 +610,9 @@ def open_served(site_state: SiteState, *, writable: bool) -> ServedModel:
     """Return what a client serves, ready to answer."""
     serving = site_state.served()
     if serving is None:
-        raise SiteStateError(
-            f"nothing is installed in {site_state.places.folder} yet; wait for the "
-            "federation to distribute a model, or run knnper site onboard"
-        )
+        mend = "wait for the federation's model, or run knnper site onboard"
+        folder = site_state.places.folder
+        raise SiteStateError(f"nothing is installed in {folder} yet; {mend}")
     folder = site_state.places.store
     if writable and not site_state.has_store():
         # Its owner removed it: there is nothing that it should remember.

@@ -89,9 +89,8 @@ def last_refusal(state: Path) -> RefusalNote | None:
     try:
         return _NOTE.validate_python(notes[-1]) if notes else None
     except ValidationError as error:
-        raise RunError(
-            f"the last line of {state / REFUSALS} is damaged; remove the file"
-        ) from error
+        damaged = state / REFUSALS
+        raise RunError(f"the last line of {damaged} is damaged; remove it") from error
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,9 @@ class Answers:
             found = _ANSWERS.validate_python(lines)
         except ValidationError as error:
             line = error.errors()[0]["loc"][0]
-            raise RunError(
-                f"entry {line} of {self._file.path} is damaged, so that what was "
-                "answered cannot be counted; remove the file to count from nothing"
-            ) from error
+            mend = "remove the file to count answers from nothing"
+            damaged = f"entry {line} of {self._file.path} is damaged"
+            raise RunError(f"{damaged}; {mend}") from error
         if self.client.limits.days is None:
             return found
         begin = datetime.now(UTC) - timedelta(days=self.client.limits.days)

@@ -32,7 +32,6 @@ from knnper.client.flower_node import (
     RunnerProcess,
     Server,
     locked,
-    plain_supernode,
     runtime_api,
     serve_plainly,
     started,
@@ -140,10 +139,7 @@ def run_client(settings: ClientSettings, options: NodeOptions) -> None:
         os.environ["FLWR_HOME"] = str(settings.state / "flwr")
         node = _Node(settings, options, Activation.of(settings.state, lock))
         if settings.insecure:
-            log.warning(
-                "insecure: true: whoever is on the way reads and changes everything "
-                "that this client and the server say to each other"
-            )
+            log.warning("insecure: true: whoever is on the way can read and change all")
         try:
             while True:
                 node.join_and_serve()
@@ -169,14 +165,8 @@ class _Node:
         state, secret = flower_supernode.new_state(), secrets.token_bytes(32)
         with runtime_api(state, secret) as address:
             options = self._options
-            orders = Orders(
-                address,
-                secret.hex(),
-                os.getpid(),
-                app=options.app,
-                allow_app_code=options.allow_app_code,
-                verbose=options.verbose,
-            )
+            ours, app = (address, secret.hex(), os.getpid()), options.app
+            orders = Orders(*ours, app, options.allow_app_code, options.verbose)
             with started(orders) as runner:
                 stay = _Stay(self._server, runner, self._activation, options.is_done)
                 self._join(stay, lambda: self._serve(stay, state, secret))
@@ -194,10 +184,8 @@ class _Node:
         while True:
             try:
                 require_server(server.address, server.ca)
-                with plain_supernode(
-                    server, settings.key, settings.file, home
-                ) as process:
-                    serve_plainly(process, lambda: _leave_if(self._options.is_done()))
+                told = settings.key, settings.file, home
+                serve_plainly(server, *told, lambda: _leave_if(self._options.is_done()))
             except Refusal as refusal:
                 patience.bear(refusal)
 
@@ -224,13 +212,8 @@ class _Node:
     def _serve(self, stay: "_Stay", state: Any, secret: bytes) -> None:
         require_server(self._server.address, self._server.ca)
         stay.runner.wait_until_ready()
-        flower_supernode.serve(
-            self._server,
-            state,
-            secret,
-            {"config": str(self._settings.file)},
-            stay.hooks(),
-        )
+        config: dict[str, Any] = {"config": str(self._settings.file)}
+        flower_supernode.serve(self._server, state, secret, config, stay.hooks())
 
     def _has_made_room(self, refusal: Refusal) -> bool:
         """Take out the node that a crash of this client left online, if it did."""

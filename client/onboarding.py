@@ -67,15 +67,12 @@ def join(
             if (serving := site_state.served()) is not None:
                 return Onboarded(site_state, serving)
             if has_ended:
-                raise RunError(
-                    "the client's node has ended before it was handed a model; its "
-                    "log says why, and knnper site doctor looks for the cause"
-                )
+                why = "its log says why, and knnper site doctor looks for the cause"
+                raise RunError(f"the node ended before it was handed a model; {why}")
             if time.monotonic() >= deadline:
                 raise SiteStateError(
                     f"the server distributed no model within {patience_s:g} s; have it "
-                    "do so (knnper fed submit --resume RUN --stay SECONDS), or onboard "
-                    "with an exported one: knnper site onboard --model FOLDER"
+                    "do so (knnper fed submit --resume RUN --stay S), or give --model"
                 )
             time.sleep(POLL_S)
 

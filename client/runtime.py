@@ -28,17 +28,9 @@ from knnper.errors import (
 from knnper.files import write_atomically
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
+from knnper.strategies.core import task
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import NoState
-from knnper.strategies.core.task import (
-    ClientResult,
-    ClientResults,
-    EmbeddingPool,
-    Evaluation,
-    Predictor,
-    evaluate,
-    score,
-)
 from knnper.transport.messages import (
     CannotRunError,
     CarrierError,
@@ -158,7 +150,7 @@ class Personalized:
 
     data: ClientData
     reference: Any
-    predictor: Predictor
+    predictor: task.Predictor
     seen: bool
 
 
@@ -166,8 +158,8 @@ class Personalized:
 class Served:
     """How a client does that serves somebody, and so has read its test split."""
 
-    personal: Evaluation
-    reference: Evaluation
+    personal: task.Evaluation
+    reference: task.Evaluation
     chosen: Mapping[str, float]
 
 
@@ -180,7 +172,7 @@ class ClientRuntime:
     source: DataSource
     states: ClientStateStore
     key: RandomKey  # the experiment's root key
-    pool: EmbeddingPool  # where the method's task looks for embeddings first
+    pool: task.EmbeddingPool  # where the method's task looks for embeddings first
     # Is given each client that has the model. Returns how what is served from then on
     # does on the test split; None where the predictor is to be tested.
     keep: Callable[[Personalized], Served | None] = lambda _: None
@@ -207,13 +199,13 @@ class ClientRuntime:
             self.states.save(client, server_round, state, keep_rounds)
         return update
 
-    def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
+    def validate(self, clients: Sequence[str], reference: object) -> task.Evaluation:
         """Evaluate the unpersonalised model on all the clients' validation splits."""
         model = self._unpersonalised(reference)
         held_out = [self.source.data(client).validation for client in clients]
         # Each client's by themselves, as at a site: bits depend on the batch.
         probabilities = torch.cat([model(examples.images) for examples in held_out])
-        return score(probabilities, torch.cat([one.labels for one in held_out]))
+        return task.score(probabilities, torch.cat([one.labels for one in held_out]))
 
     def personalize(
         self,
@@ -221,7 +213,7 @@ class ClientRuntime:
         payload: object,
         reference: object,
         state_rounds: Sequence[int],
-    ) -> ClientResults:
+    ) -> task.ClientResults:
         """Personalise, then read the test splits: once, and only here."""
         # Every client's figures are, in every bit, what they would be alone.
         failures: dict[str, str] = {}
@@ -229,24 +221,24 @@ class ClientRuntime:
         records = (payload, reference)
         unpersonalised = self._unpersonalised(reference)
 
-        def prepare(client: str) -> tuple[Predictor, Evaluation]:
+        def prepare(client: str) -> tuple[task.Predictor, task.Evaluation]:
             state = self._state(client, rounds[client])
             rng = self.key.child("personalize", client)
             predictor = self.method.personalize(payload, state, data[client], rng)
-            return predictor, evaluate(unpersonalised, data[client].validation)
+            return predictor, task.evaluate(unpersonalised, data[client].validation)
 
-        def report(client: str) -> ClientResult:
+        def report(client: str) -> task.ClientResult:
             own, seen = data[client], self.source.is_seen(client)
             predictor, validation = prepared[client]
             served = self.keep(Personalized(own, reference, predictor, seen))
             if served is None:
                 test, weights = tests[client], self.source.class_weights(client)
                 served = Served(
-                    evaluate(predictor, test, weights),
-                    evaluate(unpersonalised, test, weights),
+                    task.evaluate(predictor, test, weights),
+                    task.evaluate(unpersonalised, test, weights),
                     predictor.describe(),
                 )
-            return ClientResult(
+            return task.ClientResult(
                 client=client,
                 seen=seen,
                 num_train=len(own.train),
@@ -267,7 +259,7 @@ class ClientRuntime:
         tests = {client: self.source.test(client) for client in prepared}
         with self._embedding_once(records, list(tests.values())):
             results = _for_each(list(prepared), report, failures)
-        return ClientResults(tuple(results.values()), failures)
+        return task.ClientResults(tuple(results.values()), failures)
 
     def _embedding_once(
         self, records: Sequence[object], splits: Sequence[Examples]
@@ -285,7 +277,7 @@ class ClientRuntime:
             return None
         return self.states.load(state_type, client, after_round)
 
-    def _unpersonalised(self, reference: object) -> Predictor:
+    def _unpersonalised(self, reference: object) -> task.Predictor:
         """Return what the method gives to a client without data: its global model."""
         nothing = ClientData(no_examples(self.spec), no_examples(self.spec))
         return self.method.personalize(

@@ -199,19 +199,8 @@ class ClientSettings(ClientDocument):
 def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
     """Return the client that the YAML file at ``path`` describes.
 
-    Parameters
-    ----------
-    path
-        Relative paths in the file are relative to its folder.
-    overrides
-        ``KEY=VALUE`` with a dotted key and a YAML value; made in order.
-
-    Raises
-    ------
-    ConfigError
-        If the file cannot be read or is no YAML, and with *all* problems: unknown keys
-        and names, values of a wrong type, missing keys, and what does not go together.
-        Whether files exist that it names is not looked at.
+    A `ConfigError` names *all* problems. Whether the files exist that it names is not
+    looked at.
     """
     file = path.absolute()
     document = read_yaml(file, "give the path of a client's YAML file")

@@ -102,33 +102,27 @@ def installer_of(
 
     def keep(personalized: Personalized) -> Served | None:
         if not has_model:
-            log.warning(
-                "the method ends with no model that all clients share: its result is "
-                "reported, and nothing is served"
-            )
+            log.warning("the method ends with no global model, so nothing is served")
             return None
         weights = personalized.reference.weights
         model = global_model(experiment, assembly.task, data.task, weights)
         try:
-            source = "the model that the server distributed"
-            require_fingerprint(model, expected, source)
+            require_fingerprint(
+                model, expected, "the model that the server distributed"
+            )
         except ModelError as error:
             note_refusal(settings.state, "model", str(error))
             raise
         decided = state_of(settings).install(model, data, took_part=personalized.seen)
-        log.info(
-            "the model %s is installed, with a weight of %g for the neighbours",
-            model.fingerprint[:12],
-            decided.serving.knn_weight,
-        )
+        told = "the model %s is installed, with a weight of %g for the neighbours"
+        log.info(told, model.fingerprint[:12], decided.serving.knn_weight)
         chosen = experiment.personalization
         is_served = isinstance(chosen.settings, KnnSettings)
         if not (assembly.method.serves_global_model and is_served):
-            log.warning(
-                "what is reported is what %s makes; what is served is the global model "
-                "with a memory",
-                title_of(experiment.method.name, chosen.name),
+            told = (
+                "%s makes what is reported; what is served is the model with a memory"
             )
+            log.warning(told, title_of(experiment.method.name, chosen.name))
             return None
         return Served(decided.mixed, decided.global_model, decided.chosen)
 
@@ -213,10 +207,8 @@ class SiteWorker:
 
     def _require_this(self, clients: Sequence[str]) -> None:
         if list(clients) != [self.name]:
-            raise RunError(
-                f"the server asked for {', '.join(clients)}, and this is {self.name}; "
-                "two clients may go by one name"
-            )
+            wanted = ", ".join(clients)
+            raise RunError(f"the server asked for {wanted}, and this is {self.name}")
 
 
 KEPT = 4  # runs whose states are kept, so that they can be resumed
@@ -225,10 +217,8 @@ KEPT = 4  # runs whose states are kept, so that they can be resumed
 def run_states(state: Path, experiment: Experiment, session: str) -> Path:
     """Return the folder of one run, and remove those of runs long past."""
     if not re.fullmatch(r"[A-Za-z0-9-]{0,64}", session):
-        raise RunError(
-            f"expected a session of at most 64 letters, digits and -, found "
-            f"{session[:80]!r}; the server is of another version"
-        )
+        expected = "expected a session of at most 64 letters, digits and -"
+        raise RunError(f"{expected}, found {session[:80]!r}")
     folder = state / "runs" / f"{results_identity(experiment)[:16]}-{session}"
     if folder.exists():
         folder.touch()
@@ -332,11 +322,8 @@ class SiteNode:
         """See `knnper.client.runtime.Node`."""
         settings = _settings(context)
         if note_refusal(settings.state, "client", reason):
-            log.error(
-                "the server refuses this client: %s. It stays connected and takes part "
-                "in nothing until that is mended; the server asks again by itself",
-                reason,
-            )
+            told = "the server refuses this client: %s. Once mended, it is asked again"
+            log.error(told, reason)
 
 
 def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, Limits]:

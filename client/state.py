@@ -81,10 +81,8 @@ def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
         try:
             known = _IDENTITY.validate_json(places.identity.read_bytes())
         except ValidationError as error:
-            raise SiteStateError(
-                f"{places.identity} is damaged; remove it if {places.folder} is this "
-                "client's"
-            ) from error
+            mend = f"remove it if {places.folder} is this client's"
+            raise SiteStateError(f"{places.identity} is damaged; {mend}") from error
     if known.get("name", name) != name:
         raise SiteStateError(
             f"{places.folder} is the state of the client {known['name']!r}, found the "
@@ -277,10 +275,8 @@ def read_pending(places: Places) -> Pending | None:
                 images, labels = (file.get_tensor(one) for one in ("images", "labels"))
                 said = file.metadata()
             # A former version wrote no names of what has moved.
-            names, moved = (
-                json.loads(said["names"]),
-                json.loads(said.get("moved", "[]")),
-            )
+            names = json.loads(said["names"])
+            moved = json.loads(said.get("moved", "[]"))
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise SiteStateError(
                 f"{path} cannot be read ({error}); remove {places.pending}, and get "

@@ -172,12 +172,8 @@ def prepare_process(run: RunSettings, device: torch.device) -> None:
 
     The number of threads, since results are the same bits only for the same number,
     and on a GPU the algorithms that give the same numbers each time, with products in
-    full float32. cuBLAS reads its workspaces [1]_, which LSTMs depend on, from the
-    environment when the first product is computed; those that the user chose stay.
-
-    References
-    ----------
-    .. [1] NVIDIA, "cuBLAS", section "Results Reproducibility".
+    full float32. cuBLAS reads its workspaces, which LSTMs depend on, from the
+    environment at the first product (NVIDIA, "cuBLAS", "Results Reproducibility").
     """
     torch.set_num_threads(num_threads(run))
     if device.type == "cuda":
@@ -189,9 +185,8 @@ def prepare_process(run: RunSettings, device: torch.device) -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep up to 1 GiB that was freed, instead of returning it at once.
 
-    Each training step frees and takes large tensors. By default their pages go back to
-    the system and are zeroed anew for the next step, up to a fifth of MobileNetV2's
-    time. glibc does as it is told in the main thread only, where workers compute.
+    Else their pages are zeroed anew for each training step, up to a fifth of
+    MobileNetV2's time. It works in the main thread only, where workers compute.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

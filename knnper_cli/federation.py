@@ -81,12 +81,9 @@ def add_client(
 
     place = FederationFolder(folder)
     written = write_client(place, name, known_server(place, host), num_train)
-    say(
-        f"Copy {written} to the client's machine. A server that runs from "
-        f"{place.server} lets it in now; elsewhere: knnper fed register "
-        "SERVER.yaml "
-        f"{name} {name}.key.pub"
-    )
+    elsewhere = f"knnper fed register SERVER.yaml {name} {name}.key.pub"
+    say(f"Copy {written} to the client's machine.")
+    say(f"A server of {place.server} lets it in now; elsewhere: {elsewhere}")
 
 
 def register(
@@ -105,10 +102,8 @@ def remove_client(server: Place, name: ClientName) -> None:
     """Let a client in no longer; its key cannot be used again."""
     folder = _authorized(server)
     folder.remove(name)
-    say(
-        f"{name} may not connect any more; a running server drops it now. Its key "
-        "cannot be registered again: should it come back, make it a new one."
-    )
+    say(f"{name} may not connect any more; a running server drops it now.")
+    say("Its key cannot be registered again: should it come back, make it a new one.")
 
 
 def list_clients(server: Place, as_json: AsJson = False) -> None:
@@ -195,9 +190,9 @@ def renew(folder: Folder, host: MoreHosts = None, days: Days = 825) -> None:
 
     place = FederationFolder(folder)
     names = renew_certificate(place, host or (), days)
+    say(f"New certificate for {', '.join(names)}, valid for {days} days.")
     say(
-        f"New certificate for {', '.join(names)}, valid for {days} days. On the "
-        f"server's machine it replaces server.crt and server.key of {place.server}."
+        f"On the server's machine, replace server.crt and server.key of {place.server}."
     )
 
 
@@ -210,7 +205,7 @@ ServerOverrides = Annotated[list[str] | None, set_option("listen=0.0.0.0:9000")]
 def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None:
     """Run the server: Flower's SuperLink, and the gateway that clients reach."""
     from knnper.server.link.supervisor import run_server
-    from knnper.server.settings import ServerSettings, read_server
+    from knnper.server.settings import read_server
 
     settings = read_server(settings_file, overrides or ())
     write_harmlessly("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -218,18 +213,11 @@ def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None
     for noisy in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     if settings.insecure:
-        say(
-            "Warning: insecure: true. Nothing is encrypted, and whoever reaches "
-            f"{settings.listen} is a client."
-        )
-
-    def tell(settings: ServerSettings = settings) -> None:
-        say(
-            f"Server {settings.name} is ready: clients connect to {settings.listen}; "
-            f"for Flower's commands: export FLWR_HOME={settings.flower_home}"
-        )
-
-    run_server(settings, settings_file.resolve(), tell)
+        risk = f"Nothing is encrypted; whoever reaches {settings.listen} is a client"
+        say(f"Warning: insecure: true. {risk}.")
+    ready = f"Server {settings.name} is ready: clients connect to {settings.listen};"
+    flowers = f"for Flower's commands: export FLWR_HOME={settings.flower_home}"
+    run_server(settings, settings_file.resolve(), lambda: say(f"{ready} {flowers}"))
 
 
 SERVER_MAY_BE_AWAY_S = 60.0
@@ -339,11 +327,8 @@ def _saying_where_to_look(settings: "ServerSettings") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        say(
-            "Interrupted; the server may have taken the run, or take it yet. Before "
-            "you submit it again, look for it: "
-            f"FLWR_HOME={settings.flower_home} flwr list {CONNECTION}"
-        )
+        look = f"FLWR_HOME={settings.flower_home} flwr list {CONNECTION}"
+        say(f"Interrupted; the server may have taken the run. Look for it: {look}")
         raise typer.Exit(INTERRUPTED) from error
 
 
@@ -355,11 +340,8 @@ def _showing_patience(most_s: float) -> Iterator[None]:
     def remind() -> None:
         began = time.monotonic()
         while not done.wait(REMIND_S):
-            waited = time.monotonic() - began
-            say(
-                f"Waiting for the server to take the run: {waited:.0f} of at most "
-                f"{most_s:.0f} s. A busy machine needs minutes"
-            )
+            waited = f"{time.monotonic() - began:.0f} of at most {most_s:.0f} s"
+            say(f"Waiting for the server to take the run: {waited}")
 
     threading.Thread(target=remind, daemon=True).start()
     try:
@@ -375,11 +357,8 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, watch: "Watch") 
     try:
         done = watch.follow(has_ended)
     except KeyboardInterrupt as error:
-        say(
-            f"No longer watching; the run goes on. To watch: knnper fed status "
-            f"{place}. To end it: FLWR_HOME={settings.flower_home} flwr stop {run_id} "
-            f"federation"
-        )
+        end = f"FLWR_HOME={settings.flower_home} flwr stop {run_id} federation"
+        say(f"The run goes on. To watch: knnper fed status {place}. To end it: {end}")
         raise typer.Exit(INTERRUPTED) from error
     if not done:
         found = submission.status(settings, run_id)
@@ -387,11 +366,9 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, watch: "Watch") 
             last_words = submission.last_words(settings, run_id)
         except RunError as error:
             last_words = f"The end of its log cannot be shown: {error}"
-        raise RunError(
-            f"run {run_id} ended without results: {found.outcome} {found.details}\n"
-            f"{last_words}\n"
-            f"{how_to_resume('fed submit', place)}"
-        )
+        how = f"ended without results: {found.outcome} {found.details}"
+        resume = how_to_resume("fed submit", place)
+        raise RunError(f"run {run_id} {how}\n{last_words}\n{resume}")
     show_run(place)
 
 
@@ -479,10 +456,8 @@ def export(
 
     model = find_model(run)
     save_model(folder, model)
-    say(
-        f"{folder} holds the model {model.fingerprint[:12]} of {run}; a site that "
-        f"joins runs: knnper site onboard client.yaml --model {folder}"
-    )
+    say(f"{folder} holds the model {model.fingerprint[:12]} of {run}.")
+    say(f"A site that joins runs: knnper site onboard client.yaml --model {folder}")
 
 
 federation = typer.Typer(
@@ -492,15 +467,8 @@ federation = typer.Typer(
     help="Set up, run and train a federation of real clients.",
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    init,
-    server,
-    client,
-    submit,
-    export,
-    add_client,
-    register,
-    remove_client,
-    renew,
+    *(init, server, client, submit, export),
+    *(add_client, register, remove_client, renew),
 )
 for _command in _COMMANDS:
     federation.command()(_command)

@@ -141,9 +141,7 @@ def _absolute(path: str) -> Path:
     return Path(path).expanduser().resolve()
 
 
-MODEL = "model"
-"""The folder in the run's folder that holds the trained model."""
-
+MODEL = "model"  # the folder in the run's folder that holds the trained model
 log = logging.getLogger("flwr")
 
 

@@ -1,5 +1,6 @@
 """The commands of ``knnper site``: its data, its service, its own memory."""
 
+import functools
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from knnper.client.onboarding import Onboarded
     from knnper.client.service.access import Tokens
-    from knnper.client.settings import ClientSettings, ServiceSettings
+    from knnper.client.settings import ClientSettings
     from knnper.client.state import Accuracy, Serving
     from knnper.data.site import DataCheck
     from knnper.experiment import Experiment
@@ -74,9 +75,8 @@ def check(
         num_train = found.splits["train"].num_examples
         asked = _asked(settings, experiment, num_train)
     if as_json:
-        print_json(
-            {"client": settings.name, "sent": False, **found.document(), **asked}
-        )
+        about = {"client": settings.name, "sent": False}
+        print_json({**about, **found.document(), **asked})
     else:
         typer.echo(f"client: {settings.name}")
         _show(found, with_task=agreed is not None)
@@ -194,33 +194,25 @@ def doctor(
     # Both files are read first: one that is wrong ends the command with 2.
     patients = [_of_server(server)] if server is not None else []
     patients += [_of_client(config)] if config is not None else []
-    from knnper.transport.diagnosis import examine
+    from knnper.transport.diagnosis import examine, is_well
 
-    diagnoses = [
-        (kind, name, file, examine(checks)) for kind, name, file, checks in patients
-    ]
-    if as_json:
-        documents = [
-            {
-                "kind": kind,
-                "name": name,
-                "file": str(file),
-                "well": not _with_verdict(found, "problem"),
-                "checks": [one.as_document() for one in found],
-            }
-            for kind, name, file, found in diagnoses
-        ]
-        print_json(documents)
-    else:
-        for kind, name, file, found in diagnoses:
+    documents = []
+    for kind, name, file, checks in patients:
+        found = examine(checks)
+        if not as_json:
             tell(f"{kind} {name} ({file})")
             _show_examined(found)
-    if any(_with_verdict(found, "problem") for *_, found in diagnoses):
+        checked = [one.as_document() for one in found]
+        about = {"kind": kind, "name": name, "file": str(file), "well": is_well(found)}
+        documents.append({**about, "checks": checked})
+    if as_json:
+        print_json(documents)
+    if not all(one["well"] for one in documents):
         raise typer.Exit(RUN_FAILED)
 
 
+# Kind, name and file of a client or server, and what to look at.
 _Patient = tuple[str, str, Path, "Sequence[Check]"]
-"""Kind, name and file of a client or server, and what to look at."""
 
 
 def _of_client(file: Path) -> _Patient:
@@ -298,46 +290,35 @@ def serve(
     site_state = SiteState(settings.state, settings.name)
     binding = settings.service
     if not is_loopback(binding.host) and binding.tls is None:
-        say(
-            f"Warning: {binding.host} is open to other machines, without TLS: whoever "
-            "sees the traffic reads the token and all inputs. Set service.tls, or "
-            "service.host: 127.0.0.1"
+        risk = "whoever sees the traffic reads the token and all inputs"
+        exposed = (
+            f"Warning: {binding.host} is open to other machines, without TLS: {risk}"
         )
+        say(f"{exposed}. Set service.tls, or service.host: 127.0.0.1")
     limits = Limits(
-        max_request_bytes=settings.service.max_request_mb * 1_000_000,
-        max_pixels=settings.service.max_megapixels * 1_000_000,
-        seconds=settings.service.max_seconds,
+        max_request_bytes=binding.max_request_mb * 1_000_000,
+        max_pixels=binding.max_megapixels * 1_000_000,
+        seconds=binding.max_seconds,
     )
-    app = make_service(
-        settings.name,
-        lambda: open_served(site_state, writable=True),
-        tokens=_tokens(settings, binding, token_file, no_token),
-        limits=limits,
-    )
-    serve_app(
-        app,
-        binding,
-        lambda address: say(f"{settings.name} serves at {address}"),
-        limits.sockets,
-    )
+    tokens = _tokens(settings, token_file, no_token)
+    opening = functools.partial(open_served, site_state, writable=True)
+    app = make_service(settings.name, opening, tokens=tokens, limits=limits)
+    ready = f"{settings.name} serves at"
+    serve_app(app, binding, lambda place: say(f"{ready} {place}"), limits.sockets)
 
 
 def _tokens(
-    settings: "ClientSettings",
-    binding: "ServiceSettings",
-    token_file: Path | None,
-    no_token: bool,
+    settings: "ClientSettings", token_file: Path | None, no_token: bool
 ) -> "Tokens | None":
     from knnper.client.service.access import Tokens, read_or_create_owner_token
     from knnper.client.service.app import is_loopback
     from knnper.errors import RunError
 
     if no_token:
-        if not is_loopback(binding.host):
+        if not is_loopback(settings.service.host):
             raise RunError(
-                f"found --no-token with the address {binding.host}, expected a "
-                "loopback one: everybody could read and change the client's memory. "
-                "Leave out --no-token, or set service.host=127.0.0.1"
+                f"found --no-token with the address {settings.service.host}, expected "
+                "a loopback one: everybody could change the client's memory"
             )
         return None
     path = token_file or settings.state / "token"
@@ -427,16 +408,12 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
 def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
     """Yield what a person wants to know of a client that was onboarded."""
     serving, card = onboarded.serving, model.card
-    num_all = serving.num_train + serving.num_validation + serving.num_test
-    yield (
-        f"{onboarded.site_state.name}: {counted(num_all, 'example')} "
-        f"({serving.num_train} training, {serving.num_validation} validation, "
-        f"{serving.num_test} test) of {len(card.class_names)} classes"
-    )
-    yield (
-        f"model {model.fingerprint[:12]} of {card.name}: {card.method}, "
-        f"{counted(card.num_rounds, 'round')}"
-    )
+    sizes = serving.num_train, serving.num_validation, serving.num_test
+    splits = "{} training, {} validation, {} test".format(*sizes)
+    held = f"{counted(sum(sizes), 'example')} ({splits})"
+    yield f"{onboarded.site_state.name}: {held} of {len(card.class_names)} classes"
+    rounds = counted(card.num_rounds, "round")
+    yield f"model {model.fingerprint[:12]} of {card.name}: {card.method}, {rounds}"
     if onboarded.took_part is not None:
         yield TOOK_PART[onboarded.took_part]
     yield describe_choice(serving)
@@ -473,10 +450,8 @@ def describe_gain(serving: "Serving") -> str:
     if serving.knn_weight == 0 and serving.class_prior is None:
         return "falls back to the global model: the neighbours showed no gain over it"
     if gain.expected is None or gain.margin is None:
-        return (
-            f"expected gain over the global model: cannot be known from "
-            f"{counted(gain.num_examples, 'example')}"
-        )
+        few = counted(gain.num_examples, "example")
+        return f"expected gain over the global model: cannot be known from {few}"
     measured_on = counted(gain.num_examples, "example")
     return (
         f"expected gain over the global model: {100 * gain.expected:+.1f} points, "
@@ -487,14 +462,9 @@ def describe_gain(serving: "Serving") -> str:
 
 def _accuracy(accuracy: "Accuracy") -> str:
     where = {"test": "the test split", **EVIDENCE}[accuracy.measured_on or "test"]
-    figures = (
-        ("global model", accuracy.global_model),
-        ("neighbours", accuracy.knn),
-        ("both", accuracy.mixed),
-    )
-    parts = [
-        f"{name} {100 * value:.1f} %" for name, value in figures if value is not None
-    ]
+    figures = accuracy.global_model, accuracy.knn, accuracy.mixed
+    named = zip(("global model", "neighbours", "both"), figures, strict=True)
+    parts = [f"{name} {100 * one:.1f} %" for name, one in named if one is not None]
     return f"accuracy on {where} ({accuracy.num_examples}): {', '.join(parts)}"
 
 

@@ -48,9 +48,7 @@ ModelRun = Annotated[Path, _EMBEDDING_MODEL]
 OptionalRun = Annotated[Path | None, _EMBEDDING_MODEL]
 Changes = Annotated[list[str] | None, set_option("'index={name: sq8, rerank: 4}'")]
 
-SHOWN = 10
-"""So many lines of one sort are shown."""
-
+SHOWN = 10  # so many lines of one sort are shown
 store = typer.Typer(
     name="store",
     no_args_is_help=True,
@@ -170,14 +168,8 @@ def add(
         open_store(folder, writable=True, fingerprint=model.fingerprint) as opened,
         counter("examples", is_kept=True) as progress,
     ):
-        filled = fill(
-            opened,
-            found,
-            model.embed,
-            model.fingerprint,
-            progress.start,
-            progress.advance,
-        )
+        told = progress.start, progress.advance
+        filled = fill(opened, found, model.embed, model.fingerprint, *told)
         num_examples = len(opened)
     if as_json:
         print_json({**asdict(filled), "num_examples": num_examples})
@@ -221,17 +213,11 @@ def _lines(summary: "Summary") -> Iterator[tuple[str, str]]:
     yield "examples", str(summary.num_examples)
     yield "arrived", " to ".join(map(as_time, summary.arrivals or ())) or "nothing has"
     layout = spec.input
-    yield (
-        "inputs",
-        f"{layout.dtype} of shape {layout.shape}" if layout else "none are kept",
-    )
+    inputs = f"{layout.dtype} of shape {layout.shape}" if layout else "none are kept"
+    yield "inputs", inputs
     yield "policy", settings.policy
-    yield (
-        "capacity",
-        "not bounded"
-        if summary.capacity is None
-        else f"{summary.capacity} examples, room for {summary.num_free} more",
-    )
+    room = f"{summary.capacity} examples, room for {summary.num_free} more"
+    yield "capacity", "not bounded" if summary.capacity is None else room
     budget = settings.budget_mb
     yield "budget", "not bounded" if budget is None else f"{budget:g} MB"
     roles = {summary.active: "searched", summary.previous: "can be rolled back to"}
@@ -275,10 +261,9 @@ def verify(
     if as_json:
         print_json({"sound": not verdict.findings, **asdict(verdict)})
     elif not verdict.findings:
-        typer.echo(
-            f"{folder} is sound: {counted(verdict.num_examples, 'example')}, "
-            f"{counted(verdict.num_rows, 'input')} and embeddings as they were written"
-        )
+        held = counted(verdict.num_examples, "example")
+        rows = counted(verdict.num_rows, "input")
+        typer.echo(f"{folder} is sound: {held}, {rows} and embeddings as written")
     else:
         typer.echo(f"{folder}: {counted(len(verdict.findings), 'finding')}")
         for finding in verdict.findings:
@@ -297,10 +282,7 @@ def _verify_absence(folder: Path, files: Sequence[Path], as_json: bool) -> None:
 
     layout = read_identity(folder).spec.input
     if layout is None:
-        raise DataError(
-            f"{folder} keeps no raw inputs, so none can be compared; delete proves "
-            "that embeddings are gone"
-        )
+        raise DataError(f"{folder} keeps no raw inputs, so none can be compared")
     height, width, channels = layout.shape
 
     def named_inputs() -> Iterator[tuple[str, bytes]]:
@@ -342,18 +324,14 @@ def salvage(
 
 def _show_salvage(found: "Salvage") -> None:
     typer.echo(f"  {counted(found.num_saved, 'example')}, intact in every byte")
-    if found.lost:
-        ids = ", ".join(map(str, found.lost))
-        damaged = counted(len(found.lost), "example")
-        typer.echo(f"  not {damaged} that are damaged: {ids}")
-    if found.num_missing:
-        missing = counted(found.num_missing, "example")
-        typer.echo(f"  not {missing} of which nothing is left")
-    if found.num_changes_missing:
-        typer.echo(
-            f"  not the last {counted(found.num_changes_missing, 'change')}, of which "
-            "nothing is left; examples that they evicted are there again"
-        )
+    ids, nothing = ", ".join(map(str, found.lost)), "of which nothing is left"
+    for number, noun, why in (
+        (len(found.lost), "example", f"that are damaged: {ids}"),
+        (found.num_missing, "example", nothing),
+        (found.num_changes_missing, "change", f"{nothing}: what they evicted is back"),
+    ):
+        if number:
+            typer.echo(f"  not {counted(number, noun)} {why}")
 
 
 @store.command()
@@ -435,14 +413,10 @@ def _delete(
         if secrets is not None:
             proof, names = prove_absence(folder, secrets), secrets.names
     if as_json:
-        document = {
-            "num_deleted": len(found),
-            "num_examples": num_left,
-            "ids": found.tolist(),
-            "missing": missing,
-            "proof": None if proof is None else _proof_document(proof, names),
-        }
-        print_json(document)
+        numbers = {"num_deleted": len(found), "num_examples": num_left}
+        shown = None if proof is None else _proof_document(proof, names)
+        ids = found.tolist()
+        print_json({**numbers, "ids": ids, "missing": missing, "proof": shown})
     elif len(found):
         typer.echo(f"{counted(len(found), 'example')} deleted")
         if proof is not None:
@@ -482,10 +456,7 @@ def _require_consent(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        say(
-            f"Error: {what} would be deleted for good; give --yes where nobody can be "
-            "asked"
-        )
+        say(f"Error: {what} would be deleted for good; give --yes to agree")
         raise typer.Exit(WRONG_USAGE)
     typer.confirm(f"Delete {what} for good?", abort=True, err=True)
 
@@ -505,7 +476,7 @@ def _require_no_traces(folder: Path, proof: "Proof") -> None:
         advice.append(f"end whoever reads the store, then run: {compact}")
     if advice:
         what = f"bytes of deleted examples are left in {folder}"
-        raise StoreError(f"{what}; {'; '.join(advice)}")
+        raise StoreError("; ".join([what, *advice]))
 
 
 def _label_number(text: str, spec: "StoreSpec") -> int:
@@ -525,11 +496,9 @@ def _show_proof(proof: "Proof", folder: Path, what: str, names: Sequence[str]) -
     """Say what was found of some ``what``, which ``names`` name, in ``folder``."""
     num_looked_for = proof.num_secrets - len(proof.unprovable)
     if proof.holds and num_looked_for:
-        typer.echo(
-            f"none of their bytes are in any of the {counted(proof.num_files, 'file')} "
-            f"({megabytes(proof.num_bytes)}) of {folder} ({what} looked for: "
-            f"{num_looked_for})"
-        )
+        files = f"{counted(proof.num_files, 'file')} ({megabytes(proof.num_bytes)})"
+        searched = f"{files} of {folder} ({what} looked for: {num_looked_for})"
+        typer.echo(f"none of their bytes are in any of the {searched}")
     _show_first(
         f"bytes of {names[one.secret]} are in {one.file} at {one.offset}"
         for one in proof.traces
@@ -660,9 +629,8 @@ def _reembed(folder: Path, run: Path) -> None:
     spec = read_identity(folder).spec
     if spec.input is None:
         raise DataError(
-            f"{folder} keeps no raw inputs, so nothing can be embedded anew; create "
-            f"another store, knnper store create NEW_FOLDER --model {run} without "
-            "--no-inputs, and add the examples to it"
+            f"{folder} keeps no raw inputs, so nothing can be embedded anew; add the "
+            f"examples to another: knnper store create NEW_FOLDER --model {run}"
         )
     model = find_model(run)
     with open_store(folder, writable=True) as opened:
@@ -680,11 +648,9 @@ def _reembed(folder: Path, run: Path) -> None:
         with counter("examples", is_kept=True) as progress:
             progress.start(num_to_embed(folder, model.fingerprint))
             opened.reembed(model.embed, model.fingerprint, progress.advance)
-        say(
-            f"{len(opened)} examples of {folder} are embedded by the model "
-            f"{model.fingerprint[:12]} of {run}; to go back: knnper store reembed "
-            f"{folder} --roll-back"
-        )
+        done = f"{len(opened)} examples of {folder} are embedded by the model"
+        back = f"knnper store reembed {folder} --roll-back"
+        say(f"{done} {model.fingerprint[:12]} of {run}; to go back: {back}")
 
 
 @store.command()
@@ -716,14 +682,8 @@ def advise(
             model = find_model(run)
             require_model(rows.head().active.fingerprint, model.fingerprint)
             head = model.head
-        advice = advise_on(
-            rows,
-            identity.spec.num_classes,
-            settings,
-            head,
-            progress.start,
-            progress.advance,
-        )
+        told, classes = (progress.start, progress.advance), identity.spec.num_classes
+        advice = advise_on(rows, classes, settings, head, *told)
     if as_json:
         print_json(asdict(advice))
     else:
@@ -745,10 +705,8 @@ def _show_advice(folder: Path, advice: "Advice", num_neighbors: int) -> None:
     if advice.trials:
         rows = [[text(one) for text in columns.values()] for one in advice.trials]
         print_table(tuple(columns), rows)
-        typer.echo(
-            f"{advice.num_indexed} examples in the index, {advice.num_asked} others "
-            "looked up"
-        )
+        indexed, asked = advice.num_indexed, advice.num_asked
+        typer.echo(f"{indexed} examples in the index, {asked} others looked up")
     titles = [trial.title for trial in advice.trials if not trial.has_learnt]
     if titles:
         typer.echo(

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from knnper.errors import CodecError, RunError, printable
 from knnper.records import is_same
 from knnper.strategies.core.task import ClientResults, Evaluation
+from knnper.transport import polling
 from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (
     Job,
@@ -25,16 +26,6 @@ from knnper.transport.messages import (
     to_content,
     unpack,
     why_none_can_run,
-)
-from knnper.transport.polling import (
-    ENDLESS,
-    LEAST_LIMIT_BYTES,
-    MESSAGES_AT_ONCE,
-    MOST_TIMES_SENT,
-    NoReply,
-    Pace,
-    Patience,
-    replies_in_order,
 )
 
 
@@ -139,8 +130,8 @@ class Packer:
             discard(self._in_use.pop(id(packed)), self._shared_folder)
 
 
+# Flower forgets a message this long after its reply is due: we say so first.
 EXPIRES_LATER_S = 10.0
-"""Flower forgets a message this long after its reply is due: we say so first."""
 
 
 @dataclass
@@ -154,10 +145,10 @@ class FlowerFederation(Federation):
     run_folder: str
     shared_folder: str
     session: str = ""
-    at_once: int = MESSAGES_AT_ONCE
+    at_once: int = polling.MESSAGES_AT_ONCE
     stop: threading.Event = field(default_factory=threading.Event)
-    paces: Mapping[Purpose, Pace] = field(default_factory=dict)
-    patience: Patience = ENDLESS
+    paces: Mapping[Purpose, polling.Pace] = field(default_factory=dict)
+    patience: polling.Patience = polling.ENDLESS
     model: str = ""
     may_be_away: bool = False
 
@@ -184,14 +175,16 @@ class FlowerFederation(Federation):
         if pace is not None:
             pace.begin()
         patience = replace(self.patience, pace=pace)
-        replies = replies_in_order(
+        replies = polling.replies_in_order(
             self.grid, messages(), self.stop, self.at_once, patience
         )
         for message in replies:
             request, records = under_way.popleft()
             packer.answered(records)
             sent_bytes = sum(packed.num_bytes for packed in records.values())
-            most_bytes = max(LEAST_LIMIT_BYTES, MOST_TIMES_SENT * sent_bytes)
+            most_bytes = max(
+                polling.LEAST_LIMIT_BYTES, polling.MOST_TIMES_SENT * sent_bytes
+            )
             try:
                 record = self._record(step.purpose, message, most_bytes)
             except CodecError as error:
@@ -223,10 +216,10 @@ class FlowerFederation(Federation):
         return Path(self.shared_folder) if self.shared_folder else None
 
     def _record(
-        self, purpose: Purpose, message: Message | NoReply, most_bytes: int
+        self, purpose: Purpose, message: Message | polling.NoReply, most_bytes: int
     ) -> object:
         """Return what a client answers, of which nothing is trusted."""
-        if isinstance(message, NoReply):
+        if isinstance(message, polling.NoReply):
             raise CodecError(message.reason)
         if message.has_error():
             if not self.may_be_away:

@@ -223,11 +223,9 @@ def _compared(client: str, update: Any, sent: _Sent, tally: Tally) -> Measured |
 
 
 log = logging.getLogger(__name__)
+# Clients that failed in a round and are named in its record, with the reason.
 MOST_NAMED = 100
-"""Clients that failed in a round and are named in its record, with the reason."""
-
-MOST_QUOTED = 5
-"""The same where they end the run."""
+MOST_QUOTED = 5  # the same where they end the run
 
 
 _FAILED = "round %d: client %s failed: %s"

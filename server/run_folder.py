@@ -51,10 +51,7 @@ from knnper.strategies.core.task import ClientResult
 
 log = logging.getLogger(__name__)
 FORMAT = 1
-KEPT = 6
-
-"""Checkpoints that are kept where nothing else is said."""
-
+KEPT = 6  # checkpoints that are kept where nothing else is said
 _NAME = re.compile(r"round-(\d+)")
 _ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
 _TENSORS = "state.safetensors"
@@ -564,9 +561,9 @@ class RunFolder:
         try:
             return TypeAdapter(Roster).validate_python(found)
         except ValidationError as error:
+            damaged = f"{self.path / _ROSTER} is damaged: {error}"
             raise RunError(
-                f"{self.path / _ROSTER} is damaged: {error}; start the run again in "
-                "another folder"
+                f"{damaged}; start the run again in another folder"
             ) from error
 
     def go_back(self, server_round: int) -> None:

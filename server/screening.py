@@ -32,12 +32,10 @@ from knnper.errors import RunError
 from knnper.records import take_apart
 from knnper.transport.messages import Packed, discard, pack, unpack
 
+# Rounds before the present one whose updates a new one is compared with.
 ROUNDS_COMPARED = 5
-"""Rounds before the present one whose updates a new one is compared with."""
-
+# Of updates that wait in memory; more of them wait on disk.
 MOST_WAITING_BYTES = 128 * 1024**2
-"""Of updates that wait in memory; more of them wait on disk."""
-
 # Below the length from which BLAS shares the sum out between threads: their number
 # must not show in the last bits.
 _BLOCK = 8192
@@ -280,9 +278,7 @@ def num_bytes(record: object) -> int:
     return sum(tensor.nbytes for tensor in take_apart(record).tensors.values())
 
 
-LARGEST_LOSS = 1e100
-"""A loss beyond it counts as infinite; in a mean it might overflow."""
-
+LARGEST_LOSS = 1e100  # A loss beyond it counts as infinite; in a mean it might overflow
 _TIMES_THE_LOWEST = 20.0
 _TIMES_ITS_LENGTH = 2.0
 

@@ -5,23 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from knnper import experiment
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
-    Name,
-    PositiveInt,
-    Settings,
-    alternatives,
-    apply_overrides,
-    parse_overrides,
-    parse_settings,
-    read_yaml,
-    shown,
-)
 from knnper.transport.credentials import Address, parse_address
 
 
 @dataclass(frozen=True)
-class TlsFiles(Settings):
+class TlsFiles(experiment.Settings):
     """Where the server's certificate is.
 
     Attributes
@@ -40,7 +30,7 @@ class TlsFiles(Settings):
 
 
 @dataclass(frozen=True)
-class ServerSettings(Settings):
+class ServerSettings(experiment.Settings):
     """One server.
 
     Attributes
@@ -76,7 +66,7 @@ class ServerSettings(Settings):
         several behind one router, or a stranger.
     """
 
-    name: Name = "federation"
+    name: experiment.Name = "federation"
     listen: str = "0.0.0.0:8443"
     control: str = "127.0.0.1:8000"
     tls: TlsFiles | None = None
@@ -84,10 +74,10 @@ class ServerSettings(Settings):
     authorized: Path = Path("authorized")
     state: Path = Path("state")
     runs: Path | None = None
-    max_request_mb: PositiveInt = 16
-    max_in_flight_mb: PositiveInt = 256
-    max_upload_mb: PositiveInt | None = None
-    max_connections_per_address: PositiveInt = 200
+    max_request_mb: experiment.PositiveInt = 16
+    max_in_flight_mb: experiment.PositiveInt = 256
+    max_upload_mb: experiment.PositiveInt | None = None
+    max_connections_per_address: experiment.PositiveInt = 200
 
     @property
     def listen_address(self) -> Address:
@@ -132,17 +122,19 @@ def read_server(path: Path, overrides: Sequence[str] = ()) -> ServerSettings:
     Relative paths in it are relative to its folder, and become absolute. Raises
     `ConfigError` with *all* problems.
     """
-    document = read_yaml(
+    document = experiment.read_yaml(
         path, "make one with: knnper fed init FOLDER --host NAME_OR_IP"
     )
     if not isinstance(document, Mapping):
         names = (field.name for field in dataclasses.fields(ServerSettings))
-        known = alternatives("", names)
-        message = f"found {shown(document)}, expected a mapping; {known}"
+        known = experiment.alternatives("", names)
+        message = f"found {experiment.shown(document)}, expected a mapping; {known}"
         raise ConfigError([Problem("document", message)], str(path))
     problems: list[Problem] = []
-    merged = apply_overrides(document, parse_overrides(overrides, problems), problems)
-    settings = parse_settings(ServerSettings, merged, "", problems)
+    merged = experiment.apply_overrides(
+        document, experiment.parse_overrides(overrides, problems), problems
+    )
+    settings = experiment.parse_settings(ServerSettings, merged, "", problems)
     if settings is not None:
         problems.extend(_inconsistencies(settings))
     if settings is None or problems:
@@ -170,8 +162,8 @@ def _inconsistencies(settings: ServerSettings) -> Iterable[Problem]:
     control = addresses.get("control")
     if control is not None and not control.is_loopback:
         message = (
-            f"found {shown(settings.control)}, expected a loopback address such as "
-            "127.0.0.1:8000: whoever reaches this port runs code on every client"
+            f"found {experiment.shown(settings.control)}, expected a loopback address, "
+            "as 127.0.0.1:8000: whoever reaches this port runs code on every client"
         )
         yield Problem("control", message)
     if control is not None and addresses.get("listen") == control:

@@ -24,8 +24,8 @@ from knnper.transport.messages import (
 )
 from knnper.transport.polling import Interrupted, NoReply, Patience
 
+# A site may have to read all of its data for the first time, or be busy.
 TIMEOUT_S = 120.0
-"""A site may have to read all of its data for the first time, or be busy."""
 
 
 def _introduction(reply: Message) -> Introduction | NoReply:
@@ -47,12 +47,8 @@ def _objection(roster: Mapping[str, Registered], node: int, name: str) -> str:
     )
 
 
-ASK_AGAIN_S = 20.0
-"""After this time a node that could not take part is asked again."""
-
-REMIND_S = 300.0
-"""After this time a node that still cannot take part is told so again."""
-
+ASK_AGAIN_S = 20.0  # after this time a node that could not take part is asked again
+REMIND_S = 300.0  # after this time a node that still cannot take part is told so again
 log = logging.getLogger("flwr")
 
 
@@ -130,9 +126,8 @@ class Directory:
 
     def refused(self) -> Iterable[str]:
         """Return why connected nodes do not take part."""
-        return [
-            reason for node, reason in self._refused.items() if node in self._connected
-        ]
+        here = self._refused.keys() & self._connected
+        return [reason for node, reason in self._refused.items() if node in here]
 
     def _admit(self, node: int, said: Introduction | NoReply) -> str:
         """Take a node in; return why not, or nothing."""
@@ -147,18 +142,13 @@ class Directory:
             return f"{who} is refused: {objection}"
         other = self.node_of(said.name)
         if other is not None:
-            return (
-                f"{who} is refused: the name is taken by node {other}, which is "
-                "connected; every client needs a name of its own"
-            )
+            return f"{who} is refused: the name is taken by node {other}, which is here"
         if said.remark:
             log.warning("client %s: %s", said.name, said.remark)
         fixed = roster[str(node)].num_train if roster else None
         if fixed is not None and said.num_train != fixed:
-            log.warning(
-                "%s has %d training examples as it says; the operator fixed %d",
-                *(who, said.num_train, fixed),
-            )
+            told = "%s has %d training examples as it says; the operator fixed %d"
+            log.warning(told, who, said.num_train, fixed)
         self._members[node] = Member(
             name=said.name,
             seen=said.train,
@@ -184,9 +174,8 @@ class Directory:
         list(self.grid.push_messages([Message(content, node, Purpose.REFUSE.value)]))
 
 
+# How replies of clients on machines of their own are waited for.
 OVER_NETWORK = Patience(longest_interval_s=0.5, looks_for_the_first=1, may_be_away=True)
-"""How replies of clients on machines of their own are waited for."""
-
 LOOK_EVERY_S = 0.2
 REMIND_EVERY_S = 30.0
 Enough = Callable[[dict[str, Member]], bool]
@@ -300,8 +289,7 @@ class SiteFederation(Federation):
 
 
 LATE_LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 60.0
-"""After this time a client that did not get the model is tried again."""
+TRY_AGAIN_S = 60.0  # after this time a client that did not get the model is tried again
 
 
 @dataclass

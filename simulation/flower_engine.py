@@ -285,9 +285,7 @@ def require_cluster(address: str | None) -> None:
 def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
     """Turn Ctrl-C into an orderly end, then into the `KeyboardInterrupt` it means.
 
-    An interrupt in the middle of Flower's engine leaves its threads waiting for Ray for
-    ever. So the server is told to stop, and Flower ends as after any other error; a
-    second Ctrl-C interrupts at once. Only a main thread can be interrupted at all.
+    Else Flower's threads wait for Ray for ever. A second Ctrl-C interrupts at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -356,8 +354,7 @@ def wait_for_nodes(
 def in_turn(nodes: Sequence[int]) -> Callable[[str], int]:
     """Return what chooses the nodes one after the other, whoever is to be run.
 
-    Flower hands each node one message at a time, so that a node that is given several
-    holds them up; and who runs a client makes no difference to the outcome.
+    Flower hands each node one message at a time; one that has several holds them up.
     """
     endless = itertools.cycle(nodes)
     return lambda client: next(endless)  # noqa: ARG005 (whoever it is)

@@ -104,9 +104,9 @@ def read_tokens(state: Path) -> tuple[Token, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, ValidationError) as error:
+        mend = "mend or remove the file; until then no named token is known"
         raise RunError(
-            f"the tokens in {path} cannot be read: {error}; until it is mended or "
-            "removed no named token is known"
+            f"the tokens in {path} cannot be read: {error}; {mend}"
         ) from error
 
 
@@ -121,10 +121,8 @@ def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
     with Places(state).committing():
         known = read_tokens(state)
         if any(one.name == name for one in known):
-            raise RunError(
-                f"there is a token {name!r} already; choose another name, or run: "
-                f"knnper site token revoke {name}"
-            )
+            mend = f"another name, or run: knnper site token revoke {name}"
+            raise RunError(f"there is a token {name!r} already; choose {mend}")
         kept = tuple(scope for scope in SCOPES if scope in set(scopes))
         new = Token(name, kept, _digest(secret), time.time())
         _write_tokens(state, (*known, new))
@@ -157,17 +155,13 @@ def read_or_create_owner_token(path: Path) -> str:
             write_new(path, f"{secrets.token_urlsafe(32)}\n".encode(), SECRET)
         problem, token = permission_problem(path), path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise RunError(
-            f"the token file {path} cannot be used: {error}; mend it, or remove it to "
-            "get a new token"
-        ) from error
+        mend = "mend it, or remove it to get a new token"
+        raise RunError(f"{path} cannot be used: {error}; {mend}") from error
     if problem is not None:
         raise RunError(problem)
     if len(token) < _MIN_LENGTH:
-        raise RunError(
-            f"the token in {path} has {len(token)} characters, expected at least "
-            f"{_MIN_LENGTH}; remove the file to get a new token"
-        )
+        found = f"the token in {path} has {len(token)} characters"
+        raise RunError(f"{found}, expected {_MIN_LENGTH}; remove it to get a new one")
     return token
 
 
@@ -237,11 +231,8 @@ class Guard:
         headers = Headers(scope=scope)
         if self._tokens is None:
             if not _is_local(headers):
-                raise RequestError(
-                    403,
-                    "found a request for, or from a page of, another machine; without "
-                    "a token only this machine is answered",
-                )
+                found = "found a request for, or from a page of, another machine"
+                raise RequestError(403, f"{found}; without a token this one alone may")
             caller: Caller | None = EVERYBODY
         else:
             caller = self._tokens.caller(headers.get("authorization", ""))
@@ -258,9 +249,8 @@ class Guard:
                 "CLIENT.yaml NAME",
             )
         if not introduce(scope, caller.name):
-            raise RequestError(
-                503, f"too many connections of {caller.name!r} are busy; use fewer"
-            )
+            busy = f"too many connections of {caller.name!r} are busy"
+            raise RequestError(503, f"{busy}; use fewer")
         return caller
 
 

@@ -25,23 +25,9 @@ from starlette.types import ASGIApp
 
 import knnper
 from knnper.client.install import ServedModel
+from knnper.client.service import inputs
 from knnper.client.service.access import Guard, Tokens
 from knnper.client.service.endpoints import PICTURE_PATH, Service, routes
-from knnper.client.service.inputs import (
-    FORM,
-    FORM_FIELD,
-    JSON,
-    NPY,
-    PICTURES,
-    AdditionRequest,
-    Bodies,
-    DeletionRequest,
-    Limits,
-    PredictionRequest,
-    RequestError,
-    answer,
-    answer_error,
-)
 from knnper.client.service.session import Current, Metered, Metrics, Workers
 from knnper.client.settings import ServiceSettings
 from knnper.errors import KnnPerError, RunError
@@ -58,16 +44,16 @@ def make_service(
     open_served: Callable[[], ServedModel],
     *,
     tokens: Tokens | None,
-    limits: Limits | None = None,
+    limits: inputs.Limits | None = None,
 ) -> ASGIApp:
     """Return the service of one client, which opens what is served when it starts."""
-    limits = limits or Limits()
+    limits = limits or inputs.Limits()
     current = Current(open_served, limits.poll_s)
     readers, writers = (
         Workers(name, count, limits.max_waiting, limits.seconds)
         for name, count in (("predict", limits.num_readers), ("store", 1))
     )
-    bodies, metrics = Bodies(limits), Metrics(current)
+    bodies, metrics = inputs.Bodies(limits), Metrics(current)
     service = Service(client_name, current, limits, bodies, readers, writers, metrics)
 
     @contextlib.asynccontextmanager
@@ -98,7 +84,7 @@ def make_service(
     answer_http = functools.partial(_answer_http, router.routes)
     app.add_exception_handler(HTTPException, answer_http)
     for kind in (KnnPerError, RequestValidationError, Exception):
-        app.add_exception_handler(kind, answer_error)
+        app.add_exception_handler(kind, inputs.answer_error)
 
     @app.get("/openapi.json", include_in_schema=False)
     async def description() -> JSONResponse:
@@ -123,7 +109,7 @@ async def _answer_http(
         }
         headers = {"allow": ", ".join(sorted(methods))}
     message = f"{error.detail}: {request.method} {request.url.path}"
-    return answer(error.status_code, message, headers)
+    return inputs.answer(error.status_code, message, headers)
 
 
 def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
@@ -140,9 +126,14 @@ def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     bodies: tuple[type[Any], ...]
-    bodies = (PredictionRequest, AdditionRequest, DeletionRequest)
-    media_types: tuple[str, ...] = (JSON, NPY, *PICTURES, FORM)
-    with contextlib.suppress(RequestError):  # before there is a model
+    bodies = (inputs.PredictionRequest, inputs.AdditionRequest, inputs.DeletionRequest)
+    media_types: tuple[str, ...] = (
+        inputs.JSON,
+        inputs.NPY,
+        *inputs.PICTURES,
+        inputs.FORM,
+    )
+    with contextlib.suppress(inputs.RequestError):  # before there is a model
         reader = service.reader(service.current.served())
         bodies = (reader.prediction, reader.addition, reader.deletion)
         media_types = reader.media_types
@@ -154,9 +145,9 @@ def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema
     paths["/predict"]["post"]["requestBody"] = _any_body(
         sent[0], media_types, service.limits.max_inputs
     )
-    paths["/examples"]["post"]["requestBody"] = _body({JSON: sent[1]})
-    paths["/examples"]["delete"]["requestBody"] = _body({JSON: sent[2]})
-    if PICTURES[0] not in media_types:
+    paths["/examples"]["post"]["requestBody"] = _body({inputs.JSON: sent[1]})
+    paths["/examples"]["delete"]["requestBody"] = _body({inputs.JSON: sent[2]})
+    if inputs.PICTURES[0] not in media_types:
         del paths[PICTURE_PATH]
         del paths["/examples"]["post"]["responses"]["200"]["links"]
     if not needs_token:
@@ -172,14 +163,16 @@ def _any_body(sent: Schema, media_types: Sequence[str], most: int) -> Schema:
     files = {"type": "array", "items": _BINARY, "minItems": 1, "maxItems": most}
     form: Schema = {
         "type": "object",
-        "properties": {FORM_FIELD: files},
-        "required": [FORM_FIELD],
+        "properties": {inputs.FORM_FIELD: files},
+        "required": [inputs.FORM_FIELD],
         "additionalProperties": False,
     }
-    special = {JSON: sent, FORM: form}
+    special = {inputs.JSON: sent, inputs.FORM: form}
     body = _body({name: special.get(name, _BINARY) for name in media_types})
     types = ", ".join(name for name in media_types if name not in special)
-    body["content"][FORM]["encoding"] = {FORM_FIELD: {"contentType": types}}
+    body["content"][inputs.FORM]["encoding"] = {
+        inputs.FORM_FIELD: {"contentType": types}
+    }
     return body
 
 

@@ -319,10 +319,9 @@ class Service:
             taken = len(served.store.select(Selection(external_ids=tuple(given))))
             twice = len(given) - len(set(given))
             if taken or twice:
+                found = f"found {taken} names that are taken and {twice} given twice"
                 raise RequestError(
-                    409,
-                    f"found {taken} names that are taken and {twice} that are given "
-                    "twice, expected new ones; nothing was stored",
+                    409, f"{found}, expected new ones; nothing is stored"
                 )
             added = served.add(inputs, labels, names)
             ids: list[int] = added.ids.tolist()
@@ -349,11 +348,9 @@ class Service:
                 served.delete(selection)
             except NotErasedError as error:
                 message = str(error)
+            is_erased, left = message is None, len(served.store)
             return Deletion(
-                deleted=ids,
-                erased=message is None,
-                message=message,
-                num_stored=len(served.store),
+                deleted=ids, erased=is_erased, message=message, num_stored=left
             )
 
         return await self._work(request, self.writers, do, changes=True)

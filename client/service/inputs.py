@@ -195,12 +195,9 @@ class Bodies:
                 "inputs at once, or raise service.max_request_mb",
             )
         if self._held > limits.max_held_bytes:
-            raise RequestError(
-                503,
-                f"{limits.max_held_bytes} bytes of requests are held already; try "
-                "again in a moment",
-                {"Connection": "close"},
-            )
+            held = f"{limits.max_held_bytes} bytes of requests are held already"
+            close = {"Connection": "close"}
+            raise RequestError(503, f"{held}; try again in a moment", close)
 
 
 def _content_type(request: Request) -> tuple[str, str]:
@@ -236,9 +233,8 @@ class Budget:
                 "them smaller, send fewer at once, or raise service.max_megapixels",
             )
         if self.seconds < 0:
-            raise RequestError(
-                503, f"the images were not decoded in {self._limits.seconds:g} s"
-            )
+            late = f"{self._limits.seconds:g} s"
+            raise RequestError(503, f"the images were not decoded in {late}")
 
 
 JSON, NPY, FORM = "application/json", "application/x-npy", "multipart/form-data"
@@ -253,6 +249,7 @@ _MODES = {1: "L", 3: "RGB"}
 # A progressive JPEG has ten scans. Each goes over all pixels, in a few bytes if it says
 # nothing, so that thousands of them fit into a small file.
 _SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
+_NO_HEADER = KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError
 _NPY_TYPES = {"uint8": ("uint8",), "float32": ("float32", "float64")}
 _NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
@@ -455,11 +452,8 @@ class Reader:
         values = sum(map(body.content.count, (b",", b"[", b"{")))
         if values > self._limits.max_json_values:
             most = self._limits.max_json_values
-            raise RequestError(
-                413,
-                f"found {values} values in JSON, expected at most {most}; send fewer "
-                "inputs at once, or as files",
-            )
+            found = f"found {values} values in JSON, expected at most {most}"
+            raise RequestError(413, f"{found}; send fewer inputs at once, or as files")
         try:
             return expected.model_validate_json(body.content)
         except ValidationError as error:
@@ -504,21 +498,18 @@ class Reader:
     def _joined(self, parts: Sequence[NDArray[Any]]) -> Tensor:
         count, limit = sum(map(len, parts)), self._limits.max_inputs
         if not 1 <= count <= limit:
-            raise RequestError(
-                422, f"expected 1 to {limit} inputs in a request, found {count}"
-            )
+            found = f"inputs in a request, found {count}"
+            raise RequestError(422, f"expected 1 to {limit} {found}")
         inputs = np.concatenate(parts)
         if self.spec.dtype == "token" and inputs.max() >= self.spec.num_classes:
-            raise RequestError(
-                422,
-                f"expected ids of characters from 0 to {self.spec.num_classes - 1}, "
-                f"found {inputs.max()}",
-            )
+            last, found = self.spec.num_classes - 1, inputs.max()
+            expected = f"expected ids of characters from 0 to {last}"
+            raise RequestError(422, f"{expected}, found {found}")
         return torch.from_numpy(inputs)
 
 
+# Return the `Reader` of a model, for which types are made once.
 reader_of = functools.lru_cache(maxsize=4)(Reader)
-"""Return the `Reader` of a model, for which types are made once."""
 
 
 def _listed(one: Any, least: int, most: int) -> Any:
@@ -586,11 +577,8 @@ def _decoded(content: bytes, mode: str, budget: Budget) -> Image.Image:
         budget.take_pixels(image.width, image.height, 1 + scans // _SCANS_PER_PASS)
         wide = wide_pixels(image.mode)
         if wide is not None:
-            raise RequestError(
-                422,
-                f"found {wide} pixels (mode {image.mode}), expected 8-bit; scale them "
-                "to 0-255",
-            )
+            found = f"found {wide} pixels (mode {image.mode})"
+            raise RequestError(422, f"{found}, expected 8-bit; scale them to 0-255")
         return image.convert(mode)
 
 
@@ -600,27 +588,17 @@ def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
     try:
         found_shape, in_columns, found = _NPY_HEADERS[npy.read_magic(file)](file)
     # Own code: numpy.load would copy, and believe the size that a header claims.
-    except (
-        KeyError,
-        ValueError,
-        SyntaxError,
-        TypeError,
-        RecursionError,
-        MemoryError,
-    ) as error:
+    except _NO_HEADER as error:
         raise RequestError(
             400, f"expected a file of numpy.save, found what cannot be read: {error}"
         ) from error
     expected = _NPY_TYPES[dtype]
     if found not in [np.dtype(name) for name in expected]:
-        raise RequestError(
-            422, f"expected an array of {' or '.join(expected)}, found {found}"
-        )
+        types = " or ".join(expected)
+        raise RequestError(422, f"expected an array of {types}, found {found}")
     if found_shape != shape and found_shape[1:] != shape:
-        raise RequestError(
-            422,
-            f"expected an array of shape {shape} or (n, *{shape}), found {found_shape}",
-        )
+        shapes = f"{shape} or (n, *{shape})"
+        raise RequestError(422, f"expected the shape {shapes}, found {found_shape}")
     data = content[file.tell() :]
     # A shape may be negative, but none has that many bytes.
     if math.prod(found_shape) * found.itemsize != len(data) or min(found_shape) < 0:
@@ -644,9 +622,8 @@ def _split_form(body: Body, max_parts: int) -> list[tuple[str, bytes]]:
         raise _malformed("parts, and --boundary-- at the end")
     parts = pieces[1:-1]
     if len(parts) > max_parts:
-        raise RequestError(
-            422, f"found {len(parts)} parts, expected at most {max_parts}"
-        )
+        found = f"found {len(parts)} parts"
+        raise RequestError(422, f"{found}, expected at most {max_parts}")
     return [_part(piece) for piece in parts]
 
 

@@ -66,11 +66,9 @@ class Current:
         needed = count * self._seconds_per_input
         if needed > seconds:
             most = max(1, int(seconds / self._seconds_per_input))
-            raise RequestError(
-                413,
-                f"{count} inputs would take at least {needed:.0f} s, expected at most "
-                f"{seconds:g} s; send at most {most} at once",
-            )
+            found = f"{count} inputs would take at least {needed:.0f} s"
+            expected = f"expected at most {seconds:g} s; send at most {most} at once"
+            raise RequestError(413, f"{found}, {expected}")
 
     def took(self, count: int, seconds: float) -> None:
         """Learn how fast the model is at best."""
@@ -151,9 +149,8 @@ class Workers:
             answer.exception()
 
     def _too_busy(self, why: str) -> RequestError:
-        return RequestError(
-            503, f"too busy to {self._name}: {why}; try again in a moment"
-        )
+        busy = f"too busy to {self._name}: {why}"
+        return RequestError(503, f"{busy}; try again in a moment")
 
 
 _METHODS = frozenset(("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"))

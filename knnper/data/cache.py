@@ -375,15 +375,11 @@ def cached_images(
 ) -> Decoded:
     """Return what ``decode`` makes of a site's files, from the cache where it is there.
 
-    An entry in ``folder``, readable by this user alone, belongs to the path, size, and
-    times of modification and change of *each* of the site's files, and to the ``form``:
-    what else decides on the images, such as their ``shape`` and which ones. When a file
-    is new, gone or another, all entries are removed. Otherwise the three that were last
-    used are kept, so that tasks with different forms can take turns. Images of which
-    some cannot be read are not kept: the reason may lie outside of the files.
-
-    They are in memory, or a private map, which can be written to: neither the entry nor
-    what others see changes.
+    An entry in ``folder`` belongs to the path, size and times of *each* of the site's
+    files, and to the ``form``: what else decides on the images. When a file is new,
+    gone or another, all entries are removed; otherwise the three that were last used
+    are kept. Images of which some cannot be read are not kept: the reason may lie
+    outside of the files. What is returned can be written to without changing the entry.
     """
     listing, changed_ns = _state_of(paths)
     digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]

@@ -174,8 +174,7 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
     """Yield the users of a file, one after the other, as they come in ``user_data``.
 
     At the end the file's lists ``users`` and ``num_samples`` are compared with what was
-    there, wherever in the file they are. A user that is not listed and has no samples
-    is one that LEAF has left out. Other keys, such as ``hierarchies``, are passed over.
+    there. A user that is not listed and has no samples is one that LEAF has left out.
     """
     ijson = _ijson()
     counts: dict[str, int] = {}

@@ -77,10 +77,8 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError as error:
-        raise CredentialError(
-            f"{path} exists already; credentials are never overwritten. Move it away, "
-            "or choose another folder"
-        ) from error
+        mend = "credentials are never overwritten; move it away"
+        raise CredentialError(f"{path} exists already: {mend}") from error
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
         file.flush()

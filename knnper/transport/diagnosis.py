@@ -59,10 +59,10 @@ def problem(found: str, mend: str, expected: str = "") -> Finding:
     return Finding(Verdict.PROBLEM, found, expected, mend)
 
 
-def problem_told(sentence: str) -> Finding:
-    """Return a problem that is told as ``what is found; how to mend it``."""
+def told(verdict: Verdict, sentence: str, expected: str = "") -> Finding:
+    """Return what is told as ``what is found; how to mend it``."""
     found, _, mend = sentence.partition("; ")
-    return problem(found, mend)
+    return Finding(verdict, found, expected, mend)
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,7 @@ class Examined:
 
     def as_document(self) -> dict[str, str]:
         """Return plain values."""
-        plain = asdict(self.finding)
-        return {"subject": self.subject, **{key: str(plain[key]) for key in plain}}
+        return {"subject": self.subject, **asdict(self.finding)}
 
 
 def examine(checks: Iterable[Check]) -> list[Examined]:
@@ -97,7 +96,7 @@ def examine(checks: Iterable[Check]) -> list[Examined]:
             why = f"makes sense once this is well: {missing}"
             finding = skipped(why) if missing else check.look()
         except (KnnPerError, OSError) as error:
-            finding = problem_told(str(error))
+            finding = told(Verdict.PROBLEM, str(error))
         if finding.verdict in (Verdict.PROBLEM, Verdict.SKIPPED):
             bad.add(check.subject)
         examined.append(Examined(check.subject, finding))
@@ -119,20 +118,16 @@ def folder_finding(folder: Path, setting: str) -> Finding:
     # The folder, or the one above it that is there.
     place = next(one for one in (folder, *folder.parents) if one.exists())
     if not place.is_dir():
-        return problem(
-            f"{place} is a file",
-            f"move it away, or set `{setting}` to another folder",
-            "a folder",
-        )
+        mend = f"move it away, or set `{setting}` to another folder"
+        return problem(f"{place} is a file", mend, "a folder")
     try:
         # It has no name, and is gone at once.
         tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
-        return problem(
-            f"{place} cannot be written ({error.strerror})",
-            f"give the user that runs this the right to write there (chown), or set "
-            f"`{setting}` to another folder",
+        mend = (
+            f"let this user write there (chown), or set `{setting}` to another folder"
         )
+        return problem(f"{place} cannot be written ({error.strerror})", mend)
     free_mb = shutil.disk_usage(place).free // _MEGABYTE
     found = f"{folder} can be written, {free_mb:,} MB are free"
     advice = "make room on this disk, or move the folder to another one"
@@ -231,9 +226,7 @@ def plain_answer(address: Address, path: str) -> Answer | None:
         return None
 
 
-IMPOSSIBLE_PAUSE_S = 0.0
-"""What `ActivateNode` is asked for; Flower takes 10 s and more."""
-
+IMPOSSIBLE_PAUSE_S = 0.0  # what `ActivateNode` is asked for; Flower takes 10 s and more
 _KEY = "standing"
 
 
@@ -264,11 +257,11 @@ def standing_in(body: str) -> Standing | None:
         return None
 
 
+# By package, the header in which the gateway tells its version with ``/health``.
 GATEWAY_HEADERS: Mapping[str, str] = {
     "knnper": "knnper-version",
     "flwr": "knnper-flwr-version",
 }
-"""By package, the header in which the gateway tells its version with ``/health``."""
 
 
 @functools.cache

@@ -43,9 +43,8 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.run_pb2 import GetRunRequest
 from google.protobuf.message import Message
 
+# Environment variable; with 1, nothing of Flower is used that it keeps to itself.
 PLAIN_FLOWER = "KNNPER_PLAIN_FLOWER"
-"""Environment variable; with 1, nothing of Flower is used that it keeps to itself."""
-
 PROTOBUF = "application/protobuf"
 SERVER_APP = "flwr-serverapp"  # a kind of task, and the command that does it
 
@@ -55,13 +54,13 @@ AHEAD_S, AGO_S = 5, 300  # by how much the time of a signature may be off
 HEALTH = "/health"
 FLEET = "/v1/fleet/"
 CONTROL = "/v1/control/"
+# Paths of operators with which a client would get at the others.
 ATTACKS = frozenset({f"{CONTROL}start-run", f"{CONTROL}register-node"})
-"""Paths of operators with which a client would get at the others."""
-
 ACTIVATE, DEACTIVATE = f"{FLEET}activate-node", f"{FLEET}deactivate-node"
 REGISTER, UNREGISTER = f"{FLEET}register-node", f"{FLEET}unregister-node"
 PUSH_MESSAGES, PUSH_OBJECT = f"{FLEET}push-messages", f"{FLEET}push-object"
 ACQUIRE_TASK = "/v1/runtime/acquire-task"
+# What a SuperNode may ask, by path.
 REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
     {
         ACTIVATE: ActivateNodeRequest,
@@ -78,8 +77,6 @@ REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
         f"{FLEET}get-fab": GetFabRequest,
     }
 )
-"""What a SuperNode may ask, by path."""
-
 # Numbers of errors in an answer, and of those in a reply.
 FORBIDDEN, UNREADABLE = 10, 1003
 KEY_NEEDED, BAD_HEARTBEAT, NOT_ACCEPTED = 2001, 2003, 2004

@@ -38,15 +38,8 @@ _BEGIN = re.compile(
 
 
 def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
-    """Return the float32 vector in an array that somebody sent; shape (d,).
-
-    Nothing is set aside for numbers that did not arrive.
-
-    Raises
-    ------
-    CodecError
-        If there is none, it holds something else, or has more than ``most_bytes``.
-    """
+    """Return the float32 vector in an array that somebody sent; shape (d,)."""
+    # Nothing is set aside for numbers that did not arrive.
     if array is None:
         raise CodecError("expected an array of numbers, found none")
     if array.dtype != "float32" or array.stype != _NUMPY or len(array.shape) != 1:
@@ -55,9 +48,8 @@ def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
             f"{len(array.shape)} axes as {array.stype}"
         )
     if len(array.data) > most_bytes + _MOST_HEADER_BYTES:
-        raise CodecError(
-            f"expected at most {most_bytes:g} bytes, found {len(array.data)}"
-        )
+        found = len(array.data)
+        raise CodecError(f"expected at most {most_bytes:g} bytes, found {found}")
     numbers = _numbers(array.data)
     if (len(numbers),) != tuple(array.shape):
         raise CodecError(f"expected {array.shape[0]} numbers, found {len(numbers)}")
@@ -385,9 +377,8 @@ def _read(
     try:
         num_bytes = file.stat().st_size
     except FileNotFoundError as error:
-        raise CarrierError(
-            f"{file} is not on this machine: set run.carrier to message"
-        ) from error
+        mend = "set run.carrier to message"
+        raise CarrierError(f"{file} is not on this machine: {mend}") from error
     if num_bytes > most_bytes:
         raise CodecError(f"expected at most {most_bytes:g} bytes, found {num_bytes}")
     return unflatten(record_type, Flat(read_vector(file), layout))

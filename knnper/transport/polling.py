@@ -13,26 +13,19 @@ from knnper.errors import RunError
 
 POLL_INTERVAL_S = 0.005
 LONGEST_INTERVAL_S = 0.02
+# A reply is waited for so long at least: its node may have to connect again.
 LEAST_S = 30.0
-"""A reply is waited for so long at least: its node may have to connect again."""
-
-ROUNDS_KNOWN = 5
-"""Rounds before the present one that tell how long a reply takes."""
-
+ROUNDS_KNOWN = 5  # rounds before the present one that tell how long a reply takes
 OWN_PATIENCE = 3.0
-UNKNOWN = 10.0
-"""See `Pace`."""
-
+UNKNOWN = 10.0  # see `Pace`
 MOST_HELD_BACK = 4
 LOOKS_FOR_THE_FIRST = 10
 OF_WHAT_WAS_WAITED = 0.05
+# Flower raises these of a reply whose arrays are not what it says they are.
 _WHAT_A_NODE_SENDS = (ValueError, TypeError, KeyError, AttributeError)
-"""Flower raises these of a reply whose arrays are not what it says they are."""
-
 MOST_TIMES_SENT = 16
+# A reply may be `MOST_TIMES_SENT` as many bytes as what was sent, or these.
 LEAST_LIMIT_BYTES = 64 * 1024**2
-"""A reply may be `MOST_TIMES_SENT` as many bytes as what was sent, or these."""
-
 NOT_ACCEPTED = "Flower did not accept a message"
 MESSAGES_AT_ONCE = 64
 """Requests without a reply at any time, unless there are many workers.

@@ -78,15 +78,12 @@ class AuthorizedFolder:
         """Let the client ``name`` with ``key`` in."""
         require_name(name)
         if num_train is not None and not 1 <= num_train <= LARGEST_COUNT:
-            raise CredentialError(
-                f"expected a number of training examples, found {num_train}"
-            )
+            expected = "expected a number of training examples"
+            raise CredentialError(f"{expected}, found {num_train}")
         if self._file(name).exists():
-            raise CredentialError(
-                f"the name {name} is taken by the key {fingerprint(self.key(name))}; "
-                "a name is one key. Choose another name, or replace the client: "
-                f"knnper fed remove-client FOLDER {name}"
-            )
+            taken = f"the name {name} is taken by {fingerprint(self.key(name))}"
+            mend = f"choose another, or: knnper fed remove-client FOLDER {name}"
+            raise CredentialError(f"{taken}; {mend}")
         for other, known in self.keys()[0].items():
             if fingerprint(known) == fingerprint(key):
                 raise CredentialError(_key_twice(name, other))
@@ -125,18 +122,15 @@ class AuthorizedFolder:
 def require_name(name: str) -> None:
     """Refuse ``name`` for a client unless it can name a file as well."""
     if not is_name(name):
-        raise CredentialError(
-            f"{name!r} cannot be a client's name; expected letters, digits, '.', '_' "
-            "and '-', a letter or digit first"
+        expected = (
+            "expected letters, digits, '.', '_' and '-', not '.', '_' or '-' first"
         )
+        raise CredentialError(f"{name!r} cannot be a client's name; {expected}")
 
 
 def _key_twice(name: str, owner: str) -> str:
-    return (
-        f"the key of {name} is already that of {owner}; a client is one name with one "
-        "key. Make another key, or remove the other client: knnper fed "
-        f"remove-client FOLDER {owner}"
-    )
+    mend = f"make another, or: knnper fed remove-client FOLDER {owner}"
+    return f"the key of {name} is already that of {owner}; {mend}"
 
 
 _FORMAT = 1
@@ -172,7 +166,6 @@ def read_roster(path: Path) -> dict[str, Registered]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
-            f"{path} is damaged ({error}); put a copy of it back, or remove it: the "
-            "running server writes it anew, and drops clients that were registered "
-            "with Flower's command instead of a key in the folder"
+            f"{path} is damaged ({error}); put a copy back, or remove it: the server "
+            "writes it anew, without clients that Flower's command has registered"
         ) from error

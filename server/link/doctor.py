@@ -28,6 +28,7 @@ from knnper.transport.diagnosis import (
     Check,
     Finding,
     NotHttpError,
+    Verdict,
     connected,
     encrypted,
     fine,
@@ -35,7 +36,7 @@ from knnper.transport.diagnosis import (
     get,
     own_versions,
     problem,
-    problem_told,
+    told,
     told_versions,
     warning,
 )
@@ -49,16 +50,14 @@ def _authorized(settings: ServerSettings) -> Finding:
     folder = settings.authorized
     keys, problems = AuthorizedFolder(folder).keys()
     if problems:
-        return problem(
-            "; ".join(problems),
+        mend, expected = (
             f"remove or replace these files in {folder}",
-            "one public key a file, each in one file only",
+            "a key a file, once",
         )
+        return problem("; ".join(problems), mend, expected)
     if not keys:
-        return warning(
-            f"no client may connect: {folder} holds no key",
-            "knnper fed add-client, or register",
-        )
+        found = f"no client may connect: {folder} holds no key"
+        return warning(found, "knnper fed add-client, or register")
     return fine(f"{len(keys)} in {folder}: {', '.join(keys)}")
 
 
@@ -79,9 +78,8 @@ def _roster(settings: ServerSettings) -> Finding:
     try:
         roster = read_roster(settings.roster_file)
     except RunError as error:
-        return problem(
-            str(error), f"remove {settings.roster_file}; the server writes it anew"
-        )
+        mend = f"remove {settings.roster_file}; the server writes it anew"
+        return problem(str(error), mend)
     return fine(f"{len(roster)} clients in {settings.roster_file}")
 
 
@@ -97,14 +95,14 @@ def _certificate(files: TlsFiles) -> Finding:
         authority = read_certificate(files.ca)
     except CredentialError as error:
         return problem(str(error), _CORRECT)
-    told = expiry_problem(chain[0], datetime.now(UTC))
+    wrong = expiry_problem(chain[0], datetime.now(UTC))
     for signed, signer in pairwise([*chain, authority]):
-        told = told or authority_problem(signed, signer)
-    if told is not None:
-        return problem_told(told)
+        wrong = wrong or authority_problem(signed, signer)
+    if wrong is not None:
+        return told(Verdict.PROBLEM, wrong)
     soon = expires_soon(chain[0], datetime.now(UTC))
     if soon is not None:
-        return warning(*soon.split("; ", 1))
+        return told(Verdict.WARNING, soon)
     names, until = ", ".join(hosts_of(chain[0])), chain[0].not_valid_after_utc
     return fine(f"for {names}, valid until {until:%Y-%m-%d}; clients use one of these")
 
@@ -117,15 +115,12 @@ def _key(files: TlsFiles) -> Finding:
         # Nobody is asked for a passphrase on the terminal.
         context.load_cert_chain(files.certificate, files.key, lambda: "")
     except ssl.SSLError as error:
-        return problem(
-            f"{files.key} cannot be used with {files.certificate} ({error.reason})",
-            f"they come as a pair, without a passphrase; {_CORRECT}",
-        )
+        found = f"{files.key} cannot be used with {files.certificate} ({error.reason})"
+        return problem(found, f"they come as a pair, no passphrase; {_CORRECT}")
     except OSError as error:
         return problem(f"{files.key} cannot be read ({error.strerror})", _CORRECT)
     if exposed is not None:
-        found, advice = exposed.split("; ", 1)
-        return warning(found, advice, "mode 0600")
+        return told(Verdict.WARNING, exposed, "mode 0600")
     return fine(f"{files.key} belongs to the certificate")
 
 
@@ -147,16 +142,12 @@ def _processes(settings: ServerSettings) -> Finding:
     state = settings.state
     found = Note.read(state)
     if found is None:
-        return problem(
-            f"the server runs, and {state} says nothing of its processes",
-            "start it again: it may be of an earlier version",
-        )
+        silent = f"the server runs, and {state} says nothing of its processes"
+        return problem(silent, "start it again: it may be of an earlier version")
     (note, age_s), log = found, state / "superlink.log"
     if not note.lives():
-        return problem(
-            f"Flower's SuperLink, process {note.superlink}, is gone",
-            f"the server starts it again within seconds; {log} says why it ended",
-        )
+        mend = f"the server starts it again within seconds; {log} says why it ended"
+        return problem(f"Flower's SuperLink, process {note.superlink}, is gone", mend)
     if age_s > _SILENT_S:
         return problem(
             f"no run that is submitted begins: Flower's SuperLink, process "
@@ -194,10 +185,8 @@ def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
     if bool(told_versions(answer.headers)) != (setting == "listen"):
         return _taken(address, setting)
     if answer.status != _OK:
-        return problem(
-            f"Flower's SuperLink does not answer (HTTP status {answer.status})",
-            f"look into {settings.state / 'superlink.log'}",
-        )
+        found = f"Flower's SuperLink does not answer (HTTP status {answer.status})"
+        return problem(found, f"look into {settings.state / 'superlink.log'}")
     return fine(f"the server answers at {where}")
 
 
@@ -225,9 +214,8 @@ def server_checks(settings: ServerSettings) -> list[Check]:
         Check("version", lambda: fine(f"{versions}; the clients need the same")),
     ]
     if tls is None:
-        found = "nothing is encrypted, and whoever reaches the gateway is a client"
-        advice = "make certificates and keys: knnper fed init"
-        open_to_all = warning(f"{found}: `insecure: true`", advice)
+        found = "`insecure: true`: nothing is encrypted, whoever comes is a client"
+        open_to_all = warning(found, "make certificates and keys: knnper fed init")
         checks.append(Check("tls", lambda: open_to_all))
     else:
         checks.append(Check("certificate", lambda: _certificate(tls)))

@@ -40,20 +40,12 @@ from knnper.server.link.gateway_rules import (
     with_reason,
 )
 from knnper.server.link.replies import Replies, unreachable
+from knnper.transport import flower_protocol as flower
 from knnper.transport.diagnosis import (
     GATEWAY_HEADERS,
     Standing,
     own_versions,
     with_standing,
-)
-from knnper.transport.flower_protocol import (
-    ACTIVATE,
-    ATTACKS,
-    DEACTIVATE,
-    HEALTH,
-    PROTOBUF,
-    PUSH_OBJECT,
-    REQUESTS,
 )
 from knnper.transport.sockets import origin_of
 
@@ -141,11 +133,9 @@ async def read_body(receive: Receive, length: int) -> bytearray:
             async with asyncio.timeout(end - time.monotonic()):
                 event = await receive()
         except TimeoutError as error:
-            raise Refusal(
-                504,
-                "The client sends its request too slowly",
-                f"found {len(body)} of {length} bytes",
-            ) from error
+            found = f"found {len(body)} of {length} bytes"
+            why = "The client sends its request too slowly"
+            raise Refusal(504, why, found) from error
         if event["type"] == "http.disconnect":
             raise Refusal(503, "The client went away before it had sent its request")
         body += event.get("body", b"")
@@ -172,11 +162,8 @@ class Notices:
         if now - self.said.get((host, kind), -_QUIET_SECONDS) < _QUIET_SECONDS:
             return False
         if len(self.said) >= _MOST_REMEMBERED:
-            self.said = {
-                key: last
-                for key, last in self.said.items()
-                if now - last < _QUIET_SECONDS
-            }
+            recent = [one for one in self.said if now - self.said[one] < _QUIET_SECONDS]
+            self.said = {one: self.said[one] for one in recent}
         if len(self.said) >= _MOST_REMEMBERED:
             return False
         self.said[host, kind] = now
@@ -227,7 +214,7 @@ class Presence:
     def note(self, path: str, key: str) -> None:
         """Take note of a request that succeeded."""
         known = self.clients.names
-        if path == DEACTIVATE:
+        if path == flower.DEACTIVATE:
             self.heard.pop(key, None)
         elif key in known:
             self.heard[key] = time.monotonic()
@@ -236,7 +223,7 @@ class Presence:
 
     def standing(self, path: str, key: str, status: int) -> Standing | None:
         """Return what to tell a client that asked in the way of the doctor's."""
-        if path != ACTIVATE or status != HTTPStatus.BAD_REQUEST:
+        if path != flower.ACTIVATE or status != HTTPStatus.BAD_REQUEST:
             return None
         heard = self.heard.get(key)
         idle_s = None if heard is None else round(time.monotonic() - heard, 1)
@@ -310,8 +297,10 @@ class Gateway:
         one, caller = Exchange(scope, receive, send), None
         try:
             self.rules.require_open(scope, one.headers.get("content-length"))
-            if one.path == HEALTH:
-                async with self._asked(one.method, HEALTH, one.headers) as response:
+            if one.path == flower.HEALTH:
+                async with self._asked(
+                    one.method, flower.HEALTH, one.headers
+                ) as response:
                     await one.stream(response, [*_VERSIONS, _THE_END])
                 return
             caller = await self._caller(one)
@@ -319,7 +308,7 @@ class Gateway:
                 await self._answer(one, caller)
         except Refusal as refusal:
             self._log(one, caller, refusal)
-            more = [*_VERSIONS] if one.path == HEALTH else []
+            more = [*_VERSIONS] if one.path == flower.HEALTH else []
             if caller is None or refusal.status == HTTPStatus.GATEWAY_TIMEOUT:
                 more.append(_THE_END)
             await one.answer(refusal.status, refusal.body(), more=more)
@@ -342,7 +331,7 @@ class Gateway:
         self.rules.require_size(one.path, length)
         async with self.meter.room(one.host, caller.key, length):
             body = await read_body(one.receive, length)
-            if one.path == PUSH_OBJECT:
+            if one.path == flower.PUSH_OBJECT:
                 request = await asyncio.to_thread(parsed, one.path, body)
             else:
                 request = parsed(one.path, body)
@@ -354,11 +343,11 @@ class Gateway:
         if isinstance(request, PushObjectRequest):
             await passed_on()
             told = PushObjectResponse(stored=True).SerializeToString()
-            await one.answer(HTTPStatus.OK, told, PROTOBUF)
+            await one.answer(HTTPStatus.OK, told, flower.PROTOBUF)
         elif isinstance(request, PushMessagesRequest):
             self._require_node(caller)
             told = self.replies.announce(caller, request)
-            await one.answer(HTTPStatus.OK, told, PROTOBUF)
+            await one.answer(HTTPStatus.OK, told, flower.PROTOBUF)
         elif not await self._pass_on(one, caller, node_id, request):
             return
         self.presence.note(one.path, caller.key)
@@ -389,12 +378,12 @@ class Gateway:
             if isinstance(request, PullMessagesRequest):
                 told = await response.aread()
                 self.replies.sent(node_id, told)
-                await one.answer(response.status_code, told, PROTOBUF)
+                await one.answer(response.status_code, told, flower.PROTOBUF)
             else:
                 if fetched is not None:
                     fetched(int(response.headers.get("content-length", 0)))
                 await one.stream(response)
-        if one.path == ACTIVATE:
+        if one.path == flower.ACTIVATE:
             self.look()
         return True
 
@@ -413,9 +402,8 @@ class Gateway:
         }
         # What is passed on is what was read here, and nothing beside it.
         content = None if request is None else request.SerializeToString()
-        asked = self.upstream.build_request(
-            method, path, headers=passed_on, content=content
-        )
+        build = self.upstream.build_request
+        asked = build(method, path, headers=passed_on, content=content)
         try:
             response = await self.upstream.send(asked, stream=True)
             try:
@@ -434,7 +422,7 @@ class Gateway:
         if standing is not None:
             await one.answer(status, with_standing(body, standing))
             return
-        if path == ACTIVATE and status == HTTPStatus.PRECONDITION_FAILED:
+        if path == flower.ACTIVATE and status == HTTPStatus.PRECONDITION_FAILED:
             body = with_reason(body, f"{caller.name} {_IS_CONNECTED}")
         said = f"Flower refused {path}: {body.decode(errors='replace')}"
         self.notices.warn(one.host, f"{caller.name}: {path}: {status}", said)
@@ -445,7 +433,7 @@ class Gateway:
         who = caller.name if caller else f"somebody with the key of {known}"
         if caller is None and known is None:
             who = "a stranger"
-        is_known = one.path in REQUESTS or one.path in ATTACKS
+        is_known = one.path in flower.REQUESTS or one.path in flower.ATTACKS
         kind = one.path if is_known else "another path"
         did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(

@@ -18,28 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError, Message
 
 from knnper.server.link.authorized import Registered
+from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import fingerprint
-from knnper.transport.flower_protocol import (
-    ACTIVATE,
-    AGO_S,
-    AHEAD_S,
-    FORBIDDEN,
-    HEALTH,
-    KEY_NEEDED,
-    NOT_ACCEPTED,
-    PUBLIC_KEY,
-    PUSH_MESSAGES,
-    PUSH_OBJECT,
-    REGISTER,
-    REQUESTS,
-    SIGNATURE,
-    TIMESTAMP,
-    UNREADABLE,
-    UNREGISTER,
-    FlowerError,
-    is_signature,
-    read_public_key,
-)
 
 _LARGEST = 16_384  # bytes of a request that names a node, a run and an object
 _LARGEST_ANNOUNCEMENT = 1_000_000  # bytes; the tree of a reply of 10,000 arrays
@@ -54,14 +34,14 @@ class Refusal(Exception):
         status: int,  # SuperNodes end at 401, end the run at 403, retry at 502-504
         why: str,  # the same words for the same thing: the log says each once a minute
         details: str = "",  # for the client's operator
-        code: int = FORBIDDEN,  # Flower's, which its commands print
+        code: int = flower.FORBIDDEN,  # Flower's, which its commands print
     ) -> None:
         super().__init__(f"{why}: {details}" if details else why)
         self.status, self.why, self.code = HTTPStatus(status), why, code
 
     def body(self) -> bytes:
         """Return the answer as Flower's clients read it: JSON."""
-        return FlowerError(self.code, str(self)).as_json()
+        return flower.FlowerError(self.code, str(self)).as_json()
 
 
 @dataclass
@@ -102,17 +82,17 @@ class Rules:
         values = b"".join(value for _, value in scope["headers"])
         if not all(32 <= byte < 127 or byte == 9 for byte in values):
             raise Refusal(400, "found a header that is not printable ASCII")
-        if path == HEALTH and method in ("GET", "HEAD"):
+        if path == flower.HEALTH and method in ("GET", "HEAD"):
             return
-        if path in (REGISTER, UNREGISTER) and not self.insecure:
+        if path in (flower.REGISTER, flower.UNREGISTER) and not self.insecure:
             raise Refusal(
                 412,  # SuperNodes take 403 for the end of a run and print nothing
                 "this federation lets in registered clients only",
                 "start the client with its private key, and have its operator send you "
                 "one if it has none (knnper fed add-client)",
-                KEY_NEEDED,
+                flower.KEY_NEEDED,
             )
-        if method != "POST" or path not in REQUESTS:
+        if method != "POST" or path not in flower.REQUESTS:
             raise Refusal(
                 403,
                 "This is the clients' port of the federation",
@@ -127,44 +107,36 @@ class Rules:
         """Return who signed the headers, lately, with a key that may come in."""
         shown = _key_in(headers)
         if shown is None:
-            raise Refusal(
-                401, "expected a signature", "found no public key of Flower's kind"
-            )
+            without = "found no public key of Flower's kind"
+            raise Refusal(401, "expected a signature", without)
         key, public_key, found = shown
         name = self.clients.names.get(key, "")
         ahead = _seconds_ahead(headers)
-        if ahead is None or not -AGO_S < ahead < AHEAD_S:
+        if ahead is None or not -flower.AGO_S < ahead < flower.AHEAD_S:
             raise Refusal(401, *_wrong_time(name or key, ahead))
-        timestamp = headers[TIMESTAMP].encode()
-        signature = _decoded(headers.get(SIGNATURE, ""))
-        if not name and not self.insecure and path != ACTIVATE:
+        timestamp = headers[flower.TIMESTAMP].encode()
+        signature = _decoded(headers.get(flower.SIGNATURE, ""))
+        if not name and not self.insecure and path != flower.ACTIVATE:
             raise _unknown(key, 401)
-        if not is_signature(found, timestamp, signature):
+        if not flower.is_signature(found, timestamp, signature):
             whose = name or "a client"
             raise Refusal(401, f"The signature of {whose} is not that of its key", key)
         if not name and not self.insecure:
             # Flower answers nothing else to a key that it does not know.
             raise _unknown(key, 412)
-        signed = {
-            one: headers[one]
-            for one in (PUBLIC_KEY, SIGNATURE, TIMESTAMP)
-            if one in headers
-        }
+        kinds = flower.PUBLIC_KEY, flower.SIGNATURE, flower.TIMESTAMP
+        signed = {one: headers[one] for one in kinds if one in headers}
         node_id = self.clients.nodes.get(key)
         return Caller(key, public_key, name or f"node {node_id}", node_id, signed)
 
     def require_size(self, path: str, length: int) -> None:
         """Refuse a body that is larger than its kind needs to be."""
-        most = _LARGEST_ANNOUNCEMENT if path == PUSH_MESSAGES else _LARGEST
-        if path == PUSH_OBJECT:
+        most = _LARGEST_ANNOUNCEMENT if path == flower.PUSH_MESSAGES else _LARGEST
+        if path == flower.PUSH_OBJECT:
             most = self.max_body
         if length > most:
-            raise Refusal(
-                413,
-                "too large a request",
-                f"found {length} bytes, and such a request has at most {most} "
-                "(max_request_mb in the server's settings, for objects)",
-            )
+            limit = f"at most {most} (for objects: max_request_mb in server.yaml)"
+            raise Refusal(413, "too large a request", f"found {length} bytes, {limit}")
 
     def require_own(self, caller: Caller, request: Any) -> int:
         """Refuse a body in another's name; return the node id that stands in it."""
@@ -178,20 +150,19 @@ class Rules:
         # Without authentication, Flower alone knows a node that was there before.
         known = caller.node_id is not None or not self.insecure
         if known and node_id != caller.node_id:
-            raise Refusal(
-                401, "the body names the node of another client", f"found {node_id}"
-            )
+            why = "the body names the node of another client"
+            raise Refusal(401, why, f"found {node_id}")
         return node_id
 
 
 def parsed(path: str, body: bytes | bytearray) -> Message:
     """Return a body as Flower reads it."""
-    request = REQUESTS[path]()
+    request = flower.REQUESTS[path]()
     try:
         request.ParseFromString(bytes(body))
     except (DecodeError, RecursionError) as error:
         why = "the body is not what Flower sends"
-        raise Refusal(400, why, code=UNREADABLE) from error
+        raise Refusal(400, why, code=flower.UNREADABLE) from error
     return request
 
 
@@ -219,14 +190,14 @@ def raw_path(scope: Mapping[str, Any]) -> str:
 def _key_in(
     headers: Mapping[str, str],
 ) -> tuple[str, bytes, ec.EllipticCurvePublicKey] | None:
-    header = headers.get(PUBLIC_KEY, "")
+    header = headers.get(flower.PUBLIC_KEY, "")
     return _read_key(header) if len(header) <= _LARGEST_KEY else None
 
 
 @functools.lru_cache(maxsize=4096)
 def _read_key(header: str) -> tuple[str, bytes, ec.EllipticCurvePublicKey] | None:
     pem = _decoded(header)
-    key = read_public_key(pem)
+    key = flower.read_public_key(pem)
     return None if key is None else (fingerprint(key), pem, key)
 
 
@@ -240,7 +211,7 @@ def _decoded(value: str) -> bytes:
 
 def _seconds_ahead(headers: Mapping[str, str]) -> float | None:
     try:
-        signed = datetime.fromisoformat(headers.get(TIMESTAMP, ""))
+        signed = datetime.fromisoformat(headers.get(flower.TIMESTAMP, ""))
         return (signed - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):
         return None
@@ -262,5 +233,5 @@ def _unknown(key: str, status: int) -> Refusal:
         "The key is not registered with this federation, or no longer",
         f"{key}. Send the public key (.pub) to the federation's operator, who runs: "
         "knnper fed register SERVER.yaml NAME NAME.key.pub",
-        NOT_ACCEPTED,
+        flower.NOT_ACCEPTED,
     )

@@ -29,15 +29,8 @@ from knnper.server.link.authorized import (
 )
 from knnper.server.link.superlink import control_authority
 from knnper.server.settings import ServerSettings
+from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import Address, fingerprint
-from knnper.transport.flower_protocol import (
-    CONTROL,
-    FlowerError,
-    http_client,
-    post,
-    public_pem,
-    read_public_key,
-)
 
 UNREGISTERED = "unregistered"
 
@@ -73,7 +66,7 @@ class ControlPort:
         if ca is not None and not ca.exists():
             raise RunError(f"the server has never run: there is no {ca}; start it")
         self._address = address
-        self._client = http_client(str(address), ca, trust_env=False)
+        self._client = flower.http_client(str(address), ca, trust_env=False)
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +78,7 @@ class ControlPort:
         """Return all nodes that were ever registered."""
         told = self._asked("list the nodes", "list-nodes", ListNodesRequest())
         found = ListNodesResponse.FromString(told).nodes_info
-        keys = [read_public_key(one.public_key) for one in found]
+        keys = [flower.read_public_key(one.public_key) for one in found]
         return [
             Node(
                 str(one.node_id), one.name, fingerprint(key) if key else "", one.status
@@ -95,7 +88,7 @@ class ControlPort:
 
     def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
         """Register the client ``name``; return its node id."""
-        request = RegisterNodeRequest(public_key=public_pem(key), name=name)
+        request = RegisterNodeRequest(public_key=flower.public_pem(key), name=name)
         told = self._asked(f"register {name}", "register-node", request)
         return str(RegisterNodeResponse.FromString(told).node_id)
 
@@ -110,9 +103,8 @@ class ControlPort:
         told = self._asked(f"find the run {run_id}", "list-runs", request)
         found = ListRunsResponse.FromString(told).run_dict
         if run_id not in found:
-            raise RunError(
-                f"the server knows no run {run_id}: its database may have been removed"
-            )
+            lost = "its database may have been removed"
+            raise RunError(f"the server knows no run {run_id}: {lost}")
         status = found[run_id].status
         return RunStatus(status.status, status.sub_status, status.details)
 
@@ -125,7 +117,7 @@ class ControlPort:
 
     def _asked(self, action: str, path: str, request: Message) -> bytes:
         try:
-            answer = post(self._client, CONTROL + path, request)
+            answer = flower.post(self._client, flower.CONTROL + path, request)
         except httpx.HTTPError as error:
             raise RunError(
                 f"Flower's control port {self._address} cannot be reached to {action} "
@@ -133,7 +125,7 @@ class ControlPort:
             ) from error
         if answer.is_success:
             return answer.content
-        why = FlowerError.of(answer.text).detail or f"HTTP {answer.status_code}"
+        why = flower.FlowerError.of(answer.text).detail or f"HTTP {answer.status_code}"
         raise RunError(f"Flower did not {action}: {why}")
 
 
@@ -154,9 +146,8 @@ def reconcile(
 ) -> dict[str, Registered]:
     """Register who is new in ``folder``, remove who left it; write the roster."""
     if not folder.path.is_dir():
-        raise RunError(
-            f"there is no folder {folder.path}; registrations stay as they are"
-        )
+        kept = "registrations stay as they are"
+        raise RunError(f"there is no folder {folder.path}; {kept}")
     before = read_roster(roster_file)
     keys, problems = folder.keys()
     counts, more = folder.counts()
@@ -169,11 +160,10 @@ def reconcile(
     registered = {one.key_sha256 for one in roster.values()}
     for key_sha256, name in wanted.items():
         if key_sha256 in removed:
-            logger.warning(
-                "not registered: the key of %s (%s) was removed once and cannot come "
-                "back; make it another one",
-                *(name, key_sha256),
+            told = (
+                "not registered: the key %s (%s) was removed once; make it another one"
             )
+            logger.warning(told, name, key_sha256)
         elif key_sha256 not in registered:
             node_id = registry.register(name, keys[name])
             roster[node_id] = _of_folder(name, key_sha256, counts)
@@ -219,11 +209,8 @@ def _why_removed(node: Node, known: Registered | None, adopts: bool) -> str | No
         return f"removed {known.name}: its key is gone"
     if known is not None or adopts:
         return None
-    return (
-        f"removed {node.name or node.node_id}: it has no key in the folder, and no "
-        "roster tells how it was registered. To let it in, make it a new key: knnper "
-        "fed register"
-    )
+    why = "it has no key in the folder, and no roster tells how it was registered"
+    return f"removed {node.name or node.node_id}: {why}; knnper fed register lets it in"
 
 
 def _adopted(node: Node, taken: Collection[str]) -> Registered:
@@ -231,14 +218,12 @@ def _adopted(node: Node, taken: Collection[str]) -> Registered:
     name = node.name
     if not is_name(name) or name in taken:
         name = f"node-{node.node_id}"
-        logger.warning(
-            "%s has no name of its own (Flower calls it %r)", name, node.name
-        )
+        told = "%s has no name of its own (Flower calls it %r)"
+        logger.warning(told, name, node.name)
     return Registered(name, node.key_sha256, "flower")
 
 
-AUTHORIZED = "authorized"
-"""Status of a client that the server has not registered (yet)."""
+AUTHORIZED = "authorized"  # status of a client that the server has not registered (yet)
 
 
 @dataclass(frozen=True)

@@ -38,20 +38,7 @@ from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequ
 from google.protobuf.message import DecodeError
 
 from knnper.server.link.gateway_rules import Caller, Refusal
-from knnper.transport.flower_protocol import (
-    MESSAGE_UNAVAILABLE,
-    PROTOBUF,
-    PUSH_MESSAGES,
-    PUSH_OBJECT,
-    SUPERLINK,
-    TTL_TOLERANCE_S,
-    FlowerError,
-    body_of,
-    head_of,
-    is_object_id,
-    leaf,
-    parts_of,
-)
+from knnper.transport import flower_protocol as flower
 from knnper.transport.polling import LEAST_LIMIT_BYTES, MOST_TIMES_SENT
 
 _STALLED_S = 180.0  # without another object; as long as Flower waits
@@ -137,9 +124,9 @@ class _Upload:
             if length > _LARGEST_RECORD:
                 continue
             content = self.read(name)
-            if head_of(content)[0] == "Array":
-                times = Counter(json.loads(body_of(content))["arraychunk_ids"])
-                sizes = [self.places[child][1] for child in head_of(content)[1]]
+            if flower.head_of(content)[0] == "Array":
+                times = Counter(json.loads(flower.body_of(content))["arraychunk_ids"])
+                sizes = [self.places[child][1] for child in flower.head_of(content)[1]]
                 total += sum(sizes[one] * count for one, count in times.items())
         return total
 
@@ -162,7 +149,7 @@ class Replies:
         for message, tree in zip(
             told.messages_list, told.message_object_trees, strict=True
         ):
-            objects = {one.object_id: 0 for one in parts_of(tree)}
+            objects = {one.object_id: 0 for one in flower.parts_of(tree)}
             of_node = self._sent.setdefault(node_id, {})
             of_node[message.metadata.message_id] = _Sent(message.metadata, objects)
 
@@ -177,9 +164,8 @@ class Replies:
         """Refuse an object that was not sent; return what takes down its size."""
         found = [one for one in self._of(node_id, run_id) if name in one.objects]
         if not found:
-            raise Refusal(
-                400, "this object is of no message that was sent to this client"
-            )
+            why = "this object is of no message that was sent to this client"
+            raise Refusal(400, why)
 
         def fetched(num_bytes: int) -> None:
             for one in found:
@@ -199,13 +185,9 @@ class Replies:
         node_id = request.node.node_id
         sent = self._sent.get(node_id, {}).get(metadata.reply_to_message_id)
         if metadata.src_node_id != node_id:
-            raise Refusal(
-                400, "a reply in the name of another client, or of the server"
-            )
+            raise Refusal(400, "a reply in another's name")
         if sent is None:
-            raise Refusal(
-                400, "a reply to no message, or to one sent to another client"
-            )
+            raise Refusal(400, "a reply to no message that was sent to this client")
         _check_answer(metadata, sent.metadata)
         upload = sent.upload
         if upload is not None and upload.root != metadata.message_id:
@@ -292,9 +274,8 @@ class Replies:
         if self._quota is not None and self._used[used] > self._quota:
             raise _too_much(self._quota, "max_upload_mb in the server's settings")
         if upload.received > sent.most:
-            raise _too_much(
-                sent.most, f"{MOST_TIMES_SENT} times what it answers, or 64 MiB"
-            )
+            most = f"{MOST_TIMES_SENT} times what it answers, or 64 MiB"
+            raise _too_much(sent.most, most)
 
     async def _pass_on(self, sent: _Sent, upload: _Upload) -> None:
         """Give a whole reply to Flower, once; whoever asks again waits for the same."""
@@ -331,7 +312,9 @@ class Replies:
     async def _announce(
         self, request: PushMessagesRequest, caller: Caller
     ) -> PushMessagesResponse:
-        answer = await self._post(PUSH_MESSAGES, request.SerializeToString(), caller)
+        answer = await self._post(
+            flower.PUSH_MESSAGES, request.SerializeToString(), caller
+        )
         told: PushMessagesResponse = PushMessagesResponse.FromString(answer)
         return told
 
@@ -346,17 +329,17 @@ class Replies:
             object_content=content,
             session_id=session,
         ).SerializeToString()
-        await self._post(PUSH_OBJECT, body, upload.caller)
+        await self._post(flower.PUSH_OBJECT, body, upload.caller)
 
     async def _post(self, path: str, body: bytes, caller: Caller) -> bytes:
-        headers = {**caller.signature, "content-type": PROTOBUF}
+        headers = {**caller.signature, "content-type": flower.PROTOBUF}
         try:
             answer = await self._upstream.post(path, content=body, headers=headers)
         except httpx.HTTPError as error:
             raise unreachable(error) from error
         if answer.is_success:
             return answer.content
-        told = FlowerError.of(answer.text)
+        told = flower.FlowerError.of(answer.text)
         status = answer.status_code if answer.status_code < 500 else 503
         raise Refusal(status, told.detail, told.extra, told.code)
 
@@ -367,10 +350,10 @@ class Replies:
         self._over(sent, upload)
         why = f"the gateway refused this reply: {refusal}"
         asked = upload.request
-        message = Message(error=Error(code=MESSAGE_UNAVAILABLE, reason=why))
+        message = Message(error=Error(code=flower.MESSAGE_UNAVAILABLE, reason=why))
         message.metadata.CopyFrom(asked.messages_list[0].metadata)
         message.metadata.message_id = ""
-        content = leaf("Message", message.SerializeToString(deterministic=True))
+        content = flower.leaf("Message", message.SerializeToString(deterministic=True))
         message.metadata.message_id = hashlib.sha256(content).hexdigest()
         excuse = PushMessagesRequest(
             node=asked.node,
@@ -428,9 +411,8 @@ def _false(why: str) -> Refusal:
 
 
 def _too_much(limit: int, setting: str) -> Refusal:
-    return Refusal(
-        413, "the reply is larger than the quota", f"{limit / _MB:.0f} MB ({setting})"
-    )
+    most = f"{limit / _MB:.0f} MB ({setting})"
+    return Refusal(413, "the reply is larger than the quota", most)
 
 
 def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
@@ -452,9 +434,9 @@ def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
 def _children(tree: ObjectTree) -> Children:
     """Return each object's children: the same wherever the object stands."""
     found: dict[str, tuple[str, ...]] = {}
-    for one in parts_of(tree):
+    for one in flower.parts_of(tree):
         children = tuple(child.object_id for child in one.children)
-        if not is_object_id(one.object_id):
+        if not flower.is_object_id(one.object_id):
             raise _false("found an id that is no SHA-256")
         if len(set(children)) != len(children):
             raise _false("found an object twice below another")
@@ -465,13 +447,13 @@ def _children(tree: ObjectTree) -> Children:
 
 def _check_answer(reply: Metadata, asked: Metadata) -> None:
     """Refuse metadata that are not those of an answer to ``asked``."""
-    ends = asked.created_at + asked.ttl + TTL_TOLERANCE_S
+    ends = asked.created_at + asked.ttl + flower.TTL_TOLERANCE_S
     is_in_time = 0 < reply.ttl < math.inf and 0 < reply.created_at < math.inf
     if not is_in_time or reply.created_at + reply.ttl > ends:
         raise _false("found a time that is not that of an answer")
     if (
         reply.run_id != asked.run_id
-        or reply.dst_node_id != SUPERLINK
+        or reply.dst_node_id != flower.SUPERLINK
         or reply.message_type != asked.message_type
         or reply.group_id != asked.group_id
     ):
@@ -482,17 +464,14 @@ def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> No
     """Refuse an object that Flower, or the run, could not put together."""
     try:
         head = content[: content.index(b"\0", 0, _LARGEST_RECORD) + 1]
-        kind, named, length = head_of(head)
+        kind, named, length = flower.head_of(head)
         is_right = length == len(content) - len(head)
         if kind == "ArrayChunk":
             is_right &= not children
         elif len(content) > _LARGEST_RECORD:
-            raise Refusal(
-                413,
-                "a record is too large",
-                f"found {len(content)} bytes in a {kind[:20]}, and one has at most "
-                f"{_LARGEST_RECORD}: send what is large as an array",
-            )
+            most = f"expected at most {_LARGEST_RECORD}, or an array"
+            found = f"found {len(content)} bytes in a {kind[:20]}, {most}"
+            raise Refusal(413, "a record is too large", found)
         else:
             is_right &= _is_right(kind, content, children, announced)
     except _UNREADABLE as error:
@@ -504,7 +483,7 @@ def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> No
 def _is_right(
     kind: str, content: bytes, children: tuple[str, ...], announced: Metadata
 ) -> bool:
-    body = body_of(content)
+    body = flower.body_of(content)
     if kind == "Message":
         told, expected = Message.FromString(body), Metadata()
         expected.CopyFrom(announced)

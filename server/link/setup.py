@@ -23,8 +23,8 @@ from knnper.transport.credentials import (
     write_node_key,
 )
 
+# The file in a server's state folder that is locked while the server runs.
 LOCK = "lock"
-"""The file in a server's state folder that is locked while the server runs."""
 
 
 class FederationFolder:
@@ -51,10 +51,7 @@ def server_file(place: Path) -> Path:
     for file in (FederationFolder(place).server_file, place / "server.yaml"):
         if file.is_file():
             return file
-    raise RunError(
-        f"{place} holds no server.yaml; give the file, or the folder that `knnper "
-        "fed init` made"
-    )
+    raise RunError(f"{place} holds no server.yaml; give the file, or a federation")
 
 
 logger = logging.getLogger(__name__)
@@ -68,11 +65,8 @@ def keep_to_owner(folder: Path) -> None:
     folder = folder.resolve()
     num_open = sum(_closed(path) for path in (folder, *folder.rglob("*")))
     if num_open:
-        logger.warning(
-            "other users could get at %d files and folders in %s; they no longer can",
-            num_open,
-            folder,
-        )
+        told = "other users could get at %d files and folders in %s; they no longer can"
+        logger.warning(told, num_open, folder)
 
 
 def _closed(path: Path) -> bool:
@@ -145,10 +139,8 @@ def found(
 ) -> None:
     """Write the files of the server at ``hosts``, and of the authority."""
     if folder.server_file.exists():
-        raise RunError(
-            f"{folder.path} holds a federation already; choose another folder, or add "
-            f"clients with: knnper fed add-client {folder.path} NAME"
-        )
+        mend = f"another folder, or: knnper fed add-client {folder.path} NAME"
+        raise RunError(f"{folder.path} holds a federation already; choose {mend}")
     folder.authorized.mkdir(parents=True, exist_ok=True)
     if not insecure:
         folder.authority.mkdir(mode=0o700, exist_ok=True)
@@ -172,10 +164,7 @@ def add_client(
     if place.exists():
         raise CredentialError(f"{place} exists already; choose another name")
     if insecure and num_train is not None:
-        raise RunError(
-            "found --num-train for a federation without keys, where anyone may go by "
-            "the name; leave it away"
-        )
+        raise RunError("found --num-train, expected none in a federation without keys")
     key = new_node_key()
     if not insecure:
         AuthorizedFolder(folder.authorized).add(name, key.public_key(), num_train)
@@ -210,7 +199,7 @@ def known_server(folder: FederationFolder, host: str | None) -> Address:
         return Address(host, port)
     if settings.insecure:
         raise RunError(
-            "this federation has no certificate that names its server; give --host"
+            "without a certificate the server has no known name; give --host"
         )
     return Address(main_host_of(read_certificate(_server_files(folder)[0])), port)
 

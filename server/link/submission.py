@@ -32,18 +32,16 @@ __all__ = ["client_app", "server_app"]
 def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
     """Write the bundle of a run into an empty folder; return its version."""
     version = f"{importlib.metadata.version('knnper')}+{secrets.token_hex(8)}"
-    project = {
+    about = "A run of the knnper that is installed on each machine"
+    project: dict[str, Any] = {
         "name": "knnper-run",
         "version": version,
-        "description": "A run of the knnper that is installed on each machine",
-        "license": "Apache-2.0",
-        # What the machines have is what is used; nothing is fetched for a run.
-        "dependencies": [],
+        "description": about,
     }
-    components = {
-        "serverapp": f"{_MODULE}:server_app",
-        "clientapp": f"{_MODULE}:client_app",
-    }
+    # What the machines have is what is used; nothing is fetched for a run.
+    project |= {"license": "Apache-2.0", "dependencies": []}
+    apps = {"serverapp": "server_app", "clientapp": "client_app"}
+    components = {kind: f"{_MODULE}:{app}" for kind, app in apps.items()}
     app = {"publisher": "knnper", "components": components, "config": dict(config)}
     text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
     write_atomically(folder / "pyproject.toml", text)
@@ -51,14 +49,12 @@ def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
     return version
 
 
+# Everything that a run configuration holds.
 CONFIG_KEYS = frozenset(
     ["experiment", "document", "set", "output", "overwrite", "resume", "registry"]
 )
-"""Everything that a run configuration holds."""
-
+# How long the server may take to take a run: a busy machine needs minutes.
 PATIENCE_S = 900.0
-"""How long the server may take to take a run: a busy machine needs minutes."""
-
 _TIMEOUT_S = 120.0
 _LATE_S = 30.0
 _LOOK_S = 1.0
@@ -102,17 +98,15 @@ def _taken_anyway(settings: ServerSettings, version: str, error: RunError) -> in
     except RunError as unknown:
         if not isinstance(error, _NoEndError):
             raise error from unknown
+        look = f"FLWR_HOME={settings.flower_home} flwr list {CONNECTION}"
         raise RunError(
             f"{error}. Whether the server has taken the run is not known: {unknown}. "
-            f"Before you submit it again, look for it: FLWR_HOME="
-            f"{settings.flower_home} flwr list {CONNECTION}"
+            f"Before you submit it again, look for it: {look}"
         ) from error
     if run_id is not None:
         return run_id
-    raise RunError(
-        f"{error}. The server has not taken the run: submit it again, when the machine "
-        "is less busy if that was the cause"
-    ) from error
+    why = "The server has not taken the run: submit it again"
+    raise RunError(f"{error}. {why}") from error
 
 
 def _late_run(settings: ServerSettings, version: str) -> int | None:
@@ -131,11 +125,9 @@ def _flwr(settings: ServerSettings, arguments: Sequence[str]) -> dict[str, Any]:
     try:
         document = json.loads(output[output.index("{") :])
     except ValueError as error:
-        raise RunError(
-            f"flwr {arguments[0]} did not answer as expected: {output.strip()}. Is "
-            f"the server running? It is started by knnper fed server, and answers at "
-            f"{settings.control}"
-        ) from error
+        where = f"Is the server running (knnper fed server), at {settings.control}?"
+        said = f"did not answer as expected: {output.strip()}"
+        raise RunError(f"flwr {arguments[0]} {said}. {where}") from error
     if not document.get("success", True):
         raise RunError(f"flwr {arguments[0]} failed: {_message(document)}")
     return dict(document)

@@ -33,8 +33,8 @@ from knnper.transport.credentials import (
 )
 from knnper.transport.flower_protocol import ACQUIRE_TASK, PROTOBUF, SERVER_APP
 
+# The folder of the commands that came with this Python's packages.
 COMMANDS = Path(sys.executable).parent
-"""The folder of the commands that came with this Python's packages."""
 
 
 def flower_command(name: str) -> Path:
@@ -156,8 +156,8 @@ def allow_descriptors(needed: int) -> None:
         )
 
 
+# What Flower's commands call this server: ``flwr list federation``.
 CONNECTION = "federation"
-"""What Flower's commands call this server: ``flwr list federation``."""
 
 
 def write_connection(home: Path, control: Address, ca: Path | None) -> None:
@@ -287,9 +287,8 @@ def _reaped(child: int) -> bool:
         return True
 
 
+# Environment variable with the absolute path of the server's YAML file.
 SERVER_FILE_VARIABLE = "KNNPER_SERVER"
-"""Environment variable with the absolute path of the server's YAML file."""
-
 _LOG_TAIL = 2000
 _STOP_SECONDS = 10.0
 _HELPERS_SECONDS = 5.0

@@ -1,9 +1,4 @@
-"""How far the runs of a batch are, and how long the rest takes.
-
-The rest is what the workers wait for: the rounds and personalisations that are left of
-each family, in the order in which workers take the families. A family is made by one
-worker alone, so the last ones may keep a single worker busy while the others are idle.
-"""
+"""How far a batch is, and how long the rest takes; one worker makes a family."""
 
 import functools
 import heapq

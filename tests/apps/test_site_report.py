@@ -7,9 +7,9 @@ import pytest
 from torch import Tensor
 
 from knnper.client import install as decision
-from knnper.client import runtime
 from knnper.client.state import Accuracy, Gain
 from knnper.datastore.prediction import KnnPredictor, Prediction
+from knnper.strategies.core import task
 from knnper.strategies.core.task import Evaluation
 from knnper.strategies.core.task import evaluate as score
 from tests.apps.site_grid import experiment
@@ -58,6 +58,6 @@ def test_a_test_split_is_looked_at_once(
         return score(*given)
 
     monkeypatch.setattr(KnnPredictor, "explain", explain)
-    monkeypatch.setattr(runtime, "evaluate", evaluate)
+    monkeypatch.setattr(task, "evaluate", evaluate)
     lead(three(files), experiment(), tmp_path / "run")
     assert looks == ["install"] * 3

@@ -88,7 +88,7 @@ def test_clients_reach_only_the_gateway() -> None:
 
 
 def test_trial_has_the_clients_of_the_compose_file() -> None:
-    values = runpy.run_path(str(DOCKER / "trial.py"))
+    values = runpy.run_path(str(DOCKER / "try.py"))
     services = without_tags((DOCKER / "compose.yaml").read_text())["services"]
     kinds, unseen = ("client", "service"), {f"service-{values['UNSEEN']}"}
     seen = {f"{kind}-{name}" for name in values["SEEN"] for kind in kinds}
