@@ -1,7 +1,6 @@
 """``knnper site doctor`` as a user types it."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from knnper.server.link.setup import FederationFolder, add_client, found
 from knnper.transport.credentials import Address
 from knnper_cli.site import site
 from tests.client.doctor.scripted_server import Script, answering
+from tests.processes import free_port
 
 ACTIVATE = "/v1/fleet/activate-node"
 REGISTERED = (400, '{"code": 2003, "detail": "", "standing": %s}')
@@ -36,12 +36,6 @@ def place(tmp_path: Path) -> FederationFolder:
             pixels[0, 0] = 255 if label == "dog" else 0
             Image.fromarray(pixels).save(folder / f"{number}.png")
     return place
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 def client_of(place: FederationFolder, **changes: object) -> Path:

@@ -10,8 +10,15 @@ import pytest
 
 from knnper.experiment import Experiment, dump_yaml, parse_yaml, read_yaml
 from knnper.simulation.batches.family import training_identity
-from knnper.simulation.batches.plan import TERMS, VARIANT, Comparison, Sweep
+from knnper.simulation.batches.plan import (
+    TERMS,
+    VARIANT,
+    Comparison,
+    Sweep,
+    read_comparison,
+)
 from knnper.simulation.partition.schemes import PartitionSettings
+from knnper.strategies.catalogue import METHODS
 from papers.catalogue import FigurePlan
 from papers.collapse import VARIANTS
 from papers.reproduce import Plan, leading_comment, read_file, split_title
@@ -19,13 +26,14 @@ from papers.reproduce import Plan, leading_comment, read_file, split_title
 Rows = dict[str, list[str]]
 Tables = Callable[[str], dict[tuple[str, str], Rows]]
 Listings = Callable[[str, str], list[str]]
-
 PLACE = "docs/reproducing.md", ("The papers' files", "")
 EXPERIMENTS = Path("papers")
 SMALL = EXPERIMENTS / "small"
+
 FILES = sorted(
     [*EXPERIMENTS.rglob("*.yaml"), *Path("simulation/experiments").rglob("*.yaml")]
 )
+
 LITTLE = sorted(SMALL.glob("*.yaml"))
 ON_CIFAR = "_cifar10"
 
@@ -191,3 +199,26 @@ def experiments_of(paths: Iterable[Path]) -> list[Experiment]:
     plans = [read(path).plan for path in paths]
     figures = [plan for plan in plans if isinstance(plan, FigurePlan)]
     return [one.experiment for one in figures if one.experiment is not None]
+
+
+TABLE_2 = [
+    Path("simulation/experiments") / f"table2_{data}.yaml"
+    for data in ("cifar10", "digits")
+]
+
+
+@pytest.mark.parametrize("path", TABLE_2, ids=lambda path: path.stem)
+def test_the_file_compares_the_methods(path: Path) -> None:
+    comparison = read_comparison(path)
+    runs = [points[0].tuning for points in comparison.variants.values()]
+    methods = {
+        run.method.name
+        for run in runs
+        if run is not None
+        and (
+            run.personalization.name == "none"
+            or METHODS[run.method.name].personalization != "none"
+        )
+    }
+    assert len(methods) >= 35  # a new method may be given a row, and need not
+    assert len(comparison.seeds) == (3 if "digits" in path.stem else 1)

@@ -5,7 +5,6 @@ import csv
 import functools
 import json
 import shutil
-import socket
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tests.federation.running_commands import KNNPER, Commands, Running, wait_until
 from tests.federation.site_tricks import APP, Tricks
+from tests.processes import KNNPER, LOCALHOST, Commands, Running, free_ports, wait_until
 
 SEEN = ("0000", "0001", "0003")
 UNSEEN = "0002"
-LOCALHOST = "127.0.0.1"
 EXPERIMENT: dict[str, Any] = {
     "name": "digits",
     "data": {"name": "digits"},
@@ -150,7 +148,8 @@ class Federation:
     def start(self, machine: str, name: str, *words: str | Path) -> Running:
         """Start a ``knnper`` command on a machine."""
         inside = self.inside.get(machine, ())
-        return self.commands.start(name, [*inside, KNNPER, *words])
+        tricks = {"PYTHONPATH": str(Path(__file__).parent)}
+        return self.commands.start(name, [*inside, KNNPER, *words], tricks)
 
     def server(self) -> Running:
         """Start the server; return when clients can connect."""
@@ -238,16 +237,6 @@ def found_federation(
     for name in clients:
         federation.give_share(name)
     return federation
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at, each another one."""
-    with contextlib.ExitStack() as held:
-        sockets = [
-            held.enter_context(socket.create_server((LOCALHOST, 0)))
-            for _ in range(count)
-        ]
-        return [one.getsockname()[1] for one in sockets]
 
 
 Found = Callable[..., Federation]

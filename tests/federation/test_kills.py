@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from tests.federation.running_commands import Commands, Running, wait_until
 from tests.federation.site_tricks import (
     HOLD,
     INSTALLED,
@@ -16,6 +15,7 @@ from tests.federation.site_tricks import (
     training,
 )
 from tests.federation.small_federation import SEEN, Example, Federation, Found, Run
+from tests.processes import Commands, Running, wait_until
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,7 @@ from torch import Tensor
 from knnper.data.examples import InputSpec
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
-from knnper.models import (
-    MODELS,
-    FlatModel,
-    TinyCnnSettings,
-    build_model,
-)
+from knnper.models import MODELS, FlatModel, TinyCnnSettings, build_model
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 

@@ -1,3 +1,5 @@
+""""""
+
 import csv
 import dataclasses
 import itertools
@@ -9,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from knnper.data.examples import Examples
 from knnper.server.results import (
@@ -20,6 +23,7 @@ from knnper.server.results import (
     training_summary,
     write_clients_csv,
 )
+from knnper.server.run import scalar_writer
 from knnper.strategies.core.task import (
     NUM_CALIBRATION_BINS,
     ClientResult,
@@ -234,11 +238,8 @@ def test_names_with_commas_stay_one_cell(tmp_path: Path) -> None:
 
 
 GOOD = evaluation(4, 3, confidence=0.0, loss=0.0)
-
 RESULT = ClientResult("a", True, 5, 1, GOOD, GOOD, GOOD, {"knn_weight": 0.5})
-
 BINS = GOOD.bin_counts
-
 WEIGHTED = dataclasses.replace(GOOD, weight_sum=0.5, weight_correct=0.5)
 
 
@@ -355,3 +356,16 @@ def test_no_group_is_larger_than_asked_by_more_than_a_client(
     for group in in_groups(sizes, at_once):
         total = sum(sizes[client] for client in group)
         assert total <= at_once + max(sizes[client] for client in group)
+
+
+def test_a_resumed_curve_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
+    with scalar_writer(tmp_path, first_round=1) as write:
+        for server_round in (1, 2, 3):
+            write({"server_round": server_round, "train_loss": float(server_round)})
+    with scalar_writer(tmp_path, first_round=2) as write:
+        write({"server_round": 2, "train_loss": 20.0, "num_failed": 1})
+    curves = EventAccumulator(str(tmp_path))
+    curves.Reload()
+    assert sorted(curves.Tags()["scalars"]) == ["num_failed", "train_loss"]
+    losses = [(event.step, event.value) for event in curves.Scalars("train_loss")]
+    assert losses == [(1, 1.0), (2, 20.0)]

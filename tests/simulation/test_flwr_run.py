@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,16 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import free_port
 from tests.simulation.knnper_process import simulate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SETTINGS = "training.num_rounds=4;partition.num_clients=20"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

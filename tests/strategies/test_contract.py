@@ -1,5 +1,6 @@
 """What every method of the catalogue must keep to."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -15,12 +16,15 @@ from torch import Tensor
 from knnper import strategies
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import MultiStepSchedule, TrainingSettings
-from knnper.records import fingerprint, is_finite, put_together, take_apart
+from knnper.records import Parts, fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
+from knnper.server.federation import Reply
+from knnper.server.rounds import Tally, usable_updates
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, trained_as
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
 from knnper.strategies.core.records import Record, Update
 from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
+from knnper.strategies.hypcluster import ClusterUpdate
 from tests.strategies.tiny import noisy, normed_task
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
@@ -208,6 +212,7 @@ def test_without_data_everyone_is_served_the_unpersonalised_model(name: str) -> 
 
 
 NAMED = [name for name in METHODS if METHODS[name].personalization != AS_IT_IS]
+
 """What are another method's rounds with something on top."""
 
 
@@ -235,6 +240,7 @@ def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
 
 
 TRAINED_FURTHER = {"apfl", "ditto", "mapper", "per_fedavg", "pfedme"}
+
 """Their clients train further, from one model that is of use by itself."""
 
 
@@ -318,6 +324,7 @@ def test_together_clients_are_served_what_they_would_be_alone(name: str) -> None
 
 
 PARTICIPANTS = (("a", "b", "c"), ("c", "d", "e"), ("a", "b", "d"))
+
 """Of three rounds: some clients miss the first, some the second."""
 
 KEEPING = [name for name in WITH_ROUNDS if METHODS[name].client_state != "0"]
@@ -404,12 +411,15 @@ def test_a_client_that_missed_a_round_goes_on_with_what_it_kept(name: str) -> No
 
 
 LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
+
 """From round 2 on, which is the last one, an eighth of the rate."""
 
 TRAIN_UNSEEN = ("apfl", "ditto", "fed_mtl", "fedbn", "fedper", "l2gd", "lg_fedavg")
+
 """What train for unseen clients in the end, and for nobody else."""
 
 BEGINNING = (*TRAIN_UNSEEN, "fedbasis", "fedrep", "pfedhn")
+
 """What train an unseen client from the start, at the training section's rate."""
 
 
@@ -449,11 +459,12 @@ def test_an_unseen_client_is_trained_at_the_rate_of_the_first_round(name: str) -
 
 
 WITH_MEMORY = ("knn_per", "knn_per_protonn")
+
 """Nothing is put on top of these, so that they are never asked."""
 
 ON_TOP = ("fine_tuning", "linear_probe", "dapper", "mapper_two_stage")
-
 CHOOSING = {"clustered_fl", "dapper", "ditto", "hypcluster"} | {"mapper", ON_TOP[-1]}
+
 """What choose a cluster, a weight or a model on the validation split."""
 
 BARE = [(name, None) for name in METHODS if name not in WITH_MEMORY]
@@ -499,6 +510,7 @@ ALWAYS_TRAIN = (
     *("fedavg_plus", "fedbasis", "fedem", "fedrep", "local"),
     *("per_fedavg", "pfedgp", "pfedme"),
 )
+
 """What train for everyone in the end."""
 
 
@@ -522,3 +534,101 @@ def test_an_unseen_client_is_sent_the_model_that_is_exported(name: str) -> None:
     payload = run.method.broadcast(run.state, UNSEEN_CLIENT, RandomKey(2))
     assert torch.equal(payload.weights, run.state.weights)
     assert METHODS[name].reference_title is not None
+
+
+OF_A_ROUND = ("a", "b", "c", "d")
+EXAMPLES = dict.fromkeys(OF_A_ROUND, 6)
+OF_A_MODEL = {"weights", "shared", "components", "models"}
+
+
+@pytest.fixture
+def method(request: pytest.FixtureRequest) -> Method:
+    spec = METHODS[request.param]
+    return spec(normed_task(TRAINING), spec.settings_type())
+
+
+def longer(update: Any) -> Iterator[Any]:
+    """Yield the update with each of its tensors longer by one."""
+    parts = take_apart(update)
+    for name, tensor in parts.tensors.items():
+        wrong = torch.cat([tensor.reshape(-1), torch.zeros(1)])
+        tensors = {**parts.tensors, name: wrong}
+        yield put_together(type(update), Parts(tensors, parts.structure))
+
+
+def of_other_lengths(update: Any) -> Iterator[Any]:
+    """Yield the update with another number of tensors, where that is a client's."""
+    for field in dataclasses.fields(update):
+        value = getattr(update, field.name)
+        if isinstance(value, tuple):
+            for wrong in ((), value[:-1], (*value, value[0])):
+                yield dataclasses.replace(update, **{field.name: wrong})
+
+
+def of_other_clusters(update: Any) -> Iterator[Any]:
+    if isinstance(update, ClusterUpdate):
+        yield dataclasses.replace(update, cluster=99)
+
+
+def of_a_round(method: Method, state: Any) -> tuple[Tally, dict[str, Any]]:
+    """Return what is known of what was sent, and every client's honest update."""
+    checks = (method.update_problem, method.started_from)
+    tally, updates = Tally(EXAMPLES, math.inf, *checks), {}
+    for number, client in enumerate(OF_A_ROUND):
+        rng = RandomKey(1).child(client)
+        payload = method.broadcast(state, client, rng)
+        tally.sends(client, payload)
+        data = noisy(6, 4, seed=number)
+        updates[client] = method.client_update(payload, None, data, 1, rng)[1]
+    return tally, updates
+
+
+def used_of(
+    replies: list[Reply], method: Method, tally: Tally
+) -> list[tuple[str, Any]]:
+    found = usable_updates(replies, method.update_type, tally)
+    return [(one.client, one.update) for one in found if one is not None]
+
+
+@pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
+def test_a_wrong_first_update_is_that_client_s_failure(method: Method) -> None:
+    state = method.init(OF_A_ROUND, RandomKey(1))
+    _, honest = of_a_round(method, state)
+    first = honest["a"]
+    wrong_ones = [*longer(first), *of_other_lengths(first), *of_other_clusters(first)]
+    for wrong in wrong_ones:
+        tally, _ = of_a_round(method, state)
+        replies = [Reply((c,), update) for c, update in (honest | {"a": wrong}).items()]
+        used = used_of(replies, method, tally)
+        assert [client for client, _ in used] == ["b", "c", "d"], wrong
+        assert list(tally.failures) == ["a"]
+        method.aggregate(state, iter(used))
+
+
+@pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
+def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
+    method: Method,
+) -> None:
+    state = method.init(OF_A_ROUND, RandomKey(1))
+    tally, honest = of_a_round(method, state)
+    replies = [Reply((client,), update) for client, update in honest.items()]
+    for one in usable_updates(replies, method.update_type, tally):
+        assert one is not None
+        fields = [name for name in one.changes if name in OF_A_MODEL]
+        assert fields
+        for name in fields:
+            # A step moves a model by a part of its length.
+            assert 0 <= one.changes[name].norm < one.changes[name].sent
+
+
+@pytest.mark.parametrize("method", ["fedattn"], indirect=True)
+def test_an_update_without_what_may_be_missing_does_not_decide_for_others(
+    method: Method,
+) -> None:
+    state = method.init(OF_A_ROUND, RandomKey(1))
+    tally, honest = of_a_round(method, state)
+    honest["a"] = dataclasses.replace(honest["a"], representation=None)
+    replies = [Reply((client,), update) for client, update in honest.items()]
+    used = used_of(replies, method, tally)
+    assert [client for client, _ in used] == list(OF_A_ROUND)
+    assert method.aggregate(state, iter(used)).known.names == ("b", "c", "d")

@@ -1,12 +1,13 @@
 """A real SuperLink with real clients: what is refused, run, killed and asked."""
 
 import contextlib
-import signal
+import json
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,121 @@ import pytest
 from knnper.client.flower_node import CLIENT_APP
 from knnper.client.limits import REFUSALS
 from knnper.experiment import to_json
-from tests.apps.site_grid import experiment, make_sites
-from tests.client.node.real_processes import (
-    BIN,
-    Link,
-    client,
-    environment,
-    link_running,
-    new_client,
-    runner_of,
+from knnper.transport.credentials import (
+    issue_server_certificate,
+    new_authority,
+    new_node_key,
+    write_node_key,
 )
+from tests.apps.site_grid import experiment, make_sites
 from tests.client.site.hostile_server import CLIENT, one_by_one
+from tests.processes import (
+    BIN,
+    BIN_IN_PATH,
+    KNNPER,
+    LOCALHOST,
+    Commands,
+    Running,
+    free_port,
+    wait_until,
+)
+
+PROJECT = """
+[project]
+name = "trial"
+version = "1.0.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "knnper"
+[tool.flwr.app.components]
+serverapp = "trial_server:app"
+clientapp = "trial_client:app"
+[tool.flwr.app.config]
+output = ""
+experiment = ""
+"""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A SuperLink with TLS that takes only registered keys."""
+
+    address: str
+    ca: Path
+    commands: Commands
+
+    def register(self, key: Path, name: str) -> None:
+        words = ("supernode", "register", f"{key}.pub", "link", "--name", name)
+        self.commands.run("register", BIN / "flwr", *words)
+
+    def run(self, app: Path, config: str = "", **modules: str) -> Any:
+        """Run modules as an app; return what its server half wrote to ``output``."""
+        app.mkdir()
+        (app / "pyproject.toml").write_text(PROJECT)
+        for name, code in modules.items():
+            (app / f"{name}.py").write_text(code)
+        config = f'output="{app / "output.json"}" {config}'
+        words = ("run", app, "link", "--stream", "--run-config", config)
+        self.commands.run("run", BIN / "flwr", *words)
+        return json.loads((app / "output.json").read_text())
+
+    @contextlib.contextmanager
+    def client(self, config: Path, *arguments: str) -> Iterator[Running]:
+        command: list[str | Path] = [KNNPER, "fed", "client", config]
+        command += ["--app", "misbehaving_app:app", *arguments]
+        process = self.commands.start("client", command)
+        try:
+            yield process
+        finally:
+            process.stop()  # so that the server counts it out at once
+
+
+@contextlib.contextmanager
+def link_running(folder: Path) -> Iterator[Link]:
+    authority, ca = new_authority("a CA"), folder / "ca.crt"
+    certificate, key = folder / "server.crt", folder / "server.key"
+    authority.write(ca, folder / "ca.key")
+    issue_server_certificate(authority, [LOCALHOST]).write(certificate, key)
+    port, home = free_port(), folder / "operator"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink.link]\naddress = "{LOCALHOST}:{port}"\n'
+        f"root-certificates = {json.dumps(str(ca))}\n"
+    )
+    command: list[str | Path] = [BIN / "flower-superlink", "--port", str(port)]
+    command += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate]
+    command += ["--ssl-keyfile", key, "--enable-supernode-auth"]
+    command += ["--disable-runtime-dependency-installation"]
+    modules = str(Path(__file__).parent)
+    environment = {"FLWR_HOME": str(home), "PATH": BIN_IN_PATH, "PYTHONPATH": modules}
+    with Commands(folder / "logs", environment) as commands:
+        process = commands.start("link", command)
+
+        def is_reached() -> bool:
+            assert not process.ended, process.written
+            with contextlib.suppress(OSError):
+                socket.create_connection((LOCALHOST, port)).close()
+                return True
+            return False
+
+        wait_until(is_reached, "a SuperLink", 60)
+        yield Link(f"{LOCALHOST}:{port}", ca, commands)
+
+
+def new_client(folder: Path, link: Link, key: Path | None = None) -> Path:
+    """Return the file of a client whose key nobody knows yet, or of ``key``."""
+    folder.mkdir()
+    if key is None:
+        key = folder / "client.key"
+        write_node_key(key, new_node_key())
+    path = folder / "client.yaml"
+    path.write_text(
+        f"name: {folder.name}\nserver: {link.address}\n"
+        f"tls: {{ca: {link.ca}}}\nkey: {key}\n"
+        "data: {name: image_folder, path: data}\n"
+    )
+    return path
+
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,43 +152,46 @@ def config(link: Link, tmp_path: Path) -> Path:
     return path
 
 
+IN = "in the federation of"
+
+
 def test_life_of_a_client(link: Link, config: Path, tmp_path: Path) -> None:
-    with client(config) as first:
-        first.wait_until_in()
-        with client(config) as second:
+    with link.client(config) as first:
+        first.wait_for(IN)
+        with link.client(config) as second:
             assert second.wait() == 1
-            holder = (
-                f"in use by another `knnper fed client` (process {first.process.pid})"
-            )
+            holder = f"in use by another `knnper fed client` (process {first.pid})"
             assert holder in second.written
         elsewhere = new_client(
             tmp_path / "site-b", link, config.with_name("client.key")
         )
-        with client(elsewhere, "--patience", "0") as third:
+        with link.client(elsewhere, "--patience", "0") as third:
             assert third.wait() == 1
             assert "a node with this key is online" in third.written
-        runner = runner_of(first.process.pid)
-        first.process.kill()
-        first.wait()
+        runner = _runner_of(first)
+        first.kill()
         _wait_until_gone(runner)
-    with client(config) as again:
+    with link.client(config) as again:
         again.wait_for("did not leave in order the last time")
-        again.wait_until_in()
-        runner = runner_of(again.process.pid)
+        again.wait_for(IN)
+        runner = _runner_of(again)
         began = time.monotonic()
-        again.process.send_signal(signal.SIGTERM)
-        assert again.wait() == 0
+        assert again.stop() == 0
         assert time.monotonic() - began < 5  # alone on a machine: less than 1
         _wait_until_gone(runner)
-    with client(config, "--patience", "0") as after_an_orderly_end:
-        after_an_orderly_end.wait_until_in()
+    with link.client(config, "--patience", "0") as after_an_orderly_end:
+        after_an_orderly_end.wait_for(IN)
+
+
+def _runner_of(client: Running) -> int:
+    """Return the process id of a client's runner."""
+    children = Path(f"/proc/{client.pid}/task/{client.pid}/children").read_text()
+    (runner,) = map(int, children.split())
+    return runner
 
 
 def _wait_until_gone(process: int) -> None:
-    end = time.monotonic() + 5
-    while Path(f"/proc/{process}").exists():
-        assert time.monotonic() < end, f"process {process} lives on"
-        time.sleep(0.01)
+    wait_until(lambda: not Path(f"/proc/{process}").exists(), "its end", 5)
 
 
 SERVER = """
@@ -125,6 +233,7 @@ def train(message, context):
 """
 
 FOUND = "[0, 1, 2, 3]"
+
 KILLED = (
     "the client's process died: it was ended by SIGKILL, perhaps for lack of memory"
 )
@@ -138,8 +247,8 @@ def _run(link: Link, folder: Path, code: str) -> list[tuple[str, float]]:
 def test_the_code_of_a_run_is_not_run_and_a_death_costs_no_minute(
     link: Link, config: Path, tmp_path: Path
 ) -> None:
-    with client(config) as process:
-        process.wait_until_in()
+    with link.client(config) as process:
+        process.wait_for(IN)
         heard = _run(link, tmp_path, CODE_OF_THE_RUN)
     assert [said for said, _ in heard] == [FOUND, KILLED, FOUND]
     assert max(seconds for _, seconds in heard) < 20
@@ -148,8 +257,8 @@ def test_the_code_of_a_run_is_not_run_and_a_death_costs_no_minute(
 def test_the_code_of_a_run_is_run_only_when_allowed(
     link: Link, config: Path, tmp_path: Path
 ) -> None:
-    with client(config, "--allow-app-code") as process:
-        process.wait_until_in()
+    with link.client(config, "--allow-app-code") as process:
+        process.wait_for(IN)
         heard = _run(link, tmp_path, CODE_OF_THE_RUN)
     assert {said for said, _ in heard} == {"the code of the run"}
 
@@ -157,31 +266,15 @@ def test_the_code_of_a_run_is_run_only_when_allowed(
 def test_flowers_own_supernode_plays_the_same_messages(
     link: Link, config: Path, tmp_path: Path
 ) -> None:
-    with _flower_supernode(link, config):
-        heard = _run(link, tmp_path, "from misbehaving_app import app\napp = app\n")
-    assert [heard[0][0], heard[2][0]] == [FOUND, FOUND]
-    assert heard[1][0] == "ClientApp stopped responding."
-
-
-@contextlib.contextmanager
-def _flower_supernode(link: Link, config: Path) -> Iterator[None]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    command: list[str | Path] = [BIN / "flower-supernode", "--port", port]
+    command: list[str | Path] = [BIN / "flower-supernode", "--port", str(free_port())]
     command += ["--superlink", link.address, "--root-certificates", link.ca]
     command += ["--auth-supernode-private-key", config.with_name("client.key")]
-    home = config.parent / "flwr"
-    process = subprocess.Popen(
-        command,
-        env=environment(home),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+    home = {"FLWR_HOME": str(config.parent / "flwr")}
+    supernode = link.commands.start("supernode", command, home)
+    heard = _run(link, tmp_path, "from misbehaving_app import app\napp = app\n")
+    supernode.stop()
+    assert [heard[0][0], heard[2][0]] == [FOUND, FOUND]
+    assert heard[1][0] == "ClientApp stopped responding."
 
 
 # Softmax regression with a batch of one and one step: every update is one image.
@@ -257,8 +350,8 @@ def _attacked(
     link.register(config.with_name("client.key"), folder.name)
     asked = folder / "asked.json"
     asked.write_text(to_json(one_by_one()))
-    with client(config, "--app", CLIENT_APP) as process:
-        process.wait_until_in()
+    with link.client(config, "--app", CLIENT_APP) as process:
+        process.wait_for(IN)
         heard: list[object] = link.run(
             folder / "app",
             f'experiment="{asked}"',

@@ -3,12 +3,8 @@
 import contextlib
 import http.client
 import json
-import os
-import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +28,7 @@ from tests.client.service.small_service import (
     some_labels,
     tiny_model,
 )
+from tests.processes import KNNPER, Commands
 
 FILE = """
 name: site-a
@@ -53,29 +50,19 @@ def serve_process(folder: Path, *, tls: bool = False) -> Iterator[httpx.Client]:
     config.write_text(FILE.format(tls=", tls: {certificate: c, key: k}" if tls else ""))
     issue_server_certificate(authority, ["127.0.0.1"]).write(folder / "c", folder / "k")
     authority.write(folder / "ca", folder / "ca-key")
-    with subprocess.Popen(
-        [Path(sys.executable).with_name("knnper"), "site", "serve", config],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
-        assert process.stderr is not None
-        try:
-            lines = iter(process.stderr.readline, "")
-            address = next(line for line in lines if "serves at" in line).split()[-1]
-            assert any("serving the model" in line for line in lines)
-            token = (folder / "state" / "token").read_text().strip()
-            with httpx.Client(
-                base_url=address,
-                headers={"Authorization": f"Bearer {token}"},
-                verify=ssl.create_default_context(cafile=folder / "ca"),
-                timeout=10,
-            ) as client:
-                yield client
-        finally:
-            process.send_signal(signal.SIGTERM)
-        process.stderr.read()
-        assert process.wait(20) == 0
+    with Commands(folder / "logs") as commands:
+        process = commands.start("serve", [KNNPER, "site", "serve", config])
+        address = process.wait_for(r"serves at.* (\S+)\n")
+        process.wait_for("serving the model")
+        token = (folder / "state" / "token").read_text().strip()
+        with httpx.Client(
+            base_url=address,
+            headers={"Authorization": f"Bearer {token}"},
+            verify=ssl.create_default_context(cafile=folder / "ca"),
+            timeout=10,
+        ) as client:
+            yield client
+        assert process.stop() == 0
 
 
 @pytest.fixture

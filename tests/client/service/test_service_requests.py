@@ -1,7 +1,11 @@
-"""Predictions in all the ways they are asked for, and examples that come and go."""
+"""What the service answers, what it refuses, and whom."""
 
 import base64
+import hashlib
 import io
+import stat
+import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,17 +16,29 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from knnper.client.service.access import (
+    SCOPES,
+    SECURITY_HEADERS,
+    Scope,
+    Tokens,
+    add_token,
+    read_or_create_owner_token,
+    revoke_token,
+)
 from knnper.data.text import encode
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
+from knnper.errors import RunError
 from tests.client.service.small_service import (
     CLASSES,
     FEATURES,
     JSON,
+    LIMITS,
     NPY,
     PNG,
     SERVING,
     TEXT,
+    TOKEN,
     SmallServed,
     asking,
     npy,
@@ -321,3 +337,335 @@ def test_that_text_is_taken_is_told(reader: httpx.Client) -> None:
     assert schemas["Text"]["properties"]["text"]["minLength"] == 6
     assert ids["items"] == {"type": "integer", "minimum": 0, "maximum": 80}
     assert set(content) == {JSON, NPY, "multipart/form-data"}
+
+
+def picture(mode: str, size: int, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (size, size)).save(file, kind)
+    return file.getvalue()
+
+
+OTHER_FORMATS = ("GIF", "TIFF", "WEBP", "BMP")
+FORM = "multipart/form-data; boundary=x"
+DIGIT = np.zeros((8, 8, 1), np.uint8)
+
+NO_INPUTS: list[tuple[str, bytes, int, str]] = [
+    (JSON, b"{", 400, "JSON"),
+    (JSON, b'{"inputs": [NaN]}', 422, "inputs.0"),
+    (JSON, b"[" * 900, 400, "JSON"),
+    (JSON, b"{}", 422, "inputs"),
+    (JSON, b'{"inputs": []}', 422, "at least 1"),
+    (JSON, b'{"inputs": [1]}', 422, "inputs.0"),
+    (JSON, b'{"inputs": [{"image": "%"}]}', 422, "base64"),
+    (JSON, b'{"inputs": [{"image": "aGFsbG8="}]}', 422, "PNG or JPEG"),
+    (JSON, b'{"inputs": [{"image": "", "more": 1}]}', 422, "inputs.0.more"),
+    (JSON, b'{"inputs": [1, 1, 1, 1, 1]}', 422, "inputs"),
+    (JSON, b'{"inputs": [], "more": 1}', 422, "more"),
+    (JSON, b'{"inputs": [' + b"9" * 15_000 + b"]}", 400, "JSON"),
+    # Too many values are refused before they are parsed.
+    (JSON, b'{"inputs": [' + 1000 * b"[]," + b"0]}", 413, "values"),
+    (JSON, b'{"inputs": [' + 1000 * b"{}," + b"0]}", 413, "values"),
+    (JSON, b'{"inputs": [' + 1000 * b"0," + b"0]}", 413, "values"),
+    (JSON, b'{"inputs": [' + 1000 * b'"",' + b"0]}", 413, "values"),
+    (NPY, b"hello", 400, "numpy.save"),
+    (NPY, npy(DIGIT)[:-1], 400, "cut short"),
+    (NPY, npy(DIGIT) + b"x", 400, "more follows"),
+    (NPY, npy(DIGIT.astype(np.int64)), 422, "uint8"),
+    (NPY, npy(np.zeros((8, 9, 1), np.uint8)), 422, "(8, 8, 1)"),
+    (NPY, npy(np.array([{"a": 1}], object)), 422, "object"),
+    (NPY, npy(np.zeros((5, 8, 8, 1), np.uint8)), 422, "1 to 4"),
+    (NPY, npy(np.zeros((0, 8, 8, 1), np.uint8)), 422, "1 to 4"),
+    *((PNG, png(some_inputs(1)[0])[:cut], 422, "PNG") for cut in (8, 40, 60)),
+    *((PNG, picture("RGB", 20, kind), 422, "PNG") for kind in OTHER_FORMATS),
+    (PNG, picture("1", 9000), 413, "9000x9000"),
+    # Pixels of 16 bits are not cut off.
+    (PNG, picture("I;16", 8), 422, "expected 8-bit; scale them to 0-255"),
+    *((kind, b"{}", 415, "application/json") for kind in ("a/b/c", "", "image/gif")),
+    *((kind, b"{}", 415, "application/json") for kind in ("text/plain", "json")),
+    ("multipart/form-data", b"", 400, "boundary"),
+    (FORM, b"", 400, "parts"),
+    (FORM, b"--x\r\nno headers\r\n--x--", 400, "blank line"),
+    (FORM, b"--x\r\n\r\n--x", 400, "parts"),
+    (JSON, b" " * 20_001, 413, "more than 20000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "status", "words"), NO_INPUTS)
+def test_what_is_no_input_is_refused(
+    client: httpx.Client, kind: str, body: bytes, status: int, words: str
+) -> None:
+    assert kind != PNG or len(body) < LIMITS.max_request_bytes
+    refused(post(client, body, kind), status, words)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        *((256, "255"), (-1, "0"), (True, "bool"), ("1", "str"), (None, "NoneType")),
+        *((10**400, "finite"), (1.5, "1.5"), (2.6e-42, "2.6e-42")),
+        (254.999999999, "255"),
+    ],
+)
+def test_a_pixel_that_is_none_is_refused(
+    client: httpx.Client, value: Any, words: str
+) -> None:
+    pixels = some_inputs(1)[0].tolist()
+    pixels[3][4] = [value]
+    answer = client.post("/predict", json={"inputs": [pixels]})
+    refused(answer, 422, words)
+    # Whether numbers are whole is looked at in all of them at once.
+    place = "whole" if isinstance(value, float) else "inputs.0.3.4.0"
+    refused(answer, 422, place)
+
+
+def test_a_header_that_claims_any_size_is_refused(client: httpx.Client) -> None:
+    content = bytearray(png(some_inputs(1)[0]))
+    content[16:24] = struct.pack(">II", 100_000, 100_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    answer = post(client, bytes(content), PNG)
+    refused(answer, 413, "too large")
+
+
+def test_all_images_of_a_request_are_counted(client: httpx.Client) -> None:
+    parts = [("image", ("a.png", picture("1", 20), "image/png"))] * 3
+    assert client.post("/predict", files=parts[:2]).status_code == 200
+    refused(client.post("/predict", files=parts), 413, "1000")
+
+
+def test_a_jpeg_that_says_nothing_many_times_is_refused(client: httpx.Client) -> None:
+    """Each of its scans has some bytes, and goes over all pixels."""
+    file = io.BytesIO()
+    Image.new("L", (24, 24), 128).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    assert post(client, content, "image/jpeg").status_code == 200
+    scan = content[content.rindex(b"\xff\xda") : -2]
+    many = content[:-2] + 100 * scan + content[-2:]
+    refused(post(client, many, "image/jpeg"), 413, "times")
+
+
+def test_a_form_with_other_fields_is_refused(client: httpx.Client) -> None:
+    files = {"file": ("a.png", png(some_inputs(1)[0]), "image/png")}
+    refused(client.post("/predict", files=files), 422, "'file'")
+
+
+def test_a_body_without_a_length_that_is_too_large_is_refused(
+    client: httpx.Client,
+) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(21):
+            yield b" " * 1000
+
+    refused(post(client, chunks(), JSON), 413, "more than 20000 bytes")
+
+
+SECRET = (
+    ("GET", "/info"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/examples/1/image"),
+    ("GET", "/no/such/path"),
+    ("POST", "/predict"),
+    ("POST", "/examples"),
+    ("DELETE", "/examples"),
+)
+
+INCLUDED = {
+    *(("predict", "probabilities"), ("predict", "neighbors")),
+    ("probabilities", "neighbors"),
+}
+
+Scoped = tuple[httpx.Client, dict[Scope, str]]
+
+
+def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
+    served = small_served(tmp_path / "store")
+    with asking(served) as client:
+        address = str(client.base_url)
+        for method, path in SECRET:
+            for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}):
+                answer = httpx.request(method, f"{address}{path}", headers=headers)
+                assert answer.status_code == 401, (method, path)
+                assert answer.json()["error"] == "unauthorized"
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+        for path in ("/", "/page.css", "/page.js", "/health", "/ready"):
+            assert httpx.get(f"{address}{path}").status_code == 200, path
+
+
+def test_a_header_must_bear_the_token() -> None:
+    tokens = Tokens(Path("no such folder"), "s3cret")
+    assert all(map(tokens.caller, ("Bearer s3cret", "bearer  s3cret ")))
+    near = ("Bearer s3cre", "Bearer s3crets", "Basic s3cret", "Bearer sécret")
+    assert not any(map(tokens.caller, (*near, "s3cret", "Bearer", "")))
+
+
+NEEDED: tuple[tuple[Scope, str, str], ...] = (
+    ("predict", "POST", "/predict"),
+    ("read", "GET", "/examples/1/image"),
+    ("add", "POST", "/examples"),
+    ("delete", "DELETE", "/examples"),
+    ("metrics", "GET", "/metrics"),
+)
+
+
+@pytest.fixture(scope="module")
+def scoped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scoped]:
+    """Give a service, and a token of each scope."""
+    folder = tmp_path_factory.mktemp("scoped")
+    tokens = {scope: add_token(folder, scope, [scope]) for scope in SCOPES}
+    with asking(small_served(folder / "store"), state=folder) as client:
+        yield client, tokens
+
+
+def bearing(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize(("needed", "method", "path"), NEEDED)
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_token_may_what_its_scopes_say_and_no_more(
+    scoped: Scoped, scope: Scope, needed: Scope, method: str, path: str
+) -> None:
+    client, tokens = scoped
+    answer = client.request(
+        method, path, json={"inputs": []}, headers=bearing(tokens[scope])
+    )
+    if scope == needed or (needed, scope) in INCLUDED:
+        # A prediction or change of nothing is refused for itself.
+        assert answer.status_code in (200, 422)
+        return
+    assert answer.status_code == 403
+    assert answer.json()["error"] == "forbidden"
+    assert f"--scope {needed}" in answer.json()["message"]
+    assert f'scope="{needed}"' in answer.headers["www-authenticate"]
+
+
+LEAST = "label class_name"
+
+ALL = (
+    f"{LEAST} probabilities global_probabilities adapted_probabilities "
+    "knn_probabilities neighbors"
+)
+
+
+@pytest.mark.parametrize(
+    ("scope", "of_one", "of_all"),
+    [
+        ("predict", LEAST, "predictions model"),
+        ("probabilities", f"{LEAST} probabilities", "predictions model"),
+        ("neighbors", ALL, "predictions model knn_weight num_stored"),
+    ],
+)
+def test_a_prediction_tells_what_the_scope_gives(
+    scoped: Scoped, scope: Scope, of_one: str, of_all: str
+) -> None:
+    client, tokens = scoped
+    body, headers = {"inputs": some_inputs(1).tolist()}, bearing(tokens[scope])
+    answer = client.post("/predict", json=body, headers=headers).json()
+    assert set(answer) == set(of_all.split())
+    assert set(answer["predictions"][0]) == set(of_one.split())
+    info = client.get("/info", headers=headers).json()
+    assert (info["token"], "store" in info) == (scope, False)
+    assert ("knn_weight" in info) == ("accuracy" in info) == (scope == "neighbors")
+    own = set(info["scopes"])
+    assert own == {scope} | {one for one, other in INCLUDED if other == scope}
+    info = client.get("/info", headers=bearing(tokens["read"])).json()
+    assert info["store"]["num_stored"] == 9
+    assert "knn_weight" not in info
+
+
+def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
+    body = {"inputs": some_inputs(1).tolist()}
+    with asking(small_served(tmp_path / "store"), state=tmp_path) as client:
+        token = add_token(tmp_path, "tablet", ["predict"])
+        headers = bearing(token)
+        assert client.post("/predict", json=body, headers=headers).status_code == 200
+        revoke_token(tmp_path, "tablet")
+        answer = client.post("/predict", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (401, "unauthorized")
+        assert client.post("/predict", json=body).status_code == 200, "the owner's"
+
+
+def test_a_token_is_not_kept_as_it_is_and_its_name_is_unique(tmp_path: Path) -> None:
+    token = add_token(tmp_path, "tablet", ["predict"])
+    assert len(token) >= 32
+    kept = (tmp_path / "tokens.json").read_text()
+    assert token not in kept
+    assert hashlib.sha256(token.encode()).hexdigest() in kept
+    for name in ("tablet", "owner", "a/b", ""):
+        with pytest.raises(RunError):
+            add_token(tmp_path, name, ["predict"])
+    with pytest.raises(RunError, match="tablet"):
+        revoke_token(tmp_path, "phone")
+
+
+def test_tokens_that_cannot_be_read_are_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens, token = Tokens(tmp_path, TOKEN), add_token(tmp_path, "tablet", ["predict"])
+    assert tokens.caller(f"Bearer {token}") is not None
+    (tmp_path / "tokens.json").write_text('[{"name": "tablet", "scopes": ["root"]}]')
+    assert tokens.caller(f"Bearer {token}") is None
+    owner = tokens.caller(f"Bearer {TOKEN}")
+    assert owner is not None
+    assert owner.scopes == set(SCOPES)
+    assert caplog.text.count("tokens.json") == 1
+    with pytest.raises(RunError, match=r"tokens\.json"):
+        Tokens(tmp_path, TOKEN)
+
+
+def test_without_a_token_other_machines_and_their_pages_are_refused(
+    tmp_path: Path,
+) -> None:
+    with asking(small_served(tmp_path / "store"), token=None) as client:
+        port = client.base_url.port
+        body = {"inputs": some_inputs(1).tolist()}
+        for headers, status in (
+            ({}, 200),
+            ({"Host": f"localhost:{port}"}, 200),
+            ({"Origin": f"http://127.0.0.1:{port}"}, 200),
+            ({"Origin": "http://127.0.0.1:1"}, 403),
+            ({"Origin": "http://evil.example"}, 403),
+            ({"Origin": "null"}, 403),
+            ({"Host": f"evil.example:{port}"}, 403),
+        ):
+            answer = client.post("/predict", json=body, headers=headers)
+            assert answer.status_code == status, headers
+
+
+def test_browsers_are_told_to_load_nothing_else(tmp_path: Path) -> None:
+    with asking(small_served(tmp_path / "store")) as client:
+        assert client.put("/examples").headers["allow"] == "DELETE, POST"
+        texts = [client.get(path).text for path in ("/", "/page.css", "/page.js")]
+        answers = [
+            client.get("/"),
+            client.get("/info"),
+            client.get("/no/such/path"),
+            client.put("/predict"),
+            httpx.get(f"{client.base_url}/info"),
+        ]
+    assert [one.status_code for one in answers] == [200, 200, 404, 405, 401]
+    for answer in answers:
+        for name, value in SECURITY_HEADERS.items():
+            assert answer.headers[name] == value
+        assert "server" not in answer.headers
+        assert not any(name.startswith("access-control") for name in answer.headers)
+    for text in texts:
+        assert not any(
+            one in text.replace("// ", "") for one in ("http:", "https:", "//")
+        )
+
+
+def test_the_owners_token_is_made_once_and_is_a_secret(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    token = read_or_create_owner_token(path)
+    assert len(token) >= 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_or_create_owner_token(path) == token
+    assert [one.name for one in tmp_path.iterdir()] == ["token"]
+    path.write_text("short")
+    for mode, words in ((0o600, "16"), (0o640, "0640")):
+        path.chmod(mode)
+        with pytest.raises(RunError, match=words):
+            read_or_create_owner_token(path)
+    with pytest.raises(RunError, match="cannot be used"):
+        read_or_create_owner_token(tmp_path / "no folder" / "token")

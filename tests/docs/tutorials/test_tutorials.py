@@ -3,14 +3,12 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.tutorials.listings import NewFile, listings_of
-from tests.docs.tutorials.playing import ROOT, fresh_clone, play
-from tests.federation.running_commands import Commands
+from tests.docs.tutorials.running import ROOT, fresh_clone, listings_of, run_listings
+from tests.processes import Commands
 
 FOLDER = ROOT / "docs/tutorials"
 # One after the other, where a page goes on from what another one left.
@@ -25,15 +23,9 @@ PAGES = (
 )
 
 
-@pytest.fixture
-def commands(tmp_path: Path) -> Iterator[Commands]:
-    with Commands(tmp_path / "logs") as started:
-        yield started
-
-
-def test_every_page_is_listed_and_played() -> None:
+def test_every_page_is_listed_and_run() -> None:
     pages = {path.stem for path in FOLDER.glob("*.md")} - {"README"}
-    assert pages == {name for played in PAGES for name in played}
+    assert pages == {name for pages_run in PAGES for name in pages_run}
     listed = re.findall(r"\((\w+)\.md\)", (FOLDER / "README.md").read_text())
     assert sorted(listed) == sorted(pages)
 
@@ -46,18 +38,18 @@ def test_its_programs_pass_the_checks(page: Path) -> None:
     # who tries something out may print.
     check = ["check", "--ignore", "I001,T201"]
     for one in listings_of(page):
-        if isinstance(one, NewFile) and one.name.endswith(".py"):
+        if one.language == "python":
             for what in (check, ["format", "--check"]):
                 command = [sys.executable, "-m", "ruff", *what, "--stdin-filename"]
                 found = subprocess.run(
-                    [*command, one.name, "-"],
+                    [*command, str(one.file), "-"],
                     input=one.text,
                     capture_output=True,
                     text=True,
                     check=False,
                     cwd=ROOT,
                 )
-                assert found.returncode == 0, f"{one.name}: {found.stdout}"
+                assert found.returncode == 0, f"{one.file}: {found.stdout}"
 
 
 @pytest.mark.slow
@@ -67,5 +59,5 @@ def test_the_page_does_what_it_says(
 ) -> None:
     clone = fresh_clone(tmp_path / "clone")
     listings = [one for name in pages for one in listings_of(FOLDER / f"{name}.md")]
-    problems = play(listings, clone, commands)
+    problems = run_listings(listings, clone, commands)
     assert not problems, "\n".join(problems)

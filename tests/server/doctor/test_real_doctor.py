@@ -1,10 +1,7 @@
 """The doctor before a real SuperLink with its gateway."""
 
-import contextlib
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,31 +16,22 @@ from knnper.server.link.registration import census
 from knnper.server.link.setup import FederationFolder
 from knnper.server.settings import read_server
 from knnper.transport.diagnosis import Finding, Verdict, examine, is_well
-from tests.server.link.running_server import running_server
+from tests.processes import KNNPER
+from tests.server.link.running_server import RunningServer, running_server
 
-BIN = Path(sys.executable).parent
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationFolder]:
-    """Return a federation whose server runs, with the client site-a."""
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Return a server that runs, with the client site-a."""
     with running_server(tmp_path_factory.mktemp("real"), ("site-a",)) as server:
-        yield server.folder
+        yield server
 
 
-@contextlib.contextmanager
-def _process(*command: object, until: str) -> Iterator[None]:
-    words = [str(BIN / "knnper"), *map(str, command)]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        with process.stderr:
-            _ = next(line for line in process.stderr if until in line)
-            yield
-    finally:
-        process.terminate()
-        process.wait()
+@pytest.fixture
+def place(server: RunningServer) -> FederationFolder:
+    return server.folder
 
 
 def registration(place: FederationFolder, key: Path | None = None) -> Finding:
@@ -70,19 +58,21 @@ def test_asking_leaves_no_trace(place: FederationFolder) -> None:
 
 
 def test_a_second_node_and_the_first_is_not_disturbed(
-    place: FederationFolder, tmp_path: Path
+    server: RunningServer, place: FederationFolder, tmp_path: Path
 ) -> None:
     copied = shutil.copy(place.client("site-a") / "site-a.key", tmp_path)
     config = place.client("site-a") / "client.yaml"
-    with _process("fed", "client", config, until="in the federation of"):
-        assert "its node runs" in registration(place).found
-        second = registration(place, Path(copied))
-        assert second.verdict is Verdict.PROBLEM
-        assert "heard of a node with this key" in second.found
-        assert status(place) == "online"
-        time.sleep(2.0)
-        assert "its node runs" in registration(place).found
-        assert status(place) == "online"
+    client = server.commands.start("client", [KNNPER, "fed", "client", config])
+    client.wait_for("in the federation of")
+    assert "its node runs" in registration(place).found
+    second = registration(place, Path(copied))
+    assert second.verdict is Verdict.PROBLEM
+    assert "heard of a node with this key" in second.found
+    assert status(place) == "online"
+    time.sleep(2.0)
+    assert "its node runs" in registration(place).found
+    assert status(place) == "online"
+    client.stop()
 
 
 def test_the_server_itself(place: FederationFolder) -> None:

@@ -47,7 +47,8 @@ from knnper.transport.diagnosis import (
 )
 from knnper.transport.flower_protocol import ACTIVATE, DEACTIVATE, HEALTH
 from tests.client.doctor.scripted_server import Script, answering
-from tests.server.link.gateway_stage import free_port, gateway_to
+from tests.processes import free_port
+from tests.server.link.gateway_stage import gateway_to
 from tests.server.link.peers import signed
 
 

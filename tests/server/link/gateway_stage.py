@@ -21,19 +21,13 @@ from knnper.server.link.sockets import Listener, limits_for
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import Address, fingerprint, new_node_key
 from knnper.transport.sockets import SocketLimits, listen
+from tests.processes import LOCALHOST, free_port
 from tests.server.link.peers import Peer
 
 LARGEST = 10_000_000
 KEY, NODE = new_node_key(), 7
 ROSTER = {str(NODE): Registered("site-a", fingerprint(KEY.public_key()), "folder")}
 PIECE = 65_536
-HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as sock:
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @dataclass
@@ -94,7 +88,7 @@ def gateway_stage(
     tls: TlsFiles | None = None,
     limits: SocketLimits | None = None,
 ) -> Iterator[Stage]:
-    address = Address(HOST, free_port())
+    address = Address(LOCALHOST, free_port())
     upstream, clients, looked = Upstream(), Clients(), list[bool]()
     clients.learn(ROSTER)
     gateway = gateway_to(upstream.answer, clients, insecure, looked)

@@ -1,36 +1,30 @@
-"""A whole server in a folder of its own: SuperLink, gateway and registration."""
+"""A whole server in a folder of its own, and runs of small messages on it."""
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+import json
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from knnper.server.link.registration import census
 from knnper.server.link.setup import FederationFolder, add_client, found
+from knnper.server.link.submission import status
+from knnper.server.link.superlink import CONNECTION
 from knnper.server.settings import ServerSettings, read_server
 from knnper.transport.credentials import Address
-from tests.server.link.gateway_stage import HOST, free_port
-
-COMMANDS = Path(sys.executable).parent
-ENVIRONMENT = {
-    **os.environ,
-    "PATH": f"{COMMANDS}{os.pathsep}{os.environ['PATH']}",
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "COLUMNS": "500",
-}
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.05)
+from tests.processes import (
+    BIN,
+    BIN_IN_PATH,
+    KNNPER,
+    LOCALHOST,
+    Commands,
+    Running,
+    free_port,
+    free_ports,
+    wait_until,
+)
 
 
 @dataclass(frozen=True)
@@ -39,16 +33,16 @@ class RunningServer:
 
     folder: FederationFolder
     settings: ServerSettings
-    process: subprocess.Popen[bytes]
-    log_file: Path
+    commands: Commands
+    process: Running
 
     @property
     def gateway(self) -> Address:
-        return Address(HOST, self.settings.listen_address.port)
+        return Address(LOCALHOST, self.settings.listen_address.port)
 
     @property
     def said(self) -> str:
-        return self.log_file.read_text()
+        return self.process.written
 
     @property
     def statuses(self) -> dict[str, str]:
@@ -60,37 +54,58 @@ class RunningServer:
 
     def flwr(self, home: Path, *arguments: str | Path) -> str:
         """Return what Flower's command says, whether it succeeds or not."""
-        command = [COMMANDS / "flwr", *arguments]
-        environment = {**ENVIRONMENT, "FLWR_HOME": str(home)}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60
-        )
-        return done.stdout + done.stderr
+        command = [BIN / "flwr", *arguments]
+        done = self.commands.start("flwr", command, {"FLWR_HOME": str(home)})
+        done.wait(60)
+        return done.written
 
     @contextlib.contextmanager
-    def supernode(
-        self, client: Path, key: Path | None
-    ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-        """Start Flower's own SuperNode; give the process and its log."""
+    def supernode(self, client: Path, key: Path | None) -> Iterator[Running]:
+        """Start Flower's own SuperNode."""
         trust = ("--root-certificates", client / "ca.crt")
-        options = [
-            *("--superlink", str(self.gateway), "--isolation", "process"),
-            *("--port", str(free_port())),
+        command = [
+            *(BIN / "flower-supernode", "--superlink", str(self.gateway)),
+            *("--isolation", "process", "--port", str(free_port())),
             *(("--insecure",) if self.settings.insecure else trust),
             *(() if key is None else ("--auth-supernode-private-key", key)),
         ]
-        log = client / "supernode.log"
-        environment = {**ENVIRONMENT, "FLWR_HOME": str(client / "flwr")}
-        command: Sequence[str | Path] = [COMMANDS / "flower-supernode", *options]
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                command, stdout=file, stderr=file, env=environment
-            )
+        home = {"FLWR_HOME": str(client / "flwr")}
+        process = self.commands.start("supernode", command, home)
         try:
-            yield process, log
+            yield process
         finally:
             process.kill()
-            process.wait()
+
+    @contextlib.contextmanager
+    def growth(self) -> Iterator[list[float]]:
+        """Give, at the end, by how many megabytes its processes grew at most."""
+        before, most, done = self._megabytes(), [0.0], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.05):
+                most[0] = max(most[0], self._megabytes() - before)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield most
+        finally:
+            done.set()
+            thread.join()
+
+    def _megabytes(self) -> float:
+        """Return what its processes hold, shared pages counted once."""
+        total = 0
+        for process in self.commands.processes():
+            with contextlib.suppress(OSError):
+                rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
+                lines = (line.split() for line in rollup.splitlines())
+                total += sum(int(line[1]) for line in lines if line[0] == "Pss:")
+        return total * 1024 / 1e6
+
+    def again(self) -> Running:
+        """Start the server, which has ended, once more."""
+        return _start(self.commands, self.folder)
 
 
 @contextlib.contextmanager
@@ -99,26 +114,122 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """Found a federation in ``folder`` and run its server until the end."""
     federation = FederationFolder(folder)
-    port = free_port()
-    found(federation, [HOST], port, free_port(), insecure)
+    port, control_port = free_ports(2)
+    found(federation, [LOCALHOST], port, control_port, insecure)
     for name in clients:
-        add_client(federation, name, Address(HOST, port))
-    log = folder / "server.log"
-    process = start_server(federation.server_file, log)
-    try:
-        yield RunningServer(
-            federation, read_server(federation.server_file), process, log
-        )
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        add_client(federation, name, Address(LOCALHOST, port))
+    environment = {"PATH": BIN_IN_PATH, "COLUMNS": "500"}
+    with Commands(folder / "logs", environment) as commands:
+        process = _start(commands, federation)
+        settings = read_server(federation.server_file)
+        try:
+            yield RunningServer(federation, settings, commands, process)
+        finally:
+            process.stop()
 
 
-def start_server(server_file: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Return the process of a server that is ready."""
-    with log.open("wb") as file:
-        command = [str(COMMANDS / "knnper"), "fed", "server", str(server_file)]
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=ENVIRONMENT)
-    wait_until(lambda: "is ready" in log.read_text() or process.poll() is not None, 60)
-    assert process.poll() is None, log.read_text()
-    return process
+def _start(commands: Commands, folder: FederationFolder) -> Running:
+    """Return a server that is ready."""
+    server = commands.start("server", [KNNPER, "fed", "server", folder.server_file])
+    server.wait_for("is ready", 60)
+    return server
+
+
+_PROJECT = """\
+[project]
+name = "messages"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "knnper"
+[tool.flwr.app.components]
+serverapp = "told:server_app"
+clientapp = "told:server_app"
+[tool.flwr.app.config]
+nodes = ""
+rounds = 1
+seconds = 60
+size = 10
+output = ""
+"""
+
+_CODE = """
+import json, time
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+server_app = ServerApp()
+
+@server_app.main()
+def main(grid, context):
+    given = context.run_config
+    nodes = [int(one) for one in given["nodes"].split()]
+    with open(given["output"], "a") as output:
+        for number in range(given["rounds"]):
+            payload = np.full(given["size"], number, np.float32)
+            content = RecordDict({"payload": ArrayRecord({"x": Array(payload)})})
+            sent = {}
+            for node in nodes:
+                one = Message(content=content, dst_node_id=node, message_type="train",
+                              group_id=str(number))
+                sent[list(grid.push_messages([one]))[0]] = node
+            end = time.monotonic() + given["seconds"]
+            missing = set(sent)
+            while missing and time.monotonic() < end:
+                for reply in grid.pull_messages(list(missing)):
+                    told = reply.metadata
+                    missing.discard(told.reply_to_message_id)
+                    line = {
+                        "round": number,
+                        "to": sent.get(told.reply_to_message_id),
+                        "from": told.src_node_id,
+                        "error": reply.error.reason if reply.has_error() else None,
+                    }
+                    print(json.dumps(line), file=output, flush=True)
+                time.sleep(0.1)
+"""
+
+
+@dataclass(frozen=True)
+class MessageRun:
+    """The run, as its operator sees it."""
+
+    run_id: int
+    output: Path
+    server: RunningServer
+
+    @property
+    def replies(self) -> list[dict[str, Any]]:
+        text = self.output.read_text() if self.output.exists() else ""
+        return [json.loads(line) for line in text.splitlines()]
+
+    @property
+    def state(self) -> str:
+        found = status(self.server.settings, self.run_id)
+        return f"{found.state} {found.outcome}".strip()
+
+    def finished(self, patience_s: float = 90.0) -> str:
+        wait_until(lambda: self.state.startswith("finished"), timeout_s=patience_s)
+        return self.state
+
+
+def submitted(
+    server: RunningServer, folder: Path, nodes: Sequence[int], **config: int
+) -> MessageRun:
+    """Submit a run with messages for ``nodes``; ``folder`` is made."""
+    code = folder / "told"
+    code.mkdir(parents=True)
+    output = folder / "replies.jsonl"
+    (code / "__init__.py").write_text(_CODE)
+    (folder / "pyproject.toml").write_text(_PROJECT)
+    given = {"nodes": " ".join(map(str, nodes)), "output": str(output)}
+    words = [f'{key}="{value}"' for key, value in given.items()]
+    words += [f"{key}={value}" for key, value in config.items()]
+    command = ("run", folder, CONNECTION, "--format", "json")
+    home = server.settings.flower_home
+    said = server.flwr(home, *command, "--run-config", " ".join(words))
+    found = json.loads(said[said.index("{") :])
+    assert "run-id" in found, said
+    return MessageRun(int(found["run-id"]), output, server)

@@ -9,7 +9,8 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.node_pb2 import Node
 
 from knnper.server.link.sockets import limits_for
-from tests.server.link.gateway_stage import HOST, KEY, NODE, Stage, gateway_stage
+from tests.processes import LOCALHOST
+from tests.server.link.gateway_stage import KEY, NODE, Stage, gateway_stage
 from tests.server.link.peers import head, signed
 
 SOON = 0.3
@@ -32,7 +33,7 @@ def patient_stage() -> Iterator[Stage]:
         yield stage
 
 
-def connected(stage: Stage, host: str = HOST) -> socket.socket:
+def connected(stage: Stage, host: str = LOCALHOST) -> socket.socket:
     """Return a connection from ``host``, any address of this machine."""
     place = (stage.address.host, stage.address.port)
     return socket.create_connection(place, timeout=5, source_address=(host, 0))

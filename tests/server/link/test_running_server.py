@@ -1,4 +1,3 @@
-import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,13 +6,8 @@ import pytest
 
 from knnper.server.link.authorized import AuthorizedFolder
 from knnper.transport.credentials import new_node_key, write_node_key
-from tests.server.link.process_tree import command_of
-from tests.server.link.running_server import (
-    RunningServer,
-    running_server,
-    start_server,
-    wait_until,
-)
+from tests.processes import wait_until
+from tests.server.link.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.slow
 
@@ -25,36 +19,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-def processes_of(folder: Path) -> list[int]:
-    """Return the processes that name a file of ``folder`` in their command."""
-    known = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
-    return [one for one in known if str(folder) in command_of(one)]
-
-
-@contextlib.contextmanager
-def again(server: RunningServer) -> Iterator[Path]:
-    """Start a server that has ended once more, and end it in order; give its log."""
-    log = server.folder.path / "again.log"
-    process = start_server(server.folder.server_file, log)
-    try:
-        yield log
-    finally:
-        process.terminate()
-        assert process.wait(30) == 0
-
-
 def test_strangers_are_told_why_they_are_refused(
     server: RunningServer, tmp_path: Path
 ) -> None:
     write_node_key(tmp_path / "k", new_node_key())
     (tmp_path / "ca.crt").write_bytes((server.folder.server / "ca.crt").read_bytes())
-    with server.supernode(tmp_path, tmp_path / "k") as (process, log):
-        process.wait(30)
-        assert "is not registered with this federation" in log.read_text()
+    with server.supernode(tmp_path, tmp_path / "k") as node:
+        node.wait(30)
+        assert "is not registered with this federation" in node.written
     assert "is not registered with this federation" in server.said
-    with server.supernode(tmp_path, None) as (process, log):
-        process.wait(30)
-        assert "registered clients only" in log.read_text()
+    with server.supernode(tmp_path, None) as node:
+        node.wait(30)
+        assert "registered clients only" in node.written
 
 
 def test_a_client_can_neither_register_nor_run(
@@ -98,22 +74,23 @@ def test_flowers_own_commands_work_on_the_server(
 def test_who_comes_and_goes_while_the_server_runs(server: RunningServer) -> None:
     client = server.add("late")
     wait_until(lambda: server.statuses.get("late") == "registered")
-    with server.supernode(client, client / "late.key") as (process, _):
+    with server.supernode(client, client / "late.key") as node:
         wait_until(lambda: server.statuses["late"] == "online")
         AuthorizedFolder(server.settings.authorized).remove("late")
         wait_until(lambda: "late" not in server.statuses)
-        process.wait(30)
+        node.wait(30)
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_behind(end: signal.Signals, tmp_path: Path) -> None:
     with running_server(tmp_path, clients=("site-a",)) as server:
-        server.process.send_signal(end)
+        server.process.process.send_signal(end)
         status = server.process.wait(30)
         assert status == (-end if end == signal.SIGKILL else 0)
-        wait_until(lambda: not processes_of(tmp_path))
-        with again(server):
-            assert server.statuses == {"site-a": "registered"}
+        wait_until(lambda: not server.commands.processes())
+        again = server.again()
+        assert server.statuses == {"site-a": "registered"}
+        assert again.stop() == 0
 
 
 def test_the_state_is_the_servers_own(server: RunningServer) -> None:

@@ -12,10 +12,14 @@ import pytest
 
 from knnper.server.link.doctor import server_checks
 from knnper.transport.diagnosis import Finding, Verdict, examine
-from tests.server.link.message_run import MessageRun, submitted
+from tests.processes import wait_until
 from tests.server.link.peers import Peer, peer
-from tests.server.link.process_tree import command_of, named, tree_of
-from tests.server.link.running_server import RunningServer, running_server, wait_until
+from tests.server.link.running_server import (
+    MessageRun,
+    RunningServer,
+    running_server,
+    submitted,
+)
 
 pytestmark = pytest.mark.slow
 LEFT = ("message_ins", "message_res", "objects", "run_objects", "object_push_sessions")
@@ -31,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def client(server: RunningServer) -> Iterator[Peer]:
     folder = server.folder.client("site-a")
     with peer(server.gateway, folder / "ca.crt", folder / "site-a.key") as one:
-        wait_until(lambda: server.statuses["site-a"] != "online", 90)
+        wait_until(lambda: server.statuses["site-a"] != "online", timeout_s=90)
         one.activate()
         yield one
         one.deactivate()
@@ -54,14 +58,14 @@ def test_a_killed_superlink(
 ) -> None:
     assert looked_at(server)["processes"].verdict is Verdict.OK
     completes(server, client, tmp_path / "first")
-    (before,) = named(server.process.pid, "flower-superlink")
+    before = server.commands.the_process("flower-superlink")
     os.kill(before, signal.SIGKILL)
     missing = looked_at(server)
     assert missing["processes"].verdict is Verdict.PROBLEM
     assert str(before) in missing["processes"].found
     wait_until(lambda: "runs again" in server.said)
     wait_until(lambda: looked_at(server)["processes"].verdict is Verdict.WARNING)
-    assert named(server.process.pid, "flower-superlink") != [before]
+    assert server.commands.the_process("flower-superlink") != before
     assert server.statuses["site-a"] in ("registered", "offline", "online")
     completes(server, client, tmp_path / "second")
 
@@ -70,10 +74,10 @@ def test_no_process_but_ours_starts_runs(
     server: RunningServer, client: Peer, tmp_path: Path
 ) -> None:
     """The stock flower-superexec, once killed, was never there again."""
-    assert named(server.process.pid, "superexec") == []
+    assert not server.commands.processes("superexec")
     run = submitted(server, tmp_path / "held", [client.node_id])
     client.receive()
-    (app,) = named(server.process.pid, "flwr-serverapp")
+    app = server.commands.the_process("flwr-serverapp")
     os.kill(app, signal.SIGKILL)
     wait_until(lambda: f"run {run.run_id} ended with status -9" in server.said)
     completes(server, client, tmp_path / "next")
@@ -88,7 +92,7 @@ def test_no_secret_is_in_a_command_line(
 
     def look() -> None:
         while not done.is_set():
-            seen.update(command_of(one) for one in tree_of(server.process.pid))
+            seen.update(server.commands.processes().values())
             time.sleep(0.005)
 
     looking = threading.Thread(target=look)
@@ -120,7 +124,7 @@ def test_nothing_is_left_of_a_finished_run(
     # 20 MB that are never fetched.
     wal = Path(f"{file}-wal")
     wait_until(lambda: file.stat().st_size + wal.stat().st_size > 20e6)
-    (app,) = named(server.process.pid, "flwr-serverapp")
+    app = server.commands.the_process("flwr-serverapp")
     os.kill(app, signal.SIGKILL)
     # Nobody lists the run, nor reads its log: Flower would leave it all.
     database = sqlite3.connect(f"file:{file}?mode=ro", uri=True)
@@ -130,8 +134,8 @@ def test_nothing_is_left_of_a_finished_run(
         return sum(database.execute(one).fetchone()[0] for one in counted)
 
     assert num_left() > 0
-    wait_until(lambda: num_left() == 0, 150)
+    wait_until(lambda: num_left() == 0, timeout_s=150)
     database.close()
-    wait_until(lambda: file.stat().st_size < 2e6, 30)
-    wait_until(lambda: wal.stat().st_size < 2e6, 30)
+    wait_until(lambda: file.stat().st_size < 2e6, timeout_s=30)
+    wait_until(lambda: wal.stat().st_size < 2e6, timeout_s=30)
     assert run.state == "finished failed"

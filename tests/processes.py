@@ -5,6 +5,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,22 +15,40 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-KNNPER = Path(sys.executable).with_name("knnper")
+BIN = Path(sys.executable).parent
+KNNPER = BIN / "knnper"
+BIN_IN_PATH = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+LOCALHOST = "127.0.0.1"
 MARK = "KNNPER_TEST_MARK"
 FAR_TOO_LONG_S = 300.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
-_ARGV_BYTES = 4096
 
 
 def wait_until(
-    condition: Callable[[], object], what: str, timeout_s: float = FAR_TOO_LONG_S
+    condition: Callable[[], object],
+    what: str = "what is waited for",
+    timeout_s: float = FAR_TOO_LONG_S,
 ) -> None:
     """Return when ``condition`` holds; fail when that takes too long."""
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"not within {timeout_s:g} s: {what}"
         time.sleep(0.02)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at, each another one."""
+    with contextlib.ExitStack() as held:
+        sockets = [
+            held.enter_context(socket.create_server((LOCALHOST, 0)))
+            for _ in range(count)
+        ]
+        return [one.getsockname()[1] for one in sockets]
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
 
 
 class Running:
@@ -93,8 +112,11 @@ class Running:
 class Commands:
     """All that a test starts; everything is ended with the block."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(
+        self, logs: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.logs = logs
+        self._environment = environment or {}
         self._mark = uuid.uuid4().hex
         self._started: list[Running] = []
         logs.mkdir(parents=True)
@@ -139,8 +161,8 @@ class Commands:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parent),
             "COLUMNS": "200",
+            **self._environment,
         }
 
     def processes(self, name: str = "") -> dict[int, str]:
@@ -190,5 +212,5 @@ def _marked(mark: str) -> Iterator[tuple[int, str]]:
         # It may be gone by now, or another user's.
         with contextlib.suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                words = (folder / "cmdline").read_bytes()[:_ARGV_BYTES]
-                yield int(folder.name), words.replace(b"\0", b" ").decode()
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                yield int(folder.name), words.decode(errors="replace")
