@@ -220,12 +220,21 @@ class ClientRuntime:
         rounds = dict(zip(clients, state_rounds, strict=True))
         records = (payload, reference)
         unpersonalised = self._unpersonalised(reference)
+        data = {client: self.source.data(client) for client in clients}
 
         def prepare(client: str) -> tuple[task.Predictor, task.Evaluation]:
             state = self._state(client, rounds[client])
             rng = self.key.child("personalize", client)
             predictor = self.method.personalize(payload, state, data[client], rng)
             return predictor, task.evaluate(unpersonalised, data[client].validation)
+
+        splits = [
+            split for one in data.values() for split in (one.train, one.validation)
+        ]
+        with self._embedding_once(records, splits):
+            prepared = _for_each(clients, prepare, failures)
+        # Not before all predictors are made: no method can come across a test split.
+        tests = {client: self.source.test(client) for client in prepared}
 
         def report(client: str) -> task.ClientResult:
             own, seen = data[client], self.source.is_seen(client)
@@ -249,14 +258,6 @@ class ClientRuntime:
                 chosen=dict(served.chosen),
             )
 
-        data = {client: self.source.data(client) for client in clients}
-        splits = [
-            split for one in data.values() for split in (one.train, one.validation)
-        ]
-        with self._embedding_once(records, splits):
-            prepared = _for_each(clients, prepare, failures)
-        # Not before all predictors are made: no method can come across a test split.
-        tests = {client: self.source.test(client) for client in prepared}
         with self._embedding_once(records, list(tests.values())):
             results = _for_each(list(prepared), report, failures)
         return task.ClientResults(tuple(results.values()), failures)
