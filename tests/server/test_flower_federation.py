@@ -461,7 +461,7 @@ def test_no_file_of_the_server_is_read_or_moved(
 def test_a_reply_far_larger_than_what_was_sent_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("knnper.server.federation.LEAST_LIMIT_BYTES", 8)
+    monkeypatch.setattr("knnper.transport.polling.LEAST_LIMIT_BYTES", 8)
     large = np.ones(10_000, np.float32)
     reply = told(said(shaped([10_000]), numbers(large)))
     assert "expected at most 128 bytes, found 40" in str(reply.failure)
