@@ -48,7 +48,7 @@ def browser() -> Iterator["Browser"]:
 def page(browser: "Browser") -> Iterator["Page"]:
     context = browser.new_context()
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     yield page
     context.close()
 
