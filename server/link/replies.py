@@ -183,7 +183,7 @@ class Replies:
         node_id = request.node.node_id
         sent = self._sent.get(node_id, {}).get(metadata.reply_to_message_id)
         if metadata.src_node_id != node_id:
-            raise Refusal(400, "a reply in another's name")
+            raise Refusal(400, "a reply in the name of another client")
         if sent is None:
             raise Refusal(400, "a reply to no message that was sent to this client")
         _check_answer(metadata, sent.metadata)
