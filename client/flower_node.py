@@ -857,11 +857,7 @@ _GLANCE_S = 0.5
 
 
 def serve_plainly(
-    server: Server,
-    key: Path | None,
-    config: Path,
-    home: Path,
-    look: Callable[[], None],
+    server: Server, key: Path | None, config: Path, home: Path, look: Callable[[], None]
 ) -> NoReturn:
     """Have Flower's own node in the federation, with a ``look`` now and then."""
     trust = ["--insecure"] if server.ca is None else ["--root-certificates", server.ca]

@@ -101,6 +101,7 @@ class IndexFile:
     num_since: int = 0  # that were added since, whether or not they are still there
 
     def write(self, path: Path) -> None:
+        """Write the file."""
         header = [_MARK, len(self.ids), self.num_sample, self.num_since]
         use_one_thread()
         with path.open("wb") as file:
@@ -247,6 +248,7 @@ class LossySettings(KindSettings):
 
     @property
     def ranks_exactly(self) -> bool:
+        """Whether ``rerank`` is positive."""
         return self.rerank > 0
 
     def candidates_for(self, num_neighbors: int) -> int:
@@ -254,6 +256,7 @@ class LossySettings(KindSettings):
         return num_neighbors * max(1, self.rerank)
 
     def encodable(self, vectors: Vectors) -> Vectors:
+        """Return them cut so that what is learnt does not overflow."""
         return _learnable(vectors)
 
 
@@ -402,10 +405,12 @@ class CodesIndex(VectorIndex):
 
     @property
     def ids(self) -> Ids:
+        """The ids, by slot, shape (n,)."""
         return self._table.by_slot.copy()
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the codes, of the table of ids and of what was learnt."""
         num_learnt = 0
         if isinstance(self._index, faiss.IndexScalarQuantizer):
             num_learnt = self._index.sq.trained.size()
@@ -428,6 +433,7 @@ class CodesIndex(VectorIndex):
         )
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
+        """Add ``vectors`` (m, p) under ``ids`` (m,)."""
         use_one_thread()
         codes = self._settings.encodable(vectors) if self.has_learnt else vectors
         self._index.add(codes)
@@ -445,12 +451,14 @@ class CodesIndex(VectorIndex):
         self._index.ntotal = num_left
 
     def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
+        """Return rough squared distances and ids of the nearest, each (m, count)."""
         distances, slots = _search(self._index, queries, count, self._at_once)
         return distances, self._table.ids_at(slots)
 
     def candidates_with_vectors(
         self, queries: Vectors, count: int
     ) -> tuple[Vectors, Ids, Vectors]:
+        """Return `candidates`, and their vectors of shape (m, count, p)."""
         if len(queries) > self._at_once:
             return super().candidates_with_vectors(queries, count)
         use_one_thread()
@@ -459,9 +467,11 @@ class CodesIndex(VectorIndex):
         return rough, self._table.ids_at(slots), vectors
 
     def vectors(self, ids: Ids) -> Vectors:
+        """Return what the codes of ``ids`` (m,) stand for, shape (m, p)."""
         return _decoded(self._index, self._table.slots_of(ids))
 
     def write(self, path: Path) -> None:
+        """Write codes and ids."""
         learnt = self._num_sample, self._num_since
         IndexFile(self._index, self._table.by_slot, *learnt).write(path)
 
@@ -497,9 +507,11 @@ class FlatSettings(KindSettings):
     name: Literal["flat"] = "flat"
 
     def code_bytes(self, dim: int) -> int:
+        """Return 4 p."""
         return 4 * dim
 
     def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
         return faiss.IndexFlatL2(dim)
 
 
@@ -514,12 +526,15 @@ class HalfSettings(LossySettings):
     name: Literal["fp16"] = "fp16"
 
     def code_bytes(self, dim: int) -> int:
+        """Return 2 p."""
         return 2 * dim
 
     def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
         return faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_fp16)
 
     def encodable(self, vectors: Vectors) -> Vectors:
+        """Return them cut to what half precision can say."""
         return np.clip(vectors, -_LARGEST_HALF, _LARGEST_HALF)
 
 
@@ -544,13 +559,16 @@ class ScalarSettings(LossySettings):
     name: Literal["sq8"] = "sq8"
 
     def code_bytes(self, dim: int) -> int:
+        """Return p."""
         return dim
 
     @property
     def num_needed(self) -> int:
+        """See `KindSettings`."""
         return _RANGE_SAMPLE
 
     def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
         scalar = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit)
         scalar.sq.rangestat_arg = _RANGE_MARGIN
         return scalar
@@ -597,9 +615,11 @@ class ProductSettings(LossySettings):
 
     @property
     def num_needed(self) -> int:
+        """See `KindSettings`."""
         return int(_POINTS_PER_CENTROID[0] * 2**self.num_bits)
 
     def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
         product = faiss.IndexPQ(dim, self.parts_of(dim), self.num_bits)
         fewest, most = _POINTS_PER_CENTROID
         product.pq.cp.min_points_per_centroid = fewest
@@ -640,11 +660,13 @@ class GraphSettings(KindSettings):
         return 4 * dim + 8 * self.num_links
 
     def fresh(self, dim: int) -> faiss.Index:
+        """See `KindSettings`."""
         graph = faiss.IndexHNSWFlat(dim, self.num_links)
         graph.hnsw.efConstruction = self.ef_construction
         return graph
 
     def index_of(self, content: IndexFile) -> VectorIndex:
+        """See `KindSettings`."""
         return GraphIndex(content, self.ef_search)
 
 
@@ -664,11 +686,13 @@ class GraphIndex(VectorIndex):
 
     @property
     def ids(self) -> Ids:
+        """The ids of the entries that live, shape (n,)."""
         living: Ids = self._table.by_slot[self._table.by_slot != NOTHING]
         return living
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of vectors, links and the table of ids."""
         graph = self._index.hnsw
         links = 4 * (graph.neighbors.size() + graph.levels.size())
         starts = 8 * graph.offsets.size()
@@ -677,19 +701,23 @@ class GraphIndex(VectorIndex):
 
     @property
     def is_outgrown(self) -> bool:
+        """Whether more than a quarter of the entries are dead."""
         return self._num_dead > _LARGEST_DEAD_SHARE * len(self._table)
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
+        """Add ``vectors`` (m, p) under ``ids`` (m,)."""
         use_one_thread()
         self._index.add(vectors)
         self._table.append(ids)
         self._note_the_dead()
 
     def remove(self, ids: Ids) -> None:
+        """Mark the entries of ``ids`` (m,) as dead."""
         self._table.vacate(ids)
         self._note_the_dead()
 
     def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
+        """Return rough squared distances and ids of the nearest, each (m, count)."""
         at_once = _queries_at_once(self.dim)
         # As many of the candidates live as if there were no dead ones.
         num_entries = len(self._table)
@@ -705,9 +733,11 @@ class GraphIndex(VectorIndex):
         return distances, self._table.ids_at(slots)
 
     def vectors(self, ids: Ids) -> Vectors:
+        """Return the vectors (m, p) under ``ids`` (m,)."""
         return _decoded(self._storage, self._table.slots_of(ids))
 
     def write(self, path: Path) -> None:
+        """Write graph, vectors and ids."""
         IndexFile(self._index, self._table.by_slot).write(path)
 
     def _note_the_dead(self) -> None:
@@ -767,9 +797,11 @@ class ListsSettings(KindSettings):
         return min(num_lists, self.num_probes or default)
 
     def fresh(self, dim: int, num_lists: int = 1) -> faiss.Index:
+        """See `KindSettings`."""
         return faiss.IndexIVFFlat(faiss.IndexFlatL2(dim), dim, num_lists)
 
     def filled(self, dim: int, ids: Ids, vectors: Vectors) -> IndexFile:
+        """See `KindSettings`."""
         num_lists = self.lists_for(len(vectors))
         index = self.fresh(dim, num_lists)
         index.set_direct_map_type(faiss.DirectMap.Hashtable)
@@ -786,6 +818,7 @@ class ListsSettings(KindSettings):
         return IndexFile(index, np.empty(0, np.int64), num_sample)
 
     def index_of(self, content: IndexFile) -> VectorIndex:
+        """See `KindSettings`."""
         return ListsIndex(content, self)
 
 
@@ -803,6 +836,7 @@ class ListsIndex(VectorIndex):
 
     @property
     def ids(self) -> Ids:
+        """The ids, list by list, shape (n,)."""
         lists = self._index.invlists
         parts = [
             faiss.rev_swig_ptr(lists.get_ids(number), lists.list_size(number)).copy()
@@ -821,6 +855,7 @@ class ListsIndex(VectorIndex):
 
     @property
     def is_outgrown(self) -> bool:
+        """Whether other lists would do better."""
         num_sample, factor = self._num_sample, _OUTGROWN_FACTOR
         if num_sample == 0:
             return self._settings.lists_for(len(self)) > 1
@@ -828,14 +863,17 @@ class ListsIndex(VectorIndex):
         return has_grown or len(self) * factor < num_sample
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
+        """Add ``vectors`` (m, p) under ``ids`` (m,)."""
         _put_into_lists(self._index, ids, vectors)
         self._num_since += len(ids)
 
     def remove(self, ids: Ids) -> None:
+        """Take ``ids`` (m,) out of their lists."""
         use_one_thread()
         self._index.remove_ids(faiss.IDSelectorArray(ids))
 
     def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
+        """Return rough squared distances and ids of the nearest, each (m, count)."""
         num_lists = int(self._index.nlist)
         num_probes = self._settings.probes_for(num_lists)
         distances, ids = self._probe(queries, count, num_probes)
@@ -845,10 +883,12 @@ class ListsIndex(VectorIndex):
         return distances, ids
 
     def vectors(self, ids: Ids) -> Vectors:
+        """Return the vectors (m, p) under ``ids`` (m,)."""
         found: Vectors = self._index.reconstruct_batch(ids)
         return found
 
     def write(self, path: Path) -> None:
+        """Write lists and centroids."""
         learnt = self._num_sample, self._num_since
         IndexFile(self._index, np.empty(0, np.int64), *learnt).write(path)
 

@@ -57,7 +57,8 @@ def frames(path: Path) -> Iterator[Frame]:
         while len(read := file.read(_FRAME)) == _FRAME:
             number += 1
             # One flipped bit does not make it one of another log.
-            is_of_this_log = _num_different_bits(_pair(read[8:16]), salts) <= 1
+            flipped = zip(_pair(read[8:16]), salts, strict=True)
+            is_of_this_log = sum((a ^ b).bit_count() for a, b in flipped) <= 1
             if before is not None:
                 found = _checksum(read[:8] + read[24:], before, order)
                 is_sound = (_pair(read[8:16]), _pair(read[16:24])) == (salts, found)
@@ -109,10 +110,6 @@ def _beginning(file: BinaryIO) -> tuple[Pair, str, Pair | None]:
 
 def _pair(content: bytes) -> Pair:
     return int.from_bytes(content[:4], "big"), int.from_bytes(content[4:8], "big")
-
-
-def _num_different_bits(one: Pair, other: Pair) -> int:
-    return sum((a ^ b).bit_count() for a, b in zip(one, other, strict=True))
 
 
 def _checksum(content: bytes, before: Pair, order: str) -> Pair:

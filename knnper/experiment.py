@@ -423,10 +423,8 @@ def parse_settings(
     return parsed
 
 
-@functools.cache
-def _adapter(settings_type: type[Settings]) -> TypeAdapter[Any]:
-    """Return what validates a type; making one takes longer than using it."""
-    return TypeAdapter(settings_type)
+# Making one takes longer than using it.
+_adapter = functools.cache(TypeAdapter[Any])
 
 
 def _translate(

@@ -14,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from knnper.client.flower_node import quick_pulls
-from knnper.client.runtime import Node, make_client_app
+from knnper.client.runtime import make_client_app
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError
@@ -27,17 +27,12 @@ from knnper.experiment import (
 )
 from knnper.process import with_fixed_threads
 from knnper.server.federation import FlowerFederation
-from knnper.server.link.authorized import Registered, read_roster
+from knnper.server.link.authorized import read_roster
 from knnper.server.link.superlink import WARNINGS_VARIABLE
 from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Checkpoint, Roster, RunFolder
-from knnper.server.sites import (
-    OVER_NETWORK,
-    Directory,
-    LateClients,
-    SiteFederation,
-)
+from knnper.server.sites import OVER_NETWORK, Directory, LateClients, SiteFederation
 from knnper.simulation.flower_engine import (
     VirtualNode,
     carrier_folder,
@@ -58,13 +53,10 @@ from knnper.strategies.core.exported_model import (
 from knnper.transport.messages import Purpose
 from knnper.transport.polling import Pace
 
-
-def _node_of(context: Context) -> Node:
-    """Return a site's node where a client is configured, else a simulation's."""
-    return SiteNode() if CONFIG in context.node_config else VirtualNode()
-
-
-client_app = make_client_app(_node_of)
+# A site's node where a client is configured, else a simulation's.
+client_app = make_client_app(
+    lambda context: SiteNode() if CONFIG in context.node_config else VirtualNode()
+)
 APP_FOLDER = Path(__file__).resolve().parents[1]
 
 
@@ -148,12 +140,14 @@ log = logging.getLogger("flwr")
 def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     """Train, distribute the model; stay for late clients; return the run's folder."""
     order.require_free()
-    experiment, stop = order.experiment, threading.Event()
+    experiment, stop, registry = order.experiment, threading.Event(), order.registry
     task = _task(experiment)
     assembly = assemble(experiment, task.spec)
     sent = without_start(experiment)
     log.info("the fingerprint of the experiment is %s", results_identity(sent))
-    directory = Directory(grid, to_json(sent), lambda: _roster(order.registry))
+    directory = Directory(
+        grid, to_json(sent), lambda: read_roster(registry) if registry else {}
+    )
     messenger = _messenger(grid, assembly, directory, stop)
     federation = SiteFederation(directory, messenger, experiment.run.federation, stop)
     folder = order.folder()
@@ -172,10 +166,6 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
             "why of each. Resume the run when they can"
         )
     return folder
-
-
-def _roster(path: Path | None) -> Mapping[str, Registered]:
-    return {} if path is None else read_roster(path)
 
 
 def _task(experiment: Experiment) -> SiteTask:

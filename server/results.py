@@ -12,11 +12,7 @@ from typing import Any
 
 from knnper.experiment import LARGEST_COUNT
 from knnper.files import write_atomically
-from knnper.strategies.core.task import (
-    NUM_CALIBRATION_BINS,
-    ClientResult,
-    Evaluation,
-)
+from knnper.strategies.core.task import NUM_CALIBRATION_BINS, ClientResult, Evaluation
 
 MOST_CHOSEN = 64
 

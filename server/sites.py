@@ -28,12 +28,6 @@ from knnper.transport.polling import Interrupted, NoReply, Patience
 TIMEOUT_S = 120.0
 
 
-def _introduction(reply: Message) -> Introduction | NoReply:
-    if reply.has_error():
-        return NoReply(printable(reply.error.reason or "no reason was given"))
-    return read_introduction(reply.content)
-
-
 def _objection(roster: Mapping[str, Registered], node: int, name: str) -> str:
     """Return why ``node`` may not go by ``name``; empty if it may."""
     registered = roster.get(str(node))
@@ -91,8 +85,11 @@ class Directory:
         if self._asked:
             for reply in self.grid.pull_messages(list(self._asked)):
                 asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-                if asked is not None:
-                    yield asked[0], _introduction(reply)
+                if asked is not None and reply.has_error():
+                    why = printable(reply.error.reason or "no reason was given")
+                    yield asked[0], NoReply(why)
+                elif asked is not None:
+                    yield asked[0], read_introduction(reply.content)
         now = time.monotonic()
         for message_id, (node, asked_at) in list(self._asked.items()):
             if now - asked_at > TIMEOUT_S:

@@ -16,6 +16,7 @@ paper's SGD on a cluster's pooled data, as in FedAvg; a cluster that nobody chos
 its model.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,15 +51,15 @@ class ClusterUpdate(ModelUpdate):
     cluster: int  # The number of the cluster whose model was trained
 
 
-class ClusterMethod(Method):
+class ClusterMethod(Method, ABC):
     """A client trains, and is served, the model with the lowest loss on some data."""
 
     payload_type = ClusterModels
     update_type = ClusterUpdate
 
+    @abstractmethod
     def compared(self, data: ClientData, is_training: bool) -> Sequence[Examples]:
         """Return on which of a client's examples the models are compared."""
-        raise NotImplementedError
 
     def local_update(
         self, payload: ClusterModels, data: ClientData, rate: float, rng: RandomKey

@@ -80,8 +80,7 @@ class InputPrediction(Document):
     label: int = Field(description="Number of the most probable class.")
     class_name: str = Field(description="Name of the most probable class.")
     probabilities: _Shares = given_to(
-        "probabilities",
-        "By class: what is predicted, λ·p_kNN + (1 - λ)·p_global.",
+        "probabilities", "By class: what is predicted, λ·p_kNN + (1 - λ)·p_global."
     )
     global_probabilities: _Shares = given_to(
         "neighbors", "By class: what the global model says."
@@ -484,9 +483,7 @@ def routes(service: Service) -> APIRouter:
         service.health
     )
     status(
-        "/ready",
-        responses=documented(403, 503),
-        summary="Whether the service predicts",
+        "/ready", responses=documented(403, 503), summary="Whether the service predicts"
     )(service.ready)
     status(
         "/info",

@@ -18,12 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from knnper.data.examples import (
-    Dataset,
-    InputSpec,
-    LabelledArrays,
-    channel_statistics,
-)
+from knnper.data.examples import Dataset, InputSpec, LabelledArrays, channel_statistics
 from knnper.errors import DataError
 from knnper.files import UNFINISHED, FileLock, make_entry, read_if_sound, sync_to_disc
 

@@ -2,55 +2,50 @@
 
 from collections.abc import Mapping
 
-from knnper.data.arrays import NpzSettings, PythonSettings
-from knnper.data.digits import DigitDomainsSettings, DigitsSettings
+from knnper.data import (
+    arrays,
+    digits,
+    images,
+    leaf,
+    synthetic_mixture,
+    tables,
+    text,
+    torchvision_sets,
+    user_csv,
+)
 from knnper.data.examples import DataFormat
-from knnper.data.images import (
-    DomainFolderSettings,
-    ImageFolderSettings,
-    SiteImageFolderSettings,
-)
-from knnper.data.leaf import FemnistHubSettings, LeafSettings, LeafTextSettings
 from knnper.data.site_data import SiteSettings
-from knnper.data.synthetic_mixture import SyntheticMixtureSettings
-from knnper.data.tables import SiteTableSettings, TableSettings
-from knnper.data.text import PlaysSettings, SiteTextSettings
-from knnper.data.torchvision_sets import (
-    Cifar10Settings,
-    Cifar100Settings,
-    EmnistSettings,
-    FashionMnistSettings,
-)
-from knnper.data.user_csv import UserCsvSettings
 
-_FORMATS: tuple[type[DataFormat], ...] = (
-    DigitsSettings,
-    ImageFolderSettings,
-    DomainFolderSettings,
-    DigitDomainsSettings,
-    UserCsvSettings,
-    TableSettings,
-    PlaysSettings,
-    SyntheticMixtureSettings,
-    Cifar10Settings,
-    Cifar100Settings,
-    FashionMnistSettings,
-    EmnistSettings,
-    LeafSettings,
-    FemnistHubSettings,
-    LeafTextSettings,
-)
-
-_SITE_FORMATS: tuple[type[SiteSettings], ...] = (
-    SiteImageFolderSettings,
-    NpzSettings,
-    SiteTableSettings,
-    SiteTextSettings,
-    PythonSettings,
-)
-
-DATA_SETS: Mapping[str, type[DataFormat]] = {one.name: one for one in _FORMATS}
+DATA_SETS: Mapping[str, type[DataFormat]] = {
+    one.name: one
+    for one in (
+        digits.DigitsSettings,
+        images.ImageFolderSettings,
+        images.DomainFolderSettings,
+        digits.DigitDomainsSettings,
+        user_csv.UserCsvSettings,
+        tables.TableSettings,
+        text.PlaysSettings,
+        synthetic_mixture.SyntheticMixtureSettings,
+        torchvision_sets.Cifar10Settings,
+        torchvision_sets.Cifar100Settings,
+        torchvision_sets.FashionMnistSettings,
+        torchvision_sets.EmnistSettings,
+        leaf.LeafSettings,
+        leaf.FemnistHubSettings,
+        leaf.LeafTextSettings,
+    )
+}
 """What the section ``data`` of an experiment names."""
 
-SITE_DATA: Mapping[str, type[SiteSettings]] = {one.name: one for one in _SITE_FORMATS}
+SITE_DATA: Mapping[str, type[SiteSettings]] = {
+    one.name: one
+    for one in (
+        images.SiteImageFolderSettings,
+        arrays.NpzSettings,
+        tables.SiteTableSettings,
+        text.SiteTextSettings,
+        arrays.PythonSettings,
+    )
+}
 """What the section ``data`` of a client's file names."""

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -385,6 +385,4 @@ def _read(
 
 
 # A payload and a reference, which may differ.
-@functools.lru_cache(maxsize=2)
-def _read_once(record_type: Any, file: Path, layout: str) -> object:
-    return _read(record_type, file, layout)
+_read_once = functools.lru_cache(maxsize=2)(_read)

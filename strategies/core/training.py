@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -342,8 +342,21 @@ def on_both_splits(
     return replace(served, trained_alone=lambda: train(data.train))
 
 
+class SgdOptions(TypedDict, total=False):
+    """What `local_sgd` is told besides."""
+
+    learning_rate: Required[float]
+    num_epochs: int | None
+    gradient_hook: GradientHook | None
+    trainable: Tensor | None
+
+
 def trained_on_both_splits(
-    task: Task, weights: Tensor, data: ClientData, rng: RandomKey, **how: Any
+    task: Task,
+    weights: Tensor,
+    data: ClientData,
+    rng: RandomKey,
+    **how: Unpack[SgdOptions],
 ) -> ModelPredictor:
     """Return what is served of a client that trains one model now; as `local_sgd`."""
 

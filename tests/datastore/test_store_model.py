@@ -22,12 +22,7 @@ from torch import Tensor
 
 from knnper.datastore import index as ivf
 from knnper.datastore import index as quantized
-from knnper.datastore.examples import (
-    InputLayout,
-    NewExamples,
-    Selection,
-    StoreSpec,
-)
+from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
 from knnper.datastore.index import (
     INDEX_KINDS,
     HalfSettings,

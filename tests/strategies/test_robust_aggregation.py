@@ -13,12 +13,8 @@ from knnper.errors import RunError
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelState
 from knnper.strategies.core.task import Task
-from knnper.strategies.fedtrimmedavg import (
-    trimmed_at_each_end,
-)
-from knnper.strategies.krum import (
-    iterated_krum,
-)
+from knnper.strategies.fedtrimmedavg import trimmed_at_each_end
+from knnper.strategies.krum import iterated_krum
 from tests.strategies.tiny import (
     KEY,
     linear_task,

@@ -32,9 +32,7 @@ from knnper.strategies.core.averaging import (
 )
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelState, ModelUpdate
-from knnper.strategies.fedadam import (
-    MomentState,
-)
+from knnper.strategies.fedadam import MomentState
 from knnper.strategies.fedavgm import FedAvgMState
 from knnper.strategies.qfedavg import fair_terms
 from tests.strategies.tiny import (

@@ -85,6 +85,8 @@ def choose(page: "Page", folder: Path, served: SmallServed) -> None:
     """Choose an image on the page."""
     path = folder / "digit.png"
     path.write_bytes(encode_png(some_inputs(1, served.model.spec, seed=4)[0].numpy()))
+    # As a person: not before the page says that it takes images.
+    page.locator("#drop").wait_for()
     page.get_by_label("Choose an image").set_input_files(path)
 
 
