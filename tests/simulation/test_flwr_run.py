@@ -1,7 +1,9 @@
-"""``flwr run .`` does the job of ``knnper simulate``."""
+"""``flwr run .`` does the job of ``knnper simulate``, here and in an own folder."""
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from tests.processes import free_port
 from tests.simulation.knnper_process import simulate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+DEMO = REPOSITORY / "simulation/experiments/demo.yaml"
 SETTINGS = "training.num_rounds=4;partition.num_clients=20"
 
 
@@ -48,19 +51,30 @@ def wait_for(path: Path, timeout_s: float) -> None:
         time.sleep(0.2)
 
 
+def app_of_ones_own(folder: Path) -> Path:
+    """Make the folder of docs/flower.md, which has nothing of the repository."""
+    folder.mkdir()
+    page = (REPOSITORY / "docs/flower.md").read_text(encoding="utf-8")
+    (listing,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (folder / "pyproject.toml").write_text(listing)
+    shutil.copy(DEMO, folder / "experiment.yaml")
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("nodes", [2, 20])
+@pytest.mark.parametrize(("is_own", "nodes"), [(False, 20), (True, 2)])
 def test_flwr_run_ends_the_same(
-    tmp_path: Path, environment: dict[str, str], nodes: int
+    tmp_path: Path, environment: dict[str, str], is_own: bool, nodes: int
 ) -> None:
+    app = app_of_ones_own(tmp_path / "app") if is_own else REPOSITORY
     folder = tmp_path / "flwr-run"
     settings = f'output="{folder}" set="{SETTINGS}"'
     federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
     command = ["flwr", "run", ".", "--stream", "--run-config", settings]
     done = subprocess.run(
         [*command, "--federation-config", federation],
-        cwd=REPOSITORY,
+        cwd=app,
         env=environment,
         capture_output=True,
         text=True,
@@ -70,9 +84,8 @@ def test_flwr_run_ends_the_same(
     assert done.returncode == 0, done.stdout + done.stderr
     wait_for(folder / "results.json", timeout_s=60)
     expected = tmp_path / "knnper"
-    demo = REPOSITORY / "simulation" / "experiments" / "demo.yaml"
     changes = [part for one in SETTINGS.split(";") for part in ("--set", one)]
-    simulate(demo, *changes, "--engine", "serial", "--output", expected)
+    simulate(DEMO, *changes, "--engine", "serial", "--output", expected)
     same = (folder / "clients.csv").read_bytes() == (
         expected / "clients.csv"
     ).read_bytes()
