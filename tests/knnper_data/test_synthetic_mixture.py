@@ -54,7 +54,8 @@ def test_the_seed_fixes_the_examples_and_more_begin_with_the_fewer() -> None:
 
 def test_every_user_has_as_many_examples_of_the_same_input() -> None:
     train = SMALL.load().train
-    assert (train.images.shape, train.images.dtype) == ((300, 1, 1, 1), np.float32)
+    assert train.images.shape == (300, 1, 1, 1)
+    assert train.images.dtype == np.float32
     assert set(train.images.ravel().tolist()) == {1.0}
     np.testing.assert_array_equal(train.client_ids, np.arange(300) // 50)
 
