@@ -19,7 +19,7 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.index import GraphSettings
 from knnper.datastore.policy import StoreSettings
-from knnper.datastore.store import AT_ONCE, DATABASE, create_store, open_store
+from knnper.datastore.store import AT_ONCE, DATABASE, create_store
 from knnper.datastore.transfer import (
     Source,
     export_store,
@@ -297,6 +297,9 @@ def test_a_store_without_inputs_or_examples(tmp_path: Path) -> None:
         assert "inputs" not in arrays
         assert arrays["embeddings"].shape == (0, IMAGE_DIM)
         assert arrays["external_ids"].shape == (0,)
+    summary = summarize(tmp_path / "store")
+    assert summary.num_by_label == (0, 0, 0)
+    assert (summary.arrivals, summary.capacity) == (None, None)
 
 
 def test_a_file_is_replaced_only_on_request(tmp_path: Path) -> None:
@@ -341,17 +344,6 @@ def test_the_figures_of_a_store(tmp_path: Path) -> None:
     assert summary.files["store.sqlite3"] > 31 * 48 * 5
 
 
-def test_the_figures_of_an_empty_store(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    create_store(folder, StoreSpec(2), IMAGE_DIM, "first").close()
-    summary = summarize(folder)
-    assert summary.num_by_label == (0, 0)
-    assert summary.arrivals is None
-    assert summary.capacity is None
-    with pytest.raises(StoreError, match="holds no store"):
-        summarize(tmp_path)
-
-
 def test_what_is_left_to_embed(tmp_path: Path) -> None:
     folder = tmp_path / "store"
 
@@ -366,8 +358,3 @@ def test_what_is_left_to_embed(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             store.reembed(fails_at_the_second, "second")
         assert num_to_embed(folder, "second") == 44
-    counts = list[int]()
-    with open_store(folder, writable=True) as store:
-        store.add(some(5, 7, "more"))
-        store.reembed(lambda inputs: inputs.flatten(1).float(), "second", counts.append)
-    assert sum(counts) == 49

@@ -151,18 +151,6 @@ def test_numbers_that_are_not_finite_are_found(folder: Path) -> None:
     assert findings(folder) == ["1 examples: embeddings_1 is not what was written: 2"]
 
 
-def test_a_broken_database_is_found(folder: Path) -> None:
-    path = folder / DATABASE
-    content = bytearray(path.read_bytes())
-    content[-16384:] = b"\7" * 16384
-    path.write_bytes(content)
-    verdict = verify(folder)
-    assert "damaged" in verdict.findings[0].what
-    assert "backup" in verdict.findings[0].mend
-    path.write_bytes(b"no database " * 1000)
-    assert "damaged" in findings(folder)[0]
-
-
 @pytest.mark.parametrize(
     "assignment",
     [
@@ -177,17 +165,6 @@ def test_an_unreadable_description_is_found(folder: Path, assignment: str) -> No
     (found,) = findings(folder)
     assert "its classes and its capacity, is not what was written" in found
     assert "pydantic" not in found
-
-
-def test_a_changed_index_is_found(folder: Path) -> None:
-    file, *_ = (folder / "index").glob("*.index")
-    content = file.read_bytes()
-    write_flipped(file, content, 4 * len(content))
-    assert findings(folder) == ["the saved index is not what was written"]
-    assert "knnper store compact" in verify(folder).findings[0].mend
-    with open_store(folder, writable=True) as store:
-        store.compact()
-    assert findings(folder) == []
 
 
 def test_an_index_of_other_vectors_is_found(folder: Path) -> None:

@@ -7,7 +7,6 @@ from knnper.errors import RunError
 from knnper.transport.diagnosis import (
     Check,
     Finding,
-    Standing,
     Verdict,
     examine,
     fine,
@@ -18,7 +17,6 @@ from knnper.transport.diagnosis import (
     standing_in,
     version_finding,
     warning,
-    with_standing,
 )
 
 
@@ -120,12 +118,6 @@ def test_room_on_the_disk(
 def test_versions(theirs: dict[str, str], verdict: Verdict) -> None:
     own = {"knnper": "0.1.0", "flwr": "1.41.0"}
     assert version_finding(own, theirs).verdict is verdict
-
-
-@pytest.mark.parametrize("standing", [Standing("a", 1.5), Standing(None, None)])
-def test_a_standing_comes_back_as_it_was(standing: Standing) -> None:
-    body = with_standing(b'{"code": 2003, "detail": "no"}', standing)
-    assert standing_in(body.decode()) == standing
 
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", '{"standing": 1}'])
