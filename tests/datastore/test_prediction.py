@@ -139,6 +139,8 @@ def test_equal_neighbours_share_equally_at_any_distance() -> None:
 def test_no_neighbours_are_refused() -> None:
     with pytest.raises(ValueError, match="store is empty, use the global model"):
         neighbor_vote(torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int64), 2)
+    with pytest.raises(ValueError, match="at least one neighbour, found 0"):
+        line([0.0], [1]).search(torch.zeros(1, 1), 0)
 
 
 def line(positions: list[float], labels: list[int]) -> Store:
@@ -324,8 +326,3 @@ def test_rows_that_do_not_fit_are_refused(
 def test_labels_that_do_not_fit_are_refused(labels: Tensor, message: str) -> None:
     with pytest.raises(DataError, match=f"labels: expected .*{message}"):
         memory_store(ROWS, labels, 3)
-
-
-def test_no_neighbours_cannot_be_asked_for() -> None:
-    with pytest.raises(ValueError, match="at least one neighbour, found 0"):
-        store_of([[0, 0]], [1]).search(ROWS, 0)
