@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.errors import RunError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.reports.charts import (
     Picture,
@@ -27,7 +26,6 @@ from knnper.simulation.reports.charts import (
     learning_curves,
     ordered_counts,
     panels_of,
-    report_style,
     scatters,
     size_classes,
     weight_counts,
@@ -157,32 +155,6 @@ def divided(sums: tuple[Any, ...], counts: tuple[int, ...]) -> list[float]:
     return [one / count for one, count in zip(sums, counts, strict=True)]
 
 
-def test_a_seed_has_the_calibration_error_of_its_results(paths: list[Path]) -> None:
-    run = load_run(paths[0])
-    for panel in panels_of(setups_of([run])):
-        figures = run.results[panel.group]
-        assert panel.own.calibration_error == pytest.approx(figures["ece"])
-        assert panel.reference is not None
-        assert panel.reference.calibration_error == pytest.approx(
-            figures["global"]["ece"]
-        )
-
-
-def test_pictures_tell_their_numbers(setup: Setup) -> None:
-    colors = {setup.label: SERIES[0]}
-    told = [
-        draw([setup], colors)
-        for draw in (draw_scatters, draw_store_sizes, draw_weights, draw_reliability)
-    ]
-    alternatives = [picture.alternative for picture in told if picture]
-    assert len(alternatives) == 4
-    assert scatters([setup])[setup.label].verdict in alternatives[0]
-    first = size_classes(client_rows(setup))[0]
-    assert f"1 to {first.largest} examples" in alternatives[1]
-    assert "kNN-Per: mean 0." in alternatives[2]
-    assert "kNN-Per (seen): error" in alternatives[3]
-
-
 def test_what_the_runs_lack_is_not_drawn(tmp_path: Path) -> None:
     clients = [client_result(number, own=False) for number in range(9)]
     path = made_run(tmp_path / "run", clients, method="fedavg", losses=())
@@ -215,12 +187,6 @@ def test_bins_of_another_model_are_not_taken(paths: list[Path]) -> None:
         file = path / "personalization.jsonl"
         file.write_text(file.read_text().replace("5" * 64, "6" * 64))
     assert panels_of(setups_of(map(load_run, paths))) == []
-
-
-def test_a_damaged_table_is_refused(paths: list[Path]) -> None:
-    (paths[0] / "clients.csv").write_text("client,accuracy\na,0.5\n")
-    with pytest.raises(RunError, match=r"clients\.csv is missing or damaged"):
-        client_rows(setups_of(map(load_run, paths))[0])
 
 
 def setups(*paths: Path) -> list[Setup]:
@@ -259,32 +225,6 @@ def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
     ]
     found = learning_curves(setups(*paths), "train_loss")
     assert [curve.labels for curve in found] == [("kNN-Per", "FedAvg"), ("Local",)]
-    colors = dict(zip(("kNN-Per", "FedAvg", "Local"), SERIES, strict=False))
-    picture = draw_curves(setups(*paths), colors)
-    assert picture is not None
-    assert "of kNN-Per, FedAvg goes from 2.000 in round 1 to 1.000" in (
-        picture.alternative
-    )
-
-
-@pytest.mark.parametrize("losses", [[2.3, 2.2, 2.1], [0.9], [0.0, 0.0]])
-def test_axes_are_whole_rounds_integers(tmp_path: Path, losses: list[float]) -> None:
-    path = made_run(tmp_path / "a", losses=losses)
-    RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 1.0})
-    with report_style():
-        picture = draw_curves(setups(path), {"kNN-Per": SERIES[0]})
-    assert picture is not None
-    picture.figure.draw_without_rendering()
-    loss, accuracy = picture.figure.axes
-    low, high = loss.get_ylim()
-    assert low == 0.0
-    assert high > max(losses)
-    low, high = accuracy.get_ylim()
-    assert low <= 0.0
-    assert high > 1.0
-    assert min(accuracy.get_yticks()) == 0.0
-    assert max(accuracy.get_yticks()) == 1.0
-    assert all(tick == int(tick) for tick in accuracy.get_xticks())
 
 
 def client(name: str, seen: bool, *train: int) -> ClientCounts:
