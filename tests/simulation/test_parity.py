@@ -23,7 +23,7 @@ training: {num_rounds: 4, participation: 0.5, batch_size: 8, learning_rate: 0.05
 method: {name: scaffold}
 run: {seed: 3, checkpoint_every: 2}
 """
-LONGER = ("--set", "training.num_rounds=40")
+LONGER = ("--set", "training.num_rounds=20")
 SLOW_RAY = [pytest.mark.slow, pytest.mark.ray]
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_was_ended_resumes_to_the_same_bits(
     process = start(commands, folder, experiment, *LONGER, "--engine", engine)
     wait_for_rounds(process, folder)
     os.killpg(process.pid, end)
-    status = process.wait(60)
+    status = process.wait()
     assert not (folder / "results.json").exists(), "the run ended before"
     if end == signal.SIGINT:
         assert status == 130
@@ -109,7 +109,7 @@ def test_a_run_that_was_ended_resumes_to_the_same_bits(
     commands.run("resume", KNNPER, "simulate", "--resume", folder, *serial)
     assert outcome(folder) == expected
     rounds = (folder / "rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line)["server_round"] for line in rounds] == [*range(1, 41)]
+    assert [json.loads(line)["server_round"] for line in rounds] == [*range(1, 21)]
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_a_dead_worker_ends_the_run(
     workers = [pid for pid, name in descendants(process.pid) if "ClientApp" in name]
     assert len(workers) == 2
     os.kill(workers[0], signal.SIGKILL)
-    assert process.wait(120) == 1
+    assert process.wait() == 1
     assert "a worker process died" in process.written
     assert f"knnper simulate --resume {folder}" in process.written
 

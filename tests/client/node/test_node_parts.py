@@ -161,10 +161,7 @@ with whole.ends('the job'):
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [(SLEEP, "-1 s"), (PARTS, "")],
-)
+@pytest.mark.parametrize(("code", "said"), [(SLEEP, "-1 s"), (PARTS, "")])
 def test_the_process_ends_and_says_why(code: str, said: str) -> None:
     command = [sys.executable, "-c", HEAD + code]
     done = subprocess.run(

@@ -215,9 +215,7 @@ def test_examples_are_added_and_deleted(own: tuple[httpx.Client, SmallServed]) -
     ],
 )
 def test_what_all_of_it_describes_is_deleted(
-    own: tuple[httpx.Client, SmallServed],
-    selection: dict[str, Any],
-    deleted: list[int],
+    own: tuple[httpx.Client, SmallServed], selection: dict[str, Any], deleted: list[int]
 ) -> None:
     answer = own[0].request("DELETE", "/examples", json=selection)
     assert answer.json()["deleted"] == deleted

@@ -20,15 +20,6 @@ from torch import Tensor
 from knnper.client import limits
 from knnper.client import site as host
 from knnper.client.flower_node import without_folders
-from knnper.client.limits import (
-    ANSWERS,
-    MOST,
-    REFUSALS,
-    Answer,
-    Answers,
-    last_refusal,
-    note_refusal,
-)
 from knnper.client.runtime import ClientRuntime, ClientStateStore, _record, _reply
 from knnper.client.settings import read_client
 from knnper.client.site import (
@@ -329,7 +320,7 @@ def state(file: Path) -> Path:
 
 
 def refusals(file: Path) -> list[dict[str, str]]:
-    text = (state(file) / REFUSALS).read_text()
+    text = (state(file) / limits.REFUSALS).read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -477,8 +468,10 @@ def test_a_round_counts_even_if_the_process_dies_in_it(
 @pytest.mark.parametrize(("days", "left"), [("30", 1), ("40", 0), ("null", 0)])
 def test_what_was_long_ago_counts_no_more(file: Path, days: str, left: int) -> None:
     limit(file, "training_rounds: 1", f"days: {days}")
-    answers = Answers(read_client(file))
-    answers.note(Answer(datetime.now(UTC) - timedelta(days=31), 9, "e", "training"))
+    answers = limits.Answers(read_client(file))
+    answers.note(
+        limits.Answer(datetime.now(UTC) - timedelta(days=31), 9, "e", "training")
+    )
     assert answers.left("training", answers.read()) == left
 
 
@@ -520,7 +513,7 @@ def test_rounds_of_validation_are_limited(file: Path) -> None:
 
 def test_what_was_answered_must_be_known(file: Path) -> None:
     HostileServer(file).train(asked())
-    (state(file) / ANSWERS).write_text('{"kind": "training"}\n')
+    (state(file) / limits.ANSWERS).write_text('{"kind": "training"}\n')
     with pytest.raises(RunError, match=r"damaged.*remove the file"):
         HostileServer(file).train(asked())
 
@@ -531,7 +524,7 @@ def test_runs_do_not_fill_the_disk(file: Path, monkeypatch: pytest.MonkeyPatch) 
     HostileServer(file, run=1).train(asked())
     for run in range(2, 6):
         assert HostileServer(file, run).introduced(asked()).problem == ""
-    kinds = [(one.run, one.kind) for one in Answers(read_client(file)).read()]
+    kinds = [(one.run, one.kind) for one in limits.Answers(read_client(file)).read()]
     assert kinds == [(1, "training"), (4, "begun"), (5, "begun")]
 
 
@@ -546,17 +539,17 @@ def test_the_server_telling_it_back_is_no_news(file: Path) -> None:
 
 def test_the_last_ones_are_kept_even_after_a_damaged_file(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    for number in range(MOST + 3):
-        note_refusal(folder, "client", f"reason {number}")
-    lines = (folder / REFUSALS).read_text().splitlines()
-    assert (len(lines), '"reason 3"' in lines[0]) == (MOST, True)
-    last = last_refusal(folder)
+    for number in range(limits.MOST + 3):
+        limits.note_refusal(folder, "client", f"reason {number}")
+    lines = (folder / limits.REFUSALS).read_text().splitlines()
+    assert (len(lines), '"reason 3"' in lines[0]) == (limits.MOST, True)
+    last = limits.last_refusal(folder)
     assert last is not None
-    assert last.reason == f"reason {MOST + 2}"
+    assert last.reason == f"reason {limits.MOST + 2}"
     assert is_private(folder)
-    (folder / REFUSALS).write_text("nothing\n")
-    note_refusal(folder, "model", "why")
-    assert '"why"' in (folder / REFUSALS).read_text()
+    (folder / limits.REFUSALS).write_text("nothing\n")
+    limits.note_refusal(folder, "model", "why")
+    assert '"why"' in (folder / limits.REFUSALS).read_text()
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from knnper.errors import RunError
-from knnper.simulation.batches.outputs import (
-    best_points,
-    chosen_sweep,
-    plot_of,
-)
+from knnper.simulation.batches.outputs import best_points, chosen_sweep, plot_of
 from knnper.simulation.batches.plan import Comparison, Sweep, read_sweep
 from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.batches.tables import (
