@@ -274,7 +274,7 @@ class StoreReader:
             k, at least 1.
         fingerprint
             Of the model that embedded the queries; by default that with which the
-            store was opened, see `expect_model`.
+            store was opened.
 
         Raises
         ------
@@ -304,16 +304,6 @@ class StoreReader:
             require_model(view.version.fingerprint, fingerprint or self._expected_model)
             require_embeddings("queries", queries, view.version.embedding_dim)
             return view.search(queries, num_neighbors)
-
-    def expect_model(self, fingerprint: str | None) -> None:
-        """Say which model embeds queries and new examples from now on.
-
-        Parameters
-        ----------
-        fingerprint
-            Of the model; None does not ask.
-        """
-        self._expected_model = fingerprint
 
     def close(self) -> None:
         """Give back what the store holds; it cannot be used any more."""

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -57,7 +58,6 @@ from knnper.transport.polling import Pace
 client_app = make_client_app(
     lambda context: SiteNode() if CONFIG in context.node_config else VirtualNode()
 )
-APP_FOLDER = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -85,25 +85,25 @@ class Order:
 def order_of(run_config: Mapping[str, object]) -> Order:
     """Return what Flower's run configuration asks for.
 
-    An experiment's relative path is looked up in the app's folder. A run that is taken
-    up has the experiment with which it was started, changed by ``set``.
+    An experiment's relative path is one in the app's folder, which Flower puts on
+    ``sys.path``. A run that is resumed has its first experiment, changed by ``set``.
     """
     changes = _changes(str(run_config["set"]))
     resume = bool(run_config["resume"])
     output = str(run_config["output"])
     registry = str(run_config["registry"])
+    catalogue = experiment_catalogue()
     if resume:
         place = _absolute(output)
-        experiment = RunFolder.open(place).experiment(experiment_catalogue(), changes)
+        experiment = RunFolder.open(place).experiment(catalogue, changes)
     else:
-        document = str(run_config["document"])
-        path = APP_FOLDER / str(run_config["experiment"])
-        catalogue = experiment_catalogue()
-        described = (
-            from_json(document, catalogue, changes)
-            if document
-            else read_experiment(path, catalogue, changes)
-        )
+        if document := str(run_config["document"]):
+            described = from_json(document, catalogue, changes)
+        else:
+            name = str(run_config["experiment"])
+            places = (Path(folder, name) for folder in sys.path)
+            path = next(filter(Path.is_file, places), Path(name))
+            described = read_experiment(path, catalogue, changes)
         experiment = with_fixed_threads(described)
         place = _absolute(output or f"runs/{experiment.name}")
     return Order(

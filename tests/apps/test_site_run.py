@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from knnper.client import install
 from knnper.client.install import SiteState
+from knnper.client.state import Accuracy, Gain
+from knnper.datastore.prediction import KnnPredictor, Prediction
 from knnper.errors import RunError
 from knnper.experiment import Experiment, results_identity
 from knnper.models import TinyCnn
@@ -17,6 +20,9 @@ from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.trained_model import find_model
 from knnper.simulation.workbench import open_workbench, over_sites, simulate
+from knnper.strategies.core import task
+from knnper.strategies.core.task import Evaluation
+from knnper.strategies.core.task import evaluate as score
 from knnper_cli.flower_apps import Order, lead_sites
 from tests.apps.site_grid import SiteGrid, experiment
 
@@ -24,14 +30,10 @@ pytestmark = pytest.mark.usefixtures("inside_a_run")
 SEEN = ("0000", "0001", "0003")
 
 
-def order(settings: Experiment, output: Path, *, resume: bool = False) -> Order:
-    return Order(over_sites(settings), output, False, resume, None)
-
-
 def lead(
     grid: SiteGrid, settings: Experiment, output: Path, observer: Any = None
 ) -> RunFolder:
-    made = order(settings, output, resume=output.exists())
+    made = Order(over_sites(settings), output, False, output.exists(), None)
     return lead_sites(grid, made, observer or Observer())  # type: ignore[arg-type]
 
 
@@ -61,7 +63,7 @@ def serving(file: Path, name: str) -> Any:
     return found
 
 
-def test_figures_are_those_of_the_simulation(
+def test_figures_are_those_of_the_simulation_and_of_what_is_served(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last bit, on any processor: here rows depend on their batch, and much."""
@@ -75,22 +77,16 @@ def test_figures_are_those_of_the_simulation(
     expected = simulated(tmp_path / "serial", experiment())
     assert weights_of(ran) == weights_of(expected)
     assert rows(ran) == {name: rows(expected)[name] for name in SEEN}
+    model = find_model(ran.path / "model")
+    for name, row in rows(ran).items():
+        served = serving(files[name], name)
+        assert served.model == model.fingerprint
+        assert served.knn_weight == float(row["knn_weight"])
+        assert served.accuracy.mixed == float(row["accuracy"])
     accuracies = [
         [one["validation_accuracy"] for one in run.rounds()] for run in (ran, expected)
     ]
     assert accuracies[0] == accuracies[1]
-
-
-def test_every_site_serves_what_the_run_reports(
-    tmp_path: Path, files: dict[str, Path]
-) -> None:
-    ran = lead(three(files), experiment(), tmp_path / "run")
-    model = find_model(ran.path / "model")
-    for name in SEEN:
-        served = serving(files[name], name)
-        assert served.model == model.fingerprint
-        assert served.knn_weight == float(rows(ran)[name]["knn_weight"])
-        assert served.accuracy.mixed == float(rows(ran)[name]["accuracy"])
 
 
 def test_who_comes_late_gets_the_model_as_an_unseen_client(
@@ -135,19 +131,22 @@ def test_who_was_away_in_the_distribution_gets_the_model_later(
     assert rows(again)["0001"]["seen"] == "true"
 
 
+@pytest.mark.parametrize("when", ["round_finished", "personalization_started"])
 def test_an_interrupted_run_ends_with_the_same_weights(
-    tmp_path: Path, files: dict[str, Path]
+    tmp_path: Path, files: dict[str, Path], when: str
 ) -> None:
-    class Killed(Observer):
-        def round_finished(self, record: RoundRecord) -> None:
-            raise KeyboardInterrupt
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
 
+    observer = Observer()
+    setattr(observer, when, killed)
     whole = lead(three(files), experiment(), tmp_path / "whole")
     grid = three(files)
     with pytest.raises(KeyboardInterrupt):
-        lead(grid, experiment(), tmp_path / "run", Killed())
+        lead(grid, experiment(), tmp_path / "run", observer)
     resumed = lead(grid, experiment(), tmp_path / "run")
     assert weights_of(resumed) == weights_of(whole)
+    assert rows(resumed) == rows(whole), "nobody stays to hand it over later"
 
 
 def test_sites_go_back_with_the_server_to_an_older_round(
@@ -165,20 +164,6 @@ def test_sites_go_back_with_the_server_to_an_older_round(
     assert (again.results()["training"]["state_sha256"], rows(again)) == expected
     again_trained = [one for one in grid.answered if one[1] == "train"]
     assert len(again_trained) == len(trained) * 3 // 2
-
-
-def test_a_server_that_ended_before_the_distribution_makes_up_for_it(
-    tmp_path: Path, files: dict[str, Path]
-) -> None:
-    class Killed(Observer):
-        def personalization_started(self, num_clients: int) -> None:
-            raise KeyboardInterrupt
-
-    grid = three(files)
-    with pytest.raises(KeyboardInterrupt):
-        lead(grid, experiment(), tmp_path / "run", Killed())
-    resumed = lead(grid, experiment(), tmp_path / "run")
-    assert sorted(rows(resumed)) == list(SEEN), "nobody stays to hand it over later"
 
 
 def test_a_site_may_keep_its_figures_to_itself(
@@ -207,32 +192,6 @@ def test_a_site_may_only_get_the_model(tmp_path: Path, files: dict[str, Path]) -
     assert rows(ran)["0001"]["seen"] == "false"
 
 
-def test_a_site_whose_data_does_not_fit_is_left_out_and_told(
-    tmp_path: Path, files: dict[str, Path]
-) -> None:
-    files["0003"].write_text(
-        files["0003"].read_text().replace("shares/0003", "shares/nowhere")
-    )
-    ran = lead(three(files), experiment(), tmp_path / "run")
-    assert sorted(rows(ran)) == ["0000", "0001"]
-    refusals = (tmp_path / "state-0003" / "refusals.jsonl").read_text()
-    assert "nowhere.npz" in refusals
-
-
-def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(
-    tmp_path: Path, files: dict[str, Path]
-) -> None:
-    quiet = files["0001"]
-    quiet.write_text(quiet.read_text() + "share_metrics: false\n")
-    grid = three(files)
-    settings = experiment(method="{name: qfedavg}", personalization="{}")
-    ran = lead(grid, settings, tmp_path / "run")
-    assert sorted(rows(ran)) == ["0000", "0003"]
-    assert (11, "train") not in grid.answered
-    refusals = (tmp_path / "state-0001" / "refusals.jsonl").read_text()
-    assert "found share_metrics: false" in refusals
-
-
 def test_the_server_says_why_a_site_refuses_or_does_not_train(
     tmp_path: Path, files: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -247,7 +206,9 @@ def test_the_server_says_why_a_site_refuses_or_does_not_train(
     seen = {name: row["seen"] for name, row in rows(ran).items()}
     assert seen == {"0000": "true", "0003": "false"}
     (refused,) = {one for one in caplog.messages if one.startswith("client 0001")}
-    assert "found the model tiny_cnn, expected mlp (limits.models)" in refused
+    why = "found the model tiny_cnn, expected mlp (limits.models)"
+    assert why in refused
+    assert why in (tmp_path / "state-0001" / "refusals.jsonl").read_text()
     (remark,) = {one for one in caplog.messages if one.startswith("client 0003: ")}
     assert "expected 9999 or more (limits.min_examples)" in remark
     assert serving(files["0003"], "0003").model
@@ -259,6 +220,7 @@ def test_every_model_that_the_server_announces_is_kept(
 ) -> None:
     settings = experiment(method=f"{{name: {method}}}", personalization="{}")
     ran = lead(three(files), settings, tmp_path / "run")
+    assert weights_of(ran) == weights_of(simulated(tmp_path / "serial", settings))
     model = find_model(ran.path / "model")
     assert [serving(files[name], name).model for name in SEEN] == [
         model.fingerprint
@@ -279,15 +241,51 @@ def test_a_method_without_one_model_is_run_and_not_served(
     ]
 
 
-def test_clients_with_a_state_go_on_from_it(
-    tmp_path: Path, files: dict[str, Path]
-) -> None:
-    settings = experiment(method="{name: scaffold}", personalization="{}")
-    ran = lead(three(files), settings, tmp_path / "run")
-    expected = simulated(tmp_path / "serial", settings)
-    assert weights_of(ran) == weights_of(expected)
-
-
 def test_sites_data_cannot_be_simulated() -> None:
     with pytest.raises(RunError, match="knnper fed submit"):
         open_workbench(over_sites(experiment()))
+
+
+def test_a_choice_that_loses_is_neither_served_nor_reported(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = (Accuracy(), Gain(-0.5, 0.1, 20))
+    monkeypatch.setattr(install, "estimate", lambda *_: loss)
+    settings = experiment(**{"personalization": "{knn_weights: [0.9]}"})
+    ran = lead(three(files), settings, tmp_path / "run")
+    for name, row in rows(ran).items():
+        assert serving(files[name], name).tuned_on.overruled
+        assert float(row["knn_weight"]) == 0
+        assert row["accuracy"] == row["accuracy_global"]
+
+
+def test_the_report_of_another_method_is_that_methods(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    settings = experiment(method="{name: fedavg}", personalization="{}")
+    ran = lead(three(files), settings, tmp_path / "run")
+    expected = rows(simulated(tmp_path / "serial", settings))
+    for name, row in rows(ran).items():
+        assert row["accuracy"] == expected[name]["accuracy"]
+        assert serving(files[name], name).accuracy.knn is not None
+
+
+def test_a_test_split_is_looked_at_once(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = list[str]()
+    whole = KnnPredictor.explain
+
+    def explain(predictor: KnnPredictor, images: Tensor) -> Prediction:
+        looks.append("install")
+        return whole(predictor, images)
+
+    def evaluate(*given: Any) -> Evaluation:
+        # With the classes' weights it is the test split.
+        looks.extend(["run"] * (len(given) == 3))
+        return score(*given)
+
+    monkeypatch.setattr(KnnPredictor, "explain", explain)
+    monkeypatch.setattr(task, "evaluate", evaluate)
+    lead(three(files), experiment(), tmp_path / "run")
+    assert looks == ["install"] * 3

@@ -1,6 +1,5 @@
 """The benchmarked clients: as many as asked for, each of the size that is asked for."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from torch.optim import SGD
 from benchmarks.bare_model import BareImages, bare_images, embed, mobilenet_v2
 from benchmarks.bare_personalization import (
     BareResult,
-    personalization_shares,
     personalize,
 )
 from benchmarks.bare_training import train, training_shares
 from benchmarks.workload import NUM_CLASSES, NUM_IMAGES, Workload
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import Workbench, build_workbench, runtime_of
 from knnper.strategies.core.records import ModelPayload
@@ -54,29 +51,6 @@ def test_clients_have_their_sizes_and_no_image_twice(
         assert all(0 <= index < NUM_IMAGES for index in [*own, *client.test])
 
 
-def test_clients_share_no_images_while_there_are_enough(data: Dataset) -> None:
-    clients = Workload(50, 80, 20, 20).partition(data).clients
-    own = [part for one in clients for part in (one.train, one.validation)]
-    assert sorted(np.concatenate(own)) == list(range(5000))
-    tested = np.concatenate([client.test for client in clients])
-    assert sorted(tested) == list(range(1000))
-    *_, last = Workload(3, num_train=4000).partition(data).clients
-    assert last.train.tolist() == [*range(2000), *range(8000, 10_000)]
-
-
-def test_more_images_than_there_are_is_an_error(data: Dataset) -> None:
-    with pytest.raises(DataError, match="at least 10001 images a split, found 10000"):
-        Workload(1, num_train=10_001).partition(data)
-
-
-def test_names_sort_like_numbers_and_are_all_seen(data: Dataset) -> None:
-    clients = Workload(10_001, num_train=1).partition(data).clients
-    names = [client.name for client in clients]
-    assert names == sorted(set(names))
-    assert (names[0], names[-1]) == ("00000", "10000")
-    assert all(client.seen for client in clients)
-
-
 def test_images_are_coloured_and_the_same_in_every_process(data: Dataset) -> None:
     again = TINY.dataset()
     for split, twin in ((data.train, again.train), (data.test, again.test)):
@@ -85,22 +59,6 @@ def test_images_are_coloured_and_the_same_in_every_process(data: Dataset) -> Non
         assert np.array_equal(split.images, twin.images)
         assert np.array_equal(split.labels, twin.labels)
     assert not np.array_equal(data.train.images, data.test.images)
-
-
-@pytest.mark.parametrize("echoes", [True, False])
-def test_clients_echo_or_train(echoes: bool) -> None:
-    bench = replace(TINY, echoes=echoes).workbench()
-    sent = ModelPayload(bench.task.initial_weights)
-    data = bench.clients.data("0001")
-    _, update = bench.method.client_update(sent, None, data, 1, RandomKey(0))
-    assert (update.weights is sent.weights) == echoes
-    assert torch.equal(update.weights, sent.weights) == echoes
-    assert update.num_examples == 4
-
-
-def test_workers_have_one_thread_each() -> None:
-    run = replace(TINY, num_workers=3).experiment().run
-    assert (run.num_workers, run.threads_per_worker) == (3, 1)
 
 
 # The bare loop is a fair baseline: it learns, in steps of the very same sizes.
@@ -135,11 +93,6 @@ def test_batches_are_of_the_sizes_that_clients_train_on(num_train: int) -> None:
     assert sorted(map(len, batches)) == sorted(sizes_of_our_batches(workload))
     images = torch.cat(batches).tolist()
     assert len(set(images)) == len(images)
-
-
-def test_processes_get_equal_shares() -> None:
-    shares = training_shares(Workload(7, 10, num_workers=3), keeps_memory=False)
-    assert [len(share.batches) for share in shares] == [3, 2, 2]
 
 
 def test_the_loop_learns() -> None:
@@ -241,9 +194,3 @@ def test_clients_differ(bench: Workbench, weights: Tensor) -> None:
     for name in ("knn_weight", "personal", "reference", "validation"):
         assert len({getattr(one, name) for one in bare}) > 1
     assert any(one.knn_weight > 0 and one.personal > one.reference for one in bare)
-
-
-def test_each_client_has_one_process() -> None:
-    shares = personalization_shares(WORKLOAD, "weights.safetensors")
-    names = [[client.name for client in share.clients] for share in shares]
-    assert names == [["0000", "0002", "0004"], ["0001", "0003", "0005"]]

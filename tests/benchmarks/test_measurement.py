@@ -24,17 +24,6 @@ def test_line_holds_medians_and_the_range_of_the_values() -> None:
     assert "\n" not in measurement.as_json()
 
 
-def test_four_digits_are_kept_at_any_size() -> None:
-    line = json.loads(Measurement("size", [0.000123456], [123456.0], "").as_json())
-    assert (line["value"], line["baseline"]) == (0.0001235, 123500.0)
-
-
-def test_turns_compare_neighbours() -> None:
-    turns = Turns(ours=[2.0, 9.0], bare=[1.0, 3.0])
-    assert turns.ratios() == [2.0, 3.0]
-    assert turns.differences() == [1.0, 6.0]
-
-
 def test_the_first_turn_of_both_is_not_counted() -> None:
     order: list[str] = []
 

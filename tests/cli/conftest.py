@@ -1,5 +1,6 @@
 """Two tiny runs, some images, and a store of them."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -54,9 +55,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def folder(tmp_path: Path, run: Path, images: Path) -> Path:
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory: pytest.TempPathFactory, run: Path, images: Path) -> Path:
     """Return a store that holds the images."""
-    done("create", tmp_path / "store", "--model", run)
-    done("add", tmp_path / "store", images, "--model", run)
-    return tmp_path / "store"
+    folder = tmp_path_factory.mktemp("stores") / "store"
+    done("create", folder, "--model", run)
+    done("add", folder, images, "--model", run)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, filled: Path) -> Path:
+    return Path(shutil.copytree(filled, tmp_path / "store"))

@@ -1,3 +1,4 @@
+import errno
 import json
 import subprocess
 import sys
@@ -12,12 +13,10 @@ from typer.testing import CliRunner
 
 import knnper
 import knnper.simulation.workbench
-from knnper.data.site import read_task
 from knnper.errors import RunError
-from knnper.experiment import read_experiment
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import CODE, is_of_this_code
-from knnper.simulation.workbench import Workbench, experiment_catalogue
+from knnper.simulation.workbench import Workbench
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper_cli.app import Root, app, with_new_names
 
@@ -52,15 +51,6 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = Path("tiny.yaml")
     path.write_text(yaml.safe_dump(DOCUMENT))
     return path
-
-
-@pytest.fixture
-def finished(experiment: Path) -> Path:
-    """Return the folder of a finished run."""
-    settings = read_experiment(experiment, experiment_catalogue())
-    folder = RunFolder.create(Path("runs/finished"), settings)
-    folder.write_results(RESULTS)
-    return folder.path
 
 
 def run(*arguments: object) -> Result:
@@ -130,24 +120,10 @@ def test_partition(experiment: Path) -> None:
     assert document["sha256"] not in table
 
 
-def test_shares_are_files_for_real_clients(experiment: Path) -> None:
-    words = ("partition", experiment, "--export", "shares")
-    result = run(*words)
-    assert result.exit_code == 0, result.output
-    assert "4 clients' shares and labels.json are in shares" in result.stderr
-    files = sorted(path.name for path in Path("shares").iterdir())
-    assert files == [*(f"000{number}.npz" for number in range(4)), "labels.json"]
-    labels = read_task(Path("shares/labels.json")).class_names
-    assert labels == tuple("0123456789")
-    refused(1, "is there already; expected a new folder", *words)
-    assert sorted(path.name for path in Path("shares").iterdir()) == files
-
-
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
         ("partition tiny.yaml --plot picture.txt", 2, ".png, .pdf, .svg"),
-        ("partition tiny.yaml --plot no/folder.png", 1, "cannot be written"),
         (
             "simulate tiny.yaml --set training.num_round=3",
             2,
@@ -158,8 +134,6 @@ def test_shares_are_files_for_real_clients(experiment: Path) -> None:
         ("simulate tiny.yaml --resume runs/x", 2, "give either"),
         ("simulate --resume runs/x --overwrite", 2, "goes with neither"),
         ("simulate tiny.yaml --from-round 3", 2, "goes with --resume"),
-        ("simulate tiny.yaml --engine spark", 2, "'flower', 'serial'"),
-        ("simulate tiny.yaml --workers 0", 2, "range"),
         ("simulate missing.yaml", 2, "there is no such file"),
     ],
 )
@@ -227,6 +201,9 @@ def test_an_interrupted_run_says_how_to_go_on(
 def test_a_failed_run(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, RunError("round 3: all clients failed"))
     refused(1, "Error: round 3: all clients failed", "simulate", experiment)
+    pretend(monkeypatch, OSError(errno.ENOSPC, "No space left on device"))
+    refused(1, "free space", "simulate", experiment, "--overwrite")
+    refused(1, "To begin again: knnper", "simulate", experiment, "--overwrite")
     for number in (2, 4, 5):
         Path(f"runs/tiny/checkpoints/round-{number}").mkdir(parents=True)
     resume = ("simulate", "--resume", "runs/tiny")
@@ -257,21 +234,6 @@ def test_a_run_that_could_not_start_leaves_no_folder_and_deletes_none(
     assert run("simulate", experiment).exit_code == 0
     refused(1, "missing", "simulate", experiment, "--overwrite", "--set", data)
     assert Path("runs/tiny/results.json").exists()
-
-
-def test_report(finished: Path) -> None:
-    rows = json.loads(run("report", finished, "--json").stdout)
-    assert [(row["method"], row["group"], row["average"]) for row in rows] == [
-        ("FedAvg", "seen", 0.5),
-        ("kNN-Per", "seen", 0.75),
-        ("FedAvg", "unseen", 0.5),
-        ("kNN-Per", "unseen", 0.75),
-    ]
-    row = "| kNN-Per | 75.0 | 25.0 | 25.0 | 50.0 |"
-    assert row in run("report", finished, "--markdown").stdout
-    assert "75.0 %" in run("report", finished).stdout
-    refused(2, "--json", "report", finished, "--markdown", "--json")
-    refused(1, "nowhere holds no run", "report", finished, "nowhere")
 
 
 @pytest.mark.parametrize(

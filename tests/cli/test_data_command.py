@@ -67,16 +67,6 @@ def test_sound_data(config: Path) -> None:
     assert lines[-1] == "This data can be used. Nothing was sent anywhere."
 
 
-def test_an_overlap_is_an_error(config: Path) -> None:
-    put(config, [1, 2, 3, 2])
-    result = check(config)
-    assert result.exit_code == 1
-    assert "inputs of test like one of train: 1\n  - d = b\n" in result.stdout
-    assert "inputs with more than one label: 1\n  - b (dog) = d (cat)" in result.stdout
-    assert "Error: train and test overlap: 1 test examples" in result.stderr
-    assert "cannot be used as it is. Nothing was sent" in result.stdout
-
-
 def test_as_json(config: Path) -> None:
     result = check(config, "--json")
     assert result.exit_code == 0
@@ -94,9 +84,6 @@ def test_as_json(config: Path) -> None:
 
 def test_settings_can_be_changed(config: Path) -> None:
     task = task_of(config, data={**SITES, "class_names": ["kitty", "dog"]})
-    result = check(config, "--task", task)
-    assert result.exit_code == 1
-    assert "'cat': 2 examples" in result.stderr
     result = check(config, "--task", task, "--set", "data.label_map={cat: kitty}")
     assert result.exit_code == 0, result.output
     assert "kitty" in result.stdout

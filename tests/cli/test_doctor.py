@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import Result
-from PIL import Image
 from typer.testing import CliRunner
 
 from knnper.server.link.setup import FederationFolder, add_client, found
@@ -28,20 +27,17 @@ def place(tmp_path: Path) -> FederationFolder:
     place = FederationFolder(tmp_path / "fed")
     found(place, ["127.0.0.1"], free_port(), free_port())
     client = add_client(place, "site-a", Address("127.0.0.1", 1))
-    for label in ("cat", "dog"):
-        folder = client / "data" / label
-        folder.mkdir(parents=True)
-        for number in range(10):
-            pixels = np.full((4, 4), 20 * number + len(list(folder.iterdir())), "uint8")
-            pixels[0, 0] = 255 if label == "dog" else 0
-            Image.fromarray(pixels).save(folder / f"{number}.png")
+    inputs = np.arange(20 * 4, dtype=np.uint8).reshape(20, 2, 2)
+    split = ["train"] * 14 + ["validation"] * 3 + ["test"] * 3
+    labels = ["cat", "dog"] * 10
+    np.savez(client / "own.npz", inputs=inputs, labels=labels, split=split)
     return place
 
 
 def client_of(place: FederationFolder, **changes: object) -> Path:
     path = place.client("site-a") / "client.yaml"
     document = yaml.safe_load(path.read_text())
-    document["service"] = {"port": 0}
+    document |= {"service": {"port": 0}, "data": {"name": "npz", "path": "own.npz"}}
     path.write_text(yaml.safe_dump({**document, **changes}))
     return path
 

@@ -1,5 +1,4 @@
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -102,32 +101,6 @@ class Told(Observer):
 
 def a_round(number: int) -> RoundRecord:
     return {"server_round": number, "train_loss": float("nan"), "num_clients": 3}
-
-
-def test_a_run_is_followed_to_its_results(tmp_path: Path) -> None:
-    watch, told = Watch(tmp_path / "run"), Told()
-
-    def run() -> None:
-        folder = RunFolder.create(tmp_path / "run", experiment())
-        for number in (1, 2):
-            looked.wait(10)
-            looked.clear()
-            folder.append_round(a_round(number))
-        folder.write_results({})
-
-    looked = threading.Event()
-
-    def has_ended() -> bool:
-        looked.set()
-        return False
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert watch.until_done(told, has_ended)
-    thread.join()
-    assert told.started is not None
-    assert told.started == (2, 1)
-    assert told.rounds == [1, 2]
 
 
 def test_results_from_before_do_not_count(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from knnper.data.digits import DigitsSettings
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from knnper.simulation.trained_model import find_model, trained_model
 from knnper_cli.app import app
-from knnper_cli.site import describe_choice, describe_gain
-from tests.cli.store_commands import described, done
+from knnper_cli.site import describe_gain
 
 
 def run_command(*arguments: object) -> Result:
@@ -74,14 +73,6 @@ def test_a_site_is_onboarded_without_a_network(
     assert sum(document[split] for split in splits) == 200
 
 
-def test_the_store_commands_take_an_exported_model(
-    exported: Path, tmp_path: Path, images: Path
-) -> None:
-    done("create", tmp_path / "store", "--model", exported)
-    done("add", tmp_path / "store", images, "--model", exported)
-    assert described(tmp_path / "store")["num_examples"] == 40
-
-
 ADAPTED = ClassPrior(ClassPriorSettings((1.0,)), 1.5)
 
 
@@ -122,12 +113,3 @@ def serving(**changes: object) -> Serving:
 )
 def test_the_gain_is_told_as_it_is(changes: dict[str, object], said: str) -> None:
     assert said in describe_gain(serving(**changes))
-
-
-def test_what_was_chosen_is_told() -> None:
-    told = describe_choice(serving(knn_weight=0.0, class_prior=ADAPTED))
-    assert "class prior, β = 1.5" in told
-    assert "class prior" not in describe_choice(serving())
-    assert "chosen on 24 examples: the validation" in describe_choice(serving())
-    nothing = serving(tuned_on=TunedOn("validation", 0))
-    assert "no example to choose on" in describe_choice(nothing)

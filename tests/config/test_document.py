@@ -19,14 +19,12 @@ from knnper.experiment import (
 )
 from tests.config.conftest import Basis
 
-SCHEDULES = st.just({"name": "constant"}) | st.builds(
-    lambda rounds, factor: {
-        "name": "multi_step",
-        "milestones": sorted(rounds),
-        "factor": factor,
-    },
-    st.sets(st.integers(1, 500), max_size=4),
-    st.floats(0.001, 1.0),
+SCHEDULES = st.just({"name": "constant"}) | st.fixed_dictionaries(
+    {
+        "name": st.just("multi_step"),
+        "milestones": st.sets(st.integers(1, 500), max_size=4).map(sorted),
+        "factor": st.floats(0.001, 1.0),
+    }
 )
 DOCUMENTS = st.fixed_dictionaries(
     {
@@ -77,12 +75,8 @@ def test_an_experiment_survives_every_form(
 def test_the_document_is_complete(basis: Basis) -> None:
     complete = to_document(basis.load())
     assert list(complete)[-3:] == ["method", "personalization", "run"]
-    assert complete["partition"] == {
-        "name": "dirichlet",
-        "alpha": 0.3,
-        "num_clients": 10,
-        "unseen_fraction": 0.0,
-    }
+    partition = {"alpha": 0.3, "num_clients": 10, "unseen_fraction": 0.0}
+    assert complete["partition"] == {"name": "dirichlet", **partition}
     assert complete["personalization"]["knn_weights"] == [0.0, 0.5]
     assert complete["training"]["schedule"] == {"name": "constant"}
 

@@ -7,7 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-from knnper.errors import ConfigError, KnnPerError, Problem
+from knnper.errors import KnnPerError, Problem
 
 PACKAGES = ("knnper", "datastore", "strategies", "client", "server", "simulation")
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -53,9 +53,3 @@ def test_errors_of_all_kinds_come_as_they_were() -> None:
         again = from_another_process(error)
         assert type(again) is kind
         assert (str(again), vars(again)) == (str(error), vars(error))
-
-
-def test_problems_stay_problems() -> None:
-    again = from_another_process(ConfigError([Problem("a.b", "found 1")], "x.yaml"))
-    assert str(again) == "1 problem in x.yaml:\n  - a.b: found 1"
-    assert again.problems == (Problem("a.b", "found 1"),)

@@ -1,5 +1,3 @@
-"""Generators that a key seeds are given back as they were."""
-
 import contextlib
 from collections.abc import Iterator, Sequence
 

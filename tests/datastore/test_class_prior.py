@@ -85,16 +85,6 @@ def test_of_several_strengths_the_probable_ones_count() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_labels_as_everywhere_move_less_than_labels_of_one_class() -> None:
-    several = ClassPriorSettings(STRENGTHS)
-    even, skewed = class_ratios(torch.tensor([[6, 5, 4, 5], [20, 0, 0, 0]]), several)
-    assert (even - 1).abs().max() < 0.1
-    assert skewed[0] > 3.5
-    # One strength takes both for the same evidence: (6 + 1/4) / (20 + 1) of 1/4.
-    alone = class_ratios(counts(6, 5, 4, 5), ClassPriorSettings((1.0,)))[0, 0]
-    assert float(alone) == pytest.approx(4 * 6.25 / 21)
-
-
 @settings(max_examples=60, deadline=None)
 @given(clients())
 def test_rows_sum_to_one_whatever_the_classes_are_called(
@@ -120,18 +110,6 @@ def test_a_sharper_model_is_outvoted_less() -> None:
     # (0.4² 4/3, 0.6² 2/3) = (0.64, 0.72) / 3
     found = reweighted(HALVES, torch.tensor([[4 / 3, 2 / 3]]), 2.0)
     torch.testing.assert_close(found, torch.tensor([[0.64 / 1.36, 0.72 / 1.36]]))
-
-
-def test_without_examples_it_is_the_global_model_to_the_last_bit() -> None:
-    probabilities = torch.tensor([[0.1, 0.2, 0.7], [1 / 3, 1 / 3, 1 / 3]])
-    chosen = ClassPrior(ClassPriorSettings(STRENGTHS, (0.1, 0.3, 0.6)), 3.0)
-    assert torch.equal(adapted(probabilities, counts(0, 0, 0), chosen), probabilities)
-
-
-def test_a_client_of_one_class_leaves_the_others_possible() -> None:
-    prior = ClassPrior(ClassPriorSettings(STRENGTHS))
-    found = adapted(HALVES, counts(1000, 0), prior)
-    assert 0 < float(found[0, 1]) < 0.01
 
 
 def test_shares_of_other_classes_are_refused() -> None:

@@ -1,8 +1,5 @@
-"""Search in a store, and the prediction from what it finds."""
-
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import faiss
 import numpy as np
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.datastore.examples import NewExamples
-from knnper.datastore.index import NUMBERS_AT_ONCE, QUERIES_AT_ONCE
+from knnper.datastore.index import QUERIES_AT_ONCE
 from knnper.datastore.prediction import (
     KERNELS,
     KernelName,
@@ -29,31 +26,15 @@ from knnper.errors import DataError
 from knnper.seeding import RandomKey
 
 
-@dataclass
-class PixelEmbedding:
-    """φ(x) is the pixel; remembers how many images each call had."""
-
-    calls: list[int] = field(default_factory=list)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        self.calls.append(len(images))
-        return images.flatten(start_dim=1).float()
-
-
 def head(embeddings: Tensor) -> Tensor:
     return torch.tensor([0.25, 0.75]).repeat(len(embeddings), 1)
 
 
-def predictor(
-    pixels: list[int],
-    labels: list[int],
-    knn_weight: float,
-    embed: Callable[[Tensor], Tensor] | None = None,
-) -> KnnPredictor:
+def predictor(pixels: list[int], labels: list[int], knn_weight: float) -> KnnPredictor:
     embeddings = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1)
     store = memory_store(embeddings, torch.tensor(labels, dtype=torch.int64), 2)
     neighbors = NeighborClassifier(store, 1, "paper", 1.0)
-    return KnnPredictor(embed or PixelEmbedding(), head, neighbors, knn_weight)
+    return KnnPredictor(lambda one: one.flatten(1).float(), head, neighbors, knn_weight)
 
 
 def image(*pixels: int) -> Tensor:
@@ -65,12 +46,6 @@ def test_the_mixture_by_hand() -> None:
     torch.testing.assert_close(
         served(image(0, 255)), torch.tensor([[0.625, 0.375], [0.125, 0.875]])
     )
-
-
-def test_images_are_embedded_once() -> None:
-    embed = PixelEmbedding()
-    predictor([10, 200], [0, 1], 0.5, embed)(image(1, 2, 3))
-    assert embed.calls == [3]
 
 
 @pytest.mark.parametrize("knn_weight", [0.0, 0.3, 1.0])
@@ -115,16 +90,9 @@ def test_what_cannot_be_mixed_is_refused(
 
 
 @pytest.mark.parametrize("knn_weight", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize(
-    "logits",
-    [
-        torch.tensor([[0.5, 0.5], [3.0, -2.0]]),
-        torch.tensor([[0.5, 0.5], [0.5, 0.6]]),
-        torch.tensor([[0.5, 0.5], [torch.nan, 0.5]]),
-    ],
-    ids=["range", "sum", "nan"],
-)
-def test_logits_are_refused(logits: Tensor, knn_weight: float) -> None:
+@pytest.mark.parametrize("row", [[3.0, -2.0], [0.5, 0.6], [math.nan, 0.5]])
+def test_logits_are_refused(row: list[float], knn_weight: float) -> None:
+    logits = torch.tensor([[0.5, 0.5], row])
     with pytest.raises(ValueError, match=r"global probabilities: .* row 1; .*softmax"):
         interpolate(KNN, logits, knn_weight)
     with pytest.raises(ValueError, match=r"kNN probabilities: .* row 1; .*softmax"):
@@ -193,13 +161,6 @@ def test_the_vote_equals_the_loop_and_sums_to_one(
     np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-6)
 
 
-def test_shares_by_hand() -> None:
-    log_weights = torch.log(torch.tensor([[3.0, 1.0, 4.0]], dtype=torch.float64))
-    found = neighbor_vote(log_weights, torch.tensor([[2, 0, 2]]), 3)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, torch.tensor([[0.125, 0.0, 0.875]]))
-
-
 def test_equal_neighbours_share_equally_at_any_distance() -> None:
     log_weights = torch.tensor([[-1e300, -1e300], [-math.inf, -math.inf]]).double()
     found = neighbor_vote(log_weights, torch.tensor([[0, 1], [0, 1]]), 2)
@@ -215,39 +176,11 @@ def line(positions: list[float], labels: list[int]) -> Store:
     return memory_store(torch.tensor(positions)[:, None], torch.tensor(labels), 3)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kernel_scale", "far_weight"),
-    [
-        ("paper", 1.0, math.exp(-3)),
-        ("paper", 2.0, math.exp(-1.5)),
-        ("squared", 1.0, math.exp(-9)),
-        ("squared", 4.5, math.exp(-2)),
-    ],
-)
-def test_probabilities_by_hand(
-    kernel: KernelName, kernel_scale: float, far_weight: float
-) -> None:
+def test_probabilities_by_hand() -> None:
     store = line([0.0, 3.0, 50.0], [2, 1, 0])
-    found = NeighborClassifier(store, 2, kernel, kernel_scale)(torch.zeros(1, 1))
-    total = 1 + far_weight
-    torch.testing.assert_close(found, torch.tensor([[0, far_weight, 1]]) / total)
-
-
-def test_duplicates_count_once_each() -> None:
-    store = line([1.0, 1.0, 1.0, 2.0], [0, 1, 1, 2])
-    found = NeighborClassifier(store, 3, "paper", 1.0)(torch.tensor([[1.0]]))
-    torch.testing.assert_close(found, torch.tensor([[1 / 3, 2 / 3, 0.0]]))
-
-
-@pytest.mark.parametrize("distance", [1e6, 1e18, 1e30])
-@pytest.mark.parametrize("kernel", ["paper", "squared"])
-def test_far_queries_have_finite_probabilities(
-    kernel: KernelName, distance: float
-) -> None:
-    store = line([0.0, distance / 2], [1, 2])
-    classifier = NeighborClassifier(store, 2, kernel, 1e-3)
-    found = classifier(torch.tensor([[distance], [-distance]]))
-    assert found.tolist() == [[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    found = NeighborClassifier(store, 2, "squared", 4.5)(torch.zeros(1, 1))
+    far = math.exp(-2)
+    torch.testing.assert_close(found, torch.tensor([[0, far, 1]]) / (1 + far))
 
 
 def test_a_query_that_is_not_finite_is_refused() -> None:
@@ -296,7 +229,7 @@ def check(embeddings: Tensor, queries: Tensor, count: int, rtol: float = 1e-12) 
 
 
 @pytest.mark.parametrize("num_queries", [0, 1, QUERIES_AT_ONCE, 50])
-@pytest.mark.parametrize("num_neighbors", [1, 10, 200])
+@pytest.mark.parametrize("num_neighbors", [1, 200])
 def test_search_equals_brute_force(num_queries: int, num_neighbors: int) -> None:
     check(normal("store", 300, 24), normal("queries", num_queries, 24), num_neighbors)
 
@@ -356,16 +289,6 @@ def test_tiny_and_huge_distances_keep_their_order(scale: float) -> None:
     check(embeddings * torch.tensor(scale), queries * torch.tensor(scale), 7)
 
 
-@pytest.mark.parametrize("distance", [1e6, 1e18, 1e20])
-def test_queries_far_from_all_examples_find_k_of_them(distance: float) -> None:
-    store = memory_store(normal("store", 60, 4), torch.zeros(60, dtype=torch.int64), 1)
-    found = store.search(torch.full((30, 4), distance), 7)
-    assert all(len(set(ids)) == 7 for ids in found.ids.tolist())
-    np.testing.assert_allclose(
-        found.squared_distances.numpy(), 4 * distance**2, rtol=1e-5
-    )
-
-
 def test_the_store_does_not_share_memory_with_its_arguments() -> None:
     embeddings, labels = torch.zeros(1, 2), torch.tensor([1])
     store = memory_store(embeddings, labels, 3)
@@ -391,18 +314,6 @@ def test_faiss_runs_in_one_thread() -> None:
     faiss.omp_set_num_threads(2)
     store.search(torch.zeros(1, 2), 1)
     assert faiss.omp_get_max_threads() == 1
-
-
-@pytest.mark.parametrize("dim", [24, 1280, NUMBERS_AT_ONCE // QUERIES_AT_ONCE])
-def test_faiss_sums_squared_differences_for_so_few_queries(dim: int) -> None:
-    embeddings = 100 + 1e-3 * normal("store", 50, dim)
-    queries = 100 + 1e-3 * normal("queries", QUERIES_AT_ONCE, dim)
-    index = faiss.IndexFlatL2(dim)
-    index.add(embeddings.numpy())
-    distances, _ = index.search(queries.numpy(), 5)
-    np.testing.assert_allclose(
-        distances, brute_force(embeddings, queries, 5)[0], rtol=1e-5
-    )
 
 
 ROWS, LABEL = torch.zeros(1, 2), torch.tensor([1])

@@ -1,5 +1,4 @@
-"""A store's folder: one writer, many readers, and what is refused."""
-
+import contextlib
 import json
 import logging
 import os
@@ -76,25 +75,6 @@ def test_one_writer_and_many_readers(tmp_path: Path) -> None:
             assert not hasattr(one, "add")
 
 
-def test_a_reader_in_another_process_follows_the_writer(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "s", 3)
-    child, ours = forked(_report, tmp_path / "s")
-    for count in (1, 30):
-        store.add(examples(count))
-        ours.send("ask")
-        assert ours.recv() == ids(store)
-    ours.send("end")
-    child.join()
-    store.close()
-    assert child.exitcode == 0
-
-
-def _report(folder: Path, pipe) -> None:  # type: ignore[no-untyped-def]
-    with open_store(folder) as reader:
-        while pipe.recv() == "ask":
-            pipe.send(ids(reader))
-
-
 def test_no_store_and_no_room_for_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"holds no store: store\.sqlite3 is missing"):
         open_store(tmp_path)
@@ -106,16 +86,16 @@ def test_no_store_and_no_room_for_one_are_refused(tmp_path: Path) -> None:
 
 def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
     new_store(tmp_path / "s").close()
-    with sqlite3.connect(tmp_path / "s" / DATABASE) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(StoreDamagedError, match="of format 99, expected 2"):
-        open_store(tmp_path / "s")
-    with sqlite3.connect(tmp_path / "s" / DATABASE) as connection:
-        connection.execute("PRAGMA user_version = 1")
-    connection.close()
-    with pytest.raises(StoreError, match=r"of format 1, expected 2; .* export"):
-        open_store(tmp_path / "s")
+    for number, kind, message in (
+        (99, StoreDamagedError, "of format 99, expected 2"),
+        (1, StoreError, r"of format 1, expected 2; .* export"),
+    ):
+        with contextlib.closing(
+            sqlite3.connect(tmp_path / "s" / DATABASE)
+        ) as connection:
+            connection.execute(f"PRAGMA user_version = {number}")
+        with pytest.raises(kind, match=message):
+            open_store(tmp_path / "s")
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
@@ -217,8 +197,9 @@ def test_policies_that_need_a_capacity_say_so(tmp_path: Path, policy: str) -> No
 
 
 @pytest.mark.parametrize("policy", ["fifo", "reservoir"])
-@pytest.mark.parametrize("shape", [(32, 32, 3), (3,), (200, 100)])
-@pytest.mark.parametrize("dim", [16, 700])
+@pytest.mark.parametrize(
+    ("shape", "dim"), [((32, 32, 3), 700), ((3,), 16), ((200, 100), 16)]
+)
 def test_a_store_stays_within_its_budget(
     tmp_path: Path, policy: str, shape: tuple[int, ...], dim: int
 ) -> None:
@@ -278,11 +259,8 @@ def test_embedding_anew_keeps_the_old_pair_and_goes_on_where_it_was(
         assert (store.fingerprint, store.embedding_dim, sum(asked)) == ("model", 6, 256)
     with open_store(tmp_path / "s", writable=True) as store:
         store.reembed(other, "other")
-        assert (store.fingerprint, store.embedding_dim, sum(asked)) == (
-            "other",
-            12,
-            600,
-        )
+        now = (store.fingerprint, store.embedding_dim, sum(asked))
+        assert now == ("other", 12, 600)
     with open_store(tmp_path / "s", writable=True) as store:
         assert store.fingerprint == "other"
         store.roll_back()
@@ -359,8 +337,6 @@ def test_a_valid_index_is_used_and_brought_up_to_date(
     store.close()
     caplog.set_level(logging.INFO)
     with open_store(copy) as reader:
-        assert reader.search(examples(2, seed=5).embeddings, 1).ids.tolist() == [
-            [10],
-            [11],
-        ]
+        found = reader.search(examples(2, seed=5).embeddings, 1)
+        assert found.ids.tolist() == [[10], [11]]
     assert "is built anew" not in caplog.text

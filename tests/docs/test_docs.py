@@ -120,8 +120,11 @@ def test_commands_can_be_typed(page: str, listings: Listings) -> None:
         if name.startswith("-"):
             continue
         assert name in group.commands, f"{page}: knnper has no command {name}"
+        command = group.commands[name]
+        while isinstance(command, click.Group) and arguments:
+            command = command.commands[arguments.pop(0)]
         # Parses the arguments and complains; runs nothing.
-        context = group.commands[name].make_context(name, arguments)
+        context = command.make_context(name, arguments)
         path = ROOT / str(context.params.get("experiment"))
         if path.is_file():
             overrides = context.params["overrides"] or ()

@@ -195,7 +195,7 @@ class Federation:
 
     def add_client(self, name: str, /, **settings: object) -> None:
         """Add a client that is not known yet, with its share of the data."""
-        words = ("add-client", self.folder, name, "--host", self._host())
+        words = ("add-client", self.folder, name, "--host", LOCALHOST)
         self.commands.run(f"add-{name}", KNNPER, "fed", *words)
         self.give_share(name, **settings)
 
@@ -211,11 +211,6 @@ class Federation:
         file = self.client_file(name)
         found = yaml.safe_load(file.read_text())
         file.write_text(yaml.safe_dump({**found, **settings}))
-
-    def _host(self) -> str:
-        for file in (self.folder / "clients").glob("*/client.yaml"):
-            return str(yaml.safe_load(file.read_text())["server"]).partition(":")[0]
-        return LOCALHOST
 
 
 def found_federation(

@@ -2,38 +2,13 @@
 
 import re
 import shutil
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from knnper.server.link.setup import FederationFolder
-from knnper.transport.credentials import (
-    issue_server_certificate,
-    new_authority,
-    new_node_key,
-    read_identity,
-    write_certificate,
-    write_node_key,
-)
-from tests.federation.site_tricks import (
-    BOAST,
-    BOASTED,
-    DISTRIBUTING,
-    HANG,
-    INFINITE,
-    KEEP_MODELS,
-    NAN,
-    NORM,
-    NOTHING,
-    RUDE,
-    SCALED,
-    SHAPE,
-    TAMPER,
-    training,
-)
+from tests.federation import site_tricks as trick
 from tests.federation.small_federation import SEEN, Federation, Found
-from tests.processes import Running, wait_until
+from tests.processes import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -42,36 +17,20 @@ BAD = "0003"
 ROUND_TIMEOUT_S = 25
 
 WRONG = {
-    NAN: "weights is not finite",
-    INFINITE: "weights is not finite",
-    SHAPE: "expected tensors of shapes",
-    NORM: "the update moved by a norm of .*, more than .*run.max_update_norm_ratio",
-    SCALED: "weights moved by a norm of .* run.max_update_median_ratio",
-    RUDE: r"x\\n2026-01-01 ERROR server: all is lost\\x1b\[2J\[red\]<script>y",
-    NOTHING: "expected a number of training examples, at least 1, found 0",
-    HANG: f"its deadline passed|no answer within {ROUND_TIMEOUT_S} s",
+    trick.NAN: "weights is not finite",
+    trick.INFINITE: "weights is not finite",
+    trick.SHAPE: "expected tensors of shapes",
+    trick.NORM: "the update moved by a norm of .*, more than .*max_update_norm_ratio",
+    trick.SCALED: "weights moved by a norm of .* run.max_update_median_ratio",
+    trick.RUDE: r"x\\n2026-01-01 ERROR server: all is lost\\x1b\[2J\[red\]<script>y",
+    trick.NOTHING: "expected a number of training examples, at least 1, found 0",
+    trick.HANG: f"its deadline passed|no answer within {ROUND_TIMEOUT_S} s",
 }
-
-SLOW_DATA = f"""
-import time
-from pathlib import Path
-
-import numpy as np
-
-
-def share(base, task):
-    calls = Path(base) / "calls"
-    with calls.open("a") as file:
-        file.write("x")
-    if len(calls.read_text()) == 2:  # the first one is for the introduction
-        time.sleep({10 * ROUND_TIMEOUT_S})
-    return dict(np.load(Path(base) / "data.npz"))
-"""
 
 
 def test_updates_that_cannot_be_used_are_left_out(found: Found) -> None:
     federation = found()
-    plan = {training(number): deed for number, deed in enumerate(WRONG, 1)}
+    plan = {trick.training(number): deed for number, deed in enumerate(WRONG, 1)}
     federation.tricks(BAD).plan(plan)
     server = federation.server()
     federation.clients()
@@ -94,10 +53,13 @@ def test_updates_that_cannot_be_used_are_left_out(found: Found) -> None:
 
 def test_no_client_takes_the_mean_by_what_it_says_of_itself(found: Found) -> None:
     federation = found()
-    boasts = dict.fromkeys(("introduction", training(1), training(2)), BOAST)
+    boasts = dict.fromkeys(
+        ("introduction", trick.training(1), trick.training(2)),
+        trick.BOAST,
+    )
     for name in SEEN:
         planned = boasts if name == BAD else {}
-        federation.tricks(name).plan({"models": KEEP_MODELS, **planned})
+        federation.tricks(name).plan({"models": trick.KEEP_MODELS, **planned})
     server = federation.server()
     federation.clients()
     sizes = {name: federation.num_train(name) for name in SEEN}
@@ -106,7 +68,10 @@ def test_no_client_takes_the_mean_by_what_it_says_of_itself(found: Found) -> Non
     assert submitted.wait() == 0
     # As much as all others together, and no more.
     assert mean_of_round_1(federation, {**sizes, BAD: others})
-    assert f"client {BAD} says that it trains on {BOASTED} examples" in server.written
+    assert (
+        f"client {BAD} says that it trains on {trick.BOASTED} examples"
+        in server.written
+    )
     # What the operator fixes counts from the next run on.
     fixed = federation.server_file.parent / "authorized" / f"{BAD}.num_train"
     fixed.write_text("77\n")
@@ -132,70 +97,13 @@ def model(federation: Federation, name: str, which: str) -> np.ndarray:
     return found
 
 
-def test_a_silent_client_holds_a_round_as_long_as_the_others_take(found: Found) -> None:
-    """Not for the hour that the operator would wait at most."""
-    federation = found()
-    federation.tricks(BAD).plan({training(2): HANG})
-    federation.server()
-    federation.clients()
-    submitted, run = federation.submit(
-        "training.num_rounds=3", "run.federation.round_patience=1"
-    )
-    assert submitted.wait() == 0
-    assert [one["num_failed"] for one in run.rounds] == [0, 1, 0]
-    assert 30 < run.rounds[1]["seconds"] < 600
-
-
-def test_data_that_never_come_block_nobody(found: Found) -> None:
-    federation = found()
-    (federation.client_folder(BAD) / "slow_data.py").write_text(SLOW_DATA)
-    federation.configure(BAD, data={"name": "python", "entry": "slow_data:share"})
-    federation.server()
-    nodes = federation.clients()
-    submitted, run = federation.submit(
-        "training.num_rounds=2", f"run.federation.round_timeout_s={ROUND_TIMEOUT_S}"
-    )
-    assert submitted.wait() == 0
-    assert [one["num_failed"] for one in run.rounds] == [1, 0]
-    assert set(run.clients) == set(SEEN)
-    assert "reading the data was not done within" in nodes[BAD].written
-
-
 HONEST, TAMPERED, IMPOSTOR = SEEN
-REFUSED = 1
-OF_ANOTHER = f"the key is registered as {HONEST}, and `name` is {IMPOSTOR}"
-
-
-def test_each_side_says_why_a_client_is_not_let_in(found: Found) -> None:
-    federation = found()
-    server = federation.server()
-    for change, to_client, in_doctor, to_server in (
-        (_without_tls, "it probably expects TLS; remove `insec", "TLS", "no TLS"),
-        (
-            _with_other_authority,
-            "is not of the CA that signed it",
-            "ca.crt",
-            "s ca.crt",
-        ),
-        (_with_unknown_key, "not registered there", "not registered", "not registered"),
-    ):
-        _require_refused(federation, change, to_client, in_doctor)
-        server.wait_for(to_server, 10)
-    federation.clients(HONEST)
-    _require_refused(
-        federation, _with_key_of_another, "a node with this key is online", OF_ANOTHER
-    )
-    server.wait_for(f"{HONEST} is connected already", 10)
-    _let_certificate_expire(federation)
-    server.wait_for("the gateway uses the new certificate", 30)
-    _require_refused(federation, _unchanged, "certificate has expired", "expired")
-    server.wait_for("knnper fed renew", 10)
 
 
 def test_a_taken_name_and_a_model_that_was_changed(found: Found) -> None:
     federation = found()
     federation.configure(IMPOSTOR, name=HONEST)
-    federation.tricks(TAMPERED).plan({DISTRIBUTING: TAMPER})
+    federation.tricks(TAMPERED).plan({trick.DISTRIBUTING: trick.TAMPER})
     federation.server()
     nodes = federation.clients()
     submitted, run = federation.submit("run.federation.min_clients=2")
@@ -211,62 +119,3 @@ def test_a_taken_name_and_a_model_that_was_changed(found: Found) -> None:
     assert f"client {TAMPERED} could not personalise: {wrong}" in (federation.run_log)
     assert wrong in nodes[TAMPERED].written
     assert not (federation.client_folder(TAMPERED) / "state/serving.json").exists()
-
-
-def _require_refused(
-    federation: Federation,
-    change: Callable[[Federation], None],
-    words: str,
-    in_doctor: str,
-) -> None:
-    """A client that is changed so ends at once and says why; so does the doctor."""
-    folder = federation.client_folder(IMPOSTOR)
-    before = folder.with_name("before")
-    shutil.copytree(folder, before)
-    change(federation)
-    node: Running = federation.client(IMPOSTOR, "--patience", "0")
-    assert node.wait() == REFUSED
-    assert words in " ".join(node.written.split())
-    assert "Traceback" not in node.written
-    doctor = federation.start(
-        IMPOSTOR, "doctor", "site", "doctor", federation.client_file(IMPOSTOR)
-    )
-    assert doctor.wait() == REFUSED
-    assert in_doctor in " ".join(doctor.written.split())
-    shutil.rmtree(folder)
-    before.rename(folder)
-
-
-def _unchanged(federation: Federation) -> None:
-    pass
-
-
-def _without_tls(federation: Federation) -> None:
-    federation.configure(IMPOSTOR, tls=None, key=None, insecure=True)
-
-
-def _with_other_authority(federation: Federation) -> None:
-    ca = federation.client_folder(IMPOSTOR) / "ca.crt"
-    ca.unlink()
-    write_certificate(ca, new_authority("another").certificate)
-
-
-def _with_unknown_key(federation: Federation) -> None:
-    key = federation.client_folder(IMPOSTOR) / "stranger.key"
-    write_node_key(key, new_node_key())
-    federation.configure(IMPOSTOR, key=key.name)
-
-
-def _with_key_of_another(federation: Federation) -> None:
-    key = federation.client_folder(HONEST) / f"{HONEST}.key"
-    federation.configure(IMPOSTOR, key=str(key))
-
-
-def _let_certificate_expire(federation: Federation) -> None:
-    place = FederationFolder(federation.folder)
-    authority = read_identity(place.authority / "ca.crt", place.authority / "ca.key")
-    expired = issue_server_certificate(authority, ["127.0.0.1"], days=-1)
-    files = place.server / "server.crt", place.server / "server.key"
-    for file in files:
-        file.unlink()
-    expired.write(*files)

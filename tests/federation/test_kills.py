@@ -6,14 +6,7 @@ import signal
 
 import pytest
 
-from tests.federation.site_tricks import (
-    HOLD,
-    INSTALLED,
-    INSTALLING,
-    KILL,
-    Tricks,
-    training,
-)
+from tests.federation import site_tricks as trick
 from tests.federation.small_federation import SEEN, Example, Federation, Found, Run
 from tests.processes import Commands, Running, wait_until
 
@@ -26,7 +19,7 @@ def test_a_process_that_is_killed_in_training_is_left_out_of_that_round(
     found: Found, example: Example
 ) -> None:
     federation = found()
-    federation.tricks("0001").plan({training(2): KILL})
+    federation.tricks("0001").plan({trick.training(2): trick.KILL})
     federation.server()
     nodes = federation.clients()
     submitted, run = federation.submit()
@@ -47,11 +40,11 @@ def test_a_round_waits_for_a_node_that_was_killed_where_none_may_fail(
 ) -> None:
     federation = found()
     tricks = federation.tricks("0001")
-    tricks.plan({training(2): HOLD})
+    tricks.plan({trick.training(2): trick.HOLD})
     federation.server()
     nodes = federation.clients()
     submitted, run = federation.submit(NOT_ONE_MAY_FAIL)
-    _wait_until_at(tricks, training(2))
+    _wait_until_at(tricks, trick.training(2))
     nodes["0001"].kill()
     tricks.plan({})
     federation.clients("0001")
@@ -64,13 +57,13 @@ def test_clients_that_are_killed_in_the_hand_over_get_the_model_later(
     found: Found, example: Example
 ) -> None:
     federation = found()
-    federation.tricks("0001").plan({INSTALLED: KILL})
+    federation.tricks("0001").plan({trick.INSTALLED: trick.KILL})
     tricks = federation.tricks("0003")
-    tricks.plan({INSTALLING: HOLD})
+    tricks.plan({trick.INSTALLING: trick.HOLD})
     federation.server()
     nodes = federation.clients()
     submitted, run = federation.submit()
-    _wait_until_at(tricks, INSTALLING)
+    _wait_until_at(tricks, trick.INSTALLING)
     nodes["0003"].kill()
     assert submitted.wait() == 0
     assert set(run.clients) == {"0000"}
@@ -84,31 +77,11 @@ def test_clients_that_are_killed_in_the_hand_over_get_the_model_later(
     run.require_same(example.reference, SEEN)
 
 
-def _wait_until_at(tricks: Tricks, when: str) -> None:
+def _wait_until_at(tricks: trick.Tricks, when: str) -> None:
     wait_until(lambda: tricks.is_at(when), f"{tricks.folder.name} is at {when}")
 
 
-def test_a_run_for_which_too_few_come_ends_with_an_error(found: Found) -> None:
-    federation = found()
-    federation.server()
-    submitted, _ = federation.submit("run.federation.wait_for_clients_s=2")
-    assert submitted.wait() == 1
-    words = " ".join(submitted.written.split())
-    assert "expected at least 1 clients within 2 s, found 0 (none). Start more" in words
-
-
 SERVER_APP, SUPERLINK = "flwr-serverapp", "flower-superlink"
-
-
-def test_server_app_killed_within_a_round(
-    found: Found, example: Example, commands: Commands
-) -> None:
-    federation = found()
-    federation.server()
-    submitted, run = _in_round_2(federation)
-    os.kill(commands.the_process(SERVER_APP), signal.SIGKILL)
-    _let_go(federation)
-    _require_resumed(federation, submitted, run, example)
 
 
 def test_server_app_killed_between_rounds(
@@ -117,7 +90,8 @@ def test_server_app_killed_between_rounds(
     federation = found()
     federation.server()
     submitted, run = _in_round_2(federation, "run.max_failed_fraction=0.0")
-    (node,) = (pid for pid, words in _nodes(commands).items() if "/0003/" in words)
+    nodes = commands.processes("fed client").items()
+    (node,) = (pid for pid, words in nodes if "/0003/" in words)
     os.kill(node, signal.SIGTERM)
     wait_until(
         lambda: "the round is made again" in federation.run_log,
@@ -159,10 +133,10 @@ def test_whole_server_killed_within_a_round(
 def _in_round_2(federation: Federation, *changes: str) -> tuple[Running, Run]:
     """Start clients and a run; return when a client holds in the second round."""
     tricks = federation.tricks("0003")
-    tricks.plan({training(2): HOLD})
+    tricks.plan({trick.training(2): trick.HOLD})
     federation.clients()
     submitted, run = federation.submit(*changes)
-    wait_until(lambda: tricks.is_at(training(2)), "0003 trains in round 2")
+    wait_until(lambda: tricks.is_at(trick.training(2)), "0003 trains in round 2")
     assert len(run.rounds) == 1
     return submitted, run
 
@@ -170,11 +144,7 @@ def _in_round_2(federation: Federation, *changes: str) -> tuple[Running, Run]:
 def _let_go(federation: Federation) -> None:
     tricks = federation.tricks("0003")
     tricks.plan({})
-    tricks.let_go(training(2))
-
-
-def _nodes(commands: Commands) -> dict[int, str]:
-    return commands.processes("fed client")
+    tricks.let_go(trick.training(2))
 
 
 def _require_resumed(

@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -19,46 +18,33 @@ from knnper.data.examples import Normalizer
 from knnper.strategies.core.exported_model import GlobalModel, load_model
 from tests.federation.site_tricks import KEEP_MODELS, LEAK
 from tests.federation.small_federation import SEEN, Federation, Found, Run
-from tests.processes import wait_until
+from tests.processes import LOCALHOST, wait_until
 
+# Values on end that are looked for, and bits of a value that are not compared.
 VALUES_AT_ONCE = {"uint8": 32, "float32": 8, "float64": 8}
-
-"""Values on end that are looked for."""
-
 LESSER_BITS = {"uint8": 0, "float32": 12, "float64": 41}
-
-"""Bits of a value that are not compared."""
-
+# Fewer occur by chance, as a row of equal pixels or of zeros does.
 FEWEST_DISTINCT = 4
-
-"""Fewer occur by chance, as a row of equal pixels or of zeros does."""
-
-_LOCALHOST = "127.0.0.1"
 
 
 class Recorder:
     """Passes connections on to a server, and keeps what clients send."""
 
     def __init__(self, port: int) -> None:
-        self._server = (_LOCALHOST, port)
-        self._listening = socket.create_server((_LOCALHOST, 0))
+        self._server = (LOCALHOST, port)
+        self._listening = socket.create_server((LOCALHOST, 0))
         self._open: list[socket.socket] = []
         self._sent: list[bytearray] = []
 
     @property
     def address(self) -> str:
-        return f"{_LOCALHOST}:{self._listening.getsockname()[1]}"
+        return f"{LOCALHOST}:{self._listening.getsockname()[1]}"
 
     def __enter__(self) -> Self:
         _in_background(self._accept)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for one in (self._listening, *self._open):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

@@ -1,5 +1,3 @@
-"""The digits, as they are and each in one of four domains."""
-
 from collections import Counter
 from typing import Any
 

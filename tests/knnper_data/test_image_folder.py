@@ -1,5 +1,3 @@
-"""Image files and folders of them."""
-
 import os
 import shutil
 from collections.abc import Callable
@@ -74,15 +72,13 @@ def test_other_files_and_names(root: Path) -> None:
 
 def test_clients_are_the_beginnings_of_names(root: Path) -> None:
     found = ImageFolderSettings(str(root), client_separator="_").load()
-    assert found.train.client_ids is not None
-    assert found.test.client_ids is not None
-    assert found.train.client_ids.tolist() == [1, 2, 2]
-    assert found.test.client_ids.tolist() == [0]
+    np.testing.assert_array_equal(found.train.client_ids, [1, 2, 2])
+    np.testing.assert_array_equal(found.test.client_ids, [0])
 
 
-def put(root: Path, name: str, content: bytes = b"") -> None:
+def put(root: Path, name: str) -> None:
     (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(content)
+    (root / name).touch()
 
 
 def cut(root: Path, kept_bytes: int) -> None:
@@ -98,36 +94,21 @@ def cut(root: Path, kept_bytes: int) -> None:
         (lambda root: (root / "test/dog/u0_c.png").unlink(), "test holds no images"),
         (
             lambda root: put(root, "train/bird/.hidden"),
-            "train holds no images of the classes bird,",
+            "no images of the classes bird,",
         ),
         (
             lambda root: save(root / "test/cat/u_odd.png", colour(1, (9, 7))),
             r"u1_a\.png is 5x4 but .*odd\.png is 7x9.*data\.image_size",
         ),
-        *(
-            (lambda root, at=at: cut(root, at), r"zz\.png cannot b")
-            for at in (0, 20, -25)
-        ),
-        (
-            lambda root: put(root, "train/cat/a.png", b"nothing"),
-            r"a\.png cannot be read as an image",
-        ),
-        (
-            lambda root: (root / "train/cat/deeper").mkdir(),
-            "deeper is a folder where an image",
-        ),
-        (
-            lambda root: put(root, "test/notes.txt"),
-            r"notes\.txt is a file where a class folder",
-        ),
+        (lambda root: cut(root, 0), r"zz\.png cannot be read as an image"),
+        (lambda root: cut(root, 20), r"zz\.png cannot be read as an image"),
+        (lambda root: cut(root, -25), r"zz\.png cannot be read as an image"),
+        (lambda root: (root / "train/cat/deeper").mkdir(), "deeper is a folder where"),
         (
             lambda root: save(root / "train" / "caf\udce9" / "a.png", colour(1)),
             r"class folder 'caf.udce9', whose name is not",
         ),
-        (
-            lambda root: save(root / "test/cat/nobody.png", colour(1)),
-            r"nobody\.png.*'_'",
-        ),
+        (lambda root: save(root / "test/cat/no.png", colour(1)), r"no\.png.*'_'"),
     ],
 )
 def test_what_is_refused(

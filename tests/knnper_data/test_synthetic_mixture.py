@@ -22,15 +22,6 @@ def test_the_density_by_hand() -> None:
     assert density(SMALL, 4).tolist() == pytest.approx([0.35, 0.1, 0.1, 0.35, 0.1])
 
 
-def test_the_papers_density_has_an_entropy_of_its_own() -> None:
-    settings = SyntheticMixtureSettings()
-    for user in (0, 45, 46, 99):
-        shares = np.sort(density(settings, user))
-        assert shares.sum() == pytest.approx(1.0)
-        assert shares[-2:].tolist() == pytest.approx([0.26, 0.26])
-        assert shares[:48].tolist() == pytest.approx([0.01] * 48)
-
-
 def test_the_test_split_is_the_density() -> None:
     for settings in (SMALL, SyntheticMixtureSettings(num_samples=1)):
         test = settings.load().test

@@ -1,5 +1,3 @@
-"""Columns of tables, and a central data set in tables."""
-
 import importlib
 from pathlib import Path
 from typing import Any
@@ -23,9 +21,7 @@ def read(path: Path, *numbers: str) -> TableFile:
 
 
 def csv_of(folder: Path, text: str) -> Path:
-    path = folder / "a.csv"
-    path.write_text(text)
-    return path
+    return Path(put(folder, text, "a.csv"))
 
 
 def parquet_of(folder: Path, **columns: Any) -> Path:
@@ -53,14 +49,14 @@ def test_whole_numbers_that_no_float_is(tmp_path: Path) -> None:
     assert read(parquet_of(tmp_path, a=column, y=["f"])).numbers.tolist() == [[2.0**64]]
 
 
-@pytest.mark.parametrize("features", [("a", "y"), ("a", "a")])
-def test_a_column_has_one_meaning(tmp_path: Path, features: tuple[str, ...]) -> None:
+def test_a_column_has_one_meaning(tmp_path: Path) -> None:
     path = csv_of(tmp_path, "a,y\n1,2\n")
-    with pytest.raises(DataError, match=f"'{features[1]}' more than once .*features"):
-        read(path, *features)
+    for twice in "ay":
+        with pytest.raises(DataError, match=f"'{twice}' more than once .*features"):
+            read(path, "a", twice)
 
 
-@pytest.mark.parametrize("value", ["1e300", "-1e39", "inf", ""])
+@pytest.mark.parametrize("value", ["1e300", "-1e39"])
 def test_values_that_float32_cannot_hold(tmp_path: Path, value: str) -> None:
     path = csv_of(tmp_path, f"a,b,y\n1,1,f\n{value},3e38,g\n")
     with pytest.raises(DataError, match=r"too large for float32, in 1 .*\(a 1\)"):
@@ -79,8 +75,6 @@ def test_a_label_that_is_no_number_is_missing(tmp_path: Path, kind: Any) -> None
         with pytest.raises(DataError, match=f"1 rows hold {missing} .* is row 2, cou"):
             table.filled_texts("y")
 
-
-pytest.importorskip("pyarrow")
 
 ROWS = """age,kind,dose,ward
 10,b,1.0,w2
@@ -127,8 +121,7 @@ def test_one_file_is_divided(tmp_path: Path) -> None:
     assert sorted(found.tolist()) == list(range(200))
     for part in (data.train, data.test):
         np.testing.assert_array_equal(part.images.ravel() % 2, part.labels)
-    again, other = loaded(path, test_fraction=0.25), loaded(path, seed=1)
-    np.testing.assert_array_equal(data.test.images, again.test.images)
+    other = loaded(path, test_fraction=0.25, seed=1)
     assert data.test.images.tolist() != other.test.images.tolist()
 
 
@@ -136,10 +129,8 @@ def test_clients_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> Non
     test = put(tmp_path, "dose,kind,age,ward\n7,a,5,w10\n", "test.csv")
     data = loaded(put(tmp_path, ROWS), test=test, client="ward")
     assert data.feature_names == ("age", "dose")
-    assert data.train.client_ids is not None
-    assert data.test.client_ids is not None
-    assert data.train.client_ids.tolist() == [2, 0, 2, 0]
-    assert data.test.client_ids.tolist() == [1]
+    np.testing.assert_array_equal(data.train.client_ids, [2, 0, 2, 0])
+    np.testing.assert_array_equal(data.test.client_ids, [1])
     np.testing.assert_array_equal(data.test.images, [[[[5, 7]]]])
 
 
@@ -160,8 +151,7 @@ def test_every_client_is_divided(tmp_path: Path) -> None:
     assert clients_of(data.train) == [0, *(at for at in range(1, 101) for _ in "1234")]
     found = np.concatenate([data.train.images, data.test.images]).ravel()
     assert sorted(found.tolist()) == list(range(501))
-    again, other = loaded(path, client="who"), loaded(path, client="who", seed=1)
-    np.testing.assert_array_equal(data.test.images, again.test.images)
+    other = loaded(path, client="who", seed=1)
     assert data.test.images.tolist() != other.test.images.tolist()
 
 

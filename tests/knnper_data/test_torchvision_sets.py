@@ -64,18 +64,6 @@ def write_idx_pair(folder: Path, prefix: str, labels: list[int]) -> np.ndarray:
 
 
 @pytest.mark.usefixtures("accept_any_files")
-def test_cifar10(tmp_path: Path) -> None:
-    write_cifar10(tmp_path)
-    found = Cifar10Settings(root=str(tmp_path)).load()
-    assert found.spec.image_shape == (32, 32, 3)
-    assert found.class_names[3] == "class 3"
-    assert found.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
-    assert found.test.labels.tolist() == [3]
-    expected = pixels_of(1, 50).reshape(3, 32, 32).transpose(1, 2, 0)
-    np.testing.assert_array_equal(found.test.images[0], expected)
-
-
-@pytest.mark.usefixtures("accept_any_files")
 def test_cifar100_has_coarse_labels(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-100-python"
     for split in ("train", "test"):
@@ -190,8 +178,15 @@ def test_packed_files_that_are_not_the_official_ones(
         settings.load()
 
 
-@pytest.mark.parametrize("layout", ["", "raw", "EMNIST", "EMNIST/raw"])
-@pytest.mark.parametrize("form", ["archive", "unzipped", "unpacked"])
+@pytest.mark.parametrize(
+    ("layout", "form"),
+    [
+        ("", "archive"),
+        ("raw", "unzipped"),
+        ("EMNIST", "unpacked"),
+        ("EMNIST/raw", "archive"),
+    ],
+)
 def test_emnist_in_whatever_way_it_lies_there(
     tmp_path: Path, layout: str, form: str
 ) -> None:
@@ -215,8 +210,9 @@ def test_emnist_in_whatever_way_it_lies_there(
 
 
 @pytest.mark.usefixtures("accept_any_files")
-@pytest.mark.parametrize("layout", ["", "raw", "cifar-10-batches-py"])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "packed"), [("", True), ("raw", False), ("cifar-10-batches-py", False)]
+)
 def test_cifar10_in_whatever_way_it_lies_there(
     tmp_path: Path, layout: str, packed: bool
 ) -> None:
@@ -231,7 +227,12 @@ def test_cifar10_in_whatever_way_it_lies_there(
         for path in batches.iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
     found = Cifar10Settings(root=str(tmp_path / "root")).load()
+    assert found.spec.image_shape == (32, 32, 3)
+    assert found.class_names[3] == "class 3"
     assert found.train.labels.tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
+    assert found.test.labels.tolist() == [3]
+    expected = pixels_of(1, 50).reshape(3, 32, 32).transpose(1, 2, 0)
+    np.testing.assert_array_equal(found.test.images[0], expected)
 
 
 def test_what_is_missing_is_told_with_where_it_may_be(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Images of users, listed in CSV files."""
-
 import os
 from collections import Counter
 from pathlib import Path

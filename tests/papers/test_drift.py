@@ -308,18 +308,6 @@ def same(first: AlarmState, second: AlarmState) -> bool:
     )
 
 
-def test_one_example_by_hand() -> None:
-    alarm = DriftAlarm(100.0, ALARM_KEY)
-    tie_break = ((ALARM_KEY.child(1).entropy(8) >> 12) + 0.5) / 2**52
-    p = tie_break / 4
-    state = alarm.update(alarm.start(np.array([3.0, 1.0, 2.0])), np.array([9.0]))
-    exponents = (0.2, 0.4, 0.6, 0.8)
-    bets = [e * q ** (e - 1) for q in (p, 1 - p) for e in exponents]
-    assert np.exp(state.log_statistic) == pytest.approx(sum(bets) / 8)
-    assert state.scores.tolist() == [1, 2, 3, 9]
-    assert state.num_scored == 1
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_statistic_by_its_definition(seed: int) -> None:
     scores = RandomKey(seed).numpy().integers(0, 30, size=60).astype(np.float64)
@@ -374,16 +362,6 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
     assert 0 < num_alarmed <= num_streams * length / run_length
 
 
-def test_as_many_examples_as_stated_come_before_a_false_alarm() -> None:
-    run_length, lengths = 30.0, []
-    for seed in range(200):
-        scores = RandomKey(seed).numpy().normal(size=1020)
-        alarm = DriftAlarm(run_length, RandomKey(seed, ("alarm",)))
-        state = alarm.update(alarm.start(scores[:20]), scores[20:])
-        lengths.append(state.alarmed_at or 1000)
-    assert run_length <= np.mean(lengths) < 8 * run_length
-
-
 def shifted(seed: int, labels: list[int]) -> tuple[int | None, int]:
     """Return when the alarm went off, with 200 known examples and then 100 others."""
     key = RandomKey(seed)
@@ -404,14 +382,6 @@ def test_new_labels_are_seen_within_ten_examples(seed: int) -> None:
     assert alarmed_at is not None
     assert 200 < alarmed_at <= 210
     assert num_scored == 300
-
-
-def test_a_narrowing_to_the_densest_label_is_seen() -> None:
-    """p-values become uniform in [2/3, 1], where the best bet's log grows by 0.34."""
-    alarms = [shifted(seed, [0])[0] for seed in range(20)]
-    delays = [(alarmed_at or 1000) - 200 for alarmed_at in alarms]
-    assert min(delays) > 0
-    assert 25 <= np.median(delays) <= 50
 
 
 @pytest.mark.parametrize("seed", range(5))

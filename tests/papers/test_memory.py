@@ -72,21 +72,6 @@ def test_all_images_are_dealt_once(pool: UnseenImages) -> None:
         assert sorted(dealt.tolist()) == sorted(whole.tolist())
 
 
-def test_small_alphas_make_clients_uneven(pool: UnseenImages) -> None:
-    def classes_each(alpha: float) -> float:
-        clients = pool.partition(4, alpha, KEY)
-        return sum(len(set(one.known.labels.tolist())) for one in clients) / 4
-
-    assert classes_each(0.05) + 2 < classes_each(100.0)
-
-
-def test_the_same_key_deals_the_same(pool: UnseenImages) -> None:
-    first, again = pool.partition(3, 0.3, KEY)[1], pool.partition(3, 0.3, KEY)[1]
-    assert torch.equal(first.known.embeddings, again.known.embeddings)
-    other = pool.partition(3, 0.3, RandomKey(6))[1]
-    assert first.known.labels.tolist() != other.known.labels.tolist()
-
-
 def test_not_more_clients_than_images(model: TrainedModel, pool: UnseenImages) -> None:
     pool.require_clients(pool.num_known)
     with pytest.raises(RunError, match=rf"found 9999 .* at most {pool.num_known}, the"):

@@ -18,11 +18,10 @@ from knnper.files import JsonLines
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import Family
-from knnper.simulation.batches.plan import Comparison, Sweep
 from knnper.simulation.batches.progress import Told
 from knnper.simulation.workbench import Workbench, experiment_catalogue
 from papers.__main__ import app
-from papers.catalogue import FIGURES, FigureName, FigurePlan, read_figure
+from papers.catalogue import FIGURES, FigureName, read_figure
 from papers.collapse import CollapseSettings
 from papers.drift import DriftSettings
 from papers.memory import PANELS, MemorySettings, PanelName
@@ -32,12 +31,9 @@ from papers.reproduce import (
     Maker,
     Paragraph,
     Records,
-    duration,
     leading_comment,
     make_run,
-    read_file,
     read_files,
-    split_title,
     summary,
     write_report,
 )
@@ -190,11 +186,6 @@ def test_two_commands_do_not_share_a_folder(
         reproduced.make()
 
 
-def test_durations_are_read_by_people() -> None:
-    expected = ["0 s", "1 min 00 s", "1 min 01 s"]
-    assert [duration(one) for one in (0.4, 59.6, 61.0)] == expected
-
-
 def make(folder: Path, *documents: dict[str, Any]) -> list[Made]:
     paths = [write(folder, document) for document in documents]
     return Maker(folder / "out", 1, QuietWatcher()).make_all(read_files(paths))
@@ -219,16 +210,6 @@ def test_a_sweep_that_changed_shows_what_it_asks_for(tmp_path: Path) -> None:
     # Nothing had to be made.
     assert second.making == first.making
     assert len(list((tmp_path / "out/neighbors/runs").iterdir())) == 2
-
-
-def test_a_comparison_that_changed_shows_what_it_asks_for(tmp_path: Path) -> None:
-    make(tmp_path, COMPARISON)
-    other = {"method": {"name": "knn_per"}, "personalization": {"num_neighbors": 3}}
-    rows = {**COMPARISON["rows"], "memory": other}
-    rows["again"] = {**other, "title": "Again"}
-    (second,) = make(tmp_path, {**COMPARISON, "rows": rows})
-    # Two rows have their run in common, and the one before is not among them.
-    assert bars(second) == ["FedAvg", "kNN-Per"]
 
 
 def test_older_code_is_told(tmp_path: Path) -> None:
@@ -349,22 +330,6 @@ def test_interrupted(
     assert all(one["seconds"] > 0 for one in records)
 
 
-@pytest.mark.parametrize(
-    ("document", "kind", "plan"),
-    [
-        (BASE, "experiment", Experiment),
-        (SWEEP, "sweep", Sweep),
-        (COMPARISON, "comparison", Comparison),
-        (FIGURE, "figure", FigurePlan),
-    ],
-)
-def test_kinds(tmp_path: Path, document: Any, kind: str, plan: type) -> None:
-    found = read_file(write(tmp_path, document))
-    assert (found.kind, found.name) == (kind, document["name"])
-    assert isinstance(found.plan, plan)
-    assert leading_comment(found.text)[0].text == "The paper's figure, <small>."
-
-
 def test_the_figures_are_those_of_the_catalogue() -> None:
     assert set(get_args(FigureName)) == FIGURES.keys()
     assert get_args(PanelName) == MemorySettings.only == tuple(PANELS)
@@ -466,22 +431,6 @@ def test_paragraphs_and_listings() -> None:
         Paragraph("It departs.", False),
     )
     assert leading_comment("name: x\n# late\n") == leading_comment("") == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "title", "rest"),
-    [
-        ("# Figure 5 of a.txt, on x:\n#\n#   play\n", "Figure 5 of a.txt, on x", 1),
-        ("# Figure 5 of a.txt: by k.\n", "Figure 5 of a.txt: by k", 0),
-        ("# One. And another.\n#\n# More.\n", "", 2),
-        ("#   a listing\n", "", 1),
-        (f"# {'long ' * 30}\n", "", 1),
-        ("name: x\n", "", 0),
-    ],
-)
-def test_a_short_first_sentence_is_the_title(text: str, title: str, rest: int) -> None:
-    found, paragraphs = split_title(leading_comment(text))
-    assert (found, len(paragraphs)) == (title, rest)
 
 
 def take(output: Path, seconds: float, *made: str) -> float:

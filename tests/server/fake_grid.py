@@ -2,7 +2,17 @@
 
 from collections.abc import Callable, Iterable
 
+import pytest
 from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+
+
+@pytest.fixture
+def inside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages can only be made by a process that takes part in a run."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
 
 Answer = Callable[[Message], Message | None]
 

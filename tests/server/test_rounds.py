@@ -157,18 +157,9 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
     assert [record["server_round"] for record in records] == [1, 2]
     assert records[0]["train_loss"] == 3.0
     assert records[0]["num_clients"] == 4
+    assert "failures" not in records[0]
     # Two float32 weights to and from four clients.
     assert records[0]["bytes_down"] == records[0]["bytes_up"] == 32
-
-
-def test_a_client_that_fails_is_left_out_and_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trained, records, _ = train(tmp_path, saying("out of paper", "d"), num_rounds=1)
-    # (1 + 4 + 9) / 6
-    assert trained.state.weights.tolist() == pytest.approx([14 / 6, 14 / 6])
-    assert records[0]["num_failed"] == 1
-    assert "client d failed: out of paper" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -281,13 +272,17 @@ def test_an_update_of_an_enormous_norm_is_a_failure(
     assert "client c failed: the update moved by a norm of" in caplog.text
 
 
-def test_who_failed_is_in_the_record_with_the_reason(tmp_path: Path) -> None:
+def test_a_client_that_fails_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = saying("no\nroom\x1b[2J" + 9999 * "x", "d")
-    _, (first, second), _ = train(tmp_path, answer)
-    assert list(first["failures"]) == ["d"]
-    assert first["failures"]["d"].startswith("no\\nroom\\x1b[2Jxxx")
-    assert len(first["failures"]["d"]) == 500
-    assert "failures" not in second
+    trained, (record,), _ = train(tmp_path, answer, num_rounds=1)
+    # (1 + 4 + 9) / 6
+    assert trained.state.weights.tolist() == pytest.approx([14 / 6, 14 / 6])
+    assert "client d failed: no\\nroom" in caplog.text
+    assert (record["num_failed"], list(record["failures"])) == (1, ["d"])
+    assert record["failures"]["d"].startswith("no\\nroom\\x1b[2Jxxx")
+    assert len(record["failures"]["d"]) == 500
 
 
 def test_an_update_that_is_scaled_by_900_is_a_failure(
@@ -431,15 +426,6 @@ def test_participants_are_distinct_sorted_and_repeatable(seed: int, rnd: int) ->
     assert chosen == sample_participants(MANY, 0.3, rnd, RandomKey(seed))
 
 
-def test_rounds_and_seeds_differ() -> None:
-    of = {
-        tuple(sample_participants(MANY, 0.3, rnd, RandomKey(seed)))
-        for seed in range(3)
-        for rnd in range(1, 11)
-    }
-    assert len(of) == 30
-
-
 def test_every_client_takes_its_turn() -> None:
     met = {
         name
@@ -489,12 +475,3 @@ def test_no_claim_exceeds_its_share_where_that_is_possible(
     # With one of two at a quarter there is nobody for the other half.
     if most * len(counts) >= 1:
         assert max(found.values()) <= most * sum(found.values()) * (1 + 1e-9) + 1
-
-
-def test_who_trains_by_a_claim() -> None:
-    members = [
-        Member("a", True, 5, 0, 0, is_claim=True),
-        Member("b", True, 5, 0, 0),
-        Member("c", False, 5, 0, 0, is_claim=True),
-    ]
-    assert Roster.of(members, "x").claimed() == {"a"}

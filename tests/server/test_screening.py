@@ -11,40 +11,33 @@ import torch
 
 from knnper.records import fingerprint
 from knnper.server import screening
-from knnper.server.screening import (
-    Change,
-    Measured,
-    Norms,
-    Screening,
-    changes_of,
-    exploded,
-    median_loss,
-    norm,
-    sign_of_explosion,
-)
 from knnper.strategies.core.records import ModelUpdate
 
-LEARNED = {"weights": Norms([0.4, 0.5, 0.6], 0.5)}
+LEARNED = {"weights": screening.Norms([0.4, 0.5, 0.6], 0.5)}
 
 MOST = 50.0
 
 
-def measured(client: str, moved: float, sent: float = 6.0) -> Measured:
+def measured(client: str, moved: float, sent: float = 6.0) -> screening.Measured:
     update = ModelUpdate(torch.full((3,), moved), 1, 0.5)
-    return Measured(client, update, {"weights": Change(moved, sent)})
+    return screening.Measured(
+        client, update, {"weights": screening.Change(moved, sent)}
+    )
 
 
 def judge(
     norms: Sequence[float | None],
     folder: Path,
-    past: Mapping[str, Norms] | None = None,
+    past: Mapping[str, screening.Norms] | None = None,
     most: float | None = MOST,
     rate: float = 1.0,
     leeway: Mapping[str, float] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """Return who passed, and why who did not; clients are called a, b, ..."""
     refused: dict[str, str] = {}
-    compared = Screening(most, past or {}, rate, leeway or {}, folder / "waiting")
+    compared = screening.Screening(
+        most, past or {}, rate, leeway or {}, folder / "waiting"
+    )
     updates = [
         None if one is None else measured(name, one)
         for name, one in zip("abcdefghijkl", norms, strict=False)
@@ -58,16 +51,16 @@ def test_a_norm_is_that_of_all_numbers(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
     one, other = torch.randn(2, length, generator=generator)
     exact = float((one.double() - other.double()).norm())
-    assert norm(one, other) == pytest.approx(exact, rel=1e-6)
-    assert norm(one) == pytest.approx(float(one.double().norm()), rel=1e-6)
+    assert screening.norm(one, other) == pytest.approx(exact, rel=1e-6)
+    assert screening.norm(one) == pytest.approx(float(one.double().norm()), rel=1e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
 def test_a_norm_of_what_is_no_number_is_none_either(value: float) -> None:
     numbers = torch.zeros(9000)
     numbers[8500] = value
-    assert not math.isfinite(norm(numbers))
-    assert not math.isfinite(norm(numbers, torch.zeros(9000)))
+    assert not math.isfinite(screening.norm(numbers))
+    assert not math.isfinite(screening.norm(numbers, torch.zeros(9000)))
 
 
 def test_what_was_not_sent_counts_by_itself() -> None:
@@ -79,17 +72,17 @@ def test_what_was_not_sent_counts_by_itself() -> None:
         "loss": torch.tensor(-7.0),
     }
     norms = {"models/0": 5.0, "control": 0.0}
-    assert changes_of(arrived, sent, norms) == {
-        "models": Change(math.hypot(1.0, 2.0), 5.0),
-        "control": Change(6.0, 0.0),
-        "loss": Change(7.0, 0.0),
+    assert screening.changes_of(arrived, sent, norms) == {
+        "models": screening.Change(math.hypot(1.0, 2.0), 5.0),
+        "control": screening.Change(6.0, 0.0),
+        "loss": screening.Change(7.0, 0.0),
     }
 
 
 @pytest.mark.parametrize("past", [{}, LEARNED])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_of_three_that_is_scaled_by_900_is_refused(
-    tmp_path: Path, past: Mapping[str, Norms], place: int
+    tmp_path: Path, past: Mapping[str, screening.Norms], place: int
 ) -> None:
     norms = [0.3, 0.4, 0.5]
     norms[place] *= 900
@@ -110,7 +103,7 @@ def test_the_order_of_replies_decides_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("past", [{}, LEARNED])
 def test_clients_that_differ_are_all_taken(
-    tmp_path: Path, past: Mapping[str, Norms]
+    tmp_path: Path, past: Mapping[str, screening.Norms]
 ) -> None:
     # What was seen in training: from nothing at all to 25 times the median.
     passed, refused = judge([12.0, 0.0, 0.5, 0.4, 1.0, 0.003], tmp_path, past)
@@ -137,7 +130,7 @@ def test_one_of_two_may_move_the_model_by_its_length_at_first(tmp_path: Path) ->
 
 
 def test_where_most_have_learned_the_others_may_still_learn(tmp_path: Path) -> None:
-    fitted = {"weights": Norms([1e-6] * 5, 0.5)}
+    fitted = {"weights": screening.Norms([1e-6] * 5, 0.5)}
     norms = [0.7, 1e-6, 1e-6, 0.0, 2e-6]
     assert judge(norms, tmp_path, fitted)[1] == {}
     assert list(judge([0.7 * 900, *norms[1:]], tmp_path, fitted)[1]) == ["a"]
@@ -145,18 +138,18 @@ def test_where_most_have_learned_the_others_may_still_learn(tmp_path: Path) -> N
 
 def test_the_largest_median_falls_with_the_learning_rate(tmp_path: Path) -> None:
     norms = [4.9, 1e-6, 1e-6, 0.0, 2e-6]
-    fitted = {"weights": Norms([1e-6] * 5, 0.5)}
+    fitted = {"weights": screening.Norms([1e-6] * 5, 0.5)}
     assert judge(norms, tmp_path, fitted)[1] == {}
     assert list(judge(norms, tmp_path, fitted, rate=0.1)[1]) == ["a"]
 
 
 def test_a_loss_may_be_far_above_the_others(tmp_path: Path) -> None:
     updates = [
-        replace(measured(client, loss), changes={"loss": Change(loss, 0.0)})
+        replace(measured(client, loss), changes={"loss": screening.Change(loss, 0.0)})
         for client, loss in (("a", 1e-4), ("b", 4.0), ("c", 1e-5), ("d", 51.0))
     ]
     refused: dict[str, str] = {}
-    compared = Screening(MOST, {}, 1.0, {}, tmp_path / "waiting")
+    compared = screening.Screening(MOST, {}, 1.0, {}, tmp_path / "waiting")
     list(compared.passed(updates, 4, refused.__setitem__))
     assert list(refused) == ["d"]
 
@@ -173,16 +166,16 @@ def test_any_norm_is_taken_where_that_is_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("past", [{}, LEARNED])
 def test_ordinary_updates_do_not_wait_for_the_others(
-    tmp_path: Path, past: Mapping[str, Norms]
+    tmp_path: Path, past: Mapping[str, screening.Norms]
 ) -> None:
     pulled: list[str] = []
 
-    def updates() -> Iterator[Measured]:
+    def updates() -> Iterator[screening.Measured]:
         for client in "abc":
             pulled.append(client)
             yield measured(client, 0.4)
 
-    compared = Screening(MOST, past, 1.0, {}, tmp_path / "waiting")
+    compared = screening.Screening(MOST, past, 1.0, {}, tmp_path / "waiting")
     passed = compared.passed(updates(), 3, lambda *_: None)
     assert [(next(passed).client, len(pulled)) for _ in "abc"] == [
         *(("a", 1), ("b", 2), ("c", 3))
@@ -196,12 +189,12 @@ def test_those_behind_one_that_is_strange_wait_on_disk(
     on_disk: list[int] = []
     sent = [measured("a", 90.0), *(measured(client, 0.25) for client in "bcdef")]
 
-    def updates() -> Iterator[Measured]:
+    def updates() -> Iterator[screening.Measured]:
         for one in sent:
             yield one
             on_disk.append(len(list((tmp_path / "waiting").glob("*.f32"))))
 
-    compared = Screening(MOST, {}, 1.0, {}, tmp_path / "waiting")
+    compared = screening.Screening(MOST, {}, 1.0, {}, tmp_path / "waiting")
     passed = list(compared.passed(updates(), 6, lambda *_: None))
     # The verdict on the first is certain once four of the six are known.
     assert on_disk == [0, 1, 2, 0, 0, 0]
@@ -211,27 +204,30 @@ def test_those_behind_one_that_is_strange_wait_on_disk(
 
 
 def test_what_the_next_rounds_are_compared_with() -> None:
-    norms = Norms()
+    norms = screening.Norms()
     for median in (0.1, 0.4, 9.0, 0.4, 0.3, 0.2):
         norms = norms.after(median)
     # By hand: the lower medians of up to five are 0.1, 0.1, 0.4, 0.4, 0.4, 0.4.
-    assert norms == Norms([0.4, 9.0, 0.4, 0.3, 0.2], 0.4)
+    assert norms == screening.Norms([0.4, 9.0, 0.4, 0.3, 0.2], 0.4)
     assert norms.usual() == 0.4
 
 
 def test_medians_are_of_what_was_passed_on_at_a_rate_of_1(tmp_path: Path) -> None:
-    compared = Screening(MOST, {}, 0.5, {}, tmp_path / "waiting")
+    compared = screening.Screening(MOST, {}, 0.5, {}, tmp_path / "waiting")
     updates = [measured("a", 0.2), measured("b", 0.4), measured("c", 700.0)]
     list(compared.passed(updates, 3, lambda *_: None))
-    assert compared.norms() == {"weights": Norms([0.4], 0.4)}
+    assert compared.norms() == {"weights": screening.Norms([0.4], 0.4)}
     assert compared.distances() == {"weights": pytest.approx(0.2 / 7)}
 
 
-def round_of(folder: Path, *moved: float, sent: float = 3.0) -> Screening:
+def round_of(folder: Path, *moved: float, sent: float = 3.0) -> screening.Screening:
     """Return the screening of a round whose clients moved the weights so far."""
-    made = Screening(None, {}, 1.0, {}, folder / "waiting")
+    made = screening.Screening(None, {}, 1.0, {}, folder / "waiting")
     update = ModelUpdate(torch.zeros(1), 1, 0.5)
-    updates = [Measured("a", update, {"weights": Change(m, sent)}) for m in moved]
+    updates = [
+        screening.Measured("a", update, {"weights": screening.Change(m, sent)})
+        for m in moved
+    ]
     list(made.passed(updates, len(updates), lambda *_: None))
     return made
 
@@ -250,7 +246,7 @@ def round_of(folder: Path, *moved: float, sent: float = 3.0) -> Screening:
 def test_one_client_does_not_move_the_median(
     losses: list[float], expected: float | None
 ) -> None:
-    assert median_loss(losses) == expected
+    assert screening.median_loss(losses) == expected
 
 
 @pytest.mark.parametrize(
@@ -272,7 +268,7 @@ def test_one_client_does_not_move_the_median(
 def test_how_far_a_loss_may_rise(
     tmp_path: Path, loss: float | None, lowest: float | None, explodes: bool
 ) -> None:
-    found = sign_of_explosion(loss, lowest, round_of(tmp_path, 0.1))
+    found = screening.sign_of_explosion(loss, lowest, round_of(tmp_path, 0.1))
     assert bool(found) == explodes
 
 
@@ -288,11 +284,5 @@ def test_how_far_a_loss_may_rise(
 def test_how_far_the_median_client_may_move(
     tmp_path: Path, moved: tuple[float, ...], sent: float, explodes: bool
 ) -> None:
-    found = sign_of_explosion(0.5, 0.4, round_of(tmp_path, *moved, sent=sent))
+    found = screening.sign_of_explosion(0.5, 0.4, round_of(tmp_path, *moved, sent=sent))
     assert ("weights" in found) == explodes
-
-
-def test_the_last_good_round_is_named() -> None:
-    assert "in rounds 5 to 7: too much" in str(exploded(7, "too much", 4))
-    assert "in round 5: too much" in str(exploded(5, "too much", 4))
-    assert "last good round is 4" in str(exploded(5, "too much", 4))

@@ -11,9 +11,7 @@ from flwr.app import Error, Message, RecordDict
 
 from knnper.errors import RunError
 from knnper.experiment import FederationSettings
-from knnper.server import sites as directory_module
-from knnper.server import sites as federation_module
-from knnper.server import sites as introductions
+from knnper.server import sites
 from knnper.server.federation import Reply, Request, Step
 from knnper.server.link.authorized import Registered
 from knnper.server.sites import Directory, SiteFederation
@@ -83,14 +81,6 @@ def look(made: Directory) -> None:
     """Ask who is new, and hear what they say: the grid answers at the second look."""
     for _ in range(3):
         made.refresh()
-
-
-def test_clients_are_known_by_the_names_they_say() -> None:
-    people = People({1: "b", 2: "a"})
-    found = directory(people)
-    assert sorted(found.members()) == ["a", "b"]
-    assert found.members()["b"].num_train == 10
-    assert (found.node_of("a"), found.node_of("c")) == (2, None)
 
 
 def test_what_a_client_says_it_has_is_a_claim_unless_the_operator_knows(
@@ -168,7 +158,7 @@ def test_a_site_that_cannot_take_part_says_why_and_is_asked_again(
     people.change(1, problem="")
     look(found)
     assert found.members() == {}, "not at once: reading data takes time"
-    monkeypatch.setattr(directory_module, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(sites, "ASK_AGAIN_S", 0.0)
     again = directory(people)
     assert list(again.members()) == ["a"]
 
@@ -176,13 +166,13 @@ def test_a_site_that_cannot_take_part_says_why_and_is_asked_again(
 def test_who_still_cannot_take_part_is_told_again_in_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(directory_module, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(sites, "ASK_AGAIN_S", 0.0)
     people = People({1: "a"})
     people.change(1, problem="unknown label 'cta'")
     found = directory(people)
     look(found)
     assert len(people.notices()) == 1
-    monkeypatch.setattr(directory_module, "REMIND_S", -1.0)
+    monkeypatch.setattr(sites, "REMIND_S", -1.0)
     found = directory(people)
     told = len(people.notices())
     look(found)
@@ -205,7 +195,7 @@ def test_one_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> 
     found = directory(people, {1: "a", 2: "b"})
     assert list(found.members()) == ["a"]
     assert (found.is_silent("a"), found.is_silent("b")) == (False, True)
-    monkeypatch.setattr(introductions, "TIMEOUT_S", 0.0)
+    monkeypatch.setattr(sites, "TIMEOUT_S", 0.0)
     look(found)
     assert list(found.refused()) == [
         "node 2 did not introduce itself: no answer within 0 s"
@@ -241,7 +231,7 @@ def federation(
 ) -> tuple[SiteFederation, Messenger]:
     messenger = Messenger()
     directory = Directory(people.grid, "{}", lambda: roster(registered or {}))  # type: ignore[arg-type]
-    given = {"wait_for_clients_s": 1.0, "grace_s": 0.0, **settings}
+    given = {"wait_for_clients_s": 0.5, "grace_s": 0.0, **settings}
     waits = FederationSettings(**given)
     made = SiteFederation(directory, messenger, waits)  # type: ignore[arg-type]
     return made, messenger
@@ -303,7 +293,7 @@ def test_before_a_round_it_waits_for_those_who_are_needed() -> None:
 
 
 def test_it_stops_waiting_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(federation_module, "LOOK_EVERY_S", 60.0)
+    monkeypatch.setattr(sites, "LOOK_EVERY_S", 60.0)
     made, _ = federation(People({}), wait_for_clients_s=600.0)
     threading.Timer(0.1, made.stop.set).start()
     with pytest.raises(RunError, match="stopped while waiting"):

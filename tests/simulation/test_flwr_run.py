@@ -1,6 +1,8 @@
-"""``flwr run .`` does the job of ``knnper simulate``."""
+"""``flwr run .`` does the job of ``knnper simulate``, here and in an own folder."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,16 +11,31 @@ from tests.processes import BIN, BIN_IN_PATH, Commands, free_ports, wait_until
 from tests.simulation.knnper_process import simulate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+DEMO = REPOSITORY / "simulation/experiments/demo.yaml"
 SETTINGS = "training.num_rounds=4;partition.num_clients=20"
+
+
+def app_of_ones_own(folder: Path) -> Path:
+    """Make the folder of docs/flower.md, which has nothing of the repository."""
+    folder.mkdir()
+    page = (REPOSITORY / "docs/flower.md").read_text(encoding="utf-8")
+    (listing,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (folder / "pyproject.toml").write_text(listing)
+    shutil.copy(DEMO, folder / "experiment.yaml")
+    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("nodes", [2, 20])
+@pytest.mark.parametrize(("is_own", "nodes"), [(False, 20), (True, 2)])
 def test_flwr_run_ends_the_same(
-    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch, nodes: int
+    tmp_path: Path,
+    commands: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    is_own: bool,
+    nodes: int,
 ) -> None:
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(app_of_ones_own(tmp_path / "app") if is_own else REPOSITORY)
     folder, expected = tmp_path / "flwr-run", tmp_path / "knnper"
     http_port, control_port = free_ports(2)
     # Flower with a home and a local SuperLink of its own, which ends with the test.
@@ -36,9 +53,8 @@ def test_flwr_run_ends_the_same(
     run = commands.start("run", command, environment)
     assert run.wait(240) == 0, run.written
     wait_until((folder / "results.json").exists, "the results", 60)
-    demo = REPOSITORY / "simulation" / "experiments" / "demo.yaml"
     changes = [part for one in SETTINGS.split(";") for part in ("--set", one)]
-    simulate(demo, *changes, "--engine", "serial", "--output", expected)
+    simulate(DEMO, *changes, "--engine", "serial", "--output", expected)
     found, wanted = (
         json.loads((path / "results.json").read_text()) for path in (folder, expected)
     )

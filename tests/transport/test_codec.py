@@ -1,4 +1,3 @@
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,15 +129,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=10,
 )
-
-
-@settings(max_examples=100, deadline=None)
-@given(JSON, st.sampled_from([Outer, Inner, ModelUpdate]), st.integers(0, 4))
-def test_any_layout_is_a_record_or_an_error(
-    layout: object, record_type: type, length: int
-) -> None:
-    with contextlib.suppress(CodecError):
-        unflatten(record_type, Flat(torch.ones(length), json.dumps(layout)))
 
 
 PLACES = ("structure", "shapes", "fields", "components", "inner", "named", "count")

@@ -1,5 +1,3 @@
-"""A global model as a folder: what is loaded is what was saved, or is refused."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""LEAF's files: where they lie, their users, their samples."""
-
 import json
 import os
 import sys
@@ -17,13 +15,12 @@ from knnper.data.leaf import (
     find_leaf_files,
     parse_user,
 )
-from knnper.data.text import ALPHABET, UNKNOWN, UnknownCharacters
+from knnper.data.text import UnknownCharacters
 from knnper.errors import DataError
 from tests.knnper_data.leaf.leaf_files import (
     DATA,
     UserData,
     document,
-    image,
     images,
     users_of,
     write,
@@ -88,14 +85,6 @@ def test_the_fingerprint_tells_files_apart_not_places(tmp_path: Path) -> None:
     assert find_leaf_files(second).fingerprint() != same
 
 
-def test_users_come_with_their_samples(tmp_path: Path) -> None:
-    ada, bob = users_of(write(tmp_path / "a.json", DATA, hierarchies=["x", "y"]))
-    assert (ada.name, bob.name) == ("ada", "bob")
-    assert ada.inputs[:, 0, 0, 0].tolist() == [1, 2]
-    assert ada.labels.tolist() == [3, 4]
-    assert bob.labels.tolist() == [6]
-
-
 def test_other_orders_of_keys_and_byte_order_marks(tmp_path: Path) -> None:
     whole = document(DATA)
     backwards = {key: whole[key] for key in reversed(list(whole))}
@@ -117,24 +106,11 @@ def test_names_in_any_script(tmp_path: Path, ascii_only: bool) -> None:
     assert [user.name for user in users_of(path)] == names
 
 
-def test_few_users_and_samples(tmp_path: Path) -> None:
-    data: UserData = {"one": (images(7), [8]), "none": ([], [])}
-    one, none = users_of(write(tmp_path / "a.json", data))
-    assert (len(one.labels), len(none.labels)) == (1, 0)
-    assert none.inputs.shape == (0, 28, 28, 1)
-    assert users_of(write(tmp_path / "a.json", {})) == []
-
-
 def test_what_leaf_leaves_behind_is_allowed(tmp_path: Path) -> None:
     """Its split lists no user that it emptied, and all hierarchies."""
     data: UserData = {**DATA, "left out": ([], [])}
-    path = write(
-        tmp_path / "a.json",
-        data,
-        users=["ada", "bob", "not there"],
-        num_samples=[2, 1, 0],
-        hierarchies=["a", "b", "c", "d"],
-    )
+    listed = {"users": ["ada", "bob", "not there"], "num_samples": [2, 1, 0]}
+    path = write(tmp_path / "a.json", data, **listed, hierarchies=[*"abcd"])
     assert [user.name for user in users_of(path)] == ["ada", "bob", "left out"]
 
 
@@ -143,17 +119,10 @@ def test_what_leaf_leaves_behind_is_allowed(tmp_path: Path) -> None:
     [
         ({"num_samples": [2, 3]}, "'bob' has 1 samples and is listed with 3"),
         (
-            {"users": ["ada", "bob", "eve"], "num_samples": [2, 1, 4]},
-            "'eve' has 0 samples and is listed with 4",
-        ),
-        (
             {"users": [*"abcde"], "num_samples": [1] * 5},
             "'a' has 0 .* 'c' has 0 samples and is listed with 1 and 4 more",
         ),
-        (
-            {"users": ["ada"], "num_samples": [2]},
-            "'bob' has 1 samples and is listed with 0",
-        ),
+        ({"users": ["ada"], "num_samples": [2]}, "'bob' has 1 .* listed with 0"),
         ({"num_samples": [2]}, "2 users, 1 in num_samples"),
         ({"users": ["ada", "ada"]}, "2 users, of which 1 differ"),
         ({"users": None}, "expected lists users"),
@@ -162,10 +131,6 @@ def test_what_leaf_leaves_behind_is_allowed(tmp_path: Path) -> None:
         ({"users": 5}, "expected lists users"),
         ({"user_data": None}, "'ada' has 0 samples"),
         ({"user_data": []}, "'ada' has 0 samples"),
-        (
-            {"user_data": {"ada": {"x": [image(1)[:-1]], "y": [1]}}},
-            r"a\.json: user 'ada': found 783 numbers of an image",
-        ),
     ],
 )
 def test_a_file_that_does_not_agree(
@@ -194,7 +159,6 @@ def test_a_file_that_is_cut_off(tmp_path: Path, part: float) -> None:
         (lambda text: text.replace(b"ada", b"\xff"), "cannot be read as JSON"),
         (lambda text: text.replace(b":", b" "), "cannot be read as JSON"),
     ],
-    ids=["goes on", "list", "no UTF-8", "no colon"],
 )
 def test_a_file_that_is_no_json(tmp_path: Path, change: Any, message: str) -> None:
     path = write(tmp_path / "a.json", DATA)
@@ -249,30 +213,17 @@ def test_no_samples_keep_the_shape(text: bool, shape: tuple[int, ...]) -> None:
         user([], text=text)
 
 
-def test_characters_have_leafs_ids() -> None:
-    lists = {"x": [WINDOW, "é☃" * 40], "y": ["}", "😀"], "raw": "{}"}
-    found = user(lists, text=True)
-    assert found.inputs.shape == (2, 1, 1, 80)
-    first = [ALPHABET.index("a"), ALPHABET.index("b")]
-    assert found.inputs[0].ravel()[:2].tolist() == first
-    assert found.inputs[1].ravel().tolist() == [UNKNOWN] * 80
-    assert found.labels.tolist() == [ALPHABET.index("}"), UNKNOWN]
-
-
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
         ([WHITE], [], "x has 1 samples and y 0"),
         ([WHITE, WHITE[:5]], [1, 2], "found 5 numbers of an image; expected 784"),
-        ([WHITE + WHITE], [1], "found 1568 numbers"),
         ([[2.5, *WHITE[1:]]], [1], "pixels go from 1 to 2.5; expected 0 to 1"),
         ([[-1, *WHITE[1:]]], [1], "pixels go from -1 to 1"),
         ([WHITE], [62], "labels go from 62 to 62; expected 0 to 61"),
         ([WHITE, WHITE], [-1, 0], "labels go from -1 to 0"),
-        ([WHITE], ["3"], 'in y found "3", expected whole numbers'),
         ([WHITE], [3.0], "in y found 3.0, expected whole numbers"),
         ([WHITE], [True], "in y found true, expected whole numbers"),
-        ([WHITE], [None], "in y found null, expected whole numbers"),
         ([["a"] * 784], [1], 'in x found "a", expected lists of numbers'),
         ([WHITE, [*WHITE[1:], None]], [1, 1], "in x found null, expected lists"),
         ([None], [1], "in x found null, expected lists of numbers"),

@@ -1,5 +1,3 @@
-"""What server and sites agree on, from settings and from exported models."""
-
 import json
 from pathlib import Path
 from typing import Any

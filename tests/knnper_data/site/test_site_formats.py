@@ -1,5 +1,3 @@
-"""A site's own data as image folder, arrays and table."""
-
 import importlib
 from dataclasses import replace
 from pathlib import Path
@@ -147,17 +145,6 @@ def test_images_that_do_not_fit(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             opened("image_folder", tmp_path, task, path=path)
-
-
-def test_pixels_of_16_bits(tmp_path: Path) -> None:
-    file = tmp_path / "cat" / "a.png"
-    file.parent.mkdir()
-    Image.fromarray(np.full((4, 4), 4000, dtype=np.uint16)).save(file)
-    with pytest.raises(DataError, match=r"a\.png: found 16-bit.*expected 8-bit"):
-        surveyed("image_folder", tmp_path, path=".")
-    put_image(tmp_path / "dog" / "b.png", 1)
-    data = surveyed("image_folder", tmp_path, IMAGES, path=".")
-    assert "found 16-bit" in data.unreadable["cat/a.png"]
 
 
 def save_npz(folder: Path, **arrays: Any) -> None:
@@ -493,19 +480,3 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(DataError, match=r"needs the package pyarrow.*knnper\[tables\]"):
         surveyed("table", tmp_path, path=path, label="kind")
-
-
-def test_many_columns_are_one_row(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32)
-    header = ",".join([*(f"f{n}" for n in range(300)), "kind"])
-    body = [",".join([*map(repr, row.tolist()), "cat"]) for row in values]
-    (tmp_path / "a.csv").write_text("\n".join([header, *body]))
-    data = surveyed("table", tmp_path, path="a.csv", label="kind")
-    rows = {
-        name: image.numpy().ravel()
-        for _, part in data.splits()
-        for name, image in zip(part.names, part.examples.images, strict=True)
-    }
-    np.testing.assert_array_equal(
-        np.stack([rows[f"0000{n}"] for n in range(3)]), values
-    )

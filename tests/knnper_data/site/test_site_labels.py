@@ -1,5 +1,3 @@
-"""Labels of sites by the names that they have in the federation."""
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Own data from a function of its owner."""
-
 import os
 import sys
 from pathlib import Path

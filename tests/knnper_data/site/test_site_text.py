@@ -1,5 +1,3 @@
-"""Sites with text: as ids in arrays, and as plain text."""
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from knnper.data.examples import InputSpec
-from knnper.data.images import decoded
 from knnper.data.site import check_site
 from knnper.data.site_data import ArrayInputs, SiteData, SiteTask, fit_inputs
 from knnper.data.text import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
@@ -33,12 +30,6 @@ def test_an_id_of_no_character_is_refused(dtype: Any) -> None:
     message = r"such as 3, expected whole numbers from 0 to 2: .* agreed on text"
     with pytest.raises(DataError, match=message):
         fit_inputs(ids, THREE.spec, "own.npz")
-
-
-def test_an_image_is_no_text() -> None:
-    message = "picture.png: image files have 1 or 3 channels, but inputs of the shape 1"
-    with pytest.raises(DataError, match=message):
-        decoded([Path("picture.png")], (1, 1, 80))
 
 
 TEXT = SiteTask(

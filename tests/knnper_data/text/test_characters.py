@@ -1,5 +1,3 @@
-"""Ids of characters against LEAF's list, windows of them, and who says what."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

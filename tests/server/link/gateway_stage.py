@@ -5,10 +5,9 @@ import contextlib
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import uvloop
@@ -74,10 +73,14 @@ class Stage:
     listener: Listener
     gateway: Gateway
 
+    def connected(self, host: str = LOCALHOST) -> socket.socket:
+        """Return a connection from ``host``, any address of this machine."""
+        place, source = (self.address.host, self.address.port), (host, 0)
+        return socket.create_connection(place, timeout=5, source_address=source)
+
     def first_line(self, request: bytes) -> bytes:
         """Send bytes as they are; return the first line of the answer."""
-        place = (self.address.host, self.address.port)
-        with socket.create_connection(place, timeout=5) as connection:
+        with self.connected() as connection:
             connection.sendall(request)
             return connection.recv(1000).partition(b"\r\n")[0]
 
@@ -91,32 +94,22 @@ def gateway_stage(
     address = Address(LOCALHOST, free_port())
     upstream, clients, looked = Upstream(), Clients(), list[bool]()
     clients.learn(ROSTER)
-    gateway = gateway_to(upstream.answer, clients, insecure, looked)
+    transport = httpx.MockTransport(upstream.answer)
+    behind = httpx.AsyncClient(base_url="http://flower", transport=transport)
+    notices = Notices()
+    gateway = Gateway(
+        behind,
+        Rules(insecure, LARGEST, clients),
+        Replies(behind, Path(tempfile.gettempdir()), None, notices.warn),
+        Meter(4 * LARGEST, 2 * LARGEST, LARGEST),
+        lambda: looked.append(True),
+        notices,
+    )
     url = f"http://{address}"
     listener = Listener(gateway, tls, limits or limits_for(200))
     with _serving(listener, address), httpx.Client(base_url=url, timeout=30) as http:
         client = Peer(KEY, http, NODE)
         yield Stage(upstream, address, clients, client, http, looked, listener, gateway)
-
-
-def gateway_to(
-    answer: Callable[[httpx.Request], Any],
-    clients: Clients,
-    insecure: bool = False,
-    looked: list[bool] | None = None,
-) -> Gateway:
-    """Return a gateway with ``answer`` for Flower."""
-    transport = httpx.MockTransport(answer)
-    behind = httpx.AsyncClient(base_url="http://flower", transport=transport)
-    notices, seen = Notices(), [] if looked is None else looked
-    return Gateway(
-        behind,
-        Rules(insecure, LARGEST, clients),
-        Replies(behind, Path(tempfile.gettempdir()), None, notices.warn),
-        Meter(4 * LARGEST, 2 * LARGEST, LARGEST),
-        lambda: seen.append(True),
-        notices,
-    )
 
 
 @contextlib.contextmanager

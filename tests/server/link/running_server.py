@@ -14,17 +14,7 @@ from knnper.server.link.submission import status
 from knnper.server.link.superlink import CONNECTION
 from knnper.server.settings import ServerSettings, read_server
 from knnper.transport.credentials import Address
-from tests.processes import (
-    BIN,
-    BIN_IN_PATH,
-    KNNPER,
-    LOCALHOST,
-    Commands,
-    Running,
-    free_port,
-    free_ports,
-    wait_until,
-)
+from tests import processes
 
 
 @dataclass(frozen=True)
@@ -33,12 +23,12 @@ class RunningServer:
 
     folder: FederationFolder
     settings: ServerSettings
-    commands: Commands
-    process: Running
+    commands: processes.Commands
+    process: processes.Running
 
     @property
     def gateway(self) -> Address:
-        return Address(LOCALHOST, self.settings.listen_address.port)
+        return Address(processes.LOCALHOST, self.settings.listen_address.port)
 
     @property
     def said(self) -> str:
@@ -54,18 +44,18 @@ class RunningServer:
 
     def flwr(self, home: Path, *arguments: str | Path) -> str:
         """Return what Flower's command says, whether it succeeds or not."""
-        command = [BIN / "flwr", *arguments]
+        command = [processes.BIN / "flwr", *arguments]
         done = self.commands.start("flwr", command, {"FLWR_HOME": str(home)})
         done.wait(60)
         return done.written
 
     @contextlib.contextmanager
-    def supernode(self, client: Path, key: Path | None) -> Iterator[Running]:
+    def supernode(self, client: Path, key: Path | None) -> Iterator[processes.Running]:
         """Start Flower's own SuperNode."""
         trust = ("--root-certificates", client / "ca.crt")
         command = [
-            *(BIN / "flower-supernode", "--superlink", str(self.gateway)),
-            *("--isolation", "process", "--port", str(free_port())),
+            *(processes.BIN / "flower-supernode", "--superlink", str(self.gateway)),
+            *("--isolation", "process", "--port", str(processes.free_port())),
             *(("--insecure",) if self.settings.insecure else trust),
             *(() if key is None else ("--auth-supernode-private-key", key)),
         ]
@@ -103,7 +93,7 @@ class RunningServer:
                 total += sum(int(line[1]) for line in lines if line[0] == "Pss:")
         return total * 1024 / 1e6
 
-    def again(self) -> Running:
+    def again(self) -> processes.Running:
         """Start the server, which has ended, once more."""
         return _start(self.commands, self.folder)
 
@@ -114,12 +104,12 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """Found a federation in ``folder`` and run its server until the end."""
     federation = FederationFolder(folder)
-    port, control_port = free_ports(2)
-    found(federation, [LOCALHOST], port, control_port, insecure)
+    port, control_port = processes.free_ports(2)
+    found(federation, [processes.LOCALHOST], port, control_port, insecure)
     for name in clients:
-        add_client(federation, name, Address(LOCALHOST, port))
-    environment = {"PATH": BIN_IN_PATH, "COLUMNS": "500"}
-    with Commands(folder / "logs", environment) as commands:
+        add_client(federation, name, Address(processes.LOCALHOST, port))
+    environment = {"PATH": processes.BIN_IN_PATH, "COLUMNS": "500"}
+    with processes.Commands(folder / "logs", environment) as commands:
         process = _start(commands, federation)
         settings = read_server(federation.server_file)
         try:
@@ -128,9 +118,11 @@ def running_server(
             process.stop()
 
 
-def _start(commands: Commands, folder: FederationFolder) -> Running:
+def _start(commands: processes.Commands, folder: FederationFolder) -> processes.Running:
     """Return a server that is ready."""
-    server = commands.start("server", [KNNPER, "fed", "server", folder.server_file])
+    server = commands.start(
+        "server", [processes.KNNPER, "fed", "server", folder.server_file]
+    )
     server.wait_for("is ready", 60)
     return server
 
@@ -211,7 +203,9 @@ class MessageRun:
         return f"{found.state} {found.outcome}".strip()
 
     def finished(self, patience_s: float = 90.0) -> str:
-        wait_until(lambda: self.state.startswith("finished"), timeout_s=patience_s)
+        processes.wait_until(
+            lambda: self.state.startswith("finished"), timeout_s=patience_s
+        )
         return self.state
 
 

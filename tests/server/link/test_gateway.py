@@ -1,5 +1,3 @@
-""""""
-
 import base64
 import contextlib
 import re
@@ -7,21 +5,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.proto import fleet_pb2
 from flwr.proto.fab_pb2 import GetFabRequest
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    RegisterNodeFleetRequest,
-)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
@@ -37,9 +30,9 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from google.protobuf.message import Message
 
 from knnper.server.link.authorized import Registered
+from knnper.server.link.sockets import limits_for
 from knnper.server.settings import TlsFiles
 from knnper.transport.credentials import (
-    Address,
     Identity,
     fingerprint,
     issue_server_certificate,
@@ -47,7 +40,12 @@ from knnper.transport.credentials import (
     new_node_key,
     write_certificate,
 )
-from knnper.transport.diagnosis import own_versions, told_versions
+from knnper.transport.diagnosis import (
+    Standing,
+    own_versions,
+    standing_in,
+    told_versions,
+)
 from tests.processes import LOCALHOST, wait_until
 from tests.server.link.gateway_stage import (
     KEY,
@@ -65,13 +63,15 @@ REGISTER = "/v1/fleet/register-node"
 RUN, SENT, OBJECT = 5, "ab" * 32, "cd" * 32
 WHO = Node(node_id=NODE)
 PUBLIC = public_key_to_bytes(KEY.public_key())
-POLL = PullMessagesRequest(node=WHO).SerializeToString()
+POLL = fleet_pb2.PullMessagesRequest(node=WHO).SerializeToString()
 
 BODIES: Mapping[str, Message] = {
-    "activate-node": ActivateNodeRequest(public_key=PUBLIC, heartbeat_interval=30),
-    "deactivate-node": DeactivateNodeRequest(node_id=NODE),
+    "activate-node": fleet_pb2.ActivateNodeRequest(
+        public_key=PUBLIC, heartbeat_interval=30
+    ),
+    "deactivate-node": fleet_pb2.DeactivateNodeRequest(node_id=NODE),
     "send-node-heartbeat": SendNodeHeartbeatRequest(node=WHO, heartbeat_interval=30),
-    "pull-messages": PullMessagesRequest(node=WHO),
+    "pull-messages": fleet_pb2.PullMessagesRequest(node=WHO),
     "get-run": GetRunRequest(node=WHO, run_id=RUN),
     "get-fab": GetFabRequest(node=WHO, run_id=RUN, hash_str="x"),
     "pull-object": PullObjectRequest(node=WHO, run_id=RUN, object_id=OBJECT),
@@ -111,7 +111,7 @@ def send(stage: Stage) -> None:
         ttl=60,
     )
     tree = ObjectTree(object_id=SENT, children=[ObjectTree(object_id=OBJECT)])
-    stage.upstream.content = PullMessagesResponse(
+    stage.upstream.content = fleet_pb2.PullMessagesResponse(
         messages_list=[FlowersMessage(metadata=metadata)], message_object_trees=[tree]
     ).SerializeToString()
     stage.client.post("pull-messages", BODIES["pull-messages"])
@@ -138,9 +138,12 @@ def test_what_was_not_sent_is_refused(name: str, stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("name", OPEN)
-def test_nothing_is_let_through_without_a_proof(name: str, stage: Stage) -> None:
+def test_nothing_is_let_through_without_a_proof(
+    name: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("knnper.server.link.gateway._NEW_CLIENT_S", 0.2)
     send(stage)
-    body = BODIES.get(name, PullMessagesRequest(node=WHO))
+    body = BODIES.get(name, fleet_pb2.PullMessagesRequest(node=WHO))
     proofs = {
         "none": PROTOBUF,
         "unknown": signed(new_node_key()),
@@ -162,10 +165,10 @@ def test_nothing_is_let_through_without_a_proof(name: str, stage: Stage) -> None
 @pytest.mark.parametrize(
     "body",
     [
-        PullMessagesRequest(node=Node(node_id=NODE + 1)),
-        PullMessagesRequest(),
-        ActivateNodeRequest(public_key=b"another", heartbeat_interval=30),
-        DeactivateNodeRequest(node_id=NODE + 1),
+        fleet_pb2.PullMessagesRequest(node=Node(node_id=NODE + 1)),
+        fleet_pb2.PullMessagesRequest(),
+        fleet_pb2.ActivateNodeRequest(public_key=b"another", heartbeat_interval=30),
+        fleet_pb2.DeactivateNodeRequest(node_id=NODE + 1),
     ],
 )
 def test_bodies_in_another_name_are_refused(body: Message, stage: Stage) -> None:
@@ -202,27 +205,17 @@ def test_nothing_else_that_flower_offers_is_let_through(stage: Stage) -> None:
     "target",
     [
         "/v1/fleet/../control/start-run",
-        "/v1/fleet/pull-object/../../control/start-run",
-        "/v1/fleet/%2e%2e/control/start-run",
-        "/v1/fleet/..%2fcontrol%2fstart-run",
         "/v1/fleet%2fpull-object",
-        "/v1%2Ffleet/pull-object",
         "/v1/fleet/pull%2Dobject",
         "//v1/control/start-run",
-        "//v1/fleet/pull-object",
         "/v1//fleet/pull-object",
         "/v1/fleet/pull-object/",
         "/V1/Fleet/Pull-Object",
         "/v1/fleet/pull-object?x=/v1/control/start-run",
-        "/v1/fleet/pull-object;x",
-        "/v1/fleet/pull-object%00",
         "/v1\\control\\start-run",
         "http://127.0.0.1/v1/control/start-run",
-        "http://127.0.0.1/v1/fleet/../control/start-run",
         "/docs",
-        "/openapi.json",
         "/health/../v1/control/start-run",
-        "*",
     ],
 )
 def test_paths_are_taken_letter_by_letter(target: str, stage: Stage) -> None:
@@ -232,9 +225,7 @@ def test_paths_are_taken_letter_by_letter(target: str, stage: Stage) -> None:
     assert stage.upstream.seen == []
 
 
-@pytest.mark.parametrize(
-    "host", [b"x/v1/control/start-run?", b"x#", b"127.0.0.1:8000", b"x\tv1"]
-)
+@pytest.mark.parametrize("host", [b"x/v1/control/start-run?", b"127.0.0.1:8000"])
 def test_the_host_header_does_not_reach_flower(host: bytes, stage: Stage) -> None:
     stage.upstream.headers.clear()
     start = head(PULL, len(POLL), signed(KEY)).replace(b"host: x", b"host: %b" % host)
@@ -282,11 +273,10 @@ def test_what_is_no_http_is_logged_once(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.text.count("Invalid HTTP request") == 1
 
 
-@pytest.mark.parametrize("header", ["flwr-signature", "flwr-x", "accept"])
 def test_headers_that_are_no_ascii_are_refused(
-    header: str, stage: Stage, caplog: pytest.LogCaptureFixture
+    stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start = f"GET /health HTTP/1.1\r\nHost: x\r\n{header}: \xe9\r\n\r\n"
+    start = "GET /health HTTP/1.1\r\nHost: x\r\nflwr-signature: \xe9\r\n\r\n"
     assert stage.first_line(start.encode("latin-1")).split()[1] == b"400"
     assert "Traceback" not in caplog.text
 
@@ -302,15 +292,20 @@ def test_without_authentication_nodes_register_themselves() -> None:
     with gateway_stage(insecure=True) as stage:
         anybody = Peer(new_node_key(), stage.http)
         public = public_key_to_bytes(anybody.key.public_key())
-        own = RegisterNodeFleetRequest(public_key=public)
+        own = fleet_pb2.RegisterNodeFleetRequest(public_key=public)
         assert anybody.post("register-node", own).is_success
-        another = RegisterNodeFleetRequest(public_key=PUBLIC)
+        another = fleet_pb2.RegisterNodeFleetRequest(public_key=PUBLIC)
         assert anybody.post("register-node", another).status_code == 401
         answer = stage.http.post("/v1/control/register-node", content=b"key")
         assert answer.status_code == 403
         # Flower knows which node is whose, and is asked.
-        poll = PullMessagesRequest(node=Node(node_id=99))
+        poll = fleet_pb2.PullMessagesRequest(node=Node(node_id=99))
         assert anybody.post("pull-messages", poll).is_success
+        # Who sends a reply waits until that is known here, too; and is then held to it.
+        assert anybody.post("push-messages", poll).status_code == 503
+        known = Registered("any", fingerprint(anybody.key.public_key()), "flower")
+        stage.clients.learn({"98": known})
+        assert anybody.post("pull-messages", poll).status_code == 401
 
 
 def test_headers_of_flower_alone_are_passed_on(stage: Stage) -> None:
@@ -368,8 +363,7 @@ def test_clients_try_again_while_flower_is_away(
 def test_a_client_that_goes_away_is_not_blamed_on_flower(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place = (stage.address.host, stage.address.port)
-    with socket.create_connection(place, timeout=5) as connection:
+    with stage.connected() as connection:
         connection.sendall(head(PULL, 9, signed(KEY)) + b"half")
     wait_until(lambda: "The client went away" in caplog.text)
     assert "SuperLink" not in caplog.text
@@ -385,7 +379,7 @@ def test_who_may_have_been_registered_by_other_means_is_looked_for(
     stage.looked.clear()
     late = Peer(new_node_key(), stage.http)
     public = public_key_to_bytes(late.key.public_key())
-    asked = ActivateNodeRequest(public_key=public, heartbeat_interval=30)
+    asked = fleet_pb2.ActivateNodeRequest(public_key=public, heartbeat_interval=30)
 
     def register() -> None:
         while not stage.looked:
@@ -434,10 +428,6 @@ def test_a_second_node_is_told_that_there_is_one(
     assert "site-a is connected already" in caplog.text
 
 
-def _pem(key: ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey) -> bytes:
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
 def _of_unknown_kind() -> bytes:
     """Return a well-formed public key of an algorithm that nobody knows."""
     kind = bytes.fromhex("300a06082a03040506070809")
@@ -446,18 +436,12 @@ def _of_unknown_kind() -> bytes:
     return b"-----BEGIN PUBLIC KEY-----\n" + body + b"\n-----END PUBLIC KEY-----\n"
 
 
-@pytest.mark.parametrize(
-    "pem",
-    [
-        b"",
-        b"no key",
-        _of_unknown_kind(),
-        _pem(ed25519.Ed25519PrivateKey.generate().public_key()),
-        _pem(ec.generate_private_key(ec.SECP256K1()).public_key()),
-        _pem(ec.generate_private_key(ec.SECP256R1()).public_key()),
-    ],
-    ids=["none", "text", "unknown kind", "Ed25519", "another curve", "P-256"],
-)
+def _of_another_kind() -> bytes:
+    key = ed25519.Ed25519PrivateKey.generate().public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+@pytest.mark.parametrize("pem", [b"", _of_unknown_kind(), _of_another_kind()])
 def test_any_public_key_is_refused_as_flower_does(
     pem: bytes, stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -473,8 +457,40 @@ def test_only_registered_clients_are_remembered(stage: Stage) -> None:
     stage.http.get("/health", headers=signed(KEY))
     Peer(new_node_key(), stage.http).post("pull-messages", POLL)
     assert stage.gateway.presence.heard == {}
+    stage.gateway.presence.heard["SHA256:of somebody who left"] = 0.0
     stage.client.post("pull-messages", POLL)
     assert list(stage.gateway.presence.heard) == [fingerprint(KEY.public_key())]
+
+
+def standing(stage: Stage, status: int = 400) -> Standing | None:
+    """Return what a client hears that asks as the doctor does, which Flower refuses."""
+    stage.upstream.status, stage.upstream.content = status, b'{"code": 2003}'
+    answer = stage.client.post("activate-node", BODIES["activate-node"])
+    stage.upstream.reset()
+    return standing_in(answer.text)
+
+
+def test_a_registered_client_learns_how_it_stands(stage: Stage) -> None:
+    assert standing(stage) == Standing("site-a", None)
+    stage.upstream.status, stage.upstream.content = 401, b'{"code": 2003}'
+    refused = stage.client.post("pull-messages", POLL)
+    assert refused.json() == {"code": 2003}
+    # Asking does not count as a sign of life, nor does what Flower refuses.
+    assert standing(stage) == Standing("site-a", None)
+    stage.upstream.reset()
+    stage.client.post("pull-messages", POLL)
+    heard = standing(stage)
+    assert heard is not None
+    assert heard.idle_s is not None
+    assert heard.idle_s < 5
+    assert [standing(stage, status) for status in (401, 412)] == [None, None]
+    stage.client.post("deactivate-node", BODIES["deactivate-node"])
+    assert standing(stage) == Standing("site-a", None)
+
+
+def test_versions_are_told_with_the_health_alone(stage: Stage) -> None:
+    assert told_versions(stage.http.get("/health").headers) == own_versions()
+    assert told_versions(stage.client.post("pull-messages", POLL).headers) == {}
 
 
 AUTHORITY = new_authority("test authority")
@@ -495,12 +511,11 @@ def trusting(authority: Identity, folder: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=file)
 
 
-def shown_certificate(address: Address, context: ssl.SSLContext) -> int:
+def shown_certificate(stage: Stage, context: ssl.SSLContext) -> int:
     """Return the serial number of the certificate that the gateway shows."""
-    place = (address.host, address.port)
     with (
-        socket.create_connection(place, timeout=5) as plain,
-        context.wrap_socket(plain, server_hostname=address.host) as connection,
+        stage.connected() as plain,
+        context.wrap_socket(plain, server_hostname=LOCALHOST) as connection,
     ):
         found = connection.getpeercert()
         assert found is not None
@@ -509,6 +524,9 @@ def shown_certificate(address: Address, context: ssl.SSLContext) -> int:
 
 def test_a_client_that_trusts_the_authority_is_let_through(tmp_path: Path) -> None:
     with gateway_stage(tls=files(tmp_path)) as stage:
+        assert stage.listener.config.ssl is not None
+        oldest = stage.listener.config.ssl.minimum_version
+        assert oldest == ssl.TLSVersion.TLSv1_2
         context = trusting(AUTHORITY, tmp_path)
         with httpx.Client(base_url=f"https://{stage.address}", verify=context) as http:
             client = Peer(KEY, http, NODE)
@@ -540,62 +558,44 @@ def test_without_tls_to_tls(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
         assert stage.upstream.seen == []
 
 
-Change = Callable[[Path], tuple[TlsFiles, Identity]]
-
-
 @pytest.mark.parametrize(
-    ("change", "to_client", "to_server"),
+    ("served", "trusts", "to_client", "to_server"),
     [
         (
-            lambda folder: (files(folder), new_authority("other")),
-            "self-signed certificate|unable to get local issuer",
-            "copy this federation's ca.crt",
+            {},
+            new_authority("other"),
+            "self-signed|unable to get",
+            "copy this federation",
         ),
-        (
-            lambda folder: (files(folder, days=-1), AUTHORITY),
-            "certificate has expired",
-            "knnper fed renew",
-        ),
-        (
-            lambda folder: (files(folder, hosts=("other.example.org",)), AUTHORITY),
-            "IP address mismatch",
-            "does not accept the server's certificate",
-        ),
+        ({"days": -1}, AUTHORITY, "certificate has expired", "knnper fed renew"),
+        ({"hosts": ["other.org"]}, AUTHORITY, "IP address", "does not accept the serv"),
     ],
-    ids=["wrong authority", "expired", "wrong host"],
 )
 def test_untrusted_certificates_are_named_on_both_sides(
-    change: Change,
+    served: dict[str, Any],
+    trusts: Identity,
     to_client: str,
     to_server: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tls, trusted = change(tmp_path)
-    with gateway_stage(tls=tls) as stage:
-        context = trusting(trusted, tmp_path)
+    with gateway_stage(tls=files(tmp_path, **served)) as stage:
+        context = trusting(trusts, tmp_path)
         with pytest.raises(ssl.SSLCertVerificationError, match=to_client):
-            shown_certificate(stage.address, context)
+            shown_certificate(stage, context)
         wait_until(lambda: to_server in caplog.text)
-
-
-def test_old_versions_of_tls_are_refused(tmp_path: Path) -> None:
-    with gateway_stage(tls=files(tmp_path)) as stage:
-        minimum = stage.listener.config.ssl
-        assert minimum is not None
-        assert minimum.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
     with gateway_stage(tls=files(tmp_path)) as stage:
         context = trusting(AUTHORITY, tmp_path)
-        before = shown_certificate(stage.address, context)
+        before = shown_certificate(stage, context)
         tls = files(tmp_path)
         stage.listener.renew()
-        renewed = shown_certificate(stage.address, context)
+        renewed = shown_certificate(stage, context)
         assert renewed != before
         _refuses_half(stage, tls)
-        assert shown_certificate(stage.address, context) == renewed
+        assert shown_certificate(stage, context) == renewed
 
 
 def _refuses_half(stage: Stage, tls: TlsFiles) -> None:
@@ -605,3 +605,87 @@ def _refuses_half(stage: Stage, tls: TlsFiles) -> None:
     write_certificate(tls.certificate, other.certificate)
     with pytest.raises(OSError, match="KEY_VALUES_MISMATCH"):
         stage.listener.renew()
+
+
+SOON = 0.3
+LIMITS = limits_for(per_address=3, in_all=5, header_s=30)
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture
+def narrow() -> Iterator[Stage]:
+    with gateway_stage(limits=LIMITS) as stage:
+        yield stage
+
+
+def seconds_until_closed(connection: socket.socket) -> float:
+    began = time.monotonic()
+    with contextlib.suppress(ConnectionResetError):
+        while connection.recv(1000):
+            pass
+    return time.monotonic() - began
+
+
+def test_requests_before_an_answer_have_an_end(narrow: Stage) -> None:
+    with narrow.connected() as connection:
+        connection.sendall(HEALTH * 1000)
+        assert seconds_until_closed(connection) < 5
+    assert len(narrow.upstream.seen) < 3
+
+
+def test_a_stranger_keeps_no_place(narrow: Stage) -> None:
+    for said in (HEALTH, head("/v1/fleet/get-run", 9, {}), b"GET / HTTP/1.1\r\n\r\n"):
+        with narrow.connected() as connection:
+            connection.sendall(said)
+            assert connection.recv(1000).startswith(b"HTTP/1.1")
+            assert seconds_until_closed(connection) < SOON
+
+
+def test_a_body_that_is_too_slow_is_not_waited_for(
+    narrow: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("knnper.server.link.gateway._WINDOW_S", SOON)
+    start = head("/v1/fleet/push-object", 5_000_000, signed(KEY))
+    with narrow.connected() as connection, contextlib.suppress(OSError):
+        connection.sendall(start)
+        for _ in range(10):
+            connection.sendall(bytes(1000))
+            time.sleep(SOON / 4)
+        pytest.fail("the connection is still open")
+
+
+def test_who_is_fast_enough_may_send_for_long(
+    narrow: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("knnper.server.link.gateway._WINDOW_S", SOON)
+    pieces, piece = 20, bytes(60_000)
+    start = head("/v1/fleet/push-object", pieces * len(piece), signed(KEY))
+    with narrow.connected() as connection:
+        connection.sendall(start)
+        for _ in range(pieces):
+            connection.sendall(piece)
+            time.sleep(SOON / 4)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+
+
+def test_one_address_does_not_keep_the_others_out(
+    narrow: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.ExitStack() as held:
+        for _ in range(LIMITS.strangers_per_address):
+            held.enter_context(narrow.connected())
+        for _ in range(3):
+            with narrow.connected() as refused:
+                assert seconds_until_closed(refused) < 5
+        with narrow.connected("127.0.0.2") as other:
+            other.sendall(HEALTH)
+            assert other.recv(1000).startswith(b"HTTP/1.1 200")
+    assert caplog.text.count("or 3 of its address") == 1
+
+    def answers() -> bool:
+        """Whether places become free before the time for headers has passed."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://{narrow.address}/health").is_success
+        return False
+
+    wait_until(answers, timeout_s=10)

@@ -62,21 +62,15 @@ def place(tmp_path: Path) -> Place:
     return Place(folder, Flower(), tmp_path / "roster.json")
 
 
-def test_a_file_is_a_client(place: Place) -> None:
+def test_a_client_comes_and_leaves_with_its_file(place: Place) -> None:
     assert place.names() == {}
     place.folder.add("site-a", public_key())
     assert place.names() == {"site-a": "folder"}
     place.folder.add("site-b", public_key())
     assert place.names() == {"site-a": "folder", "site-b": "folder"}
-    assert len(place.flower.known) == 2
-
-
-def test_a_client_leaves_with_its_file(place: Place) -> None:
-    place.folder.add("site-a", public_key())
-    place.names()
     place.folder.remove("site-a")
-    assert place.names() == {}
-    assert [node.status for node in place.flower.known] == [UNREGISTERED]
+    assert place.names() == {"site-b": "folder"}
+    assert [one.status for one in place.flower.known] == [UNREGISTERED, "registered"]
 
 
 def test_a_number_that_the_operator_fixed_is_in_the_roster(
@@ -134,25 +128,18 @@ def test_a_name_may_get_another_key(place: Place) -> None:
     assert len(place.flower.known) == 2
 
 
-def test_nodes_registered_with_flowers_command_stay(place: Place) -> None:
-    assert place.names() == {}
-    place.flower.register("by-hand", public_key())
-    for name in ("", "../by-hand"):
-        place.flower.register(name, public_key())
-    found = place.names()
-    unnamed = {f"node-{2**63 + number}": "flower" for number in (1, 2)}
-    assert found == {"by-hand": "flower", **unnamed}
-    assert place.names() == found
-
-
-def test_two_nodes_of_one_name_are_told_apart(
+def test_nodes_registered_with_flowers_command_stay(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert place.names() == {}
     place.folder.add("site-a", public_key())
-    place.flower.register("site-a", public_key())
-    assert place.names() == {f"node-{2**63}": "flower", "site-a": "folder"}
-    assert "no name of its own" in caplog.text
+    for name in ("by-hand", "", "../by-hand", "site-a"):
+        place.flower.register(name, public_key())
+    found = place.names()
+    unnamed = {f"node-{2**63 + number}": "flower" for number in (1, 2, 3)}
+    assert found == {"by-hand": "flower", "site-a": "folder", **unnamed}
+    assert caplog.text.count("no name of its own") == 3
+    assert place.names() == found
 
 
 def test_without_a_folder_nobody_is_removed(place: Place) -> None:

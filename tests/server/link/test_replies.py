@@ -160,7 +160,9 @@ def done(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def test_a_reply_reaches_flower_once_it_is_whole(scene: Scene) -> None:
-    reply = honest(arrays(2_000_000))
+    record = arrays(2_000_000)
+    record["c"] = ConfigRecord({"a": 1, "b": "x", "c": [1.0, 2.0], "d": b"bytes"})
+    reply = honest(record)
     assert len(reply.objects) > 4
 
     async def work() -> None:
@@ -174,6 +176,7 @@ def test_a_reply_reaches_flower_once_it_is_whole(scene: Scene) -> None:
         reply.tree
     ]
     assert scene.flower.objects == reply.objects
+    assert scene.told == []
 
 
 def test_who_asks_again_gets_the_same_answer(scene: Scene) -> None:
@@ -183,9 +186,40 @@ def test_who_asks_again_gets_the_same_answer(scene: Scene) -> None:
         session = await scene.send(reply)
         assert scene.announce(reply).session_id == session
         await scene.push(session, *list(reply.objects.items())[-1])
+        reply.metadata.created_at += 0.5
+        with pytest.raises(Refusal, match="answered already"):
+            scene.announce(reply)
 
     done(work())
     assert len(scene.flower.messages) == 1
+
+
+def tree(root: str, *children: ObjectTree) -> ObjectTree:
+    return ObjectTree(object_id=root, children=children)
+
+
+def test_trees_that_are_none_are_refused(scene: Scene) -> None:
+    request = honest().request(NODE)
+    (right,) = request.message_object_trees
+    top, piece, other = right.object_id, tree(PIECE), tree(ROOT)
+    for wrong, why in (
+        (tree("x"), "no SHA-256"),
+        (tree(top, piece, piece), "twice below another"),
+        (tree(top, tree(top)), "two kinds of children"),
+        (
+            tree(top, tree(PIECE, other), tree("ef" * 32, piece)),
+            "two kinds of children",
+        ),
+        (tree(ROOT, piece), "at the root"),
+    ):
+        changed = PushMessagesRequest()
+        changed.CopyFrom(request)
+        changed.message_object_trees[0].CopyFrom(wrong)
+        with pytest.raises(Refusal, match=why):
+            scene.replies.announce(CALLER, changed)
+    request.clientapp_runtime_list[0] = float("nan")
+    with pytest.raises(Refusal, match="the client's seconds"):
+        scene.replies.announce(CALLER, request)
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 3])
@@ -321,9 +355,12 @@ def test_objects_are_those_of_this_clients_reply(scene: Scene) -> None:
         for wrong in (("other", name), (session, "ef" * 32), ("", name)):
             with pytest.raises(Refusal):
                 await scene.push(*wrong, content)
+        assert scene.flower.messages == []
+        with pytest.raises(Refusal, match="not what its name says"):
+            await scene.push(session, name, content + b"more")
 
     done(work())
-    assert scene.flower.messages == []
+    assert "not what its name says" in scene.excuse
 
 
 def test_a_reply_is_as_large_as_what_it_answers_allows(
@@ -397,13 +434,6 @@ def test_nothing_is_kept_of_what_is_over(
     scene.replies.forget_run(RUN)
     assert scene.replies._sent == {}
     assert not scene.replies._used
-
-
-def test_records_are_read_as_flower_reads_them(scene: Scene) -> None:
-    record = arrays(3)
-    record["c"] = ConfigRecord({"a": 1, "b": "x", "c": [1.0, 2.0], "d": b"bytes"})
-    done(scene.send(honest(record)))
-    assert scene.told == []
 
 
 @pytest.mark.parametrize(

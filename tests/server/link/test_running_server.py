@@ -1,12 +1,18 @@
+import shutil
 import signal
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from knnper.client.doctor import client_checks
+from knnper.client.settings import read_client
 from knnper.server.link.authorized import AuthorizedFolder
 from knnper.transport.credentials import new_node_key, write_node_key
-from tests.processes import wait_until
+from knnper.transport.diagnosis import Finding, Verdict
+from tests.processes import KNNPER, wait_until
 from tests.server.link.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.slow
@@ -31,31 +37,6 @@ def test_strangers_are_told_why_they_are_refused(
     with server.supernode(tmp_path, None) as node:
         node.wait(30)
         assert "registered clients only" in node.written
-
-
-def test_a_client_can_neither_register_nor_run(
-    server: RunningServer, tmp_path: Path
-) -> None:
-    ca = server.folder.client("site-a") / "ca.crt"
-    (tmp_path / "config.toml").write_text(
-        f'[superlink.gateway]\naddress = "{server.gateway}"\n'
-        f'root-certificates = "{ca}"\n'
-    )
-    write_node_key(tmp_path / "k", new_node_key())
-    app = tmp_path / "app"
-    (app / "code").mkdir(parents=True)
-    (app / "code" / "__init__.py").write_text("app = None\n")
-    (app / "pyproject.toml").write_text(
-        '[project]\nname = "code"\nversion = "1.0.0"\ndependencies = []\n'
-        'license = "Apache-2.0"\n[tool.flwr.app]\npublisher = "x"\n'
-        '[tool.flwr.app.components]\nserverapp = "code:app"\nclientapp = "code:app"\n'
-    )
-    register = ("supernode", "register", tmp_path / "k.pub", "gateway")
-    for arguments in (register, ("run", app, "gateway")):
-        said = server.flwr(tmp_path, *arguments)
-        assert "This is the clients' port of the federation" in said
-    assert "refused POST '/v1/control/register-node'" in server.said
-    assert "refused POST '/v1/control/start-run'" in server.said
 
 
 def test_flowers_own_commands_work_on_the_server(
@@ -93,6 +74,12 @@ def test_nothing_is_left_behind(end: signal.Signals, tmp_path: Path) -> None:
         assert again.stop() == 0
 
 
+def test_a_renewed_certificate_is_taken_up(server: RunningServer) -> None:
+    place = server.folder
+    server.commands.run("renew", KNNPER, "fed", "renew", place.path)
+    server.process.wait_for("the gateway uses the new certificate", 30)
+
+
 def test_the_state_is_the_servers_own(server: RunningServer) -> None:
     state = server.settings.state
     paths = [state, *state.rglob("*")]
@@ -100,9 +87,33 @@ def test_the_state_is_the_servers_own(server: RunningServer) -> None:
     assert [path for path in paths if path.stat().st_mode & 0o077] == []
 
 
-def test_without_security_whoever_comes_is_a_client(tmp_path: Path) -> None:
-    with running_server(tmp_path, insecure=True) as server:
-        assert "Nothing is encrypted" in server.said
-        client = server.add("site-a")
-        with server.supernode(client, None):
-            wait_until(lambda: "online" in server.statuses.values())
+def registration(server: RunningServer, key: Path) -> Finding:
+    """Return what the client's doctor is told; the server is as it should be."""
+    config = read_client(server.folder.client("site-a") / "client.yaml")
+    own = replace(config, state=key.parent / "state", key=key)
+    found = {one.subject: one.look for one in client_checks(own)}
+    for subject in ("gateway", "certificate"):
+        assert found[subject]().verdict is Verdict.OK
+    return found["registration"]()
+
+
+def test_the_doctor_leaves_no_trace_and_disturbs_no_node(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    folder = server.folder.client("site-a")
+    key = folder / "site-a.key"
+    for _ in range(2):
+        assert registration(server, key) == Finding(Verdict.OK, "registered as site-a")
+        assert server.statuses["site-a"] == "registered"
+    config = folder / "client.yaml"
+    client = server.commands.start("client", [KNNPER, "fed", "client", config])
+    client.wait_for("in the federation of")
+    assert "its node runs" in registration(server, key).found
+    second = registration(server, Path(shutil.copy(key, tmp_path)))
+    assert second.verdict is Verdict.PROBLEM
+    assert "heard of a node with this key" in second.found
+    assert server.statuses["site-a"] == "online"
+    time.sleep(2.0)
+    assert "its node runs" in registration(server, key).found
+    assert server.statuses["site-a"] == "online"
+    client.stop()

@@ -12,7 +12,6 @@ from knnper.errors import ConfigError
 from knnper.experiment import parse_yaml
 from knnper.server.settings import ServerSettings, read_server
 from knnper.transport.credentials import (
-    Address,
     authority_problem,
     expiry_problem,
     fingerprint,
@@ -70,9 +69,9 @@ def test_a_client_gets_its_key_and_the_server_its_public_half(folder: Path) -> N
 
 
 def test_secrets_are_their_owners(folder: Path) -> None:
-    for secret in (*folder.rglob("*.key"),):
-        assert stat.S_IMODE(secret.stat().st_mode) == 0o600, secret
-    assert not (folder / "server" / "ca.key").exists()
+    secrets = list(folder.rglob("*.key"))
+    assert {stat.S_IMODE(one.stat().st_mode) for one in secrets} == {0o600}
+    assert "ca.key" not in {one.name for one in (folder / "server").iterdir()}
 
 
 def test_a_federation_is_not_founded_twice(folder: Path) -> None:
@@ -90,24 +89,12 @@ def test_more_clients(folder: Path, tmp_path: Path) -> None:
     assert "10.0.0.1:9443" in text
     write_node_key(tmp_path / "c.key", new_node_key())
     done("register", folder, "site-c", tmp_path / "c.key.pub")
-    taken = ask("register", folder, "site-d", tmp_path / "c.key.pub")
-    assert "already that of site-c" in taken.output
     done("remove-client", folder / "server" / "server.yaml", "site-a")
     listed = CliRunner().invoke(federation, ["list", str(folder), "--json"])
     clients = json.loads(listed.stdout)
     assert [one["name"] for one in clients] == ["site-b", "site-c"]
     assert {one["status"] for one in clients} == {"authorized"}
     assert "the server has never run" in listed.stderr
-
-
-def test_removing_a_client_removes_nothing_else(folder: Path) -> None:
-    outside = folder / "server" / "other.pub"
-    outside.write_text("key")
-    for place in (folder, folder / "server" / "server.yaml"):
-        refused = ask("remove-client", place, "../other")
-        assert refused.exit_code == 1
-        assert "cannot be a client's name" in refused.output
-    assert outside.exists()
 
 
 def test_renewing_keeps_authority_and_hosts(folder: Path) -> None:
@@ -150,7 +137,6 @@ def test_addresses(text: str, host: str, loopback: bool) -> None:
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ValueError, match="expected HOST:PORT"):
         parse_address(text)
-    assert Address("h", 1) == parse_address("h:1")
 
 
 TLS = "tls: {ca: ca.crt, certificate: server.crt, key: /keys/server.key}\n"
@@ -172,12 +158,6 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert settings.runs_folder == Path("/var/state/runs")
 
 
-def test_overrides(tmp_path: Path) -> None:
-    settings = read_server(written(tmp_path, TLS), ['listen="[::1]:9000"', "runs=r"])
-    assert str(settings.listen_address) == "[::1]:9000"
-    assert settings.runs_folder == tmp_path / "r"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -185,16 +165,11 @@ def test_overrides(tmp_path: Path) -> None:
         ("name: f\n", "tls: expected {ca: ..., certificate"),
         (TLS + "insecure: true\n", "expected one of the two"),
         (TLS + "control: 0.0.0.0:8000\n", "expected a loopback address"),
-        (TLS + "control: example.org:8000\n", "expected a loopback address"),
         (TLS + "listen: 127.0.0.1:8000\n", "the address of control"),
         (TLS + "listen: localhost\n", "expected HOST:PORT"),
-        (TLS + "listen: ::1:8443\n", r"as in .* or \[::1\]:8443"),
         (TLS + "lisen: a:1\n", "lisen: unknown setting; did you mean 'listen'"),
         (TLS + "name: a b\n", "name: found"),
         ("tls: {ca: ca.crt}\n", "tls.certificate: expected a value"),
-        (TLS + "max_in_flight_mb: 0\n", "max_in_flight_mb"),
-        (TLS + "max_upload_mb: 0\n", "max_upload_mb"),
-        (TLS + "max_request_mb: 0\n", "max_request_mb"),
     ],
 )
 def test_what_is_wrong_is_said(text: str, message: str, tmp_path: Path) -> None:

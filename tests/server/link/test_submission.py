@@ -5,8 +5,8 @@ import dataclasses
 import json
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,17 +68,6 @@ def test_what_goes_wrong_is_said(
         submission.submit(settings, {})
 
 
-class _Port:
-    """Stands for the control port of a server that has a run, or none."""
-
-    def __init__(self, run_id: int | None, seen: list[str]) -> None:
-        self._run_id, self._seen = run_id, seen
-
-    def run_of_bundle(self, version: str) -> int | None:
-        self._seen.append(version)
-        return self._run_id
-
-
 @pytest.fixture
 def slow_flwr(tmp_path: Path, flwr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command take longer than anybody waits."""
@@ -92,11 +81,12 @@ def _answer(monkeypatch: pytest.MonkeyPatch, run_id: int | None) -> list[str]:
     """Let the control port answer; return the versions that it is asked for."""
     seen: list[str] = []
 
-    @contextlib.contextmanager
-    def port(settings: object) -> Iterator[_Port]:
-        yield _Port(run_id, seen)
+    def run_of_bundle(version: str) -> int | None:
+        seen.append(version)
+        return run_id
 
-    monkeypatch.setattr(submission, "control_port", port)
+    port = contextlib.nullcontext(SimpleNamespace(run_of_bundle=run_of_bundle))
+    monkeypatch.setattr(submission, "control_port", lambda _: port)
     return seen
 
 
@@ -126,12 +116,6 @@ def test_what_cannot_be_known_is_said(settings: ServerSettings) -> None:
     said = str(refused.value)
     assert "Whether the server has taken the run is not known" in said
     assert f"FLWR_HOME={settings.flower_home} flwr list federation" in said
-
-
-def test_without_a_server_there_is_no_status(settings: ServerSettings) -> None:
-    alone = dataclasses.replace(settings, insecure=True, control="127.0.0.1:1")
-    with pytest.raises(RunError, match="cannot be reached to find the run 5"):
-        submission.status(alone, 5)
 
 
 def test_the_bundle_has_settings_and_no_code_of_its_own(tmp_path: Path) -> None:

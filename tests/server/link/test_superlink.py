@@ -28,14 +28,6 @@ def modes(folder: Path) -> dict[str, int]:
     return {path.name: stat.S_IMODE(path.stat().st_mode) for path in paths}
 
 
-def test_a_state_folder_is_its_owners(tmp_path: Path) -> None:
-    keep_to_owner(tmp_path / "state")
-    (tmp_path / "state" / "runs").mkdir()
-    (tmp_path / "state" / "superlink.db").write_text("keys")
-    expected = {"state": 0o700, "runs": 0o700, "superlink.db": 0o600}
-    assert modes(tmp_path / "state") == expected
-
-
 def test_an_open_state_folder_is_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,20 +99,6 @@ def test_too_few_descriptors_are_told(
 
 # Flower makes its tables with a tool that is newer than its settings for it.
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator:DeprecationWarning")
-
-# What is written to and read there. Flower may rename any of it with a new version:
-# then correct server/link/database.py, and read what it says of Flower again.
-TABLES = {
-    "run": {"run_id", "primary_task_id", "fab_hash"},
-    "task": {"task_id", "finished_at", "fab_hash"},
-    "message_ins": {"message_id", "run_id"},
-    "message_res": {"message_id", "reply_to_message_id"},
-    "run_objects": {"run_id", "object_id"},
-    "object_push_sessions": {"session_id", "run_id"},
-    "fab": {"fab_hash", "content"},
-    "federation_app": {"fab_hash"},
-    "task_logs": {"task_id", "log"},
-}
 
 UNSIGNED = 2**63 + 5
 
@@ -194,12 +172,6 @@ def rows(flower: sqlite3.Connection, table: str) -> int:
 def size(path: Path) -> int:
     files = (Path(f"{path}{end}") for end in ("", "-wal"))
     return sum(file.stat().st_size for file in files if file.exists())
-
-
-def test_flowers_tables_are_as_is_written(flower: sqlite3.Connection) -> None:
-    for table, expected in TABLES.items():
-        found = {row[1] for row in flower.execute(f"PRAGMA table_info({table})")}
-        assert expected <= found, table
 
 
 def test_finished_runs_that_left_something(

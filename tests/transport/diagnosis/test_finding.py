@@ -71,23 +71,18 @@ def test_expected_errors_are_problems(error: Exception) -> None:
     }
 
 
-def test_a_folder_is_neither_made_nor_written(tmp_path: Path) -> None:
+def test_a_folder_is_neither_made_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     finding = folder_finding(tmp_path / "a" / "b", "state")
     assert finding.verdict is not Verdict.PROBLEM
     assert "yet to be made" in finding.found
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_in_the_folders_place(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     finding = folder_finding(tmp_path / "state", "state")
     assert finding.verdict is Verdict.PROBLEM
     assert "is a file" in finding.found
 
-
-def test_a_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def refuse(**arguments: object) -> None:
         raise PermissionError(13, "Permission denied")
 
