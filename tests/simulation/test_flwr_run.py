@@ -49,7 +49,12 @@ def test_flwr_run_ends_the_same(
     settings = f'output="{folder}" set="{SETTINGS}"'
     federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
     words = ("run", ".", "--stream", "--run-config", settings)
-    command = [BIN / "flwr", *words, "--federation-config", federation]
+    command: list[str | Path] = [
+        BIN / "flwr",
+        *words,
+        "--federation-config",
+        federation,
+    ]
     run = commands.start("run", command, environment)
     assert run.wait(240) == 0, run.written
     wait_until((folder / "results.json").exists, "the results", 60)

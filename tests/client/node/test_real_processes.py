@@ -1,12 +1,14 @@
-"""A real server and client: whose code is run."""
+"""A real server and client: whose code is run, and who is let in."""
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from knnper.server.link.superlink import CONNECTION
-from tests.processes import BIN, KNNPER
-from tests.server.link.running_server import running_server
+from tests.processes import BIN, KNNPER, Running
+from tests.server.link.running_server import RunningServer, running_server
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +39,7 @@ def train(message, context):
     return Message(content, reply_to=message)
 """
 
+IN = "in the federation of"
 SERVER = """
 import time
 from pathlib import Path
@@ -54,27 +57,51 @@ def main(grid, context):
 """
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("real"), ("site-a",)) as one:
+        yield one
+
+
+def started(server: RunningServer, config: Path, *arguments: str) -> Running:
+    command: list[str | Path] = [KNNPER, "fed", "client", config, *arguments]
+    command += ["--app", "misbehaving_app:app"]
+    modules = {"PYTHONPATH": str(Path(__file__).parent)}
+    return server.commands.start("client", command, modules)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [([], "[0, 1, 2, 3]"), (["--allow-app-code"], "the code of the run")],
 )
 def test_the_code_of_a_run_is_run_only_when_allowed(
-    tmp_path: Path, arguments: list[str], expected: str
+    server: RunningServer, tmp_path: Path, arguments: list[str], expected: str
 ) -> None:
+    config = server.folder.client("site-a") / "client.yaml"
     app, output = tmp_path / "app", tmp_path / "output"
     app.mkdir()
     (app / "pyproject.toml").write_text(PROJECT)
     (app / "trial_server.py").write_text(SERVER)
     (app / "trial_client.py").write_text(CODE_OF_THE_RUN)
-    with running_server(tmp_path / "fed", ("site-a",)) as server:
-        config = server.folder.client("site-a") / "client.yaml"
-        command = [KNNPER, "fed", "client", config, "--app", "misbehaving_app:app"]
-        modules = {"PYTHONPATH": str(Path(__file__).parent)}
-        client = server.commands.start("client", [*command, *arguments], modules)
-        client.wait_for("in the federation of")
-        told = ("--stream", "--run-config", f'output="{output}"')
-        home = {"FLWR_HOME": str(server.settings.flower_home)}
-        words = [BIN / "flwr", "run", app, CONNECTION, *told]
-        run = server.commands.start("run", words, home)
-        assert run.wait() == 0, run.written
+    client = started(server, config, *arguments)
+    client.wait_for(IN)
+    told = ("--stream", "--run-config", f'output="{output}"')
+    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *told]
+    home = {"FLWR_HOME": str(server.settings.flower_home)}
+    run = server.commands.start("run", words, home)
+    assert run.wait() == 0, run.written
+    assert client.stop() == 0
     assert output.read_text() == expected
+
+
+def test_a_second_node_of_a_key_is_refused(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    config, copy = server.folder.client("site-a") / "client.yaml", tmp_path / "copy"
+    first = started(server, config)
+    first.wait_for(IN)
+    shutil.copytree(config.parent, copy, ignore=shutil.ignore_patterns("state"))
+    second = started(server, copy / "client.yaml", "--patience", "0")
+    assert second.wait() == 1
+    assert "a node with this key is online" in second.written
+    assert first.stop() == 0

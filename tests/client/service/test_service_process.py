@@ -118,10 +118,12 @@ HALVES = {
 }
 
 
-def half_open(client: httpx.Client, said: bytes, tls: ssl.SSLContext) -> ssl.SSLSocket:
+def half_open(client: httpx.Client, said: bytes, tls: ssl.SSLContext) -> socket.socket:
     place = (client.base_url.host, client.base_url.port or 0)
-    connection = tls.wrap_socket(socket.create_connection(place, timeout=10))
-    connection.sendall(said)
+    connection = socket.create_connection(place, timeout=10)
+    if said:  # without words not even TLS begins
+        connection = tls.wrap_socket(connection)
+        connection.sendall(said)
     return connection
 
 

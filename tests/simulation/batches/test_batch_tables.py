@@ -27,7 +27,7 @@ from knnper.simulation.batches.tables import (
     rows_of,
     table_of,
 )
-from knnper.simulation.reports.runs import estimate
+from knnper.simulation.reports.runs import csv_text, estimate
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, read
 
@@ -101,6 +101,11 @@ def test_other_figures_and_groups_are_shown(tmp_path: Path) -> None:
     one = row({NEIGHBORS: 1}, {"unseen.global.log_loss": [0.25]})
     header, line = cells(sweep, [one])
     assert (header[1], line[1]) == ("global model's log-loss", "0.25")
+
+
+def test_a_row_of_a_failed_run_has_empty_cells() -> None:
+    text = csv_text([{"seed": 1}, {"seed": 2, "figure": 0.5, "list": [1]}])
+    assert text.splitlines() == ["seed,figure,list", "1,,", "2,0.5,[1]"]
 
 
 # What is drawn is what the rows say.

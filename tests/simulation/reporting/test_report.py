@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from knnper.simulation.batches.folder import CODE, Inputs, keep_inputs
 from knnper.simulation.reports.figure import INK, SERIES
@@ -19,6 +20,7 @@ from knnper.simulation.reports.report import (
     write_figures,
 )
 from knnper.simulation.reports.runs import by_data, load_run, markdown_text
+from knnper_cli.app import app
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 
@@ -386,3 +388,12 @@ def test_a_page_keeps_them_apart(two: list[Path], tmp_path: Path) -> None:
     for chapter in report.chapters:
         assert f"## {chapter.over.title}" in text
     assert text.count("### Seen clients") == 2
+
+
+def test_the_command_keeps_them_apart(two: list[Path]) -> None:
+    made = CliRunner().invoke(app, ["report", *map(str, two), "--json"])
+    rows = json.loads(made.stdout)
+    assert {(one["runs"][0], one["data"]) for one in rows} == {
+        ("a", "Digits"),
+        ("b", "Synthetic mixture (num_users 12)"),
+    }
