@@ -154,7 +154,9 @@ def test_simulate(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown == ["FedAvg", "kNN-Per"] * 2
     assert "runs/tiny" in result.stderr
     refused(2, "--overwrite", "simulate", experiment)
-    assert run("simulate", experiment, "--overwrite").exit_code == 0
+    again = run("simulate", experiment, "--json", "--output", "elsewhere")
+    assert json.loads(again.stdout) == RESULTS
+    assert Path("elsewhere/experiment.yaml").exists()
 
 
 def test_simulate_notes_the_code_that_begins_a_run(
@@ -169,15 +171,6 @@ def test_simulate_notes_the_code_that_begins_a_run(
     assert not is_of_this_code(folder.path)
     run("simulate", experiment, "--overwrite")
     assert is_of_this_code(folder.path)
-
-
-def test_json_is_all_that_is_on_standard_output(
-    experiment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, None)
-    result = run("simulate", experiment, "--json", "--output", "elsewhere")
-    assert json.loads(result.stdout) == RESULTS
-    assert Path("elsewhere/experiment.yaml").exists()
 
 
 def test_an_interrupted_run_says_how_to_go_on(

@@ -87,9 +87,6 @@ def test_settings_can_be_changed(config: Path) -> None:
     result = check(config, "--task", task, "--set", "data.label_map={cat: kitty}")
     assert result.exit_code == 0, result.output
     assert "kitty" in result.stdout
-    result = check(config, "--set", "data.pth=a.npz")
-    assert result.exit_code == 2
-    assert "did you mean 'path'?" in result.stderr
 
 
 def test_an_experiment_has_a_fingerprint_and_may_be_refused(config: Path) -> None:

@@ -113,10 +113,7 @@ def test_results_from_before_do_not_count(tmp_path: Path) -> None:
     watch = Watch(folder.path)
     folder.write_results({"again": True})
     assert watch.until_done(told, lambda: True)
-
-
-def test_a_run_that_never_began_has_ended(tmp_path: Path) -> None:
-    assert not Watch(tmp_path / "nowhere").until_done(Told(), lambda: True)
+    assert not Watch(tmp_path / "nowhere").until_done(told, lambda: True)
 
 
 def test_a_run_that_takes_the_place_of_another_is_followed_from_its_beginning(

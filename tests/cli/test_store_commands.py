@@ -73,11 +73,14 @@ def test_add_stores_what_is_new(folder: Path, run: Path, images: Path) -> None:
     assert figures["num_skipped"] == figures["num_examples"] == NUM_EXAMPLES
 
 
-def test_add_refuses_what_is_of_another_model_or_time(
+def test_add_refuses_what_is_of_another_model_class_or_time(
     folder: Path, run: Path, other_run: Path, images: Path, tmp_path: Path
 ) -> None:
     result = refused(1, "store reembed", "add", folder, images, "--model", other_run)
     assert not re.search("[0-9a-f]{13}", result.stderr)
+    (tmp_path / "more" / "eleven").mkdir(parents=True)
+    added = ("add", folder, tmp_path / "more", "--model", run)
+    refused(1, "does not know: eleven", *added)
     data = DigitsSettings().load().train
     late = tmp_path / "late.npz"
     inputs, moments = np.asarray(data.images[:2]), np.full(2, 1.79e12)
@@ -122,8 +125,13 @@ def test_what_was_exported_can_be_added(
     assert store("export", folder, target).exit_code == 1
     assert store("export", folder, tmp_path / "out.zip").exit_code == 2
     done("export", folder, target, "--overwrite")
-    added = json.loads(done("add", folder, target, "--model", run, "--json").stdout)
-    assert added["num_skipped"] == NUM_EXAMPLES
+    done("create", tmp_path / "copy", "--model", run)
+    done("add", tmp_path / "copy", target, "--model", run)
+    done("export", tmp_path / "copy", tmp_path / "again.npz")
+    with np.load(target) as first, np.load(tmp_path / "again.npz") as second:
+        assert set(first) == set(second)
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
 
 
 def test_configure(folder: Path) -> None:

@@ -1,9 +1,6 @@
 import json
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from knnper.errors import ConfigError
 from knnper.experiment import (
@@ -18,58 +15,6 @@ from knnper.experiment import (
     to_yaml,
 )
 from tests.config.conftest import Basis
-
-SCHEDULES = st.just({"name": "constant"}) | st.fixed_dictionaries(
-    {
-        "name": st.just("multi_step"),
-        "milestones": st.sets(st.integers(1, 500), max_size=4).map(sorted),
-        "factor": st.floats(0.001, 1.0),
-    }
-)
-DOCUMENTS = st.fixed_dictionaries(
-    {
-        "name": st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,9}", fullmatch=True),
-        "data": st.just({"name": "digits"}),
-        "partition": st.fixed_dictionaries(
-            {"name": st.just("dirichlet"), "alpha": st.floats(1e-9, 1e9)},
-            optional={"num_clients": st.integers(1, 10**6)},
-        ),
-        "model": st.just({"name": "tiny_cnn"}),
-        "method": st.just({"name": "knn_per"}),
-    },
-    optional={
-        "training": st.fixed_dictionaries(
-            {},
-            optional={
-                "num_rounds": st.integers(1, 1000),
-                "learning_rate": st.floats(1e-9, 10),
-                "local_steps": st.none() | st.integers(1, 9),
-                "schedule": SCHEDULES,
-            },
-        ),
-        "personalization": st.fixed_dictionaries(
-            {},
-            optional={
-                "knn_weights": st.lists(st.floats(0, 1), max_size=5),
-                "capacity": st.just("all") | st.integers(1, 9),
-                "note": st.text() | st.sampled_from(["1e-3", "no", "null"]),
-            },
-        ),
-        "run": st.fixed_dictionaries({}, optional={"seed": st.integers(0, 2**63)}),
-    },
-)
-
-
-@settings(max_examples=30, deadline=None)
-@given(document=DOCUMENTS)
-def test_an_experiment_survives_every_form(
-    catalogue: Catalogue, document: dict[str, Any]
-) -> None:
-    experiment = load_experiment(document, catalogue)
-    assert load_experiment(to_document(experiment), catalogue) == experiment
-    assert from_json(to_json(experiment), catalogue) == experiment
-    from_yaml = load_experiment(parse_yaml(to_yaml(experiment), "file"), catalogue)
-    assert from_yaml == experiment
 
 
 def test_the_document_is_complete(basis: Basis) -> None:
@@ -95,6 +40,10 @@ def test_damaged_json(catalogue: Catalogue) -> None:
         ("run.engine=serial", True),
         ("run.num_workers=7", True),
         ("training.momentum=0", True),
+        ("personalization.note='1e-3'", False),
+        ("personalization.knn_weights=[]", False),
+        ("personalization.capacity=3", False),
+        ("training.schedule={name: multi_step, milestones: [3, 9]}", False),
         ("run.gpus_per_client=0", True),
         ("run.gpus_per_client=0.5", False),
         ("run.max_failed_fraction=0.25", False),
@@ -107,12 +56,15 @@ def test_damaged_json(catalogue: Catalogue) -> None:
         ("partition.alpha=0.31", False),
     ],
 )
-def test_identity_is_what_results_depend_on(
+def test_identity_is_what_results_depend_on_and_every_form_is_the_experiment(
     basis: Basis, override: str, same: bool
 ) -> None:
-    first = basis.load()
-    second = basis.load(override)
+    first, second = basis.load(), basis.load(override)
     assert (results_identity(first) == results_identity(second)) is same
+    from_yaml = load_experiment(parse_yaml(to_yaml(second), "file"), basis.catalogue)
+    from_document = load_experiment(to_document(second), basis.catalogue)
+    assert from_yaml == from_document == second
+    assert from_json(to_json(second), basis.catalogue) == second
 
 
 def test_dotted_keys_lead_to_values_that_are_no_mappings() -> None:

@@ -33,17 +33,6 @@ def test_numbers_lists_and_schedules(basis: Basis) -> None:
     assert (memory["knn_weights"], memory["capacity"]) == ((0.0, 0.5, 1.0), 7)
 
 
-def test_threads_are_a_number_or_auto(basis: Basis) -> None:
-    place = "run.threads_per_worker"
-    for value, expected in (("3", 3), ("auto", "auto")):
-        experiment = basis.load(f"{place}={value}")
-        assert experiment.run.threads_per_worker == expected
-    for wrong in ("0", "all", "null"):
-        message = basis.problems(f"{place}={wrong}")[place]
-        assert "a whole number" in message or "of at least 1" in message
-        assert "expected 'auto'" in message
-
-
 def test_all_problems_are_reported_at_once(basis: Basis) -> None:
     del basis.document["model"]
     basis.document["trainin"] = {}
@@ -63,12 +52,6 @@ def test_all_problems_are_reported_at_once(basis: Basis) -> None:
         "did you mean 'serial'?",
         "run.seed": "found true, expected a whole number",
     }
-
-
-def test_the_message_counts_problems_and_names_the_source(basis: Basis) -> None:
-    basis.document["name"] = "../elsewhere"
-    with pytest.raises(ConfigError, match=r"^1 problem in a\.yaml:\n  - name: exp"):
-        load_experiment(basis.document, basis.catalogue, source="a.yaml")
 
 
 INF = float("inf")
@@ -175,17 +158,6 @@ def test_another_method_or_model_asks_to_replace_the_section(basis: Basis) -> No
     basis.document["model"]["width"] = 3
     problems = basis.problems("model.name=tiny_cnn")
     assert "--set 'model={name: tiny_cnn}'" in problems["model.width"]
-
-
-def test_read_file(tmp_path: Path, catalogue: Catalogue) -> None:
-    path = tmp_path / "e.yaml"
-    path.write_text(
-        "name: e\ndata: {name: digits}\npartition: {name: dirichlet, alpha: 1e-3}\n"
-        "model: {name: tiny_cnn}\nmethod: {name: fedavg}\n"
-    )
-    experiment = read_experiment(path, catalogue, ["run.seed=3"])
-    assert dataclasses.asdict(experiment.partition.settings)["alpha"] == 0.001
-    assert experiment.run.seed == 3
 
 
 @pytest.mark.parametrize(

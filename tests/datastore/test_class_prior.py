@@ -8,18 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.prediction import (
     ClassPrior,
     ClassPriorSettings,
-    KnnPredictor,
-    NeighborClassifier,
     adapted,
     class_ratios,
     paper_kernel,
     reweighted,
 )
-from knnper.datastore.store import UNNAMED, empty_memory_store
 from knnper.datastore.tuning import (
     CRITERIA,
     CriterionName,
@@ -32,7 +28,6 @@ from knnper.datastore.tuning import (
     num_correct,
     score,
 )
-from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
 
 STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -112,28 +107,6 @@ def test_a_sharper_model_is_outvoted_less() -> None:
     torch.testing.assert_close(found, torch.tensor([[0.64 / 1.36, 0.72 / 1.36]]))
 
 
-def test_shares_of_other_classes_are_refused() -> None:
-    wrong = ClassPriorSettings((1.0,), (0.5, 0.3, 0.2))
-    with pytest.raises(ConfigError, match=r"class_shares: expected 2 numbers.*found 3"):
-        class_ratios(counts(1, 0), wrong)
-
-
-def test_the_prediction_follows_what_is_stored() -> None:
-    store = empty_memory_store(StoreSpec(2), 1, UNNAMED)
-    predictor = KnnPredictor(
-        embed=lambda images: images.float(),
-        head=lambda embeddings: HALVES.expand(len(embeddings), 2),
-        neighbors=NeighborClassifier(store, 1, "paper", 1.0),
-        knn_weight=0.0,
-        class_prior=ClassPrior(ClassPriorSettings((2.0,))),
-    )
-    asked = torch.zeros((3, 1))
-    assert torch.equal(predictor(asked), HALVES.expand(3, 2))
-    store.add(NewExamples(torch.zeros((4, 1)), torch.tensor([0, 0, 0, 1])))
-    expected = torch.tensor([[4 / 7, 3 / 7]]).expand(3, 2)
-    torch.testing.assert_close(predictor(asked), expected)
-
-
 PRIOR = ClassPrior(ClassPriorSettings((1.0,)))
 ALONE = candidates([0.0], [1], [1.0])
 GRID = candidates([0.0, 0.3, 0.7, 1.0], [1], [1.0])
@@ -205,19 +178,6 @@ def test_the_sharpness_is_the_most_probable_one() -> None:
     chosen = choose_class_prior(found, ClassPriorSettings((1.0,), sharpness=grid))
     assert chosen is not None
     assert chosen.sharpness == best == 3.0
-
-
-def test_without_evidence_the_sharpness_is_the_closest_to_one() -> None:
-    # All 20 are right, but the store had nothing to find: they say nothing of it.
-    scored = evidence_of([[0.6, 0.4]] * 20, [0] * 20, [1.0, 1.0], [0] * 20)
-    nothing = torch.empty((20, 0), dtype=torch.float64)
-    unscored = Evidence(scored.queries, nothing, nothing.long())
-    settings_ = ClassPriorSettings((1.0,), sharpness=(0.5, 1.25, 6.0))
-    of_all, of_none = (choose_class_prior(one, settings_) for one in (scored, unscored))
-    assert of_all is not None
-    assert of_none is not None
-    assert choose_class_prior(scored, ClassPriorSettings(sharpness=(2.0,))) is None
-    assert (of_all.sharpness, of_none.sharpness) == (6.0, 1.25)
 
 
 @pytest.mark.parametrize("criterion", ["accuracy", "log_loss", "both"])

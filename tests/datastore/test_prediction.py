@@ -16,7 +16,6 @@ from knnper.datastore.index import QUERIES_AT_ONCE
 from knnper.datastore.prediction import (
     KERNELS,
     KernelName,
-    KnnPredictor,
     NeighborClassifier,
     interpolate,
     neighbor_vote,
@@ -24,36 +23,6 @@ from knnper.datastore.prediction import (
 from knnper.datastore.store import Store, memory_store
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
-
-
-def head(embeddings: Tensor) -> Tensor:
-    return torch.tensor([0.25, 0.75]).repeat(len(embeddings), 1)
-
-
-def predictor(pixels: list[int], labels: list[int], knn_weight: float) -> KnnPredictor:
-    embeddings = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1)
-    store = memory_store(embeddings, torch.tensor(labels, dtype=torch.int64), 2)
-    neighbors = NeighborClassifier(store, 1, "paper", 1.0)
-    return KnnPredictor(lambda one: one.flatten(1).float(), head, neighbors, knn_weight)
-
-
-def image(*pixels: int) -> Tensor:
-    return torch.tensor(pixels, dtype=torch.uint8).reshape(-1, 1, 1, 1)
-
-
-def test_the_mixture_by_hand() -> None:
-    served = predictor([10, 200], [0, 1], knn_weight=0.5)
-    torch.testing.assert_close(
-        served(image(0, 255)), torch.tensor([[0.625, 0.375], [0.125, 0.875]])
-    )
-
-
-@pytest.mark.parametrize("knn_weight", [0.0, 0.3, 1.0])
-def test_an_empty_store_serves_the_global_model(knn_weight: float) -> None:
-    served = predictor([], [], knn_weight)
-    assert served(image(0, 255)).tolist() == [[0.25, 0.75]] * 2
-    assert served.describe() == {"knn_weight": 0.0, "num_stored": 0.0}
-
 
 KNN = torch.tensor([[1.0, 0.0], [0.3, 0.7]])
 GLOBAL = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
@@ -318,6 +287,8 @@ def test_faiss_runs_in_one_thread() -> None:
 
 ROWS, LABEL = torch.zeros(1, 2), torch.tensor([1])
 NAN = torch.tensor([[0.0, 0.0], [0.0, torch.nan]])
+NEW = NewExamples(NAN, torch.tensor([1, 1]))
+LONG = NewExamples(torch.zeros(1, 3), LABEL)
 
 
 @pytest.mark.parametrize(
@@ -327,14 +298,8 @@ NAN = torch.tensor([[0.0, 0.0], [0.0, torch.nan]])
         (lambda store: store.search(torch.zeros(1, 3), 1), "queries: .* 2 .* found 3"),
         (lambda store: store.search(torch.zeros(2), 1), "queries: expected float32"),
         (lambda store: store.search(ROWS.double(), 1), "queries: expected float32"),
-        (
-            lambda store: store.add(NewExamples(NAN, torch.tensor([1, 1]))),
-            "embeddings to add: expected finite.* in row 1",
-        ),
-        (
-            lambda store: store.add(NewExamples(torch.zeros(1, 3), LABEL)),
-            "embeddings to add: expected 2 .* found 3",
-        ),
+        (lambda store: store.add(NEW), "embeddings to add: expected finite.* in row 1"),
+        (lambda store: store.add(LONG), "embeddings to add: expected 2 .* found 3"),
         (lambda _: memory_store(NAN, LABEL, 2), "embeddings to store: .* in row 1;"),
         (lambda _: memory_store(NAN * torch.inf, LABEL, 2), "to store: .* in row 0;"),
     ],

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.protonn import (
     LOSSES,
     LossName,
@@ -196,15 +195,6 @@ def test_the_same_key_gives_the_same_bits() -> None:
     assert torch.equal(one.projection, again.projection)
     assert torch.equal(one(examples), again(examples))
     assert not torch.equal(one.projection, other.projection)
-
-
-def test_it_takes_the_place_of_the_neighbours() -> None:
-    examples, labels = clusters()
-    model = fit_protonn(examples, labels, 2, ProtoNNSettings(capacity=0.1), KEY)
-    even = torch.full((len(labels), 2), 0.5)
-    predictor = KnnPredictor(lambda x: x, lambda z: even, model, knn_weight=0.5)
-    torch.testing.assert_close(predictor(examples), 0.5 * model(examples) + 0.25)
-    assert predictor.describe() == {"knn_weight": 0.5, "num_stored": 8.0}
 
 
 def test_all_prototypes_untrained_are_the_examples() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.datastore.database import Change, Rows, Version, transaction
+from knnper.datastore.database import Rows, Version, transaction
 from knnper.datastore.examples import (
     InputLayout,
     NewExamples,
@@ -354,22 +354,29 @@ def test_a_delete_during_reembedding_leaves_no_trace_in_the_new_index(
     assert any(kept in path.read_bytes() for path in files)
 
 
+@contextlib.contextmanager
+def interrupted_after(change: str) -> Iterator[None]:
+    """Interrupt what runs in the block once the database has done something."""
+    original = getattr(Rows, change)
+
+    def interrupted(*given: object) -> None:
+        original(*given)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Rows, change, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 @pytest.mark.parametrize("adds_first", [True, False])
 def test_a_switch_that_is_cut_short_is_made_up_for(
-    tmp_path: Path, adds_first: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, adds_first: bool
 ) -> None:
     with made(tmp_path) as store:
         store.add(batch(1, 20))
-        activate = Rows.activate
-
-        def interrupted(self: Rows, version: int) -> None:
-            activate(self, version)
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Rows, "activate", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                store.reembed(lambda inputs: -inputs, "negated")
+        with interrupted_after("activate"):
+            store.reembed(lambda inputs: -inputs, "negated")
         if adds_first:
             with pytest.raises(StoreMismatchError):
                 store.add(batch(21, 1), fingerprint="model")
@@ -377,21 +384,11 @@ def test_a_switch_that_is_cut_short_is_made_up_for(
         assert store.fingerprint == "negated"
 
 
-def test_an_interrupt_after_the_commit_hides_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_after_the_commit_hides_nothing(tmp_path: Path) -> None:
     with made(tmp_path) as store:
         store.add(batch(1, 20))
-        apply = Rows.apply
-
-        def interrupted(self: Rows, change: Change) -> None:
-            apply(self, change)
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Rows, "apply", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                store.delete(Selection(ids=(9,)))
+        with interrupted_after("apply"):
+            store.delete(Selection(ids=(9,)))
         assert 9 not in store.search(batch(9, 1).embeddings, 20).ids
         assert len(store.delete(Selection(ids=(9,)))) == 0
 

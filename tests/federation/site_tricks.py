@@ -132,7 +132,7 @@ class _Player(SiteWorker):
         if deed == SCALED:
             moved = update.weights - payload.weights
             update = dataclasses.replace(update, weights=payload.weights + 900 * moved)
-        return SPOILING.get(deed, _as_it_is)(update)
+        return SPOILING.get(deed, lambda one: one)(update)
 
     def personalize(
         self,
@@ -189,10 +189,6 @@ class _Host(SiteNode):
 
 def _tricks(context: Context) -> Tricks:
     return Tricks(Path(str(context.node_config[CONFIG])).parent)
-
-
-def _as_it_is(update: Any) -> Any:
-    return update
 
 
 def _with_weights(

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Self
 
 import pytest
 
@@ -39,17 +38,6 @@ class Network:
         self._tag = uuid.uuid4().hex[:6]
         self._machines = list(machines)
         self._made: list[str] = []
-
-    def __enter__(self) -> Self:
-        try:
-            self._make()
-        except BaseException:
-            self._remove()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._remove()
 
     def address(self, machine: str) -> str:
         return f"{SUBNET}.{self._machines.index(machine) + 1}"
@@ -83,7 +71,7 @@ class Network:
     def _port(self, machine: str) -> str:
         return f"port{self._machines.index(machine)}"
 
-    def _make(self) -> None:
+    def make(self) -> None:
         self._make_namespace(self._hub)
         _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
         _ip("-n", self._hub, "link", "set", "bridge", "up")
@@ -105,7 +93,7 @@ class Network:
         self._made.append(name)
         _ip("-n", name, "link", "set", "lo", "up")
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
         for name in reversed(self._made):
             _ip("netns", "del", name)
         self._made.clear()
@@ -128,8 +116,12 @@ CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], sys.argv[2
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    with Network([SERVER, *SEEN]) as made:
+    made = Network([SERVER, *SEEN])
+    try:
+        made.make()
         yield made
+    finally:
+        made.remove()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import dataclasses
 import re
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -129,13 +129,12 @@ def _pass_on(source: socket.socket, target: socket.socket, kept: bytearray) -> N
         target.shutdown(socket.SHUT_WR)
 
 
-def _in_background(work: object, *arguments: object) -> None:
-    threading.Thread(target=_quietly, args=(work, *arguments), daemon=True).start()
+def _in_background(work: Callable[..., None], *arguments: object) -> None:
+    def quietly() -> None:
+        with contextlib.suppress(OSError):  # closed at the end
+            work(*arguments)
 
-
-def _quietly(work: object, *arguments: object) -> None:
-    with contextlib.suppress(OSError):  # closed at the end
-        work(*arguments)  # type: ignore[operator]
+    threading.Thread(target=quietly, daemon=True).start()
 
 
 def _bodies(sent: bytes) -> Iterator[bytes]:

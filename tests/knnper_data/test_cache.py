@@ -1,12 +1,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -76,35 +73,27 @@ def test_examples_are_copies_in_the_order_asked_for() -> None:
     assert len(none) == 0
 
 
+def other_format(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format_version": 99}))
+
+
 @pytest.mark.parametrize(
-    ("file", "content"),
+    ("file", "damage"),
     [
-        ("manifest.json", b""),
-        ("manifest.json", b"{}"),
-        ("manifest.json", "other format"),
-        ("train_images.npy", b""),
-        ("test_labels.npy", b"no array"),
-        ("test_images.npy", None),
-        ("train_images.npy", "truncated"),
-        ("train_labels.npy", "other shape"),
+        ("manifest.json", lambda path: path.write_bytes(b"{}")),
+        ("manifest.json", other_format),
+        ("train_images.npy", lambda path: path.write_bytes(b"")),
+        ("test_labels.npy", lambda path: path.write_bytes(b"no array")),
+        ("test_images.npy", Path.unlink),
+        ("train_images.npy", lambda path: os.truncate(path, path.stat().st_size - 1)),
+        ("train_labels.npy", lambda path: np.save(path, np.arange(5))),
     ],
 )
 def test_a_damaged_entry_is_replaced(
-    cache_folder: Path, file: str, content: Any
+    cache_folder: Path, file: str, damage: Callable[[Path], object]
 ) -> None:
     load()
-    path = entry_of(cache_folder) / file
-    if content is None:
-        path.unlink()
-    elif content == "truncated":
-        os.truncate(path, path.stat().st_size - 1)
-    elif content == "other shape":
-        np.save(path, np.arange(5))
-    elif content == "other format":
-        other = json.loads(path.read_text()) | {"format_version": 99}
-        path.write_text(json.dumps(other))
-    else:
-        path.write_bytes(content)
+    damage(entry_of(cache_folder) / file)
     np.testing.assert_array_equal(load().train.images, TRAIN)
     np.testing.assert_array_equal(load().train.labels, [0, 1])
     cache.cached_dataset("toy", {"size": 1}, build_never)
@@ -119,38 +108,6 @@ def test_a_failed_build_leaves_nothing_to_be_seen(cache_folder: Path) -> None:
         cache.cached_dataset("toy", {"size": 1}, fail)
     assert [path for path in cache_folder.iterdir() if path.is_dir()] == []
     load()
-
-
-OTHER_PROCESS = """
-import pathlib, sys, time
-import numpy as np
-from knnper.data.cache import cached_dataset
-from knnper.data.cache import Contents
-
-def build(writer):
-    images = writer.new_images("train", (50, 8, 8, 3))
-    pathlib.Path(sys.argv[1]).touch()
-    time.sleep(0.5)
-    images[...] = 9
-    writer.put_labels("train", [0] * 50)
-    writer.put_images("test", np.ones((1, 8, 8, 3), dtype=np.uint8))
-    writer.put_labels("test", [0])
-    return Contents(("only",))
-
-assert cached_dataset("race", {}, build).train.images.min() == 9
-"""
-
-
-def test_a_process_waits_for_another_that_decodes(tmp_path: Path) -> None:
-    decoding = tmp_path / "decoding"
-    command = [sys.executable, "-c", OTHER_PROCESS, str(decoding)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as other:
-        while not decoding.exists() and other.poll() is None:
-            time.sleep(0.01)
-        found = cache.cached_dataset("race", {}, build_never)
-        _, errors = other.communicate(timeout=60)
-    assert other.returncode == 0, errors.decode()
-    assert found.train.images.min() == 9
 
 
 def test_no_images_and_full_discs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,17 +162,6 @@ def test_numpy_reads_what_was_appended(tmp_path: Path, counts: tuple[int, ...]) 
         written.append(part)
     assert written.finish() == rows.shape
     np.testing.assert_array_equal(np.load(path, allow_pickle=False), rows)
-
-
-def test_rows_of_another_shape_and_other_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "rows.npy"
-    file = cache.RowFile(path, (2,), np.dtype(np.uint8))
-    with pytest.raises(ValueError, match=r"expected rows \(2,\)"):
-        file.append(np.zeros((1, 3), dtype=np.uint8))
-    path.write_text("mine")
-    with pytest.raises(FileExistsError):
-        cache.RowFile(path, (), np.dtype(np.int64))
-    assert path.read_text() == "mine"
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])

@@ -160,14 +160,11 @@ def test_pixels_that_would_be_cut_off(
         read_image(file, channels)
 
 
-def test_big_endian_16_bit(tmp_path: Path) -> None:
+def test_other_files_of_more_than_8_bits(tmp_path: Path) -> None:
     file = tmp_path / "a.tif"
     Image.frombytes("I;16B", (4, 4), RAMP.astype(">u2").tobytes()).save(file)
     with pytest.raises(DataError, match="found 16-bit pixels"):
         read_image(file, 1)
-
-
-def test_a_grey_map_of_more_than_8_bits(tmp_path: Path) -> None:
     (tmp_path / "a.pgm").write_bytes(b"P5 2 1 4095 " + bytes([0, 1, 15, 255]))
     with pytest.raises(DataError, match=r"a\.pgm: found 16-bit or 32-bit pixels"):
         read_image(tmp_path / "a.pgm", 1)

@@ -5,10 +5,6 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
-from knnper.experiment import Choice
-from knnper.seeding import RandomKey
-from knnper.simulation.partition.schemes import NaturalSettings
-from knnper.simulation.partition.split import make_partition
 
 SMALL = SyntheticMixtureSettings(
     num_users=6, num_samples=50, num_classes=5, num_clusters=2
@@ -56,17 +52,12 @@ def test_the_seed_fixes_the_examples_and_more_begin_with_the_fewer() -> None:
     assert many.reshape(3, 20)[:, :5].tolist() == few.reshape(3, 5).tolist()
 
 
-def test_users_are_natural_clients() -> None:
-    data = SMALL.load()
-    assert data.train.images.shape == (300, 1, 1, 1)
-    assert data.train.images.dtype == np.float32
-    assert set(data.train.images.ravel().tolist()) == {1.0}
-    choice = Choice("natural", NaturalSettings(validation_fraction=0.2))
-    partition = make_partition(data, choice, RandomKey(0))
-    assert [client.name for client in partition.clients][:2] == ["0000", "0001"]
-    for client in partition.clients:
-        assert (len(client.train), len(client.validation)) == (40, 10)
-        assert len(client.test) == 20
+def test_every_user_has_as_many_examples_of_the_same_input() -> None:
+    train = SMALL.load().train
+    assert train.images.shape == (300, 1, 1, 1)
+    assert train.images.dtype == np.float32
+    assert set(train.images.ravel().tolist()) == {1.0}
+    np.testing.assert_array_equal(train.client_ids, np.arange(300) // 50)
 
 
 def test_clusters_leave_labels_for_users() -> None:

@@ -134,14 +134,6 @@ def test_clients_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> Non
     np.testing.assert_array_equal(data.test.images, [[[[5, 7]]]])
 
 
-def test_classes_that_are_numbers_are_in_their_order(tmp_path: Path) -> None:
-    rows = "".join(f"0.5,{label}\n" for label in (10, 9, 10, 2))
-    path = put(tmp_path, f"x,kind\n{rows}")
-    data = loaded(path, test=path)
-    assert data.class_names == ("2", "9", "10")
-    assert data.train.labels.tolist() == [2, 1, 2, 0]
-
-
 def test_every_client_is_divided(tmp_path: Path) -> None:
     names = [f"c{client}" for client in range(100) for _ in range(5)] + ["alone"]
     rows = "".join(f"{at},{at % 2},{name}\n" for at, name in enumerate(names))

@@ -324,11 +324,15 @@ def packed() -> Packed:
     return pack(HONEST, None)
 
 
-LAYOUT = str(packed().entry["layout"])
+def layout(**fields: Any) -> str:
+    """Return the honest update's layout, but for some fields."""
+    honest = json.loads(str(packed().entry["layout"]))
+    honest["structure"]["fields"].update(fields)
+    return json.dumps(honest)
 
 
 def shaped(shape: object) -> str:
-    honest = json.loads(LAYOUT)
+    honest = json.loads(layout())
     honest["shapes"]["weights"] = shape
     return json.dumps(honest)
 
@@ -370,19 +374,27 @@ def promising() -> ArrayRecord:
 
 
 NONSENSE = {
-    "no array": RecordDict({"reply.entry": ConfigRecord({"layout": LAYOUT})}),
+    "no array": RecordDict({"reply.entry": ConfigRecord({"layout": layout()})}),
     "no entry": RecordDict({"reply.array": packed().array}),
     "entry of another kind": RecordDict(
         {"reply.entry": ArrayRecord(), "reply.array": ArrayRecord()}
     ),
-    "no vector": said(LAYOUT, ArrayRecord()),
+    "no vector": said(layout(), ArrayRecord()),
     "layout of another kind": said(7),
+    "layout of a list": said("[]"),
     "layout that is deep": said("[" * 100_000),
-    "float64": said(LAYOUT, numbers(np.ones(2))),
-    "two axes": said(LAYOUT, numbers(np.ones((1, 2), np.float32))),
-    "too short": said(LAYOUT, numbers(np.ones(1, np.float32))),
-    "promises": said(LAYOUT, promising()),
+    "float64": said(layout(), numbers(np.ones(2))),
+    "two axes": said(layout(), numbers(np.ones((1, 2), np.float32))),
+    "too short": said(layout(), numbers(np.ones(1, np.float32))),
+    "promises": said(layout(), promising()),
     "shape negative": said(shaped([-1, -2])),
+    "shape huge": said(shaped([0, 2**100]), numbers(np.ones(0, np.float32))),
+    "shape text": said(shaped("ab")),
+    "weights text": said(layout(weights="x")),
+    "tensor of another name": said(layout(weights={"tensor": "train_loss"})),
+    "examples huge": said(layout(num_examples=10**400)),
+    "loss text": said(layout(train_loss="x")),
+    "field of another": said(layout(more=1)),
 }
 
 
@@ -394,11 +406,11 @@ def test_nonsense_is_the_client_s_failure(name: str) -> None:
 
 
 def test_an_honest_reply_is_taken() -> None:
-    assert told(said(LAYOUT)).record.num_examples == 3
+    assert told(said(layout())).record.num_examples == 3
 
 
 def test_an_update_is_no_evaluation() -> None:
-    reply = told(said(LAYOUT), Purpose.VALIDATE)
+    reply = told(said(layout()), Purpose.VALIDATE)
     assert "expected a Evaluation, found a ModelUpdate" in str(reply.failure)
 
 
@@ -411,7 +423,7 @@ def test_no_file_of_the_server_is_read_or_moved(
     secrets = [tmp_path / "superlink.db", tmp_path / "run" / "ca.key"]
     for secret in secrets:
         secret.write_bytes(b"12345678")
-        content = said(LAYOUT)
+        content = said(layout())
         content["reply.entry"]["file"] = str(secret)  # type: ignore[assignment]
         folder = str(tmp_path / "run") if in_memory else ""
         reply = told(content, folder=folder)

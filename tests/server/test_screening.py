@@ -122,9 +122,7 @@ def test_fewer_than_three_are_judged_by_the_rounds_before(
 def test_without_rounds_before_one_alone_is_taken(tmp_path: Path) -> None:
     assert judge([300.0], tmp_path)[1] == {}
     assert judge([300.0, None], tmp_path)[1] == {}
-
-
-def test_one_of_two_may_move_the_model_by_its_length_at_first(tmp_path: Path) -> None:
+    # One of two may move the model by its length.
     assert judge([0.0, 6.9], tmp_path)[1] == {}
     assert list(judge([0.0, 7.1], tmp_path)[1]) == ["b"]
 

@@ -88,18 +88,6 @@ def test_openssl_accepts_what_is_issued(
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
 
 
-def test_only_the_owner_reads_the_key(
-    server: credentials.Identity, tmp_path: Path
-) -> None:
-    server.write(tmp_path / "server.crt", tmp_path / "server.key")
-    assert stat.S_IMODE((tmp_path / "server.key").stat().st_mode) == 0o600
-    assert credentials.permission_problem(tmp_path / "server.key") is None
-    (tmp_path / "server.key").chmod(0o640)
-    problem = credentials.permission_problem(tmp_path / "server.key")
-    assert problem is not None
-    assert "chmod 600" in problem
-
-
 def test_nothing_is_overwritten(server: credentials.Identity, tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
     file.write_text("precious")

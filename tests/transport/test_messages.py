@@ -14,14 +14,9 @@ from knnper.transport import messages as shared_memory
 from knnper.transport.messages import (
     CannotRunError,
     Introduction,
-    Job,
-    Packed,
     discard,
-    job_of,
     pack,
-    packed_of,
     read_introduction,
-    to_content,
     unpack,
     unpack_shared,
     why_none_can_run,
@@ -57,16 +52,6 @@ def test_what_is_shared_is_read_once(tmp_path: Path) -> None:
     assert unpack_shared(ModelPayload, again, tmp_path) is not first
     inside = unpack_shared(ModelPayload, pack(PAYLOAD, None))
     assert fingerprint(inside) == fingerprint(PAYLOAD)
-
-
-def test_a_request_carries_job_and_records() -> None:
-    job = Job(["0007"], 3, [1], '{"name": "x"}', "runs/x", "")
-    content = to_content(job, {"payload": pack(PAYLOAD, None)})
-    assert job_of(content) == job
-    packed = packed_of(content, "payload")
-    assert isinstance(packed, Packed)
-    assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
-    assert packed_of(content, "reference") is None
 
 
 def test_what_is_wrong_with_a_process_is_found_in_what_flower_tells() -> None:

@@ -10,10 +10,6 @@ from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.leaf import LeafSettings, LeafTextSettings
 from knnper.data.text import ALPHABET, NUM_TOKENS, UNKNOWN
 from knnper.errors import DataError
-from knnper.experiment import Choice
-from knnper.seeding import RandomKey
-from knnper.simulation.partition.schemes import NaturalSettings
-from knnper.simulation.partition.split import make_partition
 from tests.knnper_data.leaf.leaf_files import UserData, images, write
 
 ADA: UserData = {"ada": (images(*range(10)), list(range(10)))}
@@ -57,10 +53,6 @@ def test_all_data_is_divided_user_by_user(tmp_path: Path) -> None:
     kept = [(0, grey, grey) for grey in range(7)]
     assert owned(found.train) == [*kept, (1, 90, 60)]
     assert owned(found.test) == [(0, 7, 7), (0, 8, 8), (0, 9, 9), (1, 91, 61)]
-    choice = Choice("natural", NaturalSettings(validation_fraction=0.0))
-    ada, bob = make_partition(found, choice, RandomKey(0)).clients
-    assert (len(ada.train), len(ada.test)) == (7, 3)
-    assert (len(bob.train), len(bob.test)) == (1, 1)
 
 
 def test_users_with_few_samples(tmp_path: Path) -> None:

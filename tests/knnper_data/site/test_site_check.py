@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,6 @@ def part(rows: Rows) -> NamedExamples:
 
 def site(train: Rows, validation: Rows, test: Rows, **more: Any) -> SiteData:
     return SiteData(part(train), part(validation), part(test), IMAGES, **more)
-
-
-GOOD = site(
-    [("a", 0, 1), ("b", 1, 2), ("c", 1, 3)], [("d", 0, 4)], [("e", 1, 5), ("f", 1, 6)]
-)
-
-
-def test_sound_data() -> None:
-    found = check_site(GOOD)
-    counts = {split: one.class_counts for split, one in found.splits.items()}
-    assert counts == {"train": (1, 2, 0), "validation": (1, 0, 0), "test": (0, 2, 0)}
-    assert found.missing_classes == ("fox",)
-    assert (found.copies, found.conflicts.num_inputs) == ((), 0)
-    assert (found.problems, found.warnings) == ((), ())
-    assert (found.input_shape, found.input_type) == ((4, 4, 3), "uint8")
-    values = GOOD.train.examples.images.numpy()
-    train = found.splits["train"]
-    assert (train.smallest, train.largest) == (values.min(), values.max())
-    assert train.mean == pytest.approx(values.mean())
-    assert json.loads(json.dumps(found.document()))["missing_classes"] == ["fox"]
 
 
 def test_copies_are_named_by_pairs_of_splits() -> None:

@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knnper.data.arrays import PythonSettings
 from knnper.data.site_data import SiteData, SiteTask
-from knnper.errors import DataError, Problem
-from knnper.experiment import parse_settings
+from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import (
     IMAGES,
     classes,
@@ -140,9 +138,3 @@ def test_what_goes_wrong_is_shown(base: Path, entry: str, message: str) -> None:
 def test_wrong_arguments_are_shown(base: Path) -> None:
     with pytest.raises(DataError, match=r"failed with TypeError: .*'size'"):
         opened("python", base, IMAGES, entry="own_data:load", arguments={"size": 3})
-
-
-def test_an_entry_names_module_and_function() -> None:
-    problems: list[Problem] = []
-    parse_settings(PythonSettings, {"entry": "own_data.load"}, "data", problems)
-    assert "expected text that matches" in str(problems[0])

@@ -379,23 +379,21 @@ def test_a_reply_is_as_large_as_what_it_answers_allows(
 
 def test_a_quota_holds_for_all_replies_of_a_run(tmp_path: Path) -> None:
     with scene_in(tmp_path, quota=20_000) as scene:
-        _use_up(scene)
-
-
-def _use_up(scene: Scene) -> None:
-    done(scene.send(honest(arrays(1000))))
-    second = "12" * 32
-    answer = PullMessagesResponse(
-        messages_list=[Message(metadata=asked(root=second))],
-        message_object_trees=[ObjectTree(object_id=second)],
-    )
-    scene.replies.sent(NODE, answer.SerializeToString())
-    scene.flower.messages.clear()
-    with pytest.raises(Refusal, match="max_upload_mb"):
+        done(scene.send(honest(arrays(1000))))
+        second = "12" * 32
+        answer = PullMessagesResponse(
+            messages_list=[Message(metadata=asked(root=second))],
+            message_object_trees=[ObjectTree(object_id=second)],
+        )
+        scene.replies.sent(NODE, answer.SerializeToString())
+        scene.flower.messages.clear()
+        with pytest.raises(Refusal, match="max_upload_mb"):
+            done(
+                scene.send(reply_to(Message(metadata=asked(root=second)), arrays(2000)))
+            )
+        scene.replies.forget_run(RUN)
+        scene.replies.sent(NODE, answer.SerializeToString())
         done(scene.send(reply_to(Message(metadata=asked(root=second)), arrays(2000))))
-    scene.replies.forget_run(RUN)
-    scene.replies.sent(NODE, answer.SerializeToString())
-    done(scene.send(reply_to(Message(metadata=asked(root=second)), arrays(2000))))
 
 
 def test_a_reply_of_which_nothing_more_comes(

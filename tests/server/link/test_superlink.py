@@ -222,7 +222,7 @@ def test_a_database_of_an_earlier_version_shrinks_at_the_start(
     connection.close()
 
 
-def test_code_and_old_logs_go_at_the_start(
+def test_code_old_logs_and_replies_to_nothing_go_at_the_start(
     path: Path, flower: sqlite3.Connection
 ) -> None:
     add_run(flower, 3)
@@ -235,22 +235,14 @@ def test_code_and_old_logs_go_at_the_start(
         "INSERT INTO federation_app (federation_id, app_id, fab_hash, app_type, "
         "added_by, added_at, updated_at) VALUES ('', '', 'shown', '', '', '', '')"
     )
+    flower.execute("DELETE FROM message_ins WHERE run_id = 4")
     database.prepare(path)
+    assert rows(flower, "message_res") == 2
     kept = {name for (name,) in flower.execute("SELECT fab_hash FROM fab")}
     assert kept == {"fab 3", "shown"}
     logs = {task for (task,) in flower.execute("SELECT task_id FROM task_logs")}
     assert logs == {3, 4}
     assert rows(flower, "run") == 3
-
-
-def test_replies_to_nothing_go_at_the_start(
-    path: Path, flower: sqlite3.Connection
-) -> None:
-    add_run(flower, 3)
-    add_run(flower, 4)
-    flower.execute("DELETE FROM message_ins WHERE run_id = 4")
-    database.prepare(path)
-    assert rows(flower, "message_res") == 1
 
 
 def test_what_is_no_database_of_flowers_is_left_alone(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from knnper.errors import RunError
 from knnper.transport.diagnosis import (
     Check,
     Finding,
-    Standing,
     Verdict,
     examine,
     fine,
@@ -18,12 +17,7 @@ from knnper.transport.diagnosis import (
     standing_in,
     version_finding,
     warning,
-    with_standing,
 )
-
-
-def verdicts(*checks: Check) -> dict[str, Verdict]:
-    return {one.subject: one.finding.verdict for one in examine(checks)}
 
 
 def unexpected() -> Finding:
@@ -47,8 +41,9 @@ def test_what_makes_no_sense_is_not_looked_at() -> None:
 
 def test_a_warning_stops_nothing() -> None:
     first = Check("key", lambda: warning("readable", "chmod"))
-    found = verdicts(first, Check("owner", lambda: fine("own"), ("key",)))
-    assert found == {"key": Verdict.WARNING, "owner": Verdict.OK}
+    key, owner = examine([first, Check("owner", lambda: fine("own"), ("key",))])
+    assert key.finding.verdict is Verdict.WARNING
+    assert owner.finding.verdict is Verdict.OK
     assert is_well(examine([first]))
     assert not is_well(examine([Check("a", lambda: problem("b", "c"))]))
 
@@ -120,12 +115,6 @@ def test_room_on_the_disk(
 def test_versions(theirs: dict[str, str], verdict: Verdict) -> None:
     own = {"knnper": "0.1.0", "flwr": "1.41.0"}
     assert version_finding(own, theirs).verdict is verdict
-
-
-@pytest.mark.parametrize("standing", [Standing("a", 1.5), Standing(None, None)])
-def test_a_standing_comes_back_as_it_was(standing: Standing) -> None:
-    body = with_standing(b'{"code": 2003, "detail": "no"}', standing)
-    assert standing_in(body.decode()) == standing
 
 
 @pytest.mark.parametrize("body", ["", "{}", "[]", '{"standing": 1}'])
