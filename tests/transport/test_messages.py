@@ -35,9 +35,7 @@ def test_arrays_travel_as_a_file_in_memory(tmp_path: Path) -> None:
         unpack(ModelPayload, packed, tmp_path)
     pack(PAYLOAD, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1, "what was given back is used again"
-
-
-def test_arrays_stay_in_the_message_where_memory_is_full(tmp_path: Path) -> None:
+    # They stay in the message where memory is full.
     packed = pack(PAYLOAD, tmp_path / "no-such-folder")
     assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
 
