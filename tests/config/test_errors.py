@@ -1,5 +1,3 @@
-"""Errors come whole from the processes in which they are raised."""
-
 import importlib
 import re
 from collections.abc import Iterator

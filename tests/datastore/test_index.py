@@ -369,13 +369,14 @@ def test_centroids_need_four_vectors_each() -> None:
 def test_what_an_index_outgrows(
     settings: IndexSettings, count: int, removed: int, added: int
 ) -> None:
-    index, ids = built(settings, VECTORS[:count]), np.arange(NUM_VECTORS)
-    end = count + added
-    index.remove(ids[: max(removed - 1, 0)])
-    index.add(ids[count : end - 1], VECTORS[count : end - 1])
-    assert not index.is_outgrown
-    index.remove(ids[removed - 1 : removed] if removed else ids[:0])
-    index.add(ids[max(count, end - 1) : end], VECTORS[max(count, end - 1) : end])
+    index = built(settings, VECTORS[:count])
+    ids = np.arange(removed) if removed else np.arange(count, count + added)
+    for part in (ids[:-1], ids[-1:]):
+        assert not index.is_outgrown
+        if removed:
+            index.remove(part)
+        else:
+            index.add(part, VECTORS[part])
     assert index.is_outgrown
 
 
