@@ -22,7 +22,7 @@ KERNELS_one_thread := OMP_NUM_THREADS=1 MKL_CBWR=COMPATIBLE
 FOLDER ?= .golden
 # The tests whose numbers come from kernels; TESTS= is all fast ones.
 TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
-  tests/simulation/test_site_parity.py tests/simulation/test_trained_model.py
+  tests/simulation/test_trained_model.py
 
 .PHONY: help install demo figures test test-kernels test-slow check format docs docker-try bench clean
 .PHONY: golden golden-freeze

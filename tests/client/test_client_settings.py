@@ -8,7 +8,6 @@ from knnper.client.settings import (
     LimitSettings,
     ServerTrust,
     ServiceCertificate,
-    ServiceSettings,
     read_client,
 )
 from knnper.errors import ConfigError
@@ -58,13 +57,6 @@ def test_paths_are_relative_to_the_file_and_overrides_come_last(
     assert (changed.train, changed.service.port) == (True, 0)
 
 
-def test_little_is_needed(tmp_path: Path) -> None:
-    found = read_client(_file(tmp_path, LITTLE + "insecure: true"))
-    assert found.state == tmp_path / "state"
-    assert found.service == ServiceSettings()
-    assert (found.tls, found.key, found.insecure) == (None, None, True)
-
-
 def test_all_problems_are_told_together(tmp_path: Path) -> None:
     problems = _problems(
         tmp_path,
@@ -106,14 +98,6 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, words: str) -
     assert any(words in message for message in problems.values()), problems
     with pytest.raises(ConfigError, match="there is no such file"):
         read_client(tmp_path / "missing.yaml")
-
-
-def test_limits_are_safe_where_none_are_given(tmp_path: Path) -> None:
-    assert read_client(_file(tmp_path, WHOLE)).limits == LimitSettings()
-    text = WHOLE + "limits: {methods: [fedavg], training_rounds: null, days: null}\n"
-    found = read_client(_file(tmp_path, text)).limits
-    assert (found.methods, found.training_rounds) == (("fedavg",), None)
-    assert found.min_examples == LimitSettings.min_examples > 1
 
 
 def test_wrong_limits_are_told_together(tmp_path: Path) -> None:

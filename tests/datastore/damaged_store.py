@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from knnper.datastore.database import PAGE_BYTES, log_of
@@ -44,19 +44,19 @@ def a_history(store: Store) -> None:
         store.add(some(1 + number % 2, number, f"second/{number}"))
 
 
-def state(folder: Path) -> tuple[object, ...]:
-    """Return all that a store holds."""
+def rows_of(folder: Path) -> dict[int, tuple[object, ...]]:
+    """Return all that a store holds, by id."""
     with open_store(folder) as store:
         held = store.contents()
-        return (
-            held.ids.tolist(),
+        columns: list[Iterable[object]] = [
             held.labels.tolist(),
             held.arrivals.tolist(),
             store.external_ids(held.ids),
-            store.vectors(held.ids).numpy().tobytes(),
-            store.inputs(held.ids).numpy().tobytes(),
-            store.fingerprint,
-        )
+            (row.tobytes() for row in store.vectors(held.ids).numpy()),
+            (row.tobytes() for row in store.inputs(held.ids).numpy()),
+            [store.fingerprint] * len(held),
+        ]
+        return dict(zip(held.ids.tolist(), zip(*columns, strict=True), strict=True))
 
 
 def write_flipped(path: Path, content: bytes, bit: int) -> None:

@@ -339,11 +339,8 @@ def test_rough_distances_of_flat_keep_their_bound(dim: int) -> None:
 
 
 def test_codes_are_learnt_once_there_are_enough() -> None:
-    index = built(ScalarSettings(), VECTORS[:255])
-    assert not index.is_outgrown
-    assert index.vectors(np.arange(255)).tobytes() == VECTORS[:255].tobytes()
-    index.add(np.array([255]), VECTORS[255:256])
-    assert index.is_outgrown
+    few = built(ScalarSettings(), VECTORS[:255])
+    assert few.vectors(np.arange(255)).tobytes() == VECTORS[:255].tobytes()
     assert not built(ScalarSettings(), VECTORS[:256]).is_outgrown
 
 
@@ -356,15 +353,29 @@ def test_centroids_need_four_vectors_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [ScalarSettings(), ProductSettings(num_bits=4), ListsSettings(num_lists=5)],
-    ids=lambda value: value.name,
+    ("settings", "count", "removed", "added"),
+    [
+        # Enough to learn from, or four times what it has learnt from.
+        (ScalarSettings(), 255, 0, 1),
+        (ScalarSettings(), 300, 0, 900),
+        (ProductSettings(num_bits=4), 300, 0, 900),
+        (ListsSettings(num_lists=5), 300, 0, 900),
+        (ListsSettings(), 1599, 0, 1),
+        (ListsSettings(), 2000, 1501, 0),
+        # Its dead.
+        (GraphSettings(), 400, 101, 0),
+    ],
 )
-def test_what_was_learnt_is_outgrown_fourfold(settings: IndexSettings) -> None:
-    index = built(settings, VECTORS[:300])
-    index.add(np.arange(300, 1199), VECTORS[300:1199])
+def test_what_an_index_outgrows(
+    settings: IndexSettings, count: int, removed: int, added: int
+) -> None:
+    index, ids = built(settings, VECTORS[:count]), np.arange(NUM_VECTORS)
+    end = count + added
+    index.remove(ids[: max(removed - 1, 0)])
+    index.add(ids[count : end - 1], VECTORS[count : end - 1])
     assert not index.is_outgrown
-    index.add(np.array([1199]), VECTORS[1199:1200])
+    index.remove(ids[removed - 1 : removed] if removed else ids[:0])
+    index.add(ids[max(count, end - 1) : end], VECTORS[max(count, end - 1) : end])
     assert index.is_outgrown
 
 
@@ -375,26 +386,6 @@ def test_what_was_learnt_is_outgrown_by_turnover() -> None:
         index.remove(np.arange(start - 300, start - 200))
         index.add(np.arange(start, start + 100), VECTORS[start : start + 100])
     assert len(index) == 300
-    assert index.is_outgrown
-
-
-def test_lists_are_outgrown_from_both_sides() -> None:
-    assert not built(ListsSettings(), VECTORS[:1599]).is_outgrown
-    index = built(ListsSettings(), VECTORS[:1599])
-    index.add(np.array([1599]), VECTORS[1599:1600])
-    assert index.is_outgrown
-    learnt = built(ListsSettings())
-    learnt.remove(np.arange(1500))
-    assert not learnt.is_outgrown
-    learnt.remove(np.array([1500]))
-    assert learnt.is_outgrown
-
-
-def test_a_graph_is_outgrown_by_its_dead() -> None:
-    index = built(GraphSettings(), VECTORS[:400])
-    index.remove(np.arange(100))
-    assert not index.is_outgrown
-    index.remove(np.array([100]))
     assert index.is_outgrown
 
 
@@ -417,14 +408,12 @@ def test_parts_that_do_not_divide_are_refused() -> None:
         settings.build(8, vectors.argsort()[0][:3], vectors)
 
 
-def test_lists_have_forty_vectors() -> None:
+def test_lists_have_forty_vectors_and_an_eighth_is_probed() -> None:
     sizes = (0, 1599, 1600, 50_000)
     assert [ListsSettings().lists_for(one) for one in sizes] == [1, 1, 40, 224]
     ten = ListsSettings(num_lists=10)
     assert [ten.lists_for(one) for one in (399, 400)] == [1, 10]
-
-
-def test_an_eighth_of_the_lists_is_probed() -> None:
+    # An eighth of them is probed.
     assert [ListsSettings().probes_for(lists) for lists in (1, 40, 224)] == [1, 8, 28]
     assert ListsSettings(num_probes=3).probes_for(224) == 3
     assert ListsSettings(num_probes=300).probes_for(224) == 224

@@ -22,7 +22,7 @@ from tests.datastore.damaged_store import (
     a_history,
     left_by_a_kill,
     log_in,
-    state,
+    rows_of,
     write_flipped,
 )
 from tests.datastore.small_store import forked, small_store, some
@@ -65,7 +65,7 @@ def test_no_flipped_bit_is_silent(
     request: pytest.FixtureRequest, kind: str, name: str, num_flips: int, share: int
 ) -> None:
     folder: Path = request.getfixturevalue(kind)
-    copy, expected = folder.with_name("flipped"), state(folder)
+    copy, expected = folder.with_name("flipped"), rows_of(folder)
     content = (folder / name).read_bytes()
     generator = np.random.default_rng(num_flips // share)
     num_refused = 0
@@ -78,7 +78,7 @@ def test_no_flipped_bit_is_silent(
         write_flipped(copy / name, content, bit)
         is_found = bool(verify(copy).findings)
         try:
-            assert state(copy) == expected, f"bit {bit} is silent"
+            assert rows_of(copy) == expected, f"bit {bit} is silent"
         except StoreDamagedError:
             assert is_found, f"bit {bit} is not found"
             num_refused += 1
@@ -109,15 +109,15 @@ Unfinished = tuple[Path, bytes, int]
 
 def test_a_transaction_that_was_cut_short_is_no_damage(unfinished: Unfinished) -> None:
     folder, content, begin = unfinished
-    expected = state(folder)
+    expected = rows_of(folder)
     for end in range(begin, len(content), FRAME // 2 + 5):
         log_in(folder).write_bytes(content[:end])
-        assert state(folder) == expected
+        assert rows_of(folder) == expected
         assert verify(folder).findings == ()
     # A power cut may keep its end, and lose its beginning.
     holey = content[: begin + 100] + bytes(FRAME) + content[begin + 100 + FRAME :]
     log_in(folder).write_bytes(holey)
-    assert state(folder) == expected
+    assert rows_of(folder) == expected
     with open_store(folder, writable=True) as store:
         store.add(some(1, 60, "next"))
     assert verify(folder).findings == ()
@@ -167,7 +167,7 @@ def test_damage_in_the_log_is_seen_though_the_witness_is_old(
     del old["checksum"]
     old["num_changes"] = 1
     (store / ACKNOWLEDGED).write_bytes(Acknowledged(**old).encoded())
-    assert state(store) == state(killed)
+    assert rows_of(store) == rows_of(killed)
     for place in (8, 40, 32 + FRAME + 5000):
         write_flipped(log_in(store), content, 8 * place)
         with pytest.raises(StoreDamagedError, match="log is damaged"):
@@ -216,7 +216,7 @@ def test_a_saved_index_is_not_needed(
     folder = Path(shutil.copytree(closed, tmp_path / "store"))
     (file,) = (folder / INDEX).glob(pattern)
     harm(file, how)
-    assert state(folder) == state(closed)
+    assert rows_of(folder) == rows_of(closed)
     # None that is saved is no fault.
     assert bool(verify(folder).findings) == (how != "removed")
     with open_store(folder, writable=True) as store:

@@ -37,6 +37,7 @@ from tests.datastore.small_store import (
     small_store,
     some,
 )
+from tests.knnper_data.site.site_cases import pixels, put_image
 
 NAMES = IMAGES.class_names
 
@@ -45,21 +46,10 @@ def embed(images: Tensor) -> Tensor:
     return images.flatten(1)[:, :IMAGE_DIM].float()
 
 
-def pixels(seed: int, size: int = 4) -> np.ndarray[Any, Any]:
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (size, size, 3), dtype=np.uint8)
-
-
-def put(root: Path, name: str, seed: int, size: int = 4) -> None:
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels(seed, size)).save(path)
-
-
 def test_a_folder_of_images(tmp_path: Path) -> None:
-    put(tmp_path, "fox/b.png", 1)
-    put(tmp_path, "fox/a.png", 2)
-    put(tmp_path, "cat/c.png", 3)
+    first = put_image(tmp_path / "fox" / "b.png", 1)
+    put_image(tmp_path / "fox" / "a.png", 2)
+    third = put_image(tmp_path / "cat" / "c.png", 3)
     for name in (".hidden", "notes.txt", "fox/.DS_Store", "fox/Thumbs.db"):
         (tmp_path / name).write_text("")
     source = open_source(tmp_path, IMAGE_SHAPE, NAMES)
@@ -68,16 +58,15 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     assert set(place) == {"cat/c.png", "fox/a.png", "fox/b.png"}
     assert source.labels[place["cat/c.png"]] == 0
     assert source.labels.sum() == 4
-    expected = np.stack([pixels(1), pixels(3)])
-    wanted = [place["fox/b.png"], place["cat/c.png"]]
-    np.testing.assert_array_equal(source.images(wanted).numpy(), expected)
+    wanted = source.images([place["fox/b.png"], place["cat/c.png"]])
+    np.testing.assert_array_equal(wanted.numpy(), [first, third])
 
 
 def test_a_folders_order_mixes_the_classes_and_is_always_the_same(
     tmp_path: Path,
 ) -> None:
     for number in range(60):
-        put(tmp_path, f"{NAMES[number % 3]}/{number}.png", number)
+        put_image(tmp_path / NAMES[number % 3] / f"{number}.png", number)
     source = open_source(tmp_path, IMAGE_SHAPE, NAMES)
     assert np.bincount(source.labels[:30], minlength=3).min() >= 5
     assert open_source(tmp_path, IMAGE_SHAPE, NAMES).external_ids == source.external_ids
@@ -90,11 +79,7 @@ def test_what_holds_no_examples_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     with pytest.raises(DataError, match="found no examples"):
         open_source(tmp_path, IMAGE_SHAPE, NAMES)
-    nothing = save(
-        tmp_path / "a.npz",
-        inputs=np.zeros((0, *IMAGE_SHAPE), np.uint8),
-        labels=np.zeros(0, int),
-    )
+    nothing = save(tmp_path / "a.npz", inputs=pixels(0), labels=np.zeros(0, int))
     with pytest.raises(DataError, match="found no examples"):
         open_source(nothing, IMAGE_SHAPE, NAMES)
     with pytest.raises(DataError, match="found no inputs in it"):
@@ -102,9 +87,11 @@ def test_what_holds_no_examples_is_an_error(tmp_path: Path) -> None:
 
 
 def test_images_are_made_the_size_of_the_stores(tmp_path: Path) -> None:
-    put(tmp_path, "cat/large.png", 1, size=8)
+    (tmp_path / "cat").mkdir()
+    large = Image.effect_noise((8, 8), 50).convert("RGB")
+    large.save(tmp_path / "cat" / "large.png")
     images = open_source(tmp_path, IMAGE_SHAPE, NAMES).images([0])
-    resized = Image.fromarray(pixels(1, 8)).resize((4, 4), Image.Resampling.BILINEAR)
+    resized = large.resize((4, 4), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(images[0].numpy(), np.asarray(resized))
     np.testing.assert_array_equal(
         read_inputs(tmp_path / "cat" / "large.png", IMAGE_SHAPE), images.numpy()
@@ -125,13 +112,9 @@ def test_what_lies_in_the_wrong_place_is_named(tmp_path: Path) -> None:
         read_inputs(tmp_path / "missing.png", IMAGE_SHAPE)
 
 
-def arrays(**changes: Any) -> dict[str, Any]:
-    inputs = np.stack([pixels(seed) for seed in range(3)])
-    return {"inputs": inputs, "labels": np.array([2, 0, 1], np.int32), **changes}
-
-
 def save(path: Path, **changes: Any) -> Path:
-    np.savez(path, **{k: v for k, v in arrays(**changes).items() if v is not None})
+    arrays = {"inputs": pixels(3), "labels": np.array([2, 0, 1], np.int32), **changes}
+    np.savez(path, **{name: one for name, one in arrays.items() if one is not None})
     return path
 
 
@@ -146,8 +129,8 @@ def test_arrays(tmp_path: Path) -> None:
     assert source.labels.dtype == torch.int64
     assert source.labels.tolist() == [2, 0, 1]
     np.testing.assert_array_equal(source.arrivals, [1.0, 2.0, 3.0])
-    np.testing.assert_array_equal(source.images([1]).numpy()[0], pixels(1))
-    np.testing.assert_array_equal(read_inputs(path, IMAGE_SHAPE), arrays()["inputs"])
+    np.testing.assert_array_equal(source.images([1]).numpy(), pixels(3)[1:2])
+    np.testing.assert_array_equal(read_inputs(path, IMAGE_SHAPE), pixels(3))
 
 
 @pytest.mark.parametrize(
@@ -195,8 +178,8 @@ def test_a_file_that_is_no_archive(tmp_path: Path, name: str) -> None:
 
 
 def test_single_inputs_are_read(tmp_path: Path) -> None:
-    np.save(tmp_path / "one.npy", pixels(1))
-    np.save(tmp_path / "two.npy", np.stack([pixels(1), pixels(2)]))
+    np.save(tmp_path / "one.npy", pixels(1)[0])
+    np.save(tmp_path / "two.npy", pixels(2))
     np.save(tmp_path / "flat.npy", np.arange(5))
     assert read_inputs(tmp_path / "one.npy", IMAGE_SHAPE).shape == (1, *IMAGE_SHAPE)
     assert read_inputs(tmp_path / "two.npy", IMAGE_SHAPE).shape == (2, *IMAGE_SHAPE)

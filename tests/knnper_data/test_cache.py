@@ -1,9 +1,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,38 +108,6 @@ def test_a_failed_build_leaves_nothing_to_be_seen(cache_folder: Path) -> None:
         cache.cached_dataset("toy", {"size": 1}, fail)
     assert [path for path in cache_folder.iterdir() if path.is_dir()] == []
     load()
-
-
-OTHER_PROCESS = """
-import pathlib, sys, time
-import numpy as np
-from knnper.data.cache import cached_dataset
-from knnper.data.cache import Contents
-
-def build(writer):
-    images = writer.new_images("train", (50, 8, 8, 3))
-    pathlib.Path(sys.argv[1]).touch()
-    time.sleep(0.5)
-    images[...] = 9
-    writer.put_labels("train", [0] * 50)
-    writer.put_images("test", np.ones((1, 8, 8, 3), dtype=np.uint8))
-    writer.put_labels("test", [0])
-    return Contents(("only",))
-
-assert cached_dataset("race", {}, build).train.images.min() == 9
-"""
-
-
-def test_a_process_waits_for_another_that_decodes(tmp_path: Path) -> None:
-    decoding = tmp_path / "decoding"
-    command = [sys.executable, "-c", OTHER_PROCESS, str(decoding)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as other:
-        while not decoding.exists() and other.poll() is None:
-            time.sleep(0.01)
-        found = cache.cached_dataset("race", {}, build_never)
-        _, errors = other.communicate(timeout=60)
-    assert other.returncode == 0, errors.decode()
-    assert found.train.images.min() == 9
 
 
 def test_no_images_and_full_discs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,10 @@
 """The stacked LSTM against torch's own, and its loss against one worked by hand."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from knnper.data.examples import InputSpec
 from knnper.experiment import Choice
@@ -62,17 +60,6 @@ def test_the_papers_network() -> None:
     assert model.num_parameters == 81 * 8 + first + second + 256 * 81 + 81
 
 
-def test_the_loss_is_the_mean_over_all_positions() -> None:
-    module = module_of(SMALL)
-    x, labels = windows(3), torch.tensor([1, 0, 3])
-    text = torch.cat([x[:, :, 0, 0], labels[:, None]], dim=1)
-    # Each prefix of the window is a window of its own: its next character's loss.
-    prefixes = [(module(x[:, :at]), text[:, at]) for at in range(1, 7)]
-    losses = [functional.cross_entropy(*one, reduction="none") for one in prefixes]
-    expected = torch.stack(losses).mean(dim=0)
-    torch.testing.assert_close(module.losses(x, labels), expected)
-
-
 def test_the_loss_by_hand() -> None:
     module = module_of(SMALL)
     with torch.no_grad():
@@ -84,15 +71,6 @@ def test_the_loss_by_hand() -> None:
     expected = math.log(2) * (1 + 2 + 3 + 1 + 3 + 2) / 6
     found = module.losses(x, torch.tensor([1])).detach()
     assert found.tolist() == [pytest.approx(expected)]
-
-
-def test_without_all_positions_only_the_label_counts() -> None:
-    module = module_of(replace(SMALL, all_positions=False))
-    x, labels = windows(3), torch.tensor([1, 0, 3])
-    expected = functional.cross_entropy(module(x), labels, reduction="none")
-    assert torch.equal(module.losses(x, labels), expected)
-    assert module.learns_from_embeddings
-    assert not module_of(SMALL).learns_from_embeddings
 
 
 def test_each_lstm_is_a_layer_of_its_own() -> None:

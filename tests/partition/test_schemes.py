@@ -284,11 +284,13 @@ def test_alpha_governs_coarse_labels_and_beta_fine_ones() -> None:
 def test_draws_follow_the_dirichlet_vectors() -> None:
     # The first clients draw from a full stock: the share of one coarse label over
     # them has the mean 1/20 and the variance of Dir_20(α) and of 5 draws.
-    assignment = split(10_000, 0.3, 10.0)
+    some = TRAIN[:20_000]
+    settings = PachinkoSettings(num_clients=4000, alpha=0.3, beta=10.0)
+    assignment = pachinko(some, some[:100], COARSE_OF, settings, RandomKey(0))
     shares = np.stack(
         [
             np.bincount(TRAIN[part] // 5, minlength=20) / len(part)
-            for part in assignment.train[:2000]
+            for part in assignment.train[:800]
         ]
     )
     np.testing.assert_allclose(shares.mean(axis=0), 0.05, atol=0.02)

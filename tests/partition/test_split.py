@@ -267,14 +267,6 @@ def test_clients_are_dealt_their_own_samples() -> None:
         assert set(own % 3) == {number}
 
 
-def test_the_deal_keeps_its_form() -> None:
-    partition = made("pathological", proxy_fraction=0.25)
-    for client in partition.clients:
-        own = np.append(client.train, client.validation)
-        assert len(set(own % 4)) == 2
-        assert set(client.test % 4) <= set(own % 4)
-
-
 def test_what_is_kept_depends_on_the_key_alone() -> None:
     kept = [
         made(name, key, proxy_fraction=0.2).proxy.tolist()

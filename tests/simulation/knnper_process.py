@@ -1,15 +1,12 @@
-"""The command that a user types, as a process that tests can watch and end."""
+"""The command that a user types, and the processes that one starts."""
 
 import contextlib
-import functools
-import signal
+import json
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-KNNPER = Path(sys.executable).with_name("knnper")
+from tests.processes import KNNPER
 
 
 def simulate(*arguments: str | Path) -> None:
@@ -19,25 +16,11 @@ def simulate(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def start(folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
-    """Start ``knnper simulate`` into ``folder``, in a process group of its own."""
-    return subprocess.Popen(
-        [KNNPER, "simulate", *arguments, "--output", folder],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        # Whoever runs the tests in the background may have it ignored.
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-
-
-def wait_for_rounds(process: subprocess.Popen[str], folder: Path, count: int) -> None:
-    """Wait until a run has made ``count`` rounds."""
-    path = folder / "rounds.jsonl"
-    while not path.exists() or path.read_text().count("\n") < count:
-        assert process.poll() is None, "the run ended too soon"
-        time.sleep(0.005)
+def outcome(folder: Path) -> tuple[str, bytes]:
+    """Return what must be the same: the last state's digest, and clients.csv."""
+    results = json.loads((folder / "results.json").read_text())
+    digest: str = results["training"]["state_sha256"]
+    return digest, (folder / "clients.csv").read_bytes()
 
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:

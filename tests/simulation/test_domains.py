@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from knnper.experiment import read_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.plan import read_sweep
 from knnper.simulation.partition.schemes import PflbedSettings
 from knnper.simulation.workbench import (
     Workbench,
@@ -99,17 +98,6 @@ def test_clients_are_measured_by_their_own_labels(
     document = json.loads((folder.path / "results.json").read_text())["unseen"]
     assert document["accuracy_mean"] == pytest.approx(math.fsum(unseen) / 4)
     assert document["accuracy_weighted"] == pytest.approx(math.fsum(unseen) / 4)
-
-
-def test_the_sweep_over_new_clients_is_valid() -> None:
-    sweep = read_sweep(Path("papers/pflbed_new_clients.yaml"))
-    assert {point.title for point in sweep.points} == {
-        *("FedAvg", "FedAvg + LP", "FedAvg + FT", "Per-FedAvg + FT", "FedBasis"),
-        *("FedRep + LP", "FedRep + FT", "FedBN + LP", "FedBN + FT"),
-        *("pFedHN", "pFedHN + LP", "pFedHN + FT", "kNN-Per", "kNN-Per + FT"),
-    }
-    sizes = [point.values["partition.unseen_train_fraction"] for point in sweep.points]
-    assert sizes == [0.5, 1.0] * 14
 
 
 def test_a_domain_of_pacs_is_divided_as_in_the_paper() -> None:

@@ -4,9 +4,7 @@
 every method, in this process.
 """
 
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -16,6 +14,7 @@ from knnper.server.run_folder import RunFolder, asides
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import AS_IT_IS
+from tests.simulation.knnper_process import outcome
 from tests.simulation.knnper_process import simulate as run_command
 
 NUM_ROUNDS = 6
@@ -23,13 +22,6 @@ LEFT_AFTER = 3
 # One of each kind: clients with a state, a server with one, updates side by side.
 FAST = ("ditto", "fedadam", "fedattn", "krum")
 WITH_ROUNDS = [name for name in METHODS if name != "local"]
-
-
-class Outcome(NamedTuple):
-    """What must be the same."""
-
-    state_sha256: str
-    clients_csv: bytes
 
 
 class Leaving(Observer):
@@ -60,41 +52,17 @@ def experiment(method: str, on_top: str = AS_IT_IS) -> Experiment:
             "learning_rate": 0.02,
         },
         "method": {"name": method},
-        "run": {"seed": 3, "engine": "serial", "checkpoint_every": 2},
+        "run": {"seed": 3, "engine": "serial", "checkpoint_every": 1},
     }
     if METHODS[method].personalization == AS_IT_IS:
         document["personalization"] = {"name": on_top}
     return load_experiment(document, experiment_catalogue())
 
 
-def outcome(folder: RunFolder) -> Outcome:
-    digest = folder.results()["training"]["state_sha256"]
-    return Outcome(digest, (folder.path / "clients.csv").read_bytes())
-
-
-def whole(chosen: Experiment, path: Path) -> Outcome:
+def whole(chosen: Experiment, path: Path) -> tuple[str, bytes]:
     folder = RunFolder.create(path, chosen)
     simulate(open_workbench(chosen), folder, Observer(), ["test"])
-    return outcome(folder)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
-        for method in WITH_ROUNDS
-    ],
-)
-def test_a_run_that_was_left_ends_the_same(tmp_path: Path, method: str) -> None:
-    chosen = experiment(method)
-    expected = whole(chosen, tmp_path / "whole")
-    folder = RunFolder.create(tmp_path / "left", chosen)
-    with pytest.raises(KeyboardInterrupt):
-        simulate(open_workbench(chosen), folder, Leaving(), ["test"])
-    # The last checkpoint is of round 2: the third is made once more.
-    assert len(folder.rounds()) == LEFT_AFTER
-    simulate(open_workbench(chosen), folder, Observer(), ["test"])
-    assert outcome(folder) == expected
+    return outcome(path)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +75,6 @@ def test_a_run_that_was_left_ends_the_same(tmp_path: Path, method: str) -> None:
 def test_a_run_that_went_back_ends_the_same(tmp_path: Path, method: str) -> None:
     """Clients that have a state go back with it; what came later can come back too."""
     chosen = experiment(method)
-    chosen = replace(chosen, run=replace(chosen.run, checkpoint_every=1))
     expected = whole(chosen, tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
     folder.go_back(2)
@@ -119,10 +86,10 @@ def test_a_run_that_went_back_ends_the_same(tmp_path: Path, method: str) -> None
     (aside / "rounds.jsonl").replace(folder.path / "rounds.jsonl")
     # From its last round: nothing but the clients' own states is used.
     simulate(open_workbench(chosen), folder, Observer(), ["test"])
-    assert outcome(folder) == expected
+    assert outcome(folder.path) == expected
     folder.go_back(2)
     simulate(open_workbench(chosen), folder, Observer(), ["test"])
-    assert outcome(folder) == expected
+    assert outcome(folder.path) == expected
     assert not asides(folder.checkpoints)
 
 
@@ -141,5 +108,5 @@ def test_both_engines_end_with_the_same_bits(tmp_path: Path, method: str) -> Non
         run_command(
             path, *engine, "--set", f"run.carrier={carrier}", "--output", folder
         )
-        found = outcome(RunFolder.open(folder))
+        found = outcome(folder)
         assert found == expected, f"{workers} workers, {carrier}: differs"

@@ -20,7 +20,7 @@ from knnper.simulation.flower_engine import (
 )
 from knnper.transport import messages as shared_memory
 from knnper.transport.polling import MESSAGES_AT_ONCE
-from tests.simulation.knnper_process import KNNPER
+from tests.processes import KNNPER
 
 EXPERIMENT = """
 name: engine
@@ -123,29 +123,14 @@ def test_requests_for_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert requests_at_once(run) == 4 * (32 + 3)
 
 
-@pytest.mark.parametrize(
-    ("raised", "expected"),
-    [
-        (
-            "The current node timed out during startup. This could be anything.",
-            r"did not start in time.*too busy.*--engine serial.*Ray says: The current",
-        ),
-        (
-            "no room for it.",
-            r"failed: no room for it\. Check that the machine has what",
-        ),
-    ],
-)
 def test_why_ray_did_not_start(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    raised: str,
-    expected: str,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def init(**arguments: object) -> None:
-        raise Exception(raised)
+        raise Exception("The current node timed out during startup. Who knows why.")
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(RunError, match=expected):
+    told = r"did not start in time.*too busy.*--engine serial.*Ray says: The current"
+    with pytest.raises(RunError, match=told):
         run_nodes(ClientApp(), 1, RunSettings(), lambda grid, stop: stop.wait(60))
     assert "Traceback" not in capfd.readouterr().err

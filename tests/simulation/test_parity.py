@@ -1,4 +1,4 @@
-"""The same bits on every engine, with any number of workers, killed or not.
+"""The same bits on every engine, ended in the middle or not.
 
 Real processes: each run is the command a user types.
 """
@@ -6,126 +6,166 @@ Real processes: each run is the command a user types.
 import json
 import os
 import signal
+import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from tests.simulation.knnper_process import simulate, start, wait_for_rounds
+from tests.processes import KNNPER, Commands, Running, wait_until
+from tests.simulation.knnper_process import descendants, outcome
 
 EXPERIMENT = """
 name: parity
 data: {name: digits}
 partition: {name: dirichlet, num_clients: 14, alpha: 0.3, unseen_fraction: 0.2}
 model: {name: tiny_cnn, embedding_dim: 16}
-training: {num_rounds: 8, participation: 0.5, batch_size: 8, learning_rate: 0.05}
-method: {name: METHOD}
+training: {num_rounds: 4, participation: 0.5, batch_size: 8, learning_rate: 0.05}
+method: {name: scaffold}
 run: {seed: 3, checkpoint_every: 2}
 """
-METHODS = ["fedavg", "scaffold", "fedem", "pfedhn", "knn_per"]
-FAST = ["knn_per"]
+LONGER = ("--set", "training.num_rounds=20")
+SLOW_RAY = [pytest.mark.slow, pytest.mark.ray]
 
 
-class Outcome(NamedTuple):
-    """What must be the same."""
-
-    state_sha256: str
-    clients_csv: bytes
-
-
-def experiment(folder: Path, method: str) -> Path:
-    path = folder / "experiment.yaml"
-    path.write_text(EXPERIMENT.replace("METHOD", method))
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(EXPERIMENT)
     return path
 
 
-def outcome(folder: Path) -> Outcome:
-    results = json.loads((folder / "results.json").read_text())
-    digest = results["training"]["state_sha256"]
-    return Outcome(digest, (folder / "clients.csv").read_bytes())
+def start(commands: Commands, folder: Path, *arguments: str | Path) -> Running:
+    command = [KNNPER, "simulate", *arguments, "--output", folder]
+    return commands.start("simulate", command)
 
 
-def kill_half_way(folder: Path, *arguments: str | Path) -> None:
-    """Start a run and kill it with SIGKILL in the fifth round or so."""
-    process = start(folder, *arguments)
-    wait_for_rounds(process, folder, 4)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not (folder / "results.json").exists(), "the run ended before it was killed"
+def simulate(
+    commands: Commands, folder: Path, *arguments: str | Path
+) -> tuple[str, bytes]:
+    process = start(commands, folder, *arguments)
+    assert process.wait() == 0, process.written
+    return outcome(folder)
+
+
+def wait_for_rounds(process: Running, folder: Path) -> None:
+    path = folder / "rounds.jsonl"
+
+    def are_made() -> bool:
+        assert not process.ended, "the run ended too soon"
+        return path.exists() and path.read_text().count("\n") >= 3
+
+    wait_until(are_made, "three rounds")
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("method", "workers", "carrier"),
-    [
-        pytest.param(
-            method,
-            workers,
-            carrier,
-            marks=[] if (method, workers) == ("scaffold", "2") else pytest.mark.slow,
-        )
-        for method in METHODS
-        for workers, carrier in (("1", "message"), ("2", "shared_memory"))
-    ],
-)
-def test_engines_agree(tmp_path: Path, method: str, workers: str, carrier: str) -> None:
-    path = experiment(tmp_path, method)
-    simulate(path, "--engine", "serial", "--output", tmp_path / "serial")
-    expected = outcome(tmp_path / "serial")
-    assert expected.clients_csv.count(b"\n") == 15
-    engine = ("--workers", workers, "--set", f"run.carrier={carrier}")
-    simulate(path, *engine, "--output", tmp_path / "flower")
-    assert outcome(tmp_path / "flower") == expected
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_more_clients_than_requests_at_once_give_the_same_bits(tmp_path: Path) -> None:
-    path = experiment(tmp_path, "knn_per")
-    many = (
-        *("--set", "partition={name: iid, num_clients: 150}"),
-        *("--set", "training.participation=1.0", "--set", "training.num_rounds=3"),
-        *("--set", "run.validate_every=1"),
+def test_engines_agree(experiment: Path, tmp_path: Path, commands: Commands) -> None:
+    expected = simulate(commands, tmp_path / "one", experiment, "--engine", "serial")
+    assert expected[1].count(b"\n") == 15
+    assert simulate(commands, tmp_path / "two", experiment, "--workers", "2") == (
+        expected
     )
-    simulate(path, *many, "--engine", "serial", "--output", tmp_path / "serial")
-    simulate(path, *many, "--workers", "2", "--output", tmp_path / "flower")
-    assert outcome(tmp_path / "flower") == outcome(tmp_path / "serial")
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, marks=[] if method in FAST else pytest.mark.slow)
-        for method in METHODS
-    ],
-)
-def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, method: str) -> None:
-    path = experiment(tmp_path, method)
-    longer = ("--set", "training.num_rounds=40", "--engine", "serial")
-    simulate(path, *longer, "--output", tmp_path / "whole")
-    kill_half_way(tmp_path / "killed", path, *longer)
-    simulate("--resume", tmp_path / "killed")
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
-    rounds = (tmp_path / "killed" / "rounds.jsonl").read_text().splitlines()
-    assert [json.loads(line)["server_round"] for line in rounds] == [*range(1, 41)]
 
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("method", METHODS)
-def test_a_killed_flower_run_resumes_the_same(tmp_path: Path, method: str) -> None:
-    path = experiment(tmp_path, method)
-    longer = ("--set", "training.num_rounds=40")
-    simulate(path, *longer, "--engine", "serial", "--output", tmp_path / "whole")
-    kill_half_way(tmp_path / "killed", path, *longer, "--workers", "2")
-    simulate("--resume", tmp_path / "killed", "--workers", "1")
-    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+def test_more_clients_than_requests_at_once_give_the_same_bits(
+    experiment: Path, tmp_path: Path, commands: Commands
+) -> None:
+    many = (
+        *(experiment, "--set", "partition={name: iid, num_clients: 150}"),
+        *("--set", "training.participation=1.0", "--set", "run.validate_every=1"),
+    )
+    expected = simulate(commands, tmp_path / "one", *many, "--engine", "serial")
+    assert simulate(commands, tmp_path / "two", *many, "--workers", "2") == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "end"),
+    [
+        ("serial", signal.SIGKILL),
+        pytest.param("serial", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("flower", signal.SIGKILL, marks=SLOW_RAY),
+        pytest.param("flower", signal.SIGINT, marks=SLOW_RAY),
+    ],
+)
+def test_a_run_that_was_ended_resumes_to_the_same_bits(
+    experiment: Path,
+    tmp_path: Path,
+    commands: Commands,
+    engine: str,
+    end: signal.Signals,
+) -> None:
+    serial, folder = ("--engine", "serial"), tmp_path / "ended"
+    expected = simulate(commands, tmp_path / "whole", experiment, *LONGER, *serial)
+    process = start(commands, folder, experiment, *LONGER, "--engine", engine)
+    wait_for_rounds(process, folder)
+    os.killpg(process.pid, end)
+    status = process.wait()
+    assert not (folder / "results.json").exists(), "the run ended before"
+    if end == signal.SIGINT:
+        assert status == 130
+        assert f"knnper simulate --resume {folder}" in process.written
+        assert "Traceback" not in process.written
+    commands.run("resume", KNNPER, "simulate", "--resume", folder, *serial)
+    assert outcome(folder) == expected
+    rounds = (folder / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["server_round"] for line in rounds] == [*range(1, 21)]
 
 
 @pytest.mark.slow
-def test_another_seed_gives_other_bits(tmp_path: Path) -> None:
-    path = experiment(tmp_path, "fedavg")
-    for seed in ("3", "4"):
-        arguments = ("--engine", "serial", "--set", f"run.seed={seed}")
-        simulate(path, *arguments, "--output", tmp_path / seed)
-    assert outcome(tmp_path / "3") != outcome(tmp_path / "4")
+@pytest.mark.ray
+def test_a_dead_worker_ends_the_run(
+    experiment: Path, tmp_path: Path, commands: Commands
+) -> None:
+    folder = tmp_path / "run"
+    process = start(commands, folder, experiment, *LONGER, "--workers", "2")
+    wait_for_rounds(process, folder)
+    workers = [pid for pid, name in descendants(process.pid) if "ClientApp" in name]
+    assert len(workers) == 2
+    os.kill(workers[0], signal.SIGKILL)
+    assert process.wait() == 1
+    assert "a worker process died" in process.written
+    assert f"knnper simulate --resume {folder}" in process.written
+
+
+# In a process of its own: Ray leaves files open and threads running in it.
+CLUSTER = """
+import json, signal
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(
+    initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+)
+cluster.add_node(num_cpus=1)
+cluster.wait_for_nodes()
+raylets = [
+    info.process.pid
+    for node in cluster.list_all_nodes()
+    for info in node.all_processes["raylet"]
+]
+print(json.dumps([cluster.address, raylets]), flush=True)
+signal.sigwait([signal.SIGTERM])
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_cluster_of_two_nodes_ends_the_same(
+    experiment: Path, tmp_path: Path, commands: Commands
+) -> None:
+    expected = simulate(commands, tmp_path / "one", experiment, "--engine", "serial")
+    cluster = commands.start("cluster", [sys.executable, "-c", CLUSTER])
+    address, raylets = json.loads(cluster.wait_for(r'\["\S+:\d+", \[\d+, \d+\]\]'))
+    folder = tmp_path / "cluster"
+    process = start(commands, folder, experiment, "--ray-address", address)
+
+    def works(raylet: int) -> bool:
+        assert not process.ended, "the run ended without a worker on each node"
+        return any("ClientAppActor" in name for _, name in descendants(raylet))
+
+    wait_until(lambda: all(map(works, raylets)), "a worker on each node")
+    assert process.wait() == 0, process.written
+    assert outcome(folder) == expected
+    cluster.process.terminate()
+    cluster.wait()

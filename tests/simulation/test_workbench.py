@@ -11,7 +11,7 @@ import torch
 
 from knnper import simulation
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import load_experiment, parse_yaml, read_experiment, to_document
+from knnper.experiment import load_experiment, read_experiment
 from knnper.simulation.workbench import (
     Workbench,
     count_labels,
@@ -20,7 +20,6 @@ from knnper.simulation.workbench import (
     open_workbench,
     read_label_counts,
 )
-from knnper.strategies.catalogue import METHODS
 
 
 def document(**partition: Any) -> Mapping[str, Any]:
@@ -102,22 +101,13 @@ def test_the_server_has_what_it_keeps() -> None:
 EXPERIMENTS = Path(simulation.__file__).parent / "experiments"
 
 
-def read(path: Path) -> Mapping[str, Any]:
-    parsed: Mapping[str, Any] = parse_yaml(path.read_text(), str(path))
-    return parsed
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_has_defaults_that_survive(method: str) -> None:
-    catalogue = experiment_catalogue()
-    overrides = [f"method={{name: {method}}}"]
-    experiment = load_experiment(document(), catalogue, overrides)
-    assert load_experiment(to_document(experiment), catalogue) == experiment
-
-
 @pytest.mark.parametrize(
     "path",
-    [one for one in sorted(EXPERIMENTS.rglob("*.yaml")) if "data" in read(one)],
+    [
+        one
+        for one in sorted(EXPERIMENTS.rglob("*.yaml"))
+        if "\ndata:" in one.read_text()
+    ],
     ids=lambda p: p.stem,
 )
 def test_shipped_experiments_are_valid(path: Path) -> None:

@@ -1,13 +1,11 @@
 """What the tests of several methods do with a method or its entry in a catalogue."""
 
-from collections.abc import Mapping, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from knnper.data.examples import ClientData
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Choice,
@@ -17,12 +15,9 @@ from knnper.experiment import (
     TrainingSettings,
     load_experiment,
 )
-from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.core.method import Method, Personalizer
-from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.task import MixturePredictor, Task
-from knnper.strategies.core.training import local_sgd
+from knnper.strategies.core.task import Task
 
 
 def problems_of(
@@ -44,43 +39,18 @@ def problems_of(
     return spec.check(settings, experiment)
 
 
-def mixture_served(
-    method: Method, weights: Tensor, data: ClientData
-) -> MixturePredictor:
-    """Return what an unseen client is served of one model that is sent to it."""
-    payload = ModelPayload(weights)
-    predictor = method.personalize(payload, None, data, RandomKey(6))
-    assert isinstance(predictor, MixturePredictor)
-    return predictor
-
-
-def count_trainings(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[int]:
-    """Return a list that grows with each local training of a method's module."""
+def count_embeddings(task: Task) -> list[int]:
+    """Return a list that grows with each forward pass, by the number of images."""
     sizes: list[int] = []
+    module = task.model.module
+    embed = module.embed
 
-    def counted(task: Task, weights: Tensor, *rest: Any, **given: Any) -> Any:
-        sizes.append(len(rest[0]))
-        return local_sgd(task, weights, *rest, **given)
+    def counted(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return embed(x)
 
-    monkeypatch.setattr(module, "local_sgd", counted)
+    module.embed = counted  # type: ignore[method-assign]
     return sizes
-
-
-def trained_with_the_keys_of_local(
-    method: Method, task: Task, clients: Mapping[str, ClientData], key: RandomKey
-) -> dict[str, Tensor]:
-    """Return the model that each client keeps after all rounds."""
-    state, memory = method.init(tuple(clients), key), dict[str, ModelState]()
-    for server_round in range(1, task.training.num_rounds + 1):
-        updates, rng = [], key.child("round", server_round)
-        for name, data in clients.items():
-            payload = method.broadcast(state, name, rng)
-            memory[name], update = method.client_update(
-                payload, memory.get(name), data, server_round, rng
-            )
-            updates.append((name, update))
-        state = method.aggregate(state, iter(updates))
-    return {name: kept.weights for name, kept in memory.items()}
 
 
 def document(

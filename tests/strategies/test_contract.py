@@ -1,6 +1,7 @@
 """What every method of the catalogue must keep to."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -25,6 +26,7 @@ from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
 from knnper.strategies.core.records import Record, Update
 from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
 from knnper.strategies.hypcluster import ClusterUpdate
+from tests.strategies.method_checks import count_embeddings
 from tests.strategies.tiny import noisy, normed_task
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
@@ -82,6 +84,10 @@ def train(name: str, on_top: str | None = None, **of_task: Any) -> Trained:
     return Trained(task, method, data, before, updates, memory, state)
 
 
+trained = functools.cache(train)
+"""The same, of which nothing is changed; `train` returns one of one's own."""
+
+
 def personal(run: Trained, client: str, data: ClientData, seed: int = 3) -> Predictor:
     """Return what a client is served after the round."""
     payload = run.method.broadcast(run.state, client, RandomKey(2))
@@ -105,7 +111,7 @@ def test_every_file_holds_a_method() -> None:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_round_moves_the_model_and_is_deterministic(name: str) -> None:
-    run, second = train(name), train(name)
+    run, second = trained(name), train(name)
     assert run.method.num_rounds == TRAINING.num_rounds
     assert fingerprint(run.state) != fingerprint(run.before)
     assert fingerprint(run.state) == fingerprint(second.state)
@@ -122,7 +128,7 @@ def test_a_round_moves_the_model_and_is_deterministic(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_records_survive_the_codec(name: str) -> None:
-    run = train(name)
+    run = trained(name)
     method = run.method
     pairs: list[tuple[type[Record], Any]] = [
         (method.state_type, run.before),
@@ -141,7 +147,7 @@ def test_records_survive_the_codec(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_no_argument_of_a_round_is_changed(name: str) -> None:
-    run = train(name)
+    run = trained(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
     arguments = [run.state, payload, run.memory["a"]]
     arguments += [update for _, update in run.updates]
@@ -161,7 +167,7 @@ def test_no_argument_of_a_round_is_changed(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
-    run = train(name)
+    run = trained(name)
     reverse = run.method.aggregate(run.before, iter(run.updates[::-1]))
     expected, found = take_apart(run.state).tensors, take_apart(reverse).tensors
     assert expected.keys() == found.keys()
@@ -169,36 +175,30 @@ def test_the_order_of_the_clients_does_not_matter(name: str) -> None:
         torch.testing.assert_close(found[path], tensor, rtol=1e-5, atol=1e-6)
 
 
+SIZES = [(0, 0, 3), (0, 2, 3), (1, 0, 3), (1, 1, 3), (2, 1, 3), (6, 4, 1), (6, 4, 3)]
+"""Of the training and the validation split, and how many labels there are."""
+
+
 @pytest.mark.parametrize("known_as", ["a", UNSEEN_CLIENT])
-@pytest.mark.parametrize(
-    ("num_train", "num_validation", "labels"),
-    [(0, 0, 3), (0, 2, 3), (1, 0, 3), (1, 1, 3), (2, 1, 3), (6, 4, 1), (6, 4, 3)],
-)
 @pytest.mark.parametrize("name", METHODS)
-def test_every_client_is_served_probabilities(
-    name: str, num_train: int, num_validation: int, labels: int, known_as: str
-) -> None:
-    run, queries = train(name), noisy(5, 0, seed=10).train.images
-    data = noisy(num_train, num_validation, seed=9, labels=labels)
-    served, again = (personal(run, known_as, data)(queries) for _ in range(2))
-    assert served.shape == (5, 3)
-    assert served.dtype == torch.float32
-    assert bool((served >= 0).all())
-    torch.testing.assert_close(served.sum(dim=1), torch.ones(5))
-    assert torch.equal(served, again)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_no_queries_give_no_rows(name: str) -> None:
-    run = train(name)
-    predictor = personal(run, "a", run.data["a"])
-    assert predictor(run.data["a"].train.images[:0]).shape == (0, 3)
-    assert all(isinstance(value, float) for value in predictor.describe().values())
+def test_every_client_is_served_probabilities(name: str, known_as: str) -> None:
+    run, queries = trained(name), noisy(5, 0, seed=10).train.images
+    for num_train, num_validation, labels in SIZES:
+        data = noisy(num_train, num_validation, seed=9, labels=labels)
+        predictor, again = (personal(run, known_as, data) for _ in range(2))
+        served = predictor(queries)
+        assert served.shape == (5, 3)
+        assert served.dtype == torch.float32
+        assert bool((served >= 0).all())
+        torch.testing.assert_close(served.sum(dim=1), torch.ones(5))
+        assert torch.equal(served, again(queries))
+        assert predictor(queries[:0]).shape == (0, 3)
+        assert all(isinstance(one, float) for one in predictor.describe().values())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_without_data_everyone_is_served_the_unpersonalised_model(name: str) -> None:
-    run, queries = train(name), noisy(5, 0, seed=10).train.images
+    run, queries = trained(name), noisy(5, 0, seed=10).train.images
     nothing = noisy(0, 0, seed=9)
     payload = run.method.broadcast(run.state, UNSEEN_CLIENT, RandomKey(2))
     served = [
@@ -226,8 +226,8 @@ NAMED = [name for name in METHODS if METHODS[name].personalization != AS_IT_IS]
     ],
 )
 def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
-    found = train(name, on_top)
-    own = train(trained_as(name), AS_IT_IS)
+    found = trained(name, on_top)
+    own = trained(trained_as(name), AS_IT_IS)
     assert found.method.num_rounds == own.method.num_rounds
     # What is on top may send more along; of the method's own nothing differs.
     expected, tensors = (take_apart(run.state).tensors for run in (own, found))
@@ -272,20 +272,6 @@ def test_flags_are_what_the_method_does(name: str) -> None:
     infers = not trainings and len(payloads) == 1 and name != "clustered_fl"
     assert of.personalizes_by_inference == infers, hint
     assert of.serves_global_model == (infers and is_global), hint
-
-
-def count_embeddings(task: Task) -> list[int]:
-    """Return a list that grows with each forward pass, by the number of images."""
-    sizes: list[int] = []
-    module = task.model.module
-    embed = module.embed
-
-    def counted(x: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(x))
-        return embed(x)
-
-    module.embed = counted  # type: ignore[method-assign]
-    return sizes
 
 
 TOGETHER = [
@@ -343,7 +329,7 @@ def assert_finite(*records: Any) -> None:
 def test_a_client_with_little_to_learn_from_takes_part(
     name: str, num_train: int, labels: int
 ) -> None:
-    run = train(name)
+    run = trained(name)
     data, memory, state = noisy(num_train, 0, 9, labels=labels), None, run.before
     for server_round in (1, 2):
         memory, update = client_update(
@@ -382,26 +368,20 @@ def three_rounds(name: str) -> Method:
     )
 
 
-def five_clients() -> dict[str, ClientData]:
-    return {client: noisy(6 + i, 4, seed=i) for i, client in enumerate("abcde")}
+FIVE_CLIENTS = {client: noisy(6 + i, 4, seed=i) for i, client in enumerate("abcde")}
 
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_part_of_the_clients_replies(name: str) -> None:
-    first, second = dict[str, Any](), dict[str, Any]()
-    once = rounds(three_rounds(name), five_clients(), first)
-    twice = rounds(three_rounds(name), five_clients(), second)
-    for state, again in zip(once, twice, strict=True):
+    memory = dict[str, Any]()
+    for state in rounds(three_rounds(name), FIVE_CLIENTS, memory):
         assert_finite(state)
-        assert fingerprint(state) == fingerprint(again)
-    assert sorted(first) == sorted(second) == list("abcde")
-    for client, memory in first.items():
-        assert fingerprint(memory) == fingerprint(second[client])
+    assert sorted(memory) == list("abcde")
 
 
 @pytest.mark.parametrize("name", KEEPING)
 def test_a_client_that_missed_a_round_goes_on_with_what_it_kept(name: str) -> None:
-    method, data, memory = three_rounds(name), five_clients(), dict[str, Any]()
+    method, data, memory = three_rounds(name), FIVE_CLIENTS, dict[str, Any]()
     *_, last = itertools.islice(rounds(method, data, memory), len(PARTICIPANTS))
     found, anew = (
         [*map(fingerprint, client_update(method, last, "a", data["a"], its, 3))]
@@ -433,7 +413,7 @@ def at_three_rates(name: str) -> list[Method]:
 
 @pytest.mark.parametrize("name", WITH_ROUNDS)
 def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
-    run = train(name)
+    run = trained(name)
     payload = run.method.broadcast(run.state, "a", RandomKey(2))
 
     def second_round(method: Method) -> list[str]:
@@ -447,7 +427,7 @@ def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
 
 @pytest.mark.parametrize("name", BEGINNING)
 def test_an_unseen_client_is_trained_at_the_rate_of_the_first_round(name: str) -> None:
-    run, queries = train(name), noisy(5, 0, seed=10).train.images
+    run, queries = trained(name), noisy(5, 0, seed=10).train.images
     payload = run.method.broadcast(run.state, UNSEEN_CLIENT, RandomKey(2))
 
     def served(method: Method) -> Tensor:
@@ -487,7 +467,7 @@ def validation_splits() -> list[Examples]:
 def test_what_is_served_without_validation_has_not_seen_it(
     name: str, on_top: str | None, known_as: str
 ) -> None:
-    run, queries = train(name, on_top), noisy(5, 0, seed=10).train.images
+    run, queries = trained(name, on_top), noisy(5, 0, seed=10).train.images
     payload = run.method.broadcast(run.state, known_as, RandomKey(2))
     memory, own = run.memory.get(known_as), run.data["a"].train
     chosen, alone = [], []
@@ -520,7 +500,7 @@ ALWAYS_TRAIN = (
     + [(name, UNSEEN_CLIENT) for name in ALWAYS_TRAIN + TRAIN_UNSEEN],
 )
 def test_what_is_served_has_learnt_from_validation(name: str, known_as: str) -> None:
-    run, queries = train(name), noisy(5, 0, seed=10).train.images
+    run, queries = trained(name), noisy(5, 0, seed=10).train.images
     served = personal(run, known_as, noisy(9, 5, seed=4))
     assert isinstance(served, EmbeddingPredictor)
     assert not torch.equal(served(queries), served.without_validation()(queries))
@@ -530,7 +510,7 @@ def test_what_is_served_has_learnt_from_validation(name: str, known_as: str) -> 
     "name", [name for name in METHODS if METHODS[name].ends_with_global_model]
 )
 def test_an_unseen_client_is_sent_the_model_that_is_exported(name: str) -> None:
-    run = train(name)
+    run = trained(name)
     payload = run.method.broadcast(run.state, UNSEEN_CLIENT, RandomKey(2))
     assert torch.equal(payload.weights, run.state.weights)
     assert METHODS[name].reference_title is not None
@@ -565,27 +545,27 @@ def of_other_lengths(update: Any) -> Iterator[Any]:
                 yield dataclasses.replace(update, **{field.name: wrong})
 
 
-def of_other_clusters(update: Any) -> Iterator[Any]:
-    if isinstance(update, ClusterUpdate):
-        yield dataclasses.replace(update, cluster=99)
-
-
-def of_a_round(method: Method, state: Any) -> tuple[Tally, dict[str, Any]]:
-    """Return what is known of what was sent, and every client's honest update."""
-    checks = (method.update_problem, method.started_from)
-    tally, updates = Tally(EXAMPLES, math.inf, *checks), {}
-    for number, client in enumerate(OF_A_ROUND):
-        rng = RandomKey(1).child(client)
-        payload = method.broadcast(state, client, rng)
+def tally_of(method: Method, state: Any) -> Tally:
+    """Return what is known of what was sent in a round."""
+    tally = Tally(EXAMPLES, math.inf, method.update_problem, method.started_from)
+    for client in OF_A_ROUND:
+        payload = method.broadcast(state, client, RandomKey(1).child(client))
         tally.sends(client, payload)
-        data = noisy(6, 4, seed=number)
-        updates[client] = method.client_update(payload, None, data, 1, rng)[1]
-    return tally, updates
+    return tally
+
+
+def honest_updates(method: Method, state: Any) -> dict[str, Any]:
+    """Return every client's update in the first round."""
+    return {
+        client: client_update(method, state, client, noisy(6, 4, seed=number))[1]
+        for number, client in enumerate(OF_A_ROUND)
+    }
 
 
 def used_of(
-    replies: list[Reply], method: Method, tally: Tally
+    updates: dict[str, Any], method: Method, tally: Tally
 ) -> list[tuple[str, Any]]:
+    replies = [Reply((client,), update) for client, update in updates.items()]
     found = usable_updates(replies, method.update_type, tally)
     return [(one.client, one.update) for one in found if one is not None]
 
@@ -593,13 +573,14 @@ def used_of(
 @pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
 def test_a_wrong_first_update_is_that_client_s_failure(method: Method) -> None:
     state = method.init(OF_A_ROUND, RandomKey(1))
-    _, honest = of_a_round(method, state)
+    honest = honest_updates(method, state)
     first = honest["a"]
-    wrong_ones = [*longer(first), *of_other_lengths(first), *of_other_clusters(first)]
+    wrong_ones = [*longer(first), *of_other_lengths(first)]
+    if isinstance(first, ClusterUpdate):
+        wrong_ones.append(dataclasses.replace(first, cluster=99))
     for wrong in wrong_ones:
-        tally, _ = of_a_round(method, state)
-        replies = [Reply((c,), update) for c, update in (honest | {"a": wrong}).items()]
-        used = used_of(replies, method, tally)
+        tally = tally_of(method, state)
+        used = used_of(honest | {"a": wrong}, method, tally)
         assert [client for client, _ in used] == ["b", "c", "d"], wrong
         assert list(tally.failures) == ["a"]
         method.aggregate(state, iter(used))
@@ -610,7 +591,7 @@ def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
     method: Method,
 ) -> None:
     state = method.init(OF_A_ROUND, RandomKey(1))
-    tally, honest = of_a_round(method, state)
+    honest, tally = honest_updates(method, state), tally_of(method, state)
     replies = [Reply((client,), update) for client, update in honest.items()]
     for one in usable_updates(replies, method.update_type, tally):
         assert one is not None
@@ -626,9 +607,8 @@ def test_an_update_without_what_may_be_missing_does_not_decide_for_others(
     method: Method,
 ) -> None:
     state = method.init(OF_A_ROUND, RandomKey(1))
-    tally, honest = of_a_round(method, state)
+    honest = honest_updates(method, state)
     honest["a"] = dataclasses.replace(honest["a"], representation=None)
-    replies = [Reply((client,), update) for client, update in honest.items()]
-    used = used_of(replies, method, tally)
+    used = used_of(honest, method, tally_of(method, state))
     assert [client for client, _ in used] == list(OF_A_ROUND)
     assert method.aggregate(state, iter(used)).known.names == ("b", "c", "d")

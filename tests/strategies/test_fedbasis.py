@@ -40,11 +40,8 @@ from knnper.strategies.fedbasis import (
     FedBasisSettings,
     clustered,
     clusters,
-    kept_by_decay,
     layers,
-    learn_combination,
     local_round,
-    mean_models,
     num_warm_rounds,
     stages,
     train_bases,
@@ -149,18 +146,6 @@ def test_sums_and_spread_follow_the_blocks() -> None:
     assert blocks.combine(models, shares).tolist() == expected
 
 
-@pytest.mark.parametrize(("momentum", "num_steps"), [(0.0, 3), (0.9, 5), (0.5, 0)])
-def test_decay_is_that_of_torchs_optimizer(momentum: float, num_steps: int) -> None:
-    training = TrainingSettings(momentum=momentum, weight_decay=0.1)
-    weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
-    optimizer = torch.optim.SGD([weight], 0.3, momentum, weight_decay=0.1)
-    for _ in range(num_steps):
-        weight.grad = torch.zeros_like(weight)
-        optimizer.step()
-    assert kept_by_decay(training, 0.3, num_steps) == pytest.approx(weight.item())
-    assert kept_by_decay(TrainingSettings(momentum=momentum), 0.3, num_steps) == 1.0
-
-
 def unequal(task: Task, *, has_major: bool) -> Combination:
     """Return a combination of random models that is different in each block."""
     key = RandomKey(5)
@@ -238,36 +223,8 @@ def test_a_basis_without_a_share_stays() -> None:
     assert torch.equal(found[stays], combination.models[stays])
 
 
-def test_learning_a_combination_lowers_the_loss_and_leaves_the_bases() -> None:
-    task, data = normed_task(TRAINING), noisy(12, 0, seed=4)
-    combination = Combination(
-        unequal(task, has_major=True).models, layers(task.model), True, 20.0
-    )
-    before = combination.models.clone()
-
-    def loss(weights: Tensor) -> float:
-        logits = task.logits(weights, data.train.images)
-        return float(functional.cross_entropy(logits, data.train.labels))
-
-    start = combination.combined()
-    result = learn_combination(task, combination, data.train, 0.1, RandomKey(1), 20)
-    assert torch.equal(combination.models, before)
-    number = task.model.num_parameters
-    assert torch.equal(result.weights[:number], combination.combined()[:number])
-    learned = torch.cat([result.weights[:number], start[number:]])
-    assert loss(learned) < loss(start) - 0.01
-    torch.testing.assert_close(combination.shares().sum(dim=0), torch.ones(2))
-    assert torch.equal(combination.shares()[0], torch.full((2,), 0.5))
-
-
 def update(*values: float, num_examples: int = 1) -> BasesUpdate:
     return BasesUpdate((torch.tensor(values),), num_examples, 0.5)
-
-
-def test_models_are_averaged_by_their_examples() -> None:
-    two = BasesUpdate((torch.tensor([4.0]), torch.tensor([8.0])), 3, 0.5)
-    one = BasesUpdate((torch.tensor([0.0]), torch.tensor([-8.0])), 1, 0.5)
-    assert [mean.tolist() for mean in mean_models([two, one])] == [[3.0], [4.0]]
 
 
 def test_buffers_are_averaged_and_not_compared() -> None:
@@ -290,7 +247,7 @@ def test_groups_far_apart_are_found(seed: int) -> None:
     assert groups == {(0, 2), (1, 3, 5), (4,)}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_point_is_with_the_nearest_mean(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(30, 3, generator=generator)
@@ -502,17 +459,6 @@ def test_a_client_without_data_is_served_the_uniform_combination() -> None:
     assert served.describe() == pytest.approx(dict.fromkeys(served.describe(), 1 / 3))
 
 
-def test_blocks_have_combinations_of_their_own() -> None:
-    task, state = trained()
-    data, payload = noisy(9, 0, seed=7).train, Bases(state.models)
-    alpha, _ = local_round(task, FedBasisSettings(), payload, data, 0.1, KEY)
-    assert alpha.shape == (3, layers(task.model).num_blocks) == (3, 2)
-    assert not torch.equal(alpha[:, 0], alpha[:, 1])
-    whole = FedBasisSettings(blocks="whole")
-    alpha, _ = local_round(task, whole, payload, data, 0.1, KEY)
-    assert alpha.shape == (3, 1)
-
-
 @pytest.mark.parametrize(
     ("blocks", "num_blocks"), [("layers", 4), ("stages", 2), ("whole", 1)]
 )
@@ -528,6 +474,7 @@ def test_what_a_block_is_can_be_chosen(blocks: Any, num_blocks: int) -> None:
     settings = FedBasisSettings(num_bases=2, blocks=blocks)
     alpha, _ = local_round(task, settings, payload, noisy(5, 0, 1).train, 0.1, KEY)
     assert alpha.shape == (2, num_blocks)
+    assert len(set(alpha[0].tolist())) == num_blocks
 
 
 WARM = FedBasisSettings(num_bases=2, major_basis=False, blocks="whole")
@@ -576,7 +523,7 @@ def test_the_warm_start_goes_on_while_too_few_reply() -> None:
     assert sorted(model.tolist() for model in state.models) == [[1, 1], [3, 3]]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_first_bases_do_not_depend_on_the_order_of_replies(seed: int) -> None:
     task = linear_task(num_rounds=1)
     method = FedBasis(task, FedBasisSettings(num_bases=3))

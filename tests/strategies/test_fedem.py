@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -105,23 +104,6 @@ def test_what_has_not_seen_the_validation_split_is_of_the_training_rows_alone(
     assert before["mixture_weight_0"] == pytest.approx(expected, abs=1e-6)
     moved = served.describe()["mixture_weight_0"] != pytest.approx(expected, abs=1e-6)
     assert moved == (1 in held_out)
-
-
-def test_losses_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes: list[int] = []
-    original = module.example_losses
-
-    def counted(task: Task, components: Any, examples: Any) -> torch.Tensor:
-        sizes.append(len(examples))
-        return original(task, components, examples)
-
-    monkeypatch.setattr(module, "example_losses", counted)
-    method = FedEM(linear_task(), FedEMSettings(2, unseen_steps=5))
-    data = white([0, 1, 0], [1, 1])
-    served = method.personalize(Components((EVEN, SKEWED)), None, data, KEY)
-    assert isinstance(served, MixturePredictor)
-    served.without_validation()
-    assert sizes == [3, 2]
 
 
 def test_without_data_the_mixture_is_uniform() -> None:

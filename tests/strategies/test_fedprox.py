@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import torch
 
 from knnper.experiment import TrainingSettings
@@ -8,9 +6,6 @@ from knnper.strategies.fedprox import FedProx, FedProxSettings
 from tests.strategies.tiny import (
     KEY,
     linear_task,
-    noisy,
-    normed_task,
-    run_rounds,
     white,
 )
 
@@ -27,12 +22,3 @@ def test_two_steps_by_hand() -> None:
     first = (1 + 0.5 * torch.sigmoid(torch.tensor(-2.0)) + 0.2) / 1.2
     second = (first + 0.5 * torch.sigmoid(-2 * first) + 0.2) / 1.2
     torch.testing.assert_close(update.weights, torch.stack([second, -second]))
-
-
-def test_an_infinite_pull_leaves_the_parameters_whatever_decays() -> None:
-    task = normed_task(replace(TRAINING, weight_decay=0.1))
-    method = FedProx(task, FedProxSettings(prox_weight=1e30))
-    state, _ = run_rounds(method, {"a": noisy(5, 2, seed=1)}, 2)
-    parameters = slice(0, task.model.num_parameters)
-    expected = task.initial_weights[parameters]
-    torch.testing.assert_close(state.weights[parameters], expected)

@@ -95,12 +95,3 @@ def test_the_body_is_the_one_that_serves() -> None:
     found = task.model.named(probed)["classifier.weight"]
     expected = task.model.named(weights)["classifier.weight"] - 0.5 * gradient
     torch.testing.assert_close(found, expected)
-
-
-def test_of_a_model_that_is_all_head_it_is_fine_tuning() -> None:
-    task, data = linear_task(), white([0, 1, 1])
-    found, expected = (
-        tuned(on_top, task, data, num_epochs=3, learning_rate=0.2)
-        for on_top in ("linear_probe", "fine_tuning")
-    )
-    assert torch.equal(found, expected)

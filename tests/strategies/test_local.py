@@ -14,6 +14,7 @@ from tests.strategies.tiny import (
     normed_task,
     of_name,
     one_model_of,
+    run_rounds,
     white,
 )
 
@@ -36,13 +37,7 @@ def train_alone(
 
 def test_is_fedavg_with_one_client() -> None:
     task, data = normed_task(TRAINING), noisy(7, 0, seed=1)
-    method = of_name("fedavg", task)
-    state = method.init(["a"], KEY)
-    for server_round in (1, 2, 3):
-        payload = method.broadcast(state, "a", KEY)
-        rng = KEY.child("round", server_round)
-        _, update = method.client_update(payload, None, data, server_round, rng)
-        state = method.aggregate(state, iter([("a", update)]))
+    state, _ = run_rounds(of_name("fedavg", task), {"a": data}, num_rounds=3)
     assert torch.equal(train_alone(task, data), state.weights)
 
 

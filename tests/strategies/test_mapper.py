@@ -6,25 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-import knnper.strategies.mapper as module
 from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
+from knnper.strategies import mapper
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload
-from knnper.strategies.core.task import Task
+from knnper.strategies.core.task import MixturePredictor, Task
 from knnper.strategies.core.training import local_sgd
-from knnper.strategies.mapper import (
-    Mapper,
-    MapperSettings,
-    Pair,
-    TwoStageMapper,
-    TwoStageSettings,
-    best_pair,
-    interpolated,
-    mixture_loss,
-)
-from tests.strategies.method_checks import count_trainings, mixture_served
 from tests.strategies.tiny import (
     KEY,
     TEXT,
@@ -46,8 +35,18 @@ EVERYTHING = TrainingSettings(
 )
 
 
-def joint(task: Task, share: float) -> Mapper:
-    return Mapper(task, MapperSettings((share,), warm_start_fraction=0.0))
+def joint(task: Task, share: float) -> mapper.Mapper:
+    return mapper.Mapper(task, mapper.MapperSettings((share,), warm_start_fraction=0.0))
+
+
+def mixture_served(
+    method: Method, weights: torch.Tensor, data: ClientData
+) -> MixturePredictor:
+    """Return what an unseen client is served of one model that is sent to it."""
+    payload = ModelPayload(weights)
+    predictor = method.personalize(payload, None, data, RandomKey(6))
+    assert isinstance(predictor, MixturePredictor)
+    return predictor
 
 
 def windows() -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +94,9 @@ def test_what_is_served_by_hand() -> None:
 def test_local_models_by_hand(
     settings: dict[str, Any], start: float, expected: float
 ) -> None:
-    method = Mapper(linear_task(learning_rate=1.0), MapperSettings((1.0,), **settings))
+    method = mapper.Mapper(
+        linear_task(learning_rate=1.0), mapper.MapperSettings((1.0,), **settings)
+    )
     found = mixture_served(method, torch.tensor([start, -start]), white([0]))
     assert float(found.components[1][0]) == pytest.approx(expected, abs=1e-6)
 
@@ -103,42 +104,20 @@ def test_local_models_by_hand(
 def test_the_first_rounds_are_fedavgs() -> None:
     task = normed_task(replace(EVERYTHING, num_rounds=4))
     clients = {name: noisy(7 + i, 3, seed=i) for i, name in enumerate("abc")}
-    settings = MapperSettings((0.5,), warm_start_fraction=0.5)
+    settings = mapper.MapperSettings((0.5,), warm_start_fraction=0.5)
     for num_rounds, same in ((2, True), (3, False)):
         expected, _ = run_rounds(of_name("fedavg", task), clients, num_rounds)
-        found, _ = run_rounds(Mapper(task, settings), clients, num_rounds)
+        found, _ = run_rounds(mapper.Mapper(task, settings), clients, num_rounds)
         assert torch.equal(found.weights, expected.weights) == same
-
-
-def test_local_models_alone_leave_the_central_one() -> None:
-    task = linear_task(learning_rate=1.0)
-    start = torch.tensor([0.5, -0.25])
-    task = replace(task, initial_weights=start)
-    data = white([0, 1, 1], [1])
-    method = joint(task, 1.0)
-    state, _ = run_rounds(method, {"a": data}, num_rounds=2)
-    assert torch.equal(state.weights, start)
-    found = mixture_served(method, start, data)
-    rng, both = RandomKey(6).child("local"), data.train_and_validation()
-    alone = local_sgd(task, start, both, 1.0, rng, num_epochs=1).weights
-    assert torch.equal(found.components[1], alone)
-    queries = data.train.images
-    assert torch.equal(found(queries), task.probabilities(alone, queries))
 
 
 def test_a_central_model_without_a_part_is_returned_as_it_was_sent() -> None:
     task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
     method = joint(task, 1.0)
-    payload, rng = ModelPayload(task.initial_weights), RandomKey(6)
-    _, update = method.client_update(payload, None, data, 1, rng)
+    payload = ModelPayload(task.initial_weights)
+    _, update = method.client_update(payload, None, data, 1, KEY)
     # Neither weight decay nor the statistics of BatchNorm have changed it.
     assert torch.equal(update.weights, task.initial_weights)
-    local = local_sgd(
-        task, payload.weights, data.train, 0.1, rng.child("local"), num_epochs=1
-    )
-    rows = task.probabilities(local.weights, data.train.images)
-    losses = -rows.gather(1, data.train.labels[:, None]).log()
-    assert update.train_loss == pytest.approx(float(losses.mean()))
 
 
 def test_the_fixed_model_gets_no_gradient() -> None:
@@ -155,7 +134,7 @@ def test_the_fixed_model_gets_no_gradient() -> None:
 
     # The second model is a copy of the task's, and takes this over.
     with trained_head.register_forward_hook(record):
-        objective = mixture_loss(task, 0.4, fixed)
+        objective = mapper.mixture_loss(task, 0.4, fixed)
         start = task.initial_weights
         local_sgd(task, start, examples, 0.1, KEY, objective=objective)
     assert passes == {True: 3 * [(True, True)], False: 3 * [(False, False)]}
@@ -165,7 +144,7 @@ def test_the_fixed_model_gets_no_gradient() -> None:
 
 def test_the_loss_is_that_of_the_mixture_of_probabilities() -> None:
     task = linear_task()
-    objective = mixture_loss(task, 0.25, torch.tensor([1.0, -1.0]))
+    objective = mapper.mixture_loss(task, 0.25, torch.tensor([1.0, -1.0]))
     task.model.load(torch.tensor([-0.5, 0.5]))
     inputs, labels = torch.ones(2, 1, 1, 1), torch.tensor([0, 1])
     own, other = 1 - 0.7310586, 0.8807971  # σ(-1), σ(2)
@@ -192,7 +171,7 @@ def test_each_position_of_a_text_has_a_mixture_of_its_own() -> None:
         return torch.stack(columns, dim=1)
 
     mixture = 0.25 * probabilities(own) + 0.75 * probabilities(fixed)
-    objective = mixture_loss(task, 0.25, fixed)
+    objective = mapper.mixture_loss(task, 0.25, fixed)
     task.model.load(own)
     found = objective(task.model.module, inputs, labels).detach()
     torch.testing.assert_close(found, -mixture.log().mean(dim=1))
@@ -212,7 +191,7 @@ def test_a_central_model_without_a_part_reports_what_training_minimises() -> Non
     assert update.train_loss == pytest.approx(float(losses.mean()))
 
 
-PAIRS = (Pair(0.0, torch.zeros(2)), Pair(1.0, torch.tensor([1.0, -1.0])))
+PAIRS = (mapper.Pair(0.0, torch.zeros(2)), mapper.Pair(1.0, torch.tensor([1.0, -1.0])))
 
 
 @pytest.mark.parametrize(
@@ -224,19 +203,19 @@ def test_on_validation_and_else_on_the_training_split(
 ) -> None:
     task = linear_task()
     data = white(train, validation)
-    found = best_pair(task, torch.zeros(2), PAIRS, data)
+    found = mapper.best_pair(task, torch.zeros(2), PAIRS, data)
     assert found.interpolation_weight == expected
 
 
 def test_of_equals_the_first() -> None:
     task, same = linear_task(), torch.zeros(2)
-    pairs = [Pair(0.0, same), Pair(0.5, same), Pair(1.0, same)]
-    assert best_pair(task, same, pairs, white([0])) is pairs[0]
+    pairs = [mapper.Pair(0.0, same), mapper.Pair(0.5, same), mapper.Pair(1.0, same)]
+    assert mapper.best_pair(task, same, pairs, white([0])) is pairs[0]
 
 
 def test_without_training_data_the_central_model() -> None:
     task, central = linear_task(), torch.tensor([0.3, 0.1])
-    found = best_pair(task, central, PAIRS[1:], white([], [0]))
+    found = mapper.best_pair(task, central, PAIRS[1:], white([], [0]))
     assert found.interpolation_weight == 0.0
     assert found.local is central
 
@@ -244,43 +223,14 @@ def test_without_training_data_the_central_model() -> None:
 def test_the_mixture_may_be_best() -> None:
     task = linear_task()
     central, own = torch.tensor([2.0, -2.0]), torch.tensor([-2.0, 2.0])
-    pairs = [Pair(share, own) for share in (0.0, 0.5, 1.0)]
-    found = best_pair(task, central, pairs, white([0], [0, 1]))
+    pairs = [mapper.Pair(share, own) for share in (0.0, 0.5, 1.0)]
+    found = mapper.best_pair(task, central, pairs, white([0], [0, 1]))
     assert found.interpolation_weight == 0.5
 
 
-def test_the_interpolation_is_of_probabilities() -> None:
-    task = linear_task()
-    pair = Pair(0.25, torch.tensor([1.0, -1.0]))
-    rows = interpolated(task, torch.zeros(2), pair)(white([0]).train.images)
-    expected = 0.75 * 0.5 + 0.25 * 0.8807971  # σ(2)
-    assert rows[0].tolist() == pytest.approx([expected, 1 - expected], abs=1e-6)
-
-
-def test_each_model_makes_one_pass_over_the_data(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    task, central, own = linear_task(EVERYTHING), torch.zeros(2), torch.ones(2)
-    data, shares = white([0, 1], [1]), (0.0, 0.25, 0.5, 1.0)
-    passes: list[int] = []
-    embed = task.model.module.embed
-
-    def counted(inputs: torch.Tensor) -> torch.Tensor:
-        passes.append(len(inputs))
-        return embed(inputs)
-
-    monkeypatch.setattr(task.model.module, "embed", counted)
-    best_pair(task, central, [Pair(share, own) for share in shares], data)
-    assert passes == 2 * [1]  # the validation split, with h_c and with h_l
-    passes.clear()
-    apart = [Pair(share, own + share) for share in shares[1:]]
-    best_pair(task, central, [Pair(0.0, central), *apart], data)
-    assert passes == 4 * [1]
-
-
 def two_stage(task: Task, *cover: float) -> Method:
-    settings = TwoStageSettings(cover or (0.0, 0.5, 1.0), local_epochs=2)
-    return TwoStageMapper(task, of_name("fedavg", task), settings)
+    settings = mapper.TwoStageSettings(cover or (0.0, 0.5, 1.0), local_epochs=2)
+    return mapper.TwoStageMapper(task, of_name("fedavg", task), settings)
 
 
 def test_by_hand() -> None:
@@ -326,7 +276,7 @@ def test_the_choice_has_not_seen_validation() -> None:
 def test_on_top_of_what_was_trained_on_validation() -> None:
     task, data = normed_task(EVERYTHING), noisy(9, 4, seed=1)
     tuned = topped("fine_tuning", task, num_epochs=1)
-    method = TwoStageMapper(task, tuned, TwoStageSettings((0.5,)))
+    method = mapper.TwoStageMapper(task, tuned, mapper.TwoStageSettings((0.5,)))
     payload = ModelPayload(task.initial_weights)
     base = one_model_of(tuned, payload, None, data, RandomKey(6))
     found = mixture_served(method, task.initial_weights, data)
@@ -336,14 +286,15 @@ def test_on_top_of_what_was_trained_on_validation() -> None:
 
 
 @pytest.mark.parametrize("num_validation", [4, 0])
-@pytest.mark.parametrize("first", [[9, 9], [9]], ids=["joint", "two"])
+@pytest.mark.parametrize("num_first", [2, 1], ids=["joint", "two"])
 def test_without_validation_data_nothing_is_trained_anew(
-    first: list[int], num_validation: int, monkeypatch: pytest.MonkeyPatch
+    num_first: int, num_validation: int
 ) -> None:
-    task, data = normed_task(EVERYTHING), noisy(9, num_validation, seed=1)
-    trainings = count_trainings(monkeypatch, module)
-    both = Mapper(task, MapperSettings((0.5, 1.0)))
-    method = both if len(first) == 2 else two_stage(task)
+    sizes, data = list[float](), noisy(9, num_validation, seed=1)
+    task = normed_task(EVERYTHING)
+    task = replace(task, on_trained=lambda _, number: sizes.append(number))
+    both = mapper.Mapper(task, mapper.MapperSettings((0.5, 1.0)))
+    method = both if num_first == 2 else two_stage(task)
     found = mixture_served(method, task.initial_weights, data)
-    assert trainings == first + ([13] if num_validation else [])
+    assert [size > 9 for size in sizes] == [False] * num_first + [True][:num_validation]
     assert (found.without_validation() is found) == (num_validation == 0)

@@ -1,12 +1,10 @@
 """Whatever can be put on top of a method works on top of every method."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.experiment import TrainingSettings, load_experiment
@@ -14,15 +12,14 @@ from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
-from knnper.strategies.core.task import EmbeddingPredictor, ModelPredictor, Task
+from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import KnnSettings, LocalMemory, knn_predictor
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import document, refused
-from tests.strategies.tiny import noisy, normed_task, of_name
+from tests.strategies.tiny import noisy, normed_task, of_name, run_rounds
 
 TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
-CLIENTS = ("a", "b", "c")
 BARE = [name for name, spec in METHODS.items() if spec.personalization == AS_IT_IS]
 ON_TOP = [name for name in PERSONALIZERS if name != AS_IT_IS]
 MODEL_ONLY = [name for name in ON_TOP if PERSONALIZERS[name].needs_one_model]
@@ -36,16 +33,9 @@ def trained(task: Task, name: str) -> tuple[Method, Any, Any]:
 
 def after_a_round(method: Method) -> tuple[Any, Any]:
     """Return the server's and client a's state after a round with three clients."""
-    state = method.init(CLIENTS, RandomKey(1))
-    if method.num_rounds == 0:
-        return state, None
-    memory, updates = {}, []
-    for seed, client in enumerate(CLIENTS, start=1):
-        rng = RandomKey(2).child(client)
-        payload, data = method.broadcast(state, client, rng), noisy(9, 3, seed=seed)
-        memory[client], update = method.client_update(payload, None, data, 1, rng)
-        updates.append((client, update))
-    return method.aggregate(state, iter(updates)), memory["a"]
+    clients = {name: noisy(9, 3, seed=seed) for seed, name in enumerate("abc", start=1)}
+    state, memory = run_rounds(method, clients, method.num_rounds)
+    return state, memory.get("a")
 
 
 def allowed(name: str, on_top: str) -> bool:
@@ -101,37 +91,6 @@ def test_a_memory_without_weight_is_the_method(name: str) -> None:
         assert found.describe().items() >= expected.describe().items()
 
 
-@pytest.mark.parametrize("name", BARE)
-def test_a_memory_alone_is_the_vote_on_the_methods_representation(name: str) -> None:
-    task = normed_task(TRAINING)
-    method, state, memory = trained(task, name)
-    settings = KnnSettings(num_neighbors=4, knn_weights=(1.0,))
-    topped = LocalMemory(task, method, settings)
-    queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
-    base = served(method, state, memory, "a", data)
-    assert isinstance(base, EmbeddingPredictor)
-    expected = _vote(base.embed, data, queries, 4)
-    found = served(topped, state, memory, "a", data)(queries)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-
-
-def _vote(
-    embed: Callable[[Tensor], Tensor], data: ClientData, queries: Tensor, k: int
-) -> Tensor:
-    """p_kNN of Marfoq et al. 2022, Eq. 6, σ = 1, by brute force in float64."""
-    # Each split in its batch, as a client embeds them.
-    keys = torch.cat([embed(data.train.images), embed(data.validation.images)])
-    asked, labels = embed(queries), data.train_and_validation().labels
-    distances = torch.cdist(
-        asked.double(), keys.double(), compute_mode="donot_use_mm_for_euclid_dist"
-    )
-    order = torch.argsort(distances, dim=1, stable=True)[:, :k]
-    kernel = torch.exp(-distances.gather(1, order))
-    votes = torch.zeros(len(asked), 3, dtype=torch.float64)
-    votes.scatter_add_(1, labels[order], kernel)
-    return (votes / votes.sum(dim=1, keepdim=True)).float()
-
-
 @pytest.mark.parametrize("on_top", MODEL_ONLY)
 @pytest.mark.parametrize(
     "name", [name for name in BARE if not METHODS[name].serves_one_model]
@@ -185,23 +144,13 @@ class TestWhatSawTheValidationSplit:
         assert not torch.equal(alone.weights, base.weights)
         expected = knn_predictor(alone, 3, data, settings, RandomKey(4))
         assert found.knn_weight == expected.knn_weight
+        assert found.describe()["num_stored"] == 17
         assert alone.without_validation() is alone
         # With the model that has seen the split, the choice would be another.
         leaking = knn_predictor(
             replace(base, trained_alone=None), 3, data, settings, RandomKey(4)
         )
         assert found.knn_weight != leaking.knn_weight
-
-    def test_what_is_served_has_seen_both(self) -> None:
-        task, data = normed_task(TRAINING), noisy(9, 8, seed=1)
-        base = self.base(task, "fine_tuned")
-        method = LocalMemory(task, base, KnnSettings(knn_weights=(1.0,)))
-        state = method.init(("a",), RandomKey(1))
-        found = served(method, state, None, "a", data)
-        assert found.describe()["num_stored"] == 17
-        queries = noisy(5, 0, seed=10).train.images
-        expected = _vote(found.embed, data, queries, 10)
-        torch.testing.assert_close(found(queries), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_titles_say_what_is_on_top() -> None:

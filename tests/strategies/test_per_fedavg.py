@@ -62,14 +62,6 @@ def test_a_step_by_hand(variant: Variant, moved: float) -> None:
     assert update.train_loss == pytest.approx(0.3132617, abs=1e-6)
 
 
-def test_a_round_weights_clients_by_their_examples() -> None:
-    task = linear_task(learning_rate=1.0)
-    clients = {"a": white([0, 0, 0]), "b": white([1])}
-    state, _ = run_rounds(method_of(task, "first_order", 1.0), clients, num_rounds=1)
-    # ¾ q - ¼ q
-    assert state.weights.tolist() == pytest.approx([WRONG / 2, -WRONG / 2], abs=1e-6)
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_without_an_inner_step_it_is_fedavg(variant: Variant) -> None:
     task = linear_task(EVERYTHING, num_pixels=4)

@@ -9,17 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from knnper.errors import ConfigError
 from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.models import EmbeddingModel, FlatModel, TolerantBatchNorm2d
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelPayload, ModelState
-from knnper.strategies.core.sharing import PartlyShared, PersonalPart, SharedUpdate
+from knnper.strategies.core.sharing import PartlyShared, PersonalPart
 from knnper.strategies.core.training import LocalResult
 from knnper.strategies.fedbn import FedBN, FedBNSettings
 from knnper.strategies.fedper import FedPer, FedPerSettings
 from knnper.strategies.fedrep import FedRep, FedRepSettings
-from knnper.strategies.lg_fedavg import LGFedAvg, LGFedAvgSettings
 from tests.strategies.tiny import (
     KEY,
     linear_task,
@@ -85,17 +83,6 @@ def test_unseen_clients_train_their_part_at_the_first_rate() -> None:
     assert longer.tolist() == pytest.approx([2.0, 1 + 2 * 0.01798621], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "kept"), [("fedper", False), ("fedrep", False), ("fedrep", True)]
-)
-def test_a_part_alone_is_trained_in_the_end(name: str, kept: bool) -> None:
-    task = normed_task(TRAINING)
-    head, payload = task.head_mask, ModelPayload(task.initial_weights)
-    part = PersonalPart(torch.ones(int(head.sum()))) if kept else None
-    served = one_model_of(of_name(name, task), payload, part, noisy(6, 3, seed=1))
-    assert torch.equal(served.weights != task.initial_weights, head)
-
-
 def test_without_data_a_part_is_not_used() -> None:
     task = normed_task(TRAINING)
     method, payload = FedPer(task, FedPerSettings()), ModelPayload(task.initial_weights)
@@ -150,24 +137,6 @@ def test_fedrep_first_round_by_hand() -> None:
     assert memory["b"].personal.tolist() == [0.0]
 
 
-@pytest.mark.parametrize(("part", "rate"), [(None, 0.25), ([0.0], 0.03125)])
-def test_the_schedule_is_that_of_the_heads_own_rate_too(
-    part: list[float] | None, rate: float
-) -> None:
-    schedule = MultiStepSchedule(milestones=(2,), factor=0.125)
-    training = TrainingSettings(num_rounds=2, learning_rate=0.5, schedule=schedule)
-    settings = FedRepSettings(head_epochs=1, head_learning_rate=0.25, unseen_epochs=1)
-    method = FedRep(two_weights_task(training, a=1, b=0), settings)
-    payload = ModelPayload(torch.tensor([1.0, 0.0]))
-    # ∂b = -1 at b = 0: a step is the rate, that of round 2 below.
-    kept, _ = method.client_update(payload, None, white([0]), 2, KEY)
-    assert kept.personal.tolist() == [0.03125]
-    # In the end the last round's, for a new head the first round's.
-    before = None if part is None else PersonalPart(torch.tensor(part))
-    served = one_model_of(method, payload, before, white([0]))
-    assert served.weights.tolist() == [1.0, rate]
-
-
 @pytest.mark.parametrize(
     ("num_epochs", "rate", "head"),
     # b = ½, then ∂b = -2 σ(-1); or b = ¼ at its own rate.
@@ -191,11 +160,11 @@ def test_every_client_trains_its_head_on_the_final_body() -> None:
     training = TrainingSettings(num_rounds=3, learning_rate=0.5, schedule=schedule)
     method = FedRep(
         two_weights_task(training, a=1, b=0),
-        FedRepSettings(head_epochs=1, unseen_epochs=2),
+        FedRepSettings(head_epochs=1, head_learning_rate=0.5, unseen_epochs=2),
     )
     payload, data = ModelPayload(torch.tensor([2.0, 0.0])), white([0])
     seen = one_model_of(method, payload, PersonalPart(torch.tensor([0.5])), data)
-    # From its own b = ½ at the last rate, 0.05: ∂b = -2a σ(-2ab) = -4 σ(-2).
+    # From its own b = ½ at the head's last rate, 0.05: ∂b = -2a σ(-2ab) = -4 σ(-2).
     assert seen.weights.tolist() == pytest.approx([2, 0.5 + 0.2 * SIGMA_2], abs=1e-6)
     unseen = one_model_of(method, payload, None, data)
     # From the server's b = 0 at the first rate, ½, twice: b = 1, then ∂b = -4 σ(-4).
@@ -215,29 +184,6 @@ def test_with_an_empty_head_it_is_fedavg() -> None:
         payload = ModelPayload(found.weights)
         served = one_model_of(of_name("fedrep", task), payload, part, clients["a"])
         assert torch.equal(served.weights, expected.weights)
-
-
-def test_everyone_is_served_a_representation_of_its_own() -> None:
-    method = LGFedAvg(
-        two_weights_task(HALF, a=1, b=1), LGFedAvgSettings(unseen_epochs=1)
-    )
-    clients = {"a": white([0, 0, 0]), "b": white([1])}
-    state, memory = run_rounds(method, clients, num_rounds=1)
-    payload = method.broadcast(state, "b", KEY)
-    seen = one_model_of(method, payload, memory["b"], clients["b"])
-    expected = [SIGMA_2, 0.75 + SIGMA_2]
-    assert seen.weights.tolist() == pytest.approx(expected, abs=1e-6)
-    unseen = one_model_of(method, ModelPayload(torch.ones(2)), None, white([0]))
-    # An unseen client starts from the server's a, under the head b, which stays.
-    assert unseen.weights.tolist() == pytest.approx([1 + SIGMA_2, 1], abs=1e-6)
-
-
-def test_the_body_is_the_default_of_the_local_layers() -> None:
-    task = normed_task(TRAINING)
-    clients = {name: noisy(5, 0, seed=i) for i, name in enumerate("ab")}
-    by_default, _ = run_rounds(LGFedAvg(task, LGFedAvgSettings()), clients, 2)
-    counted, _ = run_rounds(LGFedAvg(task, LGFedAvgSettings(1)), clients, 2)
-    assert torch.equal(counted.weights, by_default.weights)
 
 
 def normed_pixel(unseen_epochs: int = 20) -> Method:
@@ -268,27 +214,6 @@ def test_unseen_clients_learn_batch_norm_alone() -> None:
     assert served.weights.tolist() == pytest.approx([1, -0.5, 1, 0.1, 0.9])
 
 
-def test_unseen_clients_statistics_come_close_to_their_data() -> None:
-    task = normed_task(batch_size=8, learning_rate=0.01)
-    data = noisy(8, 0, seed=4)
-    payload = ModelPayload(task.initial_weights)
-    method = FedBN(task, FedBNSettings(unseen_epochs=60))
-    served = one_model_of(method, payload, None, data)
-    task.model.load(task.initial_weights)
-    convolution = task.model.module.get_submodule("features.0")
-    with torch.inference_mode():
-        features = convolution(task.normalize(data.train.images)).flatten(1)
-    found = task.model.named(served.weights)
-    mean, variance = features.mean(dim=0), features.var(dim=0)
-    # 0.9^60 = 0.002 of where they start is left.
-    torch.testing.assert_close(
-        found["features.1.running_mean"], mean, rtol=0.01, atol=0.01
-    )
-    torch.testing.assert_close(
-        found["features.1.running_var"], variance, rtol=0.01, atol=0.01
-    )
-
-
 def test_batch_norm_stays_with_the_clients() -> None:
     task = normed_task(batch_size=3, learning_rate=0.1)
     clients = {name: noisy(6, 0, seed=i) for i, name in enumerate("ab")}
@@ -305,14 +230,11 @@ def test_batch_norm_stays_with_the_clients() -> None:
     assert len(memory["a"].personal) == 16
 
 
-def sharing(*shared: bool) -> PartlyShared:
-    return PartlyShared(linear_task(), NoSettings(), torch.tensor(shared), 1)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=12).filter(any))
 def test_what_was_split_is_joined_again(shared: list[bool]) -> None:
-    method, trained = sharing(*shared), torch.arange(len(shared), dtype=torch.float32)
+    method = PartlyShared(linear_task(), NoSettings(), torch.tensor(shared), 1)
+    trained = torch.arange(len(shared), dtype=torch.float32)
     part, update = method.split(LocalResult(trained, 3, 0.5), num_examples=7)
     assert len(part.personal) + len(update.shared) == len(shared)
     assert (update.num_examples, update.train_loss) == (7, 0.5)
@@ -320,19 +242,3 @@ def test_what_was_split_is_joined_again(shared: list[bool]) -> None:
     assert torch.equal(method.joined(server.weights, part), trained)
     assert torch.equal(server.weights, trained.where(method.shared, -trained))
     assert method.joined(trained, None) is trained
-
-
-def test_a_mean_covers_the_shared_part() -> None:
-    state = ModelState(torch.tensor([5.0, 6.0, 7.0, 8.0]))
-    updates = [
-        ("a", SharedUpdate(torch.tensor([1.0, 2.0]), 3, 0.5)),
-        ("b", SharedUpdate(torch.tensor([5.0, -2.0]), 1, 0.5)),
-    ]
-    # (3 · 1 + 5) / 4 = 2 and (3 · 2 - 2) / 4 = 1.
-    after = sharing(False, True, False, True).aggregate(state, iter(updates))
-    assert after.weights.tolist() == [5, 2, 7, 1]
-
-
-def test_something_must_be_shared() -> None:
-    with pytest.raises(ConfigError, match="no weight would be shared"):
-        sharing(False, False)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task
-from knnper.strategies.knn_per import KnnSettings, knn_predictor
 from knnper.strategies.pfedgp import (
     ClassTree,
     GaussianProcessPredictor,
@@ -97,13 +95,6 @@ def test_the_clusters_are_moved_to_their_means() -> None:
     assert {tree.splits[0].left, tree.splits[0].right} == {(0, 1, 2, 3, 4), (5,)}
 
 
-@pytest.mark.parametrize("num_classes", [0, 1])
-def test_there_is_nothing_to_split(num_classes: int) -> None:
-    tree = class_tree(torch.ones(num_classes, 2), torch.arange(num_classes))
-    assert tree == ClassTree(tuple(range(num_classes)), ())
-    assert tree.depth == 0
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     num_classes=st.integers(1, 12),
@@ -119,22 +110,13 @@ def test_every_class_has_a_leaf_of_its_own(
     tree = class_tree(embeddings, labels)
     assert tree.classes == tuple(sorted(set(labels.tolist())))
     assert len(tree.splits) == len(tree.classes) - 1
-    paths = {
-        label: tuple(
-            (number, label in split.left)
-            for number, split in enumerate(tree.splits)
-            if label in split.left + split.right
-        )
-        for label in tree.classes
-    }
-    assert len(set(paths.values())) == len(tree.classes)
     for split in tree.splits:
         assert split.left
         assert split.right
         assert not set(split.left) & set(split.right)
-    for label, path in paths.items():
-        depths = [tree.splits[number].depth for number, _ in path]
-        assert depths == list(range(len(depths))), label
+    for label in tree.classes:
+        path = [one for one in tree.splits if label in one.left + one.right]
+        assert [split.depth for split in path] == list(range(len(path))), label
     assert class_tree(embeddings, labels) == tree
 
 
@@ -229,54 +211,10 @@ def test_left_out_is_the_posterior_without_the_example() -> None:
         assert float(variance[place]) == pytest.approx(float(rest.variance[place]))
 
 
-def test_more_iterations_change_nothing_once_it_has_converged() -> None:
-    covariance, signs = covariance_of(12), tensor(*([1.0, -1.0, -1.0] * 4))
-    expected = posterior(covariance, signs, num_iterations=100)
-    found = posterior(covariance, signs, num_iterations=10)
-    torch.testing.assert_close(found.mean, expected.mean, rtol=1e-3, atol=1e-3)
-    tilt = (expected.mean.square() + expected.variance).sqrt()
-    torch.testing.assert_close(expected.precision, expected_polya_gamma(tilt))
-
-
-@settings(max_examples=25, deadline=None)
-@given(num_examples=st.integers(1, 8), copies=st.integers(1, 3), seed=st.integers(0, 9))
-def test_repeated_examples_leave_it_defined(
-    num_examples: int, copies: int, seed: int
-) -> None:
-    covariance = covariance_of(num_examples, seed).repeat(copies, copies)
-    signs = torch.sign(torch.arange(num_examples * copies).double() % 3 - 1)
-    found = posterior(covariance, signs, num_iterations=10)
-    assert bool((found.variance > 0).all())
-    assert bool((found.variance <= covariance.diagonal() + 1e-9).all())
-    assert bool((found.precision <= 0.25).all())
-    assert bool(torch.isfinite(found.mean).all())
-
-
-def test_a_batch_is_its_problems() -> None:
-    covariances = torch.stack([covariance_of(4, seed) for seed in (1, 2)])
-    signs = torch.stack([tensor(1, -1, 0, 1), tensor(-1, 1, 1, 0)])
-    together = posterior(covariances, signs, num_iterations=4)
-    for place in range(2):
-        alone = posterior(covariances[place], signs[place], num_iterations=4)
-        torch.testing.assert_close(together.mean[place], alone.mean)
-        torch.testing.assert_close(together.variance[place], alone.variance)
-
-
 def test_what_is_not_finite_stays_so() -> None:
     covariance = covariance_of(3).clone()
     covariance[0, 0] = torch.nan
     assert bool(posterior(covariance, tensor(1, -1, 1), 2).mean.isnan().any())
-
-
-@pytest.mark.parametrize(("mean", "variance"), [(0.7, 2.0), (-3.0, 0.5), (1.0, 9.0)])
-def test_the_quadrature_is_the_integral(mean: float, variance: float) -> None:
-    f = np.linspace(mean - 12 * variance**0.5, mean + 12 * variance**0.5, 200_001)
-    density = (
-        np.exp(-((f - mean) ** 2) / (2 * variance)) / (2 * np.pi * variance) ** 0.5
-    )
-    integral = np.trapezoid(density / (1 + np.exp(-f)), f)
-    found = float(log_expected_sigmoid(tensor(mean), tensor(variance)))
-    assert found == pytest.approx(math.log(integral), abs=3e-4)
 
 
 def test_the_quadrature_at_its_limits() -> None:
@@ -320,45 +258,6 @@ def test_the_loss_is_the_sum_over_the_nodes_each_solved_alone() -> None:
     torch.testing.assert_close(found, expected.float())
 
 
-def test_what_nothing_is_known_of_is_even() -> None:
-    # Representations without covariance: each of two nodes costs log 2.
-    covariance = torch.eye(len(LABELS), dtype=torch.float64)
-    found = predictive_losses(levels_of(TREE, 5, CPU), covariance, LABELS, 3)
-    assert found.tolist() == pytest.approx([2 * math.log(2)] * len(LABELS))
-
-
-def test_the_gradient_is_that_of_finite_differences() -> None:
-    # Without iterations ω is ¼ whatever the representations are, so that nothing that
-    # the loss depends on is taken as constant.
-    levels = levels_of(TREE, 5, CPU)
-
-    def loss(embeddings: Tensor) -> Tensor:
-        covariance = RBF.matrix(embeddings, embeddings)
-        signs, nodes = levels.signs[:, LABELS], levels.nodes[:, LABELS]
-        found = posterior(covariance * (nodes[:, :, None] == nodes[:, None]), signs, 0)
-        mean, variance = found.left_out()
-        return -log_expected_sigmoid(signs * mean, variance).sum()
-
-    assert torch.autograd.gradcheck(loss, points().requires_grad_())
-    embeddings = points().requires_grad_()
-    covariance = RBF.matrix(embeddings, embeddings)
-    whole = predictive_losses(levels, covariance, LABELS, 0).sum()
-    (found,) = torch.autograd.grad(whole, embeddings)
-    (expected,) = torch.autograd.grad(loss(embeddings), embeddings)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_one_class_has_nothing_to_learn() -> None:
-    levels = levels_of(ClassTree((3,), ()), 5, CPU)
-    embeddings = points().requires_grad_()
-    covariance = RBF.matrix(embeddings, embeddings)
-    losses = predictive_losses(levels, covariance, torch.full((8,), 3), 4)
-    assert losses.tolist() == [0.0] * 8
-    losses.sum().backward()  # type: ignore[no-untyped-call]
-    assert embeddings.grad is not None
-    assert not bool(embeddings.grad.any())
-
-
 def test_representations_that_are_zero_have_a_gradient() -> None:
     embeddings = torch.zeros(8, 2, dtype=torch.float64, requires_grad=True)
     covariance = Kernel("linear", 1.0, 1.0).matrix(embeddings, embeddings)
@@ -375,17 +274,6 @@ CORNERS = torch.tensor([[0.0, 0.0], [0.0, 4.0], [5.0, 0.0], [5.0, 4.0]])
 
 def fit(embeddings: Tensor, labels: Tensor, num_classes: int = 5) -> TreeClassifier:
     return fit_classifier(embeddings, labels, num_classes, WIDE, num_iterations=20)
-
-
-def test_it_learns_what_it_is_shown() -> None:
-    labels = torch.tensor([3, 0, 1, 2]).repeat(5)
-    noise = torch.from_numpy(RandomKey(1).numpy().normal(0, 0.2, (20, 2))).float()
-    classifier = fit(CORNERS.repeat(5, 1) + noise, labels)
-    found = classifier(CORNERS)
-    assert found.argmax(dim=1).tolist() == [3, 0, 1, 2]
-    assert float(found.max(dim=1).values.min()) > 0.6
-    # The fifth class was not among the 20 examples.
-    assert found[:, 4].tolist() == pytest.approx([1 / 21] * 4)
 
 
 def test_two_classes_by_hand() -> None:
@@ -426,22 +314,6 @@ def test_one_class_gets_more_with_every_example() -> None:
         rest = 1 / (number + 1) / 4
         expected = [rest, rest, number / (number + 1), rest, rest]
         assert found[0].tolist() == pytest.approx(expected)
-
-
-@settings(max_examples=25, deadline=None)
-@given(num_examples=st.integers(0, 12), seed=st.integers(0, 99), far=st.booleans())
-def test_rows_sum_to_one_and_are_positive(
-    num_examples: int, seed: int, far: bool
-) -> None:
-    generator = RandomKey(seed).numpy()
-    embeddings = torch.from_numpy(generator.normal(size=(num_examples, 2))).float()
-    labels = torch.from_numpy(generator.integers(0, 4, num_examples))
-    kernel = Kernel("linear", 100.0, 0.01) if far else WIDE
-    classifier = fit_classifier(embeddings, labels, 5, kernel, num_iterations=5)
-    found = classifier(1000 * CORNERS if far else CORNERS)
-    assert found.dtype == torch.float32
-    assert bool((found > 0).all())
-    torch.testing.assert_close(found.sum(dim=1), torch.ones(4))
 
 
 def test_many_queries_are_answered_as_few() -> None:
@@ -571,23 +443,6 @@ def test_an_unseen_client_is_served_what_its_own_examples_say() -> None:
     assert found[:, 1].tolist() == pytest.approx([0.2] * 4)
 
 
-def test_both_splits_are_learnt_from_and_validation_can_be_forgotten() -> None:
-    task, queries = normed_task(), noisy(6, 0, seed=8).train.images
-    data, nothing = noisy(7, 5, seed=1), no_examples(task.spec)
-    alone = served(task, replace(data, validation=nothing))
-    both = served(task, ClientData(data.train_and_validation(), nothing))
-    found = served(task, data)
-    assert found.describe() == {"num_gp_examples": 12.0}
-    # As one split they are another batch: φ differs by some 1e-6 of itself, and what
-    # the posterior makes of it is smooth, its matrix having no eigenvalue below 1.
-    torch.testing.assert_close(found(queries), both(queries), rtol=0, atol=1e-4)
-    assert not torch.allclose(found(queries), alone(queries), atol=1e-2)
-    forgetful = found.without_validation()
-    assert torch.equal(forgetful(queries), alone(queries))
-    assert forgetful.without_validation() is forgetful
-    assert alone.without_validation() is alone
-
-
 def test_the_examples_are_limited_by_chance() -> None:
     task, queries = normed_task(), noisy(6, 0, seed=8).train.images
     data, few = noisy(9, 3, seed=1), PFedGPSettings(max_examples=4)
@@ -599,33 +454,3 @@ def test_the_examples_are_limited_by_chance() -> None:
     # Where all fit there is no chance.
     all_of_them = (served(task, data, seed=seed)(queries) for seed in (3, 4))
     assert torch.equal(*all_of_them)
-
-
-def test_a_memory_can_be_put_on_top() -> None:
-    task, data = normed_task(), noisy(8, 5, seed=1)
-    base, queries = served(task, data), noisy(6, 0, seed=8).train.images
-    nearest = KnnSettings(knn_weights=(0.25,))
-    found = knn_predictor(base, 3, data, nearest, RandomKey(1))
-    neighbors = knn_predictor(
-        base, 3, data, KnnSettings(knn_weights=(1.0,)), RandomKey(1)
-    )
-    expected = 0.25 * neighbors(queries) + 0.75 * base(queries)
-    torch.testing.assert_close(found(queries), expected)
-    assert found.describe()["num_gp_examples"] == 13.0
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_training_lowers_the_loss(precision: Any) -> None:
-    task = normed_task(batch_size=9, learning_rate=0.3, precision=precision)
-    generator = KEY.child("images").numpy()
-    labels = torch.arange(9) % 3
-    values = 100 * labels[:, None] + torch.from_numpy(generator.integers(0, 50, (9, 4)))
-    images = values.to(torch.uint8).reshape(9, 2, 2, 1)
-    data = ClientData(Examples(images, labels), no_examples(task.spec))
-    method = PFedGP(task, PFedGPSettings())
-    state, _ = run_rounds(method, {"a": data}, num_rounds=15)
-    losses = [
-        method.client_update(SharedNetwork(network), None, data, 1, KEY)[1].train_loss
-        for network in (task.initial_weights, state.network)
-    ]
-    assert losses[1] < 0.9 * losses[0]

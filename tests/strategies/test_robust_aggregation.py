@@ -73,14 +73,6 @@ def test_one_attacker_is_not_followed() -> None:
     assert any(torch.equal(after, torch.tensor(one)) for one in honest)
 
 
-def test_of_equal_scores_the_first_clients_wins() -> None:
-    method = of_name("krum", linear_task(), num_malicious=0)
-    # One neighbour: the first two are as close to each other.
-    held = on_a_line(7, 8, 100)
-    for order in (held, held[::-1]):
-        assert method.aggregate(BEFORE, iter(order)).weights.tolist() == [7, 0]
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "least", "message"),
     [
@@ -127,15 +119,6 @@ def test_all_selected_is_fedavg() -> None:
     for chosen in (None, 4):
         found, _ = run_rounds(multikrum(task, 0, chosen), clients, num_rounds=1)
         torch.testing.assert_close(found.weights, plain.weights, rtol=1e-6, atol=1e-7)
-
-
-def test_one_selected_is_krum() -> None:
-    task = normed_task()
-    held = random_updates(9, task.model.num_weights, seed=3)
-    state = ModelState(task.initial_weights)
-    expected = of_name("krum", task, num_malicious=2).aggregate(state, iter(held))
-    found = multikrum(task, 2, 1).aggregate(state, iter(held))
-    assert torch.equal(found.weights, expected.weights)
 
 
 def test_of_equal_scores_the_first_clients_is_averaged() -> None:
@@ -217,16 +200,6 @@ def test_the_median_of_each_weight_whatever_the_sizes() -> None:
     # Of an even number, the mean of the two in the middle.
     even = updates([1.0, 9.0], [5.0, 2.0], [1000.0, 4.0], [2.0, 5.0])
     assert method.aggregate(BEFORE, iter(even)).weights.tolist() == [3.5, 4.5]
-
-
-@pytest.mark.parametrize("num_clients", [1, 7])
-def test_parameters_and_buffers_are_the_medians(num_clients: int) -> None:
-    task = normed_task()
-    held = random_updates(num_clients, task.model.num_weights, seed=1)
-    method = of_name("fedmedian", task)
-    after = method.aggregate(ModelState(task.initial_weights), iter(held))
-    expected = torch.stack([one.weights for _, one in held]).median(dim=0).values
-    assert torch.equal(after.weights, expected)
 
 
 FIVE = updates(

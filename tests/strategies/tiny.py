@@ -164,9 +164,8 @@ def run_rounds(
     state = method.init(names, KEY.child("init"))
     memory: dict[str, Any] = {}
     for server_round in range(1, num_rounds + 1):
-        updates = []
+        updates, rng = [], KEY.child("round", server_round)  # as `Local` draws
         for name in names:
-            rng = KEY.child(server_round, name)
             payload = method.broadcast(state, name, rng)
             memory[name], update = method.client_update(
                 payload, memory.get(name), clients[name], server_round, rng

@@ -1,6 +1,7 @@
 """A server on loopback that answers what it is told to, with TLS or without."""
 
 import contextlib
+import socket
 import ssl
 import threading
 from collections.abc import Iterator, Mapping
@@ -46,6 +47,25 @@ def answering(script: Script, files: tuple[Path, Path] | None) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextlib.contextmanager
+def saying(words: bytes) -> Iterator[str]:
+    """Give the address of other software, which says ``words`` and hangs up."""
+
+    def talk() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection:
+                    connection.sendall(words)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=talk)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def written(folder: Path, identity: Identity, name: str) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-""""""
+"""A process for each message, forked from a runner: its answers and its deaths."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from flwr.supernode import start_client_internal as main_loop
 from flwr.supernode.nodestate import NodeState
 
 from knnper.client import flower_node as flower_supernode
-from knnper.client.flower_node import Orders, RunnerProcess, runtime_api, started, why
+from knnper.client.flower_node import Orders, RunnerProcess, runtime_api, started
 from knnper.errors import RunError
 
 APP = "misbehaving_app:app"
@@ -187,12 +187,6 @@ def test_a_killed_runner_takes_its_child_along_and_so_does_the_nodes_end() -> No
 def test_a_runner_without_an_app_says_so() -> None:
     with pytest.raises(RunError, match="before it had loaded misbehaving_app:nothing"):
         bare_node("misbehaving_app:nothing").__enter__()
-
-
-def test_causes_of_death() -> None:
-    assert why(0) is None
-    assert why(signal.SIGALRM) == "its deadline passed"
-    assert why(signal.SIGSEGV) == "it was ended by SIGSEGV"
 
 
 def _child_of(node: BareNode, runner: int) -> int:

@@ -2,12 +2,8 @@
 
 import asyncio
 import logging
-import os
-import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -104,10 +100,7 @@ def test_a_full_queue_is_answered_at_once(
     with asking(served, limits=limits) as client, ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(client.post, "/predict", json=body) for _ in range(3)]
         refused = next(as_completed(asked)).result()
-        assert (refused.status_code, refused.json()["error"]) == (
-            503,
-            "unavailable",
-        )
+        assert (refused.status_code, refused.json()["error"]) == (503, "unavailable")
         assert client.get("/health").status_code == 200
         goes_on.set()
     assert sorted(one.result().status_code for one in asked) == [200, 200, 503]
@@ -284,48 +277,25 @@ def test_what_goes_wrong_is_seen_and_tried_again(
     assert (told[0].exc_info is None) == isinstance(error, KnnPerError)
 
 
-SCRIPT = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from tests.client.service.small_service import small_served
-from knnper.client.service.app import make_service
-from knnper.client.service.app import serve
-from knnper.client.settings import ServiceSettings
-served = small_served(Path({store!r}))
-whole = served.predict
-def slow(images):
-    if len(images) == 2:
-        print("begun", flush=True)
-    time.sleep(1)
-    return whole(images)
-served.predict = slow
-app = make_service("site-a", lambda: served, tokens=None)
-serve(app, ServiceSettings(port=0), lambda address: print(address, flush=True))
-assert served.is_closed
-print("stopped", flush=True)
-"""
+def test_what_has_begun_is_finished_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = small_served(tmp_path / "store")
+    begun, whole = threading.Event(), served.predict
 
+    def slow(images: Tensor) -> Prediction:
+        begun.set()
+        time.sleep(0.5)
+        return whole(images)
 
-@pytest.mark.slow
-def test_sigterm_finishes_what_has_begun_and_ends_well(tmp_path: Path) -> None:
-    script = SCRIPT.format(tests=str(Path(__file__).parent), store=str(tmp_path / "s"))
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-    ) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        until(lambda: httpx.get(f"{address}/ready").status_code == 200)
-        body = {"inputs": some_inputs(2).tolist()}
-        with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(httpx.post, f"{address}/predict", json=body)
-            assert process.stdout.readline().strip() == "begun"
-            process.send_signal(signal.SIGTERM)
-            rest = process.stdout.read()
-        assert (process.wait(20), rest.strip()) == (0, "stopped")
+    with ThreadPoolExecutor(1) as threads:
+        with asking(served) as client:
+            monkeypatch.setattr(served, "predict", slow)
+            url, headers = f"{client.base_url}/predict", client.headers
+            body = {"inputs": some_inputs(2).tolist()}
+            asked = threads.submit(httpx.post, url, json=body, headers=headers)
+            assert begun.wait(10)
+        assert served.is_closed
     assert asked.result().status_code == 200
 
 

@@ -51,6 +51,25 @@ from tests.client.service.small_service import (
 )
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> SmallServed:
+    return small_served(tmp_path_factory.mktemp("served") / "store")
+
+
+@pytest.fixture(scope="module")
+def client(served: SmallServed) -> Iterator[httpx.Client]:
+    with asking(served, limits=LIMITS) as client:
+        yield client
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[httpx.Client, SmallServed]]:
+    """Give a service that the test may change."""
+    served = small_served(tmp_path / "store")
+    with asking(served) as client:
+        yield client, served
+
+
 def test_a_prediction_is_that_of_the_model_and_the_memory(
     client: httpx.Client, served: SmallServed
 ) -> None:
@@ -69,6 +88,9 @@ def test_a_prediction_is_that_of_the_model_and_the_memory(
     assert answer["model"] == served.model.fingerprint
     assert (answer["num_stored"], answer["knn_weight"]) == (9, 0.5)
     assert found["adapted_probabilities"] is None
+    info = client.get("/info").json()
+    assert (info["client"], info["class_names"]) == ("site-a", list(CLASSES))
+    assert info["accuracy"] == asdict(SERVING.accuracy)
 
 
 def test_all_ways_to_send_an_input_are_answered_alike(client: httpx.Client) -> None:
@@ -126,39 +148,20 @@ def test_features_are_sent_as_rows(tmp_path: Path) -> None:
 
 
 def test_an_answer_names_what_is_mixed(tmp_path: Path) -> None:
-    served = small_served(tmp_path / "store", count=7)
+    served, inputs = small_served(tmp_path / "store", count=7), some_inputs(1, seed=5)
     prior = ClassPrior(ClassPriorSettings((1.0,)))
     served.settings = replace(served.settings, knn_weight=0.25, class_prior=prior)
     with asking(served) as client:
-        (found,) = predicted(client, *some_inputs(1, seed=5).tolist()).json()[
-            "predictions"
-        ]
+        (found,) = predicted(client, *inputs.tolist()).json()["predictions"]
         assert client.get("/info").json()["class_prior"]
-    for name, share in found["probabilities"].items():
-        adapted = found["adapted_probabilities"][name]
-        knn = found["knn_probabilities"][name]
-        assert share == pytest.approx(0.25 * knn + 0.75 * adapted, abs=1e-6)
-    # Of seven examples three are cats, and two each of the others.
-    grown = {
-        name: found["adapted_probabilities"][name] / share
-        for name, share in found["global_probabilities"].items()
-    }
-    assert grown["cat"] > grown["dog"] == pytest.approx(grown["eel"], rel=1e-4)
-
-
-def test_what_is_served_is_told(client: httpx.Client, served: SmallServed) -> None:
-    info = client.get("/info").json()
-    expected = {
-        "client": "site-a",
-        "model": served.model.fingerprint,
-        "class_names": list(CLASSES),
-        "knn_weight": 0.5,
-        "num_neighbors": 3,
-        "accuracy": asdict(SERVING.accuracy),
-        "class_prior": False,
-    }
-    assert expected.items() <= info.items()
-    assert info["store"]["num_by_class"] == dict.fromkeys(CLASSES, 3)
+        expected = served.predict(inputs)
+    assert expected.adapted_probabilities is not None
+    for name, shares in (
+        ("probabilities", expected.probabilities),
+        ("global_probabilities", expected.global_probabilities),
+        ("adapted_probabilities", expected.adapted_probabilities),
+    ):
+        assert list(found[name].values()) == shares[0].tolist()
 
 
 def test_what_was_done_is_counted(own: tuple[httpx.Client, SmallServed]) -> None:
@@ -212,9 +215,7 @@ def test_examples_are_added_and_deleted(own: tuple[httpx.Client, SmallServed]) -
     ],
 )
 def test_what_all_of_it_describes_is_deleted(
-    own: tuple[httpx.Client, SmallServed],
-    selection: dict[str, Any],
-    deleted: list[int],
+    own: tuple[httpx.Client, SmallServed], selection: dict[str, Any], deleted: list[int]
 ) -> None:
     answer = own[0].request("DELETE", "/examples", json=selection)
     assert answer.json()["deleted"] == deleted
@@ -294,6 +295,9 @@ def test_text_and_its_ids_are_the_same_question(reader: httpx.Client) -> None:
     assert of_text.status_code == 200, of_text.text
     assert of_text.json() == predicted(reader, ids.tolist()).json() == of_file.json()
     assert len(of_text.json()["predictions"][0]["probabilities"]) == 81
+    info = reader.get("/info").json()
+    assert (info["input_type"], info["input_shape"]) == ("token", [6])
+    assert (info["takes_pictures"], info["takes_text"]) == (False, True)
     # Curly quotation marks are plain ones.
     curly = predicted(reader, {"text": "\u201cIs\u2019t you\u201d"})
     assert curly.json() == predicted(reader, {"text": '"Is\'t you"'}).json()
@@ -323,20 +327,6 @@ def test_what_is_taught_as_text_is_a_neighbour(reader: httpx.Client) -> None:
     answer = predicted(reader, {"text": WORDS}).json()
     nearest = answer["predictions"][0]["neighbors"][0]
     assert (nearest["name"], nearest["class_name"]) == ("hamlet", "' '")
-
-
-def test_that_text_is_taken_is_told(reader: httpx.Client) -> None:
-    info = reader.get("/info").json()
-    assert (info["input_type"], info["input_shape"]) == ("token", [6])
-    assert (info["takes_pictures"], info["takes_text"]) == (False, True)
-    document = reader.get("/openapi.json").json()
-    schemas = document["components"]["schemas"]
-    ids, text = schemas["PredictionRequest"]["properties"]["inputs"]["items"]["anyOf"]
-    content = document["paths"]["/predict"]["post"]["requestBody"]["content"]
-    assert text == {"$ref": "#/components/schemas/Text"}
-    assert schemas["Text"]["properties"]["text"]["minLength"] == 6
-    assert ids["items"] == {"type": "integer", "minimum": 0, "maximum": 80}
-    assert set(content) == {JSON, NPY, "multipart/form-data"}
 
 
 def picture(mode: str, size: int, kind: str = "PNG") -> bytes:
@@ -569,20 +559,8 @@ def test_a_prediction_tells_what_the_scope_gives(
     own = set(info["scopes"])
     assert own == {scope} | {one for one, other in INCLUDED if other == scope}
     info = client.get("/info", headers=bearing(tokens["read"])).json()
-    assert info["store"]["num_stored"] == 9
+    assert info["store"]["num_by_class"] == dict.fromkeys(CLASSES, 3)
     assert "knn_weight" not in info
-
-
-def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
-    body = {"inputs": some_inputs(1).tolist()}
-    with asking(small_served(tmp_path / "store"), state=tmp_path) as client:
-        token = add_token(tmp_path, "tablet", ["predict"])
-        headers = bearing(token)
-        assert client.post("/predict", json=body, headers=headers).status_code == 200
-        revoke_token(tmp_path, "tablet")
-        answer = client.post("/predict", json=body, headers=headers)
-        assert (answer.status_code, answer.json()["error"]) == (401, "unauthorized")
-        assert client.post("/predict", json=body).status_code == 200, "the owner's"
 
 
 def test_a_token_is_not_kept_as_it_is_and_its_name_is_unique(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,24 +15,23 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
 
 from knnper.client import limits
 from knnper.client import site as host
 from knnper.client.flower_node import without_folders
-from knnper.client.limits import (
-    ANSWERS,
-    MOST,
-    REFUSALS,
-    Answer,
-    Answers,
-    last_refusal,
-    note_refusal,
-)
 from knnper.client.runtime import ClientRuntime, ClientStateStore, _record, _reply
 from knnper.client.settings import read_client
-from knnper.client.site import KEPT, OWN_LOG, Discretion, SiteNode, run_states
+from knnper.client.site import (
+    KEPT,
+    OWN_LOG,
+    Discretion,
+    SiteNode,
+    SiteWorker,
+    run_states,
+)
 from knnper.errors import CodecError, DataError, RefusedError, RunError
-from knnper.experiment import results_identity, to_json
+from knnper.experiment import Experiment, results_identity, to_json
 from knnper.files import is_private
 from knnper.simulation.flower_engine import VirtualNode
 from knnper.simulation.workbench import over_sites
@@ -46,13 +46,6 @@ from knnper.transport.messages import (
     to_content,
 )
 from tests.apps.site_grid import experiment, make_sites
-from tests.client.site.hostile_server import (
-    CLIENT,
-    HostileServer,
-    asked,
-    image_of,
-    one_by_one,
-)
 
 EXPERIMENT = to_json(over_sites(experiment()))
 
@@ -103,21 +96,6 @@ def test_why_a_site_cannot_take_part(
     assert str(caught.value) == OWN_LOG
 
 
-def test_a_quiet_site_takes_no_part_where_updates_tell_of_its_data(file: Path) -> None:
-    agnostic = experiment(method="{name: agnostic}", personalization="{}")
-    asked = job(experiment=to_json(over_sites(agnostic)))
-    site, context = SiteNode(), context_of(file, run=2)
-    assert read_introduction(site.introduce(context, asked)).problem == ""
-    append(file, "share_metrics: false")
-    problem = read_introduction(site.introduce(context, asked)).problem
-    assert "found share_metrics: false" in problem
-    assert introduced(file).problem == "", "of kNN-Per"
-    with pytest.raises(RefusedError, match="found share_metrics: false"):
-        site.open(context, asked)
-    append(file, "train: false")
-    assert read_introduction(site.introduce(context, asked)).problem == ""
-
-
 def test_what_is_left_of_the_deadline_is_for_the_training(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +113,7 @@ def test_what_is_left_of_the_deadline_is_for_the_training(
     assert endless.deadline.at == float("inf")
 
 
+CLIENT = "0001"
 SETTINGS = experiment()
 
 
@@ -260,6 +239,73 @@ def test_a_site_reads_no_file_and_leaves_none(
     assert "file" not in reply.content.config_records["reply.entry"]
 
 
+def asked(**changes: object) -> Experiment:
+    """Return an experiment over sites; keys are dotted, values YAML."""
+    return over_sites(experiment(**changes))
+
+
+def one_by_one(**changes: object) -> Experiment:
+    """Return the experiment whose every update is the gradient of one image."""
+    return asked(
+        **{
+            "model": "{name: softmax_regression}",
+            "method": "{name: fedavg}",
+            "personalization": "{}",
+            "training.batch_size": 1,
+            "training.local_steps": 1,
+            **changes,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class HostileServer:
+    """One run of it, against the site that a file describes."""
+
+    file: Path
+    run: int = 1
+
+    def introduced(self, settings: Experiment) -> Introduction:
+        job = Job([], 0, [0], to_json(settings))
+        return read_introduction(SiteNode().introduce(self._context, job))
+
+    def worker(self, settings: Experiment) -> SiteWorker:
+        """Return what answers a message, as a process of its own would."""
+        return SiteNode().open(self._context, Job([CLIENT], 1, [0], to_json(settings)))
+
+    def payload(self, settings: Experiment) -> Any:
+        """Return what an honest server would send first."""
+        runtime = self.worker(settings).runtime
+        state = runtime.method.init([CLIENT, "0000", "0003"], runtime.key)
+        return runtime.method.broadcast(state, CLIENT, runtime.key)
+
+    def train(self, settings: Experiment, server_round: int = 1) -> tuple[Any, Any]:
+        """Return what was sent in a round, and the update."""
+        payload, worker = self.payload(settings), self.worker(settings)
+        return payload, worker.train(CLIENT, payload, server_round, 0, [0])
+
+    def told(self, reason: str) -> None:
+        """Say that the site may not take part."""
+        SiteNode().refused(self._context, reason)
+
+    @property
+    def _context(self) -> Context:
+        config: dict[str, Any] = {"config": str(self.file)}
+        return Context(self.run, 1, config, RecordDict(), {})
+
+
+def image_of(sent: Tensor, trained: Tensor, worker: SiteWorker) -> Tensor:
+    """Return the image behind one step on it, uint8 (pixels,)."""
+    spec = worker.runtime.spec
+    gradient = (sent - trained).double()
+    num_classes = spec.num_classes
+    of_bias = gradient[-num_classes:]
+    of_rows = gradient[:-num_classes].reshape(num_classes, -1)
+    largest = of_bias.abs().argmax()
+    pixels = of_rows[largest] / of_bias[largest] * spec.std[0] + spec.mean[0]
+    return (255 * pixels).round().clamp(0, 255).to(torch.uint8)
+
+
 OF_FEDAVG = {"method": "{name: fedavg}", "personalization": "{}"}
 OTHER_RATE = {"training.learning_rate": 0.5}
 
@@ -274,7 +320,7 @@ def state(file: Path) -> Path:
 
 
 def refusals(file: Path) -> list[dict[str, str]]:
-    text = (state(file) / REFUSALS).read_text()
+    text = (state(file) / limits.REFUSALS).read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -364,6 +410,15 @@ def test_weights_that_leave_one_label_alone_are_seen_through(file: Path) -> None
     worker.train(CLIENT, payload, 1, 0, [0])
 
 
+def test_a_quiet_site_trains_nothing_that_tells_of_its_data(file: Path) -> None:
+    settings = asked(method="{name: agnostic}", personalization="{}")
+    append(file, "share_metrics: false")
+    refused(HostileServer(file), settings, "found share_metrics: false")
+    assert HostileServer(file, run=2).introduced(asked()).problem == "", "of kNN-Per"
+    append(file, "train: false")
+    assert HostileServer(file, run=3).introduced(settings).problem == ""
+
+
 def test_methods_and_models_are_told_together(file: Path) -> None:
     limit(file, "methods: [knn_per, ditto]", "models: []")
     words = "method fedavg, expected knn_per, ditto", "tiny_cnn, expected none"
@@ -413,8 +468,10 @@ def test_a_round_counts_even_if_the_process_dies_in_it(
 @pytest.mark.parametrize(("days", "left"), [("30", 1), ("40", 0), ("null", 0)])
 def test_what_was_long_ago_counts_no_more(file: Path, days: str, left: int) -> None:
     limit(file, "training_rounds: 1", f"days: {days}")
-    answers = Answers(read_client(file))
-    answers.note(Answer(datetime.now(UTC) - timedelta(days=31), 9, "e", "training"))
+    answers = limits.Answers(read_client(file))
+    answers.note(
+        limits.Answer(datetime.now(UTC) - timedelta(days=31), 9, "e", "training")
+    )
     assert answers.left("training", answers.read()) == left
 
 
@@ -456,7 +513,7 @@ def test_rounds_of_validation_are_limited(file: Path) -> None:
 
 def test_what_was_answered_must_be_known(file: Path) -> None:
     HostileServer(file).train(asked())
-    (state(file) / ANSWERS).write_text('{"kind": "training"}\n')
+    (state(file) / limits.ANSWERS).write_text('{"kind": "training"}\n')
     with pytest.raises(RunError, match=r"damaged.*remove the file"):
         HostileServer(file).train(asked())
 
@@ -467,7 +524,7 @@ def test_runs_do_not_fill_the_disk(file: Path, monkeypatch: pytest.MonkeyPatch) 
     HostileServer(file, run=1).train(asked())
     for run in range(2, 6):
         assert HostileServer(file, run).introduced(asked()).problem == ""
-    kinds = [(one.run, one.kind) for one in Answers(read_client(file)).read()]
+    kinds = [(one.run, one.kind) for one in limits.Answers(read_client(file)).read()]
     assert kinds == [(1, "training"), (4, "begun"), (5, "begun")]
 
 
@@ -482,17 +539,17 @@ def test_the_server_telling_it_back_is_no_news(file: Path) -> None:
 
 def test_the_last_ones_are_kept_even_after_a_damaged_file(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    for number in range(MOST + 3):
-        note_refusal(folder, "client", f"reason {number}")
-    lines = (folder / REFUSALS).read_text().splitlines()
-    assert (len(lines), '"reason 3"' in lines[0]) == (MOST, True)
-    last = last_refusal(folder)
+    for number in range(limits.MOST + 3):
+        limits.note_refusal(folder, "client", f"reason {number}")
+    lines = (folder / limits.REFUSALS).read_text().splitlines()
+    assert (len(lines), '"reason 3"' in lines[0]) == (limits.MOST, True)
+    last = limits.last_refusal(folder)
     assert last is not None
-    assert last.reason == f"reason {MOST + 2}"
+    assert last.reason == f"reason {limits.MOST + 2}"
     assert is_private(folder)
-    (folder / REFUSALS).write_text("nothing\n")
-    note_refusal(folder, "model", "why")
-    assert '"why"' in (folder / REFUSALS).read_text()
+    (folder / limits.REFUSALS).write_text("nothing\n")
+    limits.note_refusal(folder, "model", "why")
+    assert '"why"' in (folder / limits.REFUSALS).read_text()
 
 
 @pytest.mark.parametrize(

@@ -49,20 +49,24 @@ from tests.client.state.small_site import (
     stored_names,
 )
 
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"kernel": "squared", "kernel_scale": 0.3, "num_neighbors": 3},
+    {"tuning": {"evidence": "leave_one_out", "num_neighbors_grid": [1, 5]}},
+    {"knn_weights": [0.4]},
+    {"store": {"policy": "reservoir", "capacity": 17, "seed": 3}},
+    {"store": {"policy": "fifo", "capacity": 12}},
+    {"store": {"index": {"name": "sq8"}}},
+]
+
 
 @pytest.mark.parametrize(
-    "personalization",
+    ("personalization", "sizes"),
     [
-        {},
-        {"kernel": "squared", "kernel_scale": 0.3, "num_neighbors": 3},
-        {"tuning": {"evidence": "leave_one_out", "num_neighbors_grid": [1, 5]}},
-        {"knn_weights": [0.4]},
-        {"store": {"policy": "reservoir", "capacity": 17, "seed": 3}},
-        {"store": {"policy": "fifo", "capacity": 12}},
-        {"store": {"index": {"name": "sq8"}}},
+        *(({}, sizes) for sizes in ((1, 0), (0, 1), (2, 0), (1, 1), (0, 0))),
+        *((one, (30, 20)) for one in SETTINGS),
     ],
 )
-@pytest.mark.parametrize("sizes", [(30, 20), (1, 0), (0, 1), (2, 0), (1, 1), (0, 0)])
 def test_predictions_are_those_of_the_simulation(
     tmp_path: Path, personalization: dict[str, Any], sizes: tuple[int, int]
 ) -> None:
@@ -83,19 +87,6 @@ def test_one_class_only(tmp_path: Path) -> None:
     decided = new_site_state(tmp_path).install(small_model(), data, took_part=False)
     assert decided.serving.accuracy.knn == 1.0
     assert decided.serving.accuracy.measured_on == "test"
-
-
-def test_the_store_holds_names_and_inputs_in_order(tmp_path: Path) -> None:
-    data = site(5, 3)
-    site_state = installed(tmp_path, small_model(), data)
-
-    assert stored_names(site_state) == [*data.train.names, *data.validation.names]
-    with open_store(site_state.places.store) as store:
-        assert store.spec.class_names == TASK.class_names
-        ids = store.contents().ids
-        both = data.client_data().train_and_validation()
-        assert torch.equal(store.inputs(ids), both.images)
-        assert store.contents().labels.tolist() == both.labels.tolist()
 
 
 def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> None:

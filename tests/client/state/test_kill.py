@@ -14,58 +14,35 @@ from tests.client.state.small_site import small_model
 OLD, NEW = small_model(seed=0).fingerprint, small_model(seed=1).fingerprint
 
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return what `killed_installs` finds."""
-    program = "tests.client.state.killed_installs"
+@pytest.mark.slow
+def test_a_kill_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.client.state.killed_installs"]
     done = subprocess.run(
-        [sys.executable, "-m", program, str(tmp_path_factory.mktemp("killed"))],
+        [*program, str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[3],
         capture_output=True,
         check=True,
         timeout=120,
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_there_were_many_steps(outcomes: dict[str, Any]) -> None:
-    for trials in outcomes.values():
-        assert len(trials) > 5
-        *killed, last = (one["was_killed"] for one in trials)
-        assert (all(killed), last) == (True, False)
-
-
-def test_a_first_installation_is_whole_or_not_there(outcomes: dict[str, Any]) -> None:
-    whole = {"model": NEW, "num_stored": 12, "is_consistent": True}
-    found = [one["writer"] for one in outcomes["first"]]
-    assert found[0] is None
-    assert found[-1] == whole
-    assert all(one in (None, whole) for one in found)
-
-
-def test_a_later_one_leaves_the_old_state_or_the_new(outcomes: dict[str, Any]) -> None:
+    outcomes: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)
+    new = {"model": NEW, "num_stored": 12, "is_consistent": True}
     old = {"model": OLD, "num_stored": 10, "is_consistent": True}
-    new = {"model": NEW, "num_stored": 12, "is_consistent": True}
-    found = [one["writer"] for one in outcomes["later"]]
-    assert found[0] == old
-    assert found[-1] == new
-    assert all(one in (old, new) for one in found)
-    # Once the new state is reached, no later kill falls back behind it.
-    first = found.index(new)
-    assert all(one == new for one in found[first:])
+    left = ["identity.json", "models", "offered.json", "serving.json", "store"]
+    for name, before in (("first", None), ("later", old)):
+        trials = outcomes[name]
+        assert len(trials) > 5
+        was_killed = [one["was_killed"] for one in trials]
+        assert was_killed == [*(len(trials) - 1) * [True], False]
+        found = [one["writer"] for one in trials]
+        # Once the new state is reached, no later kill falls back behind it.
+        first = found.index(new)
+        assert first > 0
+        assert found == [*first * [before], *(len(found) - first) * [new]]
+        for trial in trials:
+            # The next installation brings the new state, and nothing else is left.
+            assert trial["after"] == new
+            assert [one for one in trial["leftovers"] if ".lock" not in one] == left
     # Whoever only reads sees the same model, if not the last examples yet.
-    readers = [one["reader"]["model"] for one in outcomes["later"]]
-    assert readers == [one["model"] for one in found]
-
-
-def test_the_next_installation_brings_the_new_state(outcomes: dict[str, Any]) -> None:
-    new = {"model": NEW, "num_stored": 12, "is_consistent": True}
-    kept = ["identity.json", "models", "offered.json", "serving.json", "store"]
-    for trial in (*outcomes["first"], *outcomes["later"]):
-        assert trial["after"] == new
-        assert [one for one in trial["leftovers"] if ".lock" not in one] == kept
+    models = [[one[by]["model"] for by in ("reader", "writer")] for one in trials]
+    assert all(read == written for read, written in models)

@@ -1,6 +1,5 @@
 """What answers while examples come and go, and while the model changes."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from knnper.datastore.prediction import (
     ClassPriorSettings,
     KnnPredictor,
     NeighborClassifier,
-    Prediction,
     adapted,
 )
 from knnper.datastore.store import open_store
@@ -171,57 +169,6 @@ def test_a_store_of_an_unknown_model_is_brought_back(site_state: SiteState) -> N
         assert served.predict(queries()).vote.num_stored == 50
         with pytest.raises(StoreMismatchError, match="distances between the two"):
             served.store.search(other.embed(queries()), 3, other.fingerprint)
-
-
-class Asking(threading.Thread):
-    """Asks over and over, and checks each answer against the model that it names."""
-
-    def __init__(self, served: ServedModel, models: dict[str, GlobalModel]) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-        self.wrong: list[str] = []
-        self._served, self._models = served, models
-        self._stored = site().client_data().train_and_validation().images
-        self._stopping = threading.Event()
-
-    def run(self) -> None:
-        while not self._stopping.is_set():
-            self._check(self._served.predict(queries()))
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self.join()
-
-    def _check(self, made: Prediction) -> None:
-        self.seen.add(made.vote.fingerprint)
-        model = self._models[made.vote.fingerprint]
-        asked = model.embed(queries())
-        if not torch.equal(model.head(asked), made.global_probabilities):
-            self.wrong.append("probabilities of another model")
-        distances = torch.cdist(asked.double(), model.embed(self._stored).double())
-        nearest = distances.min(dim=1).values.square()
-        found = made.vote.neighbors.squared_distances[:, 0]
-        if not torch.allclose(nearest, found, atol=1e-4):
-            self.wrong.append("distances among embeddings of another model")
-
-
-def test_every_answer_is_of_one_model_while_models_change(
-    site_state: SiteState,
-) -> None:
-    models = [small_model(seed=seed, **FIXED) for seed in range(4)]
-    known = {
-        one.fingerprint: small_model(seed=seed, **FIXED)
-        for seed, one in enumerate(models)
-    }
-    with open_served(site_state, writable=True) as served:
-        thread = Asking(served, known)
-        thread.start()
-        for model in (*models[1:], *models):
-            site_state.install(model, site(), took_part=False)
-            assert served.refresh()
-        thread.stop()
-    assert thread.wrong == []
-    assert len(thread.seen) >= 2
 
 
 STRENGTHS = [1.0, 10.0]

@@ -27,12 +27,8 @@ from tests.knnper_data.site.site_cases import (
 
 
 def test_a_folder_for_each_class(tmp_path: Path) -> None:
-    put = {
-        f"{NAMES[number % 3]}/{number}.png": put_image(
-            tmp_path / NAMES[number % 3] / f"{number}.png", number
-        )
-        for number in range(30)
-    }
+    names = [f"{NAMES[number % 3]}/{number}.png" for number in range(30)]
+    put = {name: put_image(tmp_path / name, seed) for seed, name in enumerate(names)}
     (tmp_path / "cat" / "notes.txt").write_text("")
     (tmp_path / "cat" / ".hidden").write_text("")
     data = opened("image_folder", tmp_path, IMAGES, path=".")
@@ -67,10 +63,6 @@ def test_a_folder_for_each_split(tmp_path: Path) -> None:
         "validation/dog/a.png": "validation",
     }
     assert classes(data)["validation/dog/a.png"] == "dog"
-
-
-def test_a_split_by_another_name(tmp_path: Path) -> None:
-    put_image(tmp_path / "train" / "cat" / "a.png", 1)
     (tmp_path / "val").mkdir()
     message = "expected a split; known: test, train, validation.*data.layout: classes"
     with pytest.raises(DataError, match=message):
@@ -318,6 +310,9 @@ def test_features_come_in_the_order_that_is_named(tmp_path: Path, suffix: str) -
     agreed = replace(FEATURES, feature_names=("dose", "age"))
     data = opened("table", tmp_path, agreed, path=path, **COLUMNS)
     assert data.test.examples.images.flatten().tolist() == pytest.approx([1e-3, 70])
+    agreed = replace(FEATURES, feature_names=("age", "doze"))
+    with pytest.raises(DataError, match=r"has no column 'doze'; did you mean 'dose'\?"):
+        opened("table", tmp_path, agreed, path=path, **COLUMNS)
 
 
 def test_numbers_as_labels(tmp_path: Path) -> None:
@@ -328,9 +323,8 @@ def test_numbers_as_labels(tmp_path: Path) -> None:
 
 def test_texts_stay_what_they_are(tmp_path: Path) -> None:
     task = replace(FEATURES, class_names=("01", "1", "NA"))
-    path = save_table(
-        tmp_path, "csv", kind=["01", "NA", "1", "01"], id=["07", "7", "8", "9"]
-    )
+    kinds, ids = ["01", "NA", "1", "01"], ["07", "7", "8", "9"]
+    path = save_table(tmp_path, "csv", kind=kinds, id=ids)
     data = opened("table", tmp_path, task, path=path, **COLUMNS)
     assert classes(data) == {"07": "01", "7": "NA", "8": "1", "9": "01"}
 
@@ -371,13 +365,6 @@ def test_another_delimiter(tmp_path: Path) -> None:
     assert data.task.spec.dtype == "float32"
     with pytest.raises(DataError, match=r"found the delimiter ', ', expected one"):
         surveyed("table", tmp_path, path="a.csv", label="kind", delimiter=", ")
-
-
-def test_features_that_are_not_there(tmp_path: Path) -> None:
-    path = save_table(tmp_path, "csv")
-    agreed = replace(FEATURES, feature_names=("age", "doze"))
-    with pytest.raises(DataError, match=r"has no column 'doze'; did you mean 'dose'\?"):
-        opened("table", tmp_path, agreed, path=path, **COLUMNS)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from knnper.simulation.batches.family import Event, Family, Step, TellingObserver
+from knnper.simulation.batches.family import Event, Family, Step
 from knnper.simulation.batches.progress import TimeLeft, Told, Tracker
 
 ROUNDS = 10
@@ -207,16 +207,6 @@ def test_what_trains_anew_and_what_diverges_changes_the_steps(tmp_path: Path) ->
     assert tracker.num_made == tracker.num_steps
     left = left_of(tracker)
     assert left.seconds == 0.0
-
-
-def test_an_observer_tells_its_steps() -> None:
-    now, told = [0.0], list[Event]()
-    observer = TellingObserver(told.append, lambda: now[0])
-    observer.training_started(3, 2)
-    now[0] = 1.0
-    observer.round_finished({})
-    observer.personalization_started(100)
-    assert told == [Event(Step.TRAINS, 0.0, 3, 2), Event(Step.ROUND, 1.0)]
 
 
 def test_what_was_made_before_tells_how_long_it_takes(tmp_path: Path) -> None:

@@ -16,13 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from knnper.errors import RunError
-from knnper.simulation.batches.outputs import (
-    best_points,
-    chosen_sweep,
-    plot_of,
-    write_batch,
-)
-from knnper.simulation.batches.plan import TERMS, Comparison, Sweep, read_sweep
+from knnper.simulation.batches.outputs import best_points, chosen_sweep, plot_of
+from knnper.simulation.batches.plan import Comparison, Sweep, read_sweep
 from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.batches.tables import (
     COLUMNS,
@@ -89,13 +84,6 @@ def test_of_one_seed_there_is_no_interval(tmp_path: Path) -> None:
     header, *lines = cells(read(tmp_path), rows([0.5], [0.25]))
     assert header[:4] == ["k", "accuracy", "sd", "95 % interval"]
     assert [line[1:4] for line in lines] == [["50.0", "-", "-"], ["25.0", "-", "-"]]
-
-
-def test_settings_have_a_word_of_their_own_or_their_key(tmp_path: Path) -> None:
-    key = "model.embedding_dim"
-    header, _ = cells(read(tmp_path, vary={key: [4]}), [row({key: 4}, {})])
-    assert header[0] == key
-    assert len(set(TERMS.values())) == len(TERMS)
 
 
 def test_the_csv_of_a_sweep_has_every_figure(tmp_path: Path) -> None:
@@ -168,22 +156,10 @@ def test_series_are_curves_of_their_own(tmp_path: Path) -> None:
     assert axes.get_xscale() == "log"
 
 
-def test_names_are_dots_side_by_side(tmp_path: Path) -> None:
-    sweep = read(tmp_path, x="variant", vary={}, variants=TWO)
-    axes = axes_of(sweep, [right({}, 0.4, "a"), right({}, 0.6, "b")])
-    assert names(axes) == ["A", "B"]
-    curve = axes.containers[0][0]
-    assert curve.get_linestyle() == "None"
-    assert np.allclose(curve.get_ydata(), [0.4, 0.6])
-
-
-@pytest.mark.parametrize(
-    "axis", [{"x": "variant"}, {"x": NEIGHBORS, "series": "variant"}]
-)
-def test_names_are_drawn_literally(tmp_path: Path, axis: dict[str, str]) -> None:
+def test_names_are_drawn_literally(tmp_path: Path) -> None:
     title = "cost $x_1 to $y\x07"
     variants = {"a": {"title": title}, "b": TWO["b"]}
-    sweep = read(tmp_path, variants=variants, vary={NEIGHBORS: [1]}, **axis)
+    sweep = read(tmp_path, variants=variants, vary={NEIGHBORS: [1]}, x="variant")
     first, second = (right({NEIGHBORS: 1}, 0.4, name) for name in variants)
     svg = io.StringIO()
     with rc_context({"svg.fonttype": "none"}):
@@ -191,14 +167,6 @@ def test_names_are_drawn_literally(tmp_path: Path, axis: dict[str, str]) -> None
         drawn(sweep, points).savefig(svg, format="svg")
     assert "cost $x_1 to $y" in svg.getvalue()
     ElementTree.fromstring(svg.getvalue())
-
-
-def test_random_points_are_not_joined(tmp_path: Path) -> None:
-    keys = {RATE: [0.1, 0.2], NEIGHBORS: {"low": 1, "high": 9}}
-    random = {"num_points": 2, "keys": keys}
-    sweep = read(tmp_path, vary={}, random=random, x=NEIGHBORS)
-    axes = axes_of(sweep, rows([0.5], [0.6]))
-    assert axes.containers[0][0].get_linestyle() == "None"
 
 
 def test_without_x_or_figures_there_is_no_plot(tmp_path: Path) -> None:
@@ -338,21 +306,6 @@ def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -
     half_width = float(one["seen_average_half_width"])
     assert half_width == pytest.approx(12.706 * 0.1, abs=1e-3)
     assert json.loads(one["chosen"]) == {"training.learning_rate": 0.1}
-
-
-def test_what_is_behind_the_sign_is_told(
-    tmp_path: Path, comparison: Comparison, outcomes: list[Outcome]
-) -> None:
-    found = rows_of(comparison, outcomes)
-    shown = write_batch(comparison, outcomes, found, tmp_path)
-    *_, empty, last = (tmp_path / "table.md").read_text().splitlines()
-    assert (empty, last) == ("", shown.remarks[0])
-    assert "± is the standard deviation over 2 seeds" in last
-    alone = [replace(one, runs={1: one.runs[1]}) for one in outcomes]
-    found = rows_of(comparison, alone)
-    shown = write_batch(comparison, alone, found, tmp_path)
-    assert not any("±" in remark for remark in shown.remarks)
-    assert "±" not in (tmp_path / "table.md").read_text()
 
 
 @pytest.mark.parametrize("content", [None, "client,seen\na,true\n"])

@@ -104,14 +104,6 @@ def signatures(found: Family) -> list[str]:
     return [(folder / CODE).read_text() for folder in found.runs]
 
 
-def test_a_run_keeps_the_code_that_began_it(tmp_path: Path, make_by: MakeBy) -> None:
-    one = family(tmp_path, [1])
-    make_by(one, interrupted, "old")
-    make(one)
-    assert signatures(one) == ["old"]
-    assert num_made_otherwise(one.runs) == 1
-
-
 def test_who_takes_a_training_over_takes_its_code_over(
     tmp_path: Path, make_by: MakeBy, made: Made
 ) -> None:
@@ -186,18 +178,6 @@ def test_what_other_code_failed_at_is_made_again(
     assert why_failed(folder) is None
     assert num_made_otherwise([folder]) == 0
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-
-
-def test_what_this_code_failed_at_is_not_tried_again(
-    tmp_path: Path, make_by: MakeBy, made: Made
-) -> None:
-    one = family(tmp_path, [1])
-    make_by(one, failing)
-    make(one)
-    assert rounds(made) == []
-    shutil.rmtree(next(iter(one.runs)))
-    make(one)
-    assert rounds(made) == [0]
 
 
 def test_what_two_versions_failed_at_is_made_again_by_one(
@@ -472,33 +452,6 @@ def test_who_is_at_work_is_no_server(tmp_path: Path) -> None:
 
 
 MADE = Inputs("d" * 64, None, "s" * 64)
-
-
-def rows(path: Path, first: str) -> None:
-    """Write 60 rows of two classes, of which the first row begins with ``first``."""
-    lines = [f"{place / 60},{place % 7},{place % 2}" for place in range(60)]
-    path.write_text("\n".join(["a,b,kind", f"{first},0,0", *lines[1:]]) + "\n")
-
-
-def on_table(folder: Path, *neighbors: int) -> Sweep:
-    data = {"name": "table", "train": str(folder / "rows.csv"), "label": "kind"}
-    base = {**BASE, "data": data, "model": {"name": "mlp"}}
-    vary = {NEIGHBORS: list(neighbors)}
-    return read(folder, base=base, vary=vary, seeds=[1])
-
-
-def test_runs_of_a_file_that_was_edited_are_refused(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    file, folder = tmp_path / "rows.csv", tmp_path / "out"
-    rows(file, "0.0")
-    first = run_batch(on_table(tmp_path, 1), folder, 1, ignore)
-    rows(file, "0.5")
-    for neighbors in ((1,), (1, 3)):  # shown again, and taken over
-        with pytest.raises(RunError, match="the data set is not what it was when the"):
-            run_batch(on_table(tmp_path, *neighbors), folder, 1, ignore)
-    rows(file, "0.0")
-    again = run_batch(on_table(tmp_path, 1), folder, 1, ignore)
-    assert [one.runs for one in again] == [one.runs for one in first]
 
 
 def test_runs_of_other_weights_are_refused(tmp_path: Path) -> None:

@@ -41,18 +41,6 @@ def test_every_combination_is_a_point_the_last_key_fastest(tmp_path: Path) -> No
     assert len(sweep.experiments) == 8
 
 
-def test_points_are_experiments(tmp_path: Path) -> None:
-    sweep = read(tmp_path, "training.batch_size=8", evaluate_on="validation")
-    point = sweep.points[1]
-    assert list(point.runs) == [1, 2]
-    for seed, experiment in point.runs.items():
-        assert experiment.run.seed == seed
-        assert experiment.run.engine == "serial"
-        assert experiment.training.batch_size == 8
-        assert experiment.partition.settings.evaluate_on == "validation"  # type: ignore[attr-defined]
-        assert experiment.personalization.settings.num_neighbors == 5  # type: ignore[attr-defined]
-
-
 def test_the_command_line_can_change_what_is_shown_and_how(tmp_path: Path) -> None:
     changes = ["evaluate_on=validation", "seeds=[7]", "training.batch_size=8"]
     sweep = read(tmp_path, *changes, f"x={NEIGHBORS}")
@@ -142,12 +130,6 @@ def test_random_numbers_stay_in_range(low: float, factor: float, is_log: bool) -
         assert whole.low <= point[NEIGHBORS] <= whole.high
 
 
-def test_the_same_values_may_be_drawn_twice(tmp_path: Path) -> None:
-    random = {"num_points": 3, "keys": {NEIGHBORS: [4]}}
-    sweep = read(tmp_path, vary={}, random=random)
-    assert [point.values for point in sweep.points] == [{NEIGHBORS: 4}] * 3
-
-
 def test_a_key_inside_a_section_that_is_set_may_be_varied(tmp_path: Path) -> None:
     section = {"name": "iid", "num_clients": 4}
     vary = {"partition.unseen_fraction": [0.0, 0.5]}
@@ -185,10 +167,7 @@ RATED = {"training": {"learning_rate": 1}}
     [
         ({"base": None}, "base: expected the sections of an experiment, or experiment"),
         ({"experiment": "one.yaml"}, "base: expected .* one of the two"),
-        (
-            {"base": None, "experiment": "lost.yaml"},
-            r"lost\.yaml: there is no such file",
-        ),
+        ({"base": None, "experiment": "lost.yaml"}, r"lost\.yaml: there is no such"),
         ({"name": "no/name"}, "name: found 'no/name'"),
         ({"variants": {"a b": {}}}, "variants.a b: found"),
         ({"seeds": []}, "seeds"),
@@ -217,10 +196,7 @@ RATED = {"training": {"learning_rate": 1}}
         ({"variants": {"a": {}, "b": {}}}, "the point b .* is the same run as .* a "),
         ({"vary": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
         ({"vary": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
-        (
-            {"set": {"run.threads_per_worker": "auto"}},
-            "found 'auto', expected a number",
-        ),
+        ({"set": {"run.threads_per_worker": "auto"}}, "found 'auto', expected a num"),
         ({"x": "training.momentum"}, "x: .* which is not varied; .*num_neighbors"),
         ({"x": NEIGHBORS, "series": NEIGHBORS}, "series: .* expected x to be another"),
         ({"series": NEIGHBORS}, "series: .* expected x to be another"),
@@ -324,15 +300,6 @@ def test_the_tuning_may_train_less(tmp_path: Path) -> None:
         assert one.training.num_rounds == 4
 
 
-def test_titles_are_the_methods_or_ones_own(tmp_path: Path) -> None:
-    rows = {
-        "mean": {"method": {"name": "fedem"}, "personalization": {"name": "knn"}},
-        "own": {"method": {"name": "fedavg"}, "title": "The mean"},
-    }
-    titles = [row[0].title for row in rows_of(tmp_path, rows=rows)]
-    assert titles == ["FedEM + kNN", "The mean"]
-
-
 def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
     rows = {
         "mean": {"method": {"name": "fedavg"}, "grid": {"training.momentum": [0, 0.5]}},
@@ -360,19 +327,6 @@ def test_what_chooses_nothing_needs_no_validation_data(tmp_path: Path) -> None:
     (points,) = rows_of(tmp_path, "partition.validation_fraction=0", grid=grid)
     tested = points[0].runs[5].partition.settings
     assert tested.validation_fraction == 0  # type: ignore[attr-defined]
-
-
-def test_what_is_wrong_is_said_of_every_row(tmp_path: Path) -> None:
-    rows = {
-        "mean": {"method": {"name": "fedavg", "lost": 1}},
-        "other": {"method": {"name": "scaffold", "found": 2}},
-    }
-    with pytest.raises(ConfigError) as caught:
-        compare(tmp_path, rows=rows)
-    assert [one.place for one in caught.value.problems] == [
-        "rows.mean: method.lost",
-        "rows.other: method.found",
-    ]
 
 
 UNHELD = {**PARTITION, "validation_fraction": 0}

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from knnper.errors import RunError
 from knnper.experiment import load_experiment, to_document
@@ -163,15 +161,6 @@ def test_nothing_is_gained_over_a_model_that_means_nothing(method: str) -> None:
     assert rows[-1].figures["fraction_degraded"].mean == 0.25
 
 
-def test_cells() -> None:
-    header, *rows = as_cells(table_of_run(run("knn_per", 0.8, 0.6)))
-    assert header[4:] == ["degraded vs global", "clients", "rounds", "seconds"]
-    assert rows == [
-        ["FedAvg", "seen", "60.0 %", "30.0 %", "0.0 %", "4", "30", "12.0"],
-        ["kNN-Per", "seen", "80.0 %", "40.0 %", "25.0 %", "4", "30", "15.0"],
-    ]
-
-
 def test_documents_are_plain_values_and_a_csv_has_a_column_each() -> None:
     rows = table_of_run(run("fedavg", 0.6, 0.6))
     documents = as_documents(rows, FederatedData("Digits", "IID (4 seen clients)"))
@@ -313,19 +302,6 @@ def test_a_run_that_is_none_not_done_or_damaged(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
-def test_settings_are_all_but_the_name_and_the_run(tmp_path: Path) -> None:
-    run = load_run(made_run(tmp_path / "a", seed=4, schedule={"name": "constant"}))
-    assert run.settings == {
-        "partition.name": "iid",
-        "partition.evaluate_on": "test",
-        "training.schedule.name": "constant",
-        "method.name": "knn_per",
-        "personalization.name": "knn",
-    }
-    assert (run.name, run.seed, run.title) == ("a", 4, "kNN-Per")
-    assert run.reference_title == "FedAvg"
-
-
 def test_a_folder_of_runs_has_the_best_kind_first(tmp_path: Path) -> None:
     bad = [client_result(1, num_test=8)] * 2
     good = [client_result(number, num_test=1) for number in range(1, 40)]
@@ -368,11 +344,3 @@ def test_estimates_by_hand() -> None:
     # One value has no interval.
     assert estimate([None, 0.5]) == Estimate(0.5, None, None, 1)
     assert estimate([None]) == Estimate(None, None, None, 0)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.floats(-1, 1), min_size=2, max_size=9))
-def test_a_shift_moves_the_mean_alone(values: list[float]) -> None:
-    found, moved = estimate(values), estimate(value + 1 for value in values)
-    assert moved.mean == pytest.approx((found.mean or 0.0) + 1)
-    assert moved.half_width == pytest.approx(found.half_width, abs=1e-9)

@@ -49,10 +49,6 @@ def test_a_cell_stays_one() -> None:
     ]
 
 
-def test_without_rows_there_is_a_header() -> None:
-    assert Table("t", ("a",), ()).as_markdown() == "| a   |\n| --- |\n"
-
-
 # Names from outside stay one line, one cell, and no formula.
 
 
@@ -66,10 +62,6 @@ def test_without_rows_there_is_a_header() -> None:
 )
 def test_one_line(text: str, expected: str) -> None:
     assert one_line(text) == expected
-
-
-def test_a_cell_of_markdown_stays_one() -> None:
-    assert markdown_cell("a|b\r\nc") == r"a\|b  c"
 
 
 def test_a_name_is_no_html_in_markdown() -> None:

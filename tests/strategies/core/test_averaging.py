@@ -60,9 +60,6 @@ def test_mean_of_nothing_is_an_error() -> None:
         RunningMean().result()
 
 
-COORDINATES = st.floats(-5, 5, allow_nan=False)
-
-
 @pytest.mark.parametrize(
     ("point", "expected"),
     [
@@ -81,20 +78,15 @@ def test_by_hand(point: list[float], expected: list[float]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(COORDINATES, min_size=1, max_size=6),
-    st.lists(st.floats(0.01, 1), min_size=6, max_size=6),
+    st.lists(st.floats(-5, 5, allow_nan=False), min_size=1, max_size=6),
 )
-def test_no_point_of_the_simplex_is_nearer(
-    coordinates: list[float], other: list[float]
-) -> None:
+def test_no_point_of_the_simplex_is_nearer(coordinates: list[float]) -> None:
     point = torch.tensor(coordinates, dtype=torch.float64)
     found = project_to_simplex(point)
     assert bool((found >= 0).all())
     assert float(found.sum()) == pytest.approx(1)
-    # The projection p of x has (x - p)·(q - p) <= 0 for every q of a convex set.
-    inside = torch.tensor(other[: len(point)], dtype=torch.float64)
-    inside /= inside.sum()
-    assert float((point - found) @ (inside - found)) <= 1e-9
+    # The projection p of x has (x - p)·(q - p) <= 0 for every q of a convex set, which
+    # holds for all of them if it does for the corners.
     for corner in torch.eye(len(point), dtype=torch.float64):
         assert float((point - found) @ (corner - found)) <= 1e-9
 

@@ -16,23 +16,21 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.experiment import TrainingSettings
-from knnper.models import EmbeddingModel, FlatModel
+from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import (
-    LocalModel,
     LocalResult,
     cross_entropy,
     local_sgd,
     on_both_splits,
     pull,
-    sgd_step,
-    trained_on_both_splits,
 )
 from knnper.strategies.ditto import DittoSettings
+from tests.strategies.method_checks import count_embeddings
 from tests.strategies.tiny import KEY, linear_task, noisy, normed_task, white
 
 
@@ -81,14 +79,6 @@ def test_equals_a_plain_loop() -> None:
     torch.testing.assert_close(result.weights, FlatModel(module).read())
     assert result.num_steps == 6
     assert result.train_loss == pytest.approx(sum(losses) / 6)
-
-
-def test_one_step_by_hand() -> None:
-    result = trained(linear_task(), white([0]).train, 0.5)
-    # x = 1, p = (½, ½), label 0: gradient (½ - 1, ½); step 0.5 times that; loss ln 2.
-    assert torch.equal(result.weights, torch.tensor([0.25, -0.25]))
-    assert result.num_steps == 1
-    assert result.train_loss == pytest.approx(math.log(2))
 
 
 def batches_of(task: Task, num_examples: int, num_epochs: int) -> list[list[int]]:
@@ -144,39 +134,6 @@ def test_length_of_the_training(
     task, train = linear_task(training), white([0, 1, 0, 1, 0, 1]).train
     result = trained(task, train, num_epochs=num_epochs)
     assert result.num_steps == steps
-
-
-def test_the_hook_changes_the_gradient_and_sees_the_parameters() -> None:
-    task = linear_task(local_steps=2)
-    seen: list[Tensor] = []
-
-    def pull_to_zero(gradient: Tensor, parameters: Tensor) -> None:
-        seen.append(parameters.clone())
-        gradient.copy_(parameters)
-
-    start = torch.tensor([4.0, 8.0])
-    result = local_sgd(
-        task, start, white([0]).train, 0.5, KEY, gradient_hook=pull_to_zero
-    )
-    # Each step halves the weights: w - 0.5 w.
-    assert [found.tolist() for found in seen] == [[4.0, 8.0], [2.0, 4.0]]
-    assert result.weights.tolist() == [1.0, 2.0]
-
-
-def test_weights_of_one_change_no_bit() -> None:
-    task = normed_task(local_epochs=2, batch_size=3)
-    train = noisy(8, 0, seed=2).train
-    assert same(
-        trained(task, train), trained(task, train, example_weights=torch.ones(8))
-    )
-
-
-def test_example_weights_scale_each_examples_loss() -> None:
-    factors, examples = torch.tensor([0.5, 0.0]), white([0, 1]).train
-    result = trained(linear_task(), examples, 1.0, example_weights=factors)
-    # Gradient (0.5 · (-½, ½) + 0 · (½, -½)) / 2 = (-⅛, ⅛); loss 0.5 ln 2 / 2.
-    assert result.weights.tolist() == [0.125, -0.125]
-    assert result.train_loss == pytest.approx(math.log(2) / 4)
 
 
 @pytest.mark.parametrize(
@@ -268,87 +225,16 @@ def test_training_in_bfloat16_is_close_to_float32() -> None:
     assert same(mixed, local_sgd(mixed_task, start, train, 0.05, KEY))
 
 
-class TestTrainable:
-    """A part of the weights is trained, the rest stays."""
-
-    EXAMPLES = noisy(13, 0, seed=1).train
-
-    def test_nothing_else_moves_and_the_model_is_as_before(self) -> None:
-        task = normed_task(batch_size=4, momentum=0.9, weight_decay=0.1)
-        everything = trained(task, self.EXAMPLES)
-        head = trained(task, self.EXAMPLES, trainable=task.head_mask).weights
-        assert torch.equal(head != task.initial_weights, task.head_mask)
-        assert bool((everything.weights != task.initial_weights).all())
-        assert same(trained(task, self.EXAMPLES), everything)
-
-    def test_of_the_head_alone_the_body_is_passed_once(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        task = normed_task(batch_size=4, local_epochs=5, momentum=0.9)
-        module, passed = task.model.module, list[int]()
-        embed = module.embed
-
-        def counting(x: Tensor) -> Tensor:
-            passed.append(len(x))
-            return embed(x)
-
-        monkeypatch.setattr(module, "embed", counting)
-        head = task.head_mask
-        found = trained(task, self.EXAMPLES, trainable=head).weights
-        assert passed == [13]
-        # Another name for the same objective: the way that passes each mini-batch.
-        slowly = trained(
-            task,
-            self.EXAMPLES,
-            trainable=head,
-            objective=lambda *given: cross_entropy(*given),
-        ).weights
-        assert passed == [13, *(15 * [4])]
-        torch.testing.assert_close(found, slowly)
-
-    def test_nothing_and_everything(self) -> None:
-        task = normed_task(batch_size=4)
-        mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
-        nothing = trained(task, self.EXAMPLES, trainable=mask)
-        assert torch.equal(nothing.weights, task.initial_weights)
-        assert nothing.num_steps == 0
-        everything = trained(task, self.EXAMPLES, trainable=~mask)
-        assert torch.equal(everything.weights, trained(task, self.EXAMPLES).weights)
-
-
-class TestSteps:
-    """What a step of one's own can do."""
-
-    def test_other_batches_leave_the_first_alone(self) -> None:
-        def step(model: LocalModel) -> Tensor:
-            model.independent_batch()
-            return sgd_step(model)
-
-        task, examples = normed_task(batch_size=4), noisy(13, 0, seed=1).train
-        found = trained(task, examples, local_step=step).weights
-        assert torch.equal(found, trained(task, examples).weights)
-
-    def test_a_gradient_elsewhere_leaves_the_parameters(self) -> None:
-        def step(model: LocalModel) -> Tensor:
-            elsewhere = torch.tensor([0.5, -0.5])
-            loss = model.backward(model.next_batch(), at=elsewhere)
-            assert model.parameters.tolist() == [0.0, 0.0]
-            model.step()
-            return loss
-
-        # At (½, -½), x = 1, label 0: p_1 = 1 / (1 + e) and the gradient (-p_1, p_1).
-        found = trained(linear_task(), white([0]).train, 1.0, local_step=step).weights
-        torch.testing.assert_close(found, torch.tensor([-1, 1]) * -0.2689414)
-
-    def test_another_objective(self) -> None:
-        def squared(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
-            squares: Tensor = (module(inputs)[:, 0] - 1) ** 2
-            return squares
-
-        # d/dw (w - 1)² = -2 at 0, and nothing on the other logit.
-        result = trained(linear_task(), white([0]).train, 0.25, objective=squared)
-        assert result.weights.tolist() == [0.5, 0.0]
-        assert result.train_loss == 1.0
+def test_of_the_head_alone_the_body_is_passed_once() -> None:
+    task = normed_task(batch_size=4, local_epochs=5, momentum=0.9)
+    passed, examples = count_embeddings(task), noisy(13, 0, seed=1).train
+    found = trained(task, examples, trainable=task.head_mask).weights
+    assert passed == [13]
+    # Another name for the same objective: the way that passes each mini-batch.
+    how: dict[str, Any] = {"objective": lambda *given: cross_entropy(*given)}
+    slowly = trained(task, examples, trainable=task.head_mask, **how).weights
+    assert passed == [13, *(15 * [4])]
+    torch.testing.assert_close(found, slowly)
 
 
 NUMBERS = st.floats(-5, 5, width=32)
@@ -360,12 +246,10 @@ def pulled(
     center: Tensor,
     weight: float,
     rate: float,
-    *,
-    decay: float = 0.0,
-    where: Tensor | None = None,
+    decay: float,
 ) -> Tensor:
     changed = gradient.clone()
-    pull(center, weight, rate, decay, where)(changed, parameters)
+    pull(center, weight, rate, decay)(changed, parameters)
     return changed
 
 
@@ -382,7 +266,7 @@ def pulled(
 )
 def test_a_step_by_hand(decay: float, expected: float) -> None:
     g, p, c = (torch.tensor([value]) for value in (2.0, 3.0, 1.0))
-    assert pulled(g, p, c, 0.5, 2, decay=decay).tolist() == [expected]
+    assert pulled(g, p, c, 0.5, 2, decay).tolist() == [expected]
 
 
 @settings(max_examples=30, deadline=None)
@@ -403,38 +287,11 @@ def test_a_step_ends_at_the_minimum(
     decay: float,
 ) -> None:
     g, p, c = (torch.tensor([value]) for value in (gradient, parameter, center))
-    end = p - rate * (pulled(g, p, c, weight, rate, decay=decay) + decay * p)
+    end = p - rate * (pulled(g, p, c, weight, rate, decay) + decay * p)
     # The slope of ⟨g + d p, q⟩ + (q - p)² / (2 η) + λ/2 (q - c)² at q = end.
     slope = g + decay * p + (end - p) / rate + weight * (end - c)
     scale = abs(gradient) + (abs(parameter) + abs(center)) * (1 / rate + weight) + 1
     assert abs(float(slope)) < 1e-5 * scale
-
-
-def test_no_weight_leaves_the_gradient_as_it_is() -> None:
-    gradient, parameters, center = torch.randn(
-        3, 50, generator=torch.Generator().manual_seed(1)
-    )
-    for decay in (0.0, 0.7):
-        found = pulled(gradient, parameters, center, 0.0, 0.3, decay=decay)
-        assert torch.equal(found, gradient)
-
-
-@pytest.mark.parametrize("weight", [1e8, 1e300])
-@pytest.mark.parametrize("decay", [0.0, 0.7])
-def test_an_infinite_weight_ends_at_the_center(weight: float, decay: float) -> None:
-    gradient, parameters, center = torch.randn(
-        3, 50, generator=torch.Generator().manual_seed(1)
-    )
-    step = pulled(gradient, parameters, center, weight, 0.3, decay=decay)
-    end = parameters - 0.3 * (step + decay * parameters)
-    torch.testing.assert_close(end, center, rtol=0, atol=1e-6)
-
-
-def test_only_what_is_chosen_is_pulled() -> None:
-    gradient, parameters = torch.tensor([2.0, 2.0]), torch.tensor([3.0, 3.0])
-    where = torch.tensor([False, True])
-    found = pulled(gradient, parameters, torch.ones(2), 0.5, 2, where=where)
-    assert found.tolist() == [2.0, 1.5]
 
 
 def test_buffers_of_the_center_are_left_out() -> None:
@@ -468,23 +325,6 @@ def test_without_validation_data_it_trains_once() -> None:
     found = on_both_splits(white([0, 1, 1]), train)
     assert found.without_validation() is found
     assert trained_on == [3]
-
-
-def test_it_is_the_one_training_loop() -> None:
-    task, data = normed_task(TRAINING), noisy(6, 4, seed=1)
-    start = task.initial_weights
-    given: dict[str, Any] = {
-        "num_epochs": 3,
-        "gradient_hook": pull(start, 0.5, 0.2, 0.0),
-        "trainable": task.head_mask,
-    }
-    found = trained_on_both_splits(task, start, data, KEY, learning_rate=0.2, **given)
-    both, alone = (
-        trained(task, examples, 0.2, **given).weights
-        for examples in (data.train_and_validation(), data.train)
-    )
-    assert torch.equal(found.weights, both)
-    assert torch.equal(found.without_validation().weights, alone)
 
 
 @pytest.mark.parametrize(
