@@ -63,8 +63,9 @@ def schedule(value: object, place: str, message: str) -> tuple[str, Any, str, st
     return "training", {"schedule": value}, f"training.schedule{place}", message
 
 
-def memory(setting: str, value: object, message: str) -> tuple[str, Any, str, str]:
-    return "personalization", {setting: value}, f"personalization.{setting}", message
+def memory(place: str, value: object, message: str) -> tuple[str, Any, str, str]:
+    setting = place.partition(".")[0]
+    return "personalization", {setting: value}, f"personalization.{place}", message
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,7 @@ def memory(setting: str, value: object, message: str) -> tuple[str, Any, str, st
             "capacity", "al", "a whole number, or found \"al\", expected 'all'; did"
         ),
         memory("note", 3, "expected text"),
+        memory("knn_weights.1", [0, 2], "found 2, expected a number from 0 to 1"),
         memory("approximate", 1, "expected true or false"),
         ("run", CLUSTER | {"engine": "serial"}, "run.ray_address", "expected null"),
         ("run", CLUSTER | {"num_workers": 4}, "run.num_workers", "expected null"),

@@ -1,21 +1,16 @@
 import re
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import Field
 
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Override,
-    Settings,
-    UnitInterval,
     apply_overrides,
     dump_yaml,
     parse_overrides,
-    parse_settings,
     parse_yaml,
 )
 
@@ -57,7 +52,6 @@ VALUES = st.recursive(
         ("True", True),
         ("", None),
         ("~", None),
-        ("[0, 0.5]", [0, 0.5]),
         ("{a: {b: 1}}", {"a": {"b": 1}}),
     ],
 )
@@ -93,7 +87,6 @@ def test_dump_and_parse_are_inverse(value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "path", "value"),
     [
-        ("a.b=[0, 1]", ("a", "b"), [0, 1]),
         ("a=x=y", ("a",), "x=y"),
         ("a=", ("a",), None),
         (" a . b = 1", ("a", "b"), 1),
@@ -142,23 +135,3 @@ def test_a_path_through_a_value() -> None:
         "a.b.c: a.b is 1 and holds no settings; set a.b as a whole",
         "grid.0: grid is [1] and holds no settings; set grid as a whole",
     ]
-
-
-@dataclass(frozen=True)
-class Grid(Settings):
-    weights: Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
-
-
-@pytest.mark.parametrize(
-    ("weights", "expected"),
-    [
-        ([], ["memory.weights: found [], expected a list of at least 1"]),
-        ([2], ["memory.weights.0: found 2, expected a number from 0 to 1"]),
-    ],
-)
-def test_a_list_has_one_problem_for_one_mistake(
-    weights: list[float], expected: list[str]
-) -> None:
-    problems: list[Problem] = []
-    assert parse_settings(Grid, {"weights": weights}, "memory", problems) is None
-    assert [str(problem) for problem in problems] == expected

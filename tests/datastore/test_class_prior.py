@@ -175,9 +175,20 @@ def test_the_sharpness_is_the_most_probable_one() -> None:
         log = torch.tensor([right, wrong, value], dtype=torch.float64).log()
         posteriors.append(float(16 * log[0] + 4 * log[1] - log[2] ** 2 / 2))
     best = grid[posteriors.index(max(posteriors))]
-    chosen = choose_class_prior(found, ClassPriorSettings((1.0,), sharpness=grid))
-    assert chosen is not None
-    assert chosen.sharpness == best == 3.0
+    prior = ClassPriorSettings((1.0,), sharpness=grid)
+    assert choose_class_prior(found, prior) == ClassPrior(prior, best)
+    assert best == 3.0
+
+
+def test_without_evidence_the_sharpness_is_the_closest_to_one() -> None:
+    # All 20 are right, but the store had nothing to find: they say nothing of it.
+    scored = evidence_of([[0.6, 0.4]] * 20, [0] * 20, [1.0, 1.0], [0] * 20)
+    nothing = torch.empty((20, 0), dtype=torch.float64)
+    unscored = Evidence(scored.queries, nothing, nothing.long())
+    grid = ClassPriorSettings((1.0,), sharpness=(0.5, 1.25, 6.0))
+    assert choose_class_prior(scored, grid) == ClassPrior(grid, 6.0)
+    assert choose_class_prior(unscored, grid) == ClassPrior(grid, 1.25)
+    assert choose_class_prior(scored, ClassPriorSettings(sharpness=(2.0,))) is None
 
 
 @pytest.mark.parametrize("criterion", ["accuracy", "log_loss", "both"])

@@ -261,10 +261,10 @@ def test_deleted_examples_were_not_seen(
     assert STATE.num_seen.tolist() == [5, 3, 0]
 
 
-@pytest.mark.parametrize("labels", [[2], [1, 1, 1, 1], [3]])
-def test_more_than_was_seen_cannot_be_forgotten(labels: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"at most \[5, 3, 0\] .* forget each deleted"):
-        forget(STATE, np.array(labels))
+def test_more_than_was_seen_cannot_be_forgotten() -> None:
+    for labels in ([2], [1, 1, 1, 1], [3]):
+        with pytest.raises(ValueError, match=r"at most \[5, 3, 0\] .* forget each del"):
+            forget(STATE, np.array(labels))
 
 
 NUM_RUNS = 3000

@@ -16,6 +16,7 @@ from knnper.datastore.index import QUERIES_AT_ONCE
 from knnper.datastore.prediction import (
     KERNELS,
     KernelName,
+    KnnPredictor,
     NeighborClassifier,
     interpolate,
     neighbor_vote,
@@ -26,12 +27,6 @@ from knnper.seeding import RandomKey
 
 KNN = torch.tensor([[1.0, 0.0], [0.3, 0.7]])
 GLOBAL = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
-
-
-def test_mixture_by_hand() -> None:
-    torch.testing.assert_close(
-        interpolate(KNN, GLOBAL, 0.25), torch.tensor([[0.4, 0.6], [0.525, 0.475]])
-    )
 
 
 def test_the_ends_are_bit_identical() -> None:
@@ -139,6 +134,8 @@ def test_equal_neighbours_share_equally_at_any_distance() -> None:
 def test_no_neighbours_are_refused() -> None:
     with pytest.raises(ValueError, match="store is empty, use the global model"):
         neighbor_vote(torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int64), 2)
+    with pytest.raises(ValueError, match="at least one neighbour, found 0"):
+        line([0.0], [1]).search(torch.zeros(1, 1), 0)
 
 
 def line(positions: list[float], labels: list[int]) -> Store:
@@ -150,6 +147,23 @@ def test_probabilities_by_hand() -> None:
     found = NeighborClassifier(store, 2, "squared", 4.5)(torch.zeros(1, 1))
     far = math.exp(-2)
     torch.testing.assert_close(found, torch.tensor([[0, far, 1]]) / (1 + far))
+
+
+def test_images_are_embedded_once_and_both_votes_mixed() -> None:
+    embedded = list[int]()
+
+    def embed(images: Tensor) -> Tensor:
+        embedded.append(len(images))
+        return images.flatten(1).float()
+
+    alone = torch.tensor([[0.25, 0.75, 0.0]] * 2)
+    neighbors = NeighborClassifier(line([10.0, 200.0], [0, 1]), 1, "paper", 1.0)
+    found = KnnPredictor(embed, lambda _: alone, neighbors, 0.25)(
+        torch.tensor([[0], [255]])
+    )
+    expected = torch.tensor([[0.4375, 0.5625, 0.0], [0.1875, 0.8125, 0.0]])
+    torch.testing.assert_close(found, expected)
+    assert embedded == [2]
 
 
 def test_a_query_that_is_not_finite_is_refused() -> None:
@@ -324,8 +338,3 @@ def test_rows_that_do_not_fit_are_refused(
 def test_labels_that_do_not_fit_are_refused(labels: Tensor, message: str) -> None:
     with pytest.raises(DataError, match=f"labels: expected .*{message}"):
         memory_store(ROWS, labels, 3)
-
-
-def test_no_neighbours_cannot_be_asked_for() -> None:
-    with pytest.raises(ValueError, match="at least one neighbour, found 0"):
-        store_of([[0, 0]], [1]).search(ROWS, 0)

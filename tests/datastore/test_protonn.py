@@ -91,8 +91,9 @@ def test_rows_are_distributions_however_far_away(
 
 
 def test_without_prototypes_it_says_nothing() -> None:
-    model = ProtoNN(torch.eye(2), torch.empty(0, 2), torch.empty(0, 3), 1.0)
-    assert model.num_stored == 0
+    nothing = torch.empty(0, dtype=torch.int64)
+    model = fit_protonn(torch.empty(0, 2), nothing, 3, ProtoNNSettings(), RandomKey(5))
+    assert (model.num_stored, model.label_scores.shape) == (0, (0, 3))
     with pytest.raises(ValueError, match="at least one prototype, found none"):
         model(torch.zeros(1, 2))
     model = ProtoNN(torch.eye(2), torch.zeros(1, 2), torch.ones(1, 3), 1.0)
@@ -267,9 +268,6 @@ def test_few_examples(labels: list[int], loss: LossName, num_steps: int) -> None
     assert model(examples).argmax(dim=1).tolist() == labels
 
 
-def test_no_examples_no_prototypes() -> None:
-    nothing, wanted = torch.empty(0, dtype=torch.int64), ProtoNNSettings()
-    model = fit_protonn(torch.empty(0, 4), nothing, 3, wanted, KEY)
-    assert (model.num_stored, model.label_scores.shape) == (0, (0, 3))
+def test_labels_of_other_classes_are_refused() -> None:
     with pytest.raises(DataError, match=r"values in \[0, 2\), found 2 in row 0"):
-        fit_protonn(torch.zeros(1, 4), torch.tensor([2]), 2, wanted, KEY)
+        fit_protonn(torch.zeros(1, 4), torch.tensor([2]), 2, ProtoNNSettings(), KEY)

@@ -90,25 +90,18 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
         (99, StoreDamagedError, "of format 99, expected 2"),
         (1, StoreError, r"of format 1, expected 2; .* export"),
     ):
-        with contextlib.closing(
-            sqlite3.connect(tmp_path / "s" / DATABASE)
-        ) as connection:
-            connection.execute(f"PRAGMA user_version = {number}")
+        with contextlib.closing(sqlite3.connect(tmp_path / "s" / DATABASE)) as opened:
+            opened.execute(f"PRAGMA user_version = {number}")
         with pytest.raises(kind, match=message):
             open_store(tmp_path / "s")
-
-
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    store = new_store(tmp_path / "s", 4)
-    store.close()
-    with pytest.raises(StoreError, match="was closed"):
-        store.inputs(np.array([1]))
 
 
 def test_a_lock_ends_with_the_store_not_with_its_forks(tmp_path: Path) -> None:
     store = new_store(tmp_path / "s", 1)
     child, ours = forked(lambda pipe: pipe.recv())
     store.close()
+    with pytest.raises(StoreError, match="was closed"):
+        store.inputs(np.array([1]))
     open_store(tmp_path / "s", writable=True).close()
     ours.send(None)
     child.join()

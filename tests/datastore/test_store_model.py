@@ -3,6 +3,7 @@
 import itertools
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,15 +36,10 @@ NUM_CLASSES, INPUT_DIM = 3, 8
 SPEC = StoreSpec(NUM_CLASSES, InputLayout((INPUT_DIM,)))
 
 
-def embed_first(inputs: Tensor) -> Tensor:
-    return inputs.float()
-
-
-def embed_second(inputs: Tensor) -> Tensor:
-    return torch.cat([3 - inputs.float(), inputs.float() * 2], dim=1)
-
-
-MODELS = {"first": embed_first, "second": embed_second}
+MODELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "first": lambda inputs: inputs.float(),
+    "second": lambda inputs: torch.cat([3 - inputs.float(), inputs.float() * 2], dim=1),
+}
 Drawn = tuple[int, float, bool, list[int]]
 """Label, arrival, whether it has a name, input."""
 inputs = st.lists(st.integers(0, 4), min_size=INPUT_DIM, max_size=INPUT_DIM)

@@ -363,6 +363,9 @@ def test_the_page_that_says_where_the_tables_are_is_not_needed(folder: Path) -> 
     whole, content = rows_of(folder), (folder / DATABASE).read_bytes()
     (folder / DATABASE).write_bytes(b"\7" * PAGE_BYTES + content[PAGE_BYTES:])
     assert check(folder, whole) == ALL
+    # Without the witness nothing more is missing.
+    (folder / ACKNOWLEDGED).unlink()
+    assert check(folder, whole) == ALL
 
 
 def test_what_was_deleted_does_not_come_back(folder: Path) -> None:
@@ -396,12 +399,6 @@ def test_what_is_being_erased_does_not_come_back(tmp_path: Path) -> None:
     whole = rows_of(folder)
     assert len(whole) == 101
     assert check(folder, whole) == Salvage(101, (), 0, 0)
-
-
-def test_without_the_witness_nothing_more_is_missing(folder: Path) -> None:
-    whole = rows_of(folder)
-    (folder / ACKNOWLEDGED).unlink()
-    assert check(folder, whole) == ALL
 
 
 def test_what_cannot_be_saved_is_said(folder: Path, tmp_path: Path) -> None:

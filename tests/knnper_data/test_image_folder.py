@@ -43,6 +43,10 @@ def test_images_labels_and_classes(root: Path) -> None:
         found.train.images, np.stack([colour(2), colour(3), colour(1)])
     )
     assert found.train.client_ids is None
+    # Clients are the beginnings of names.
+    found = ImageFolderSettings(str(root), client_separator="_").load()
+    np.testing.assert_array_equal(found.train.client_ids, [1, 2, 2])
+    np.testing.assert_array_equal(found.test.client_ids, [0])
 
 
 def test_more_files_than_one_task_decodes(root: Path) -> None:
@@ -68,12 +72,6 @@ def test_other_files_and_names(root: Path) -> None:
     save(root / "train" / "cat" / "caf\udce9.png", colour(1))
     found = ImageFolderSettings(str(root)).load()
     assert (len(found.train), len(found.test)) == (4, 1)
-
-
-def test_clients_are_the_beginnings_of_names(root: Path) -> None:
-    found = ImageFolderSettings(str(root), client_separator="_").load()
-    np.testing.assert_array_equal(found.train.client_ids, [1, 2, 2])
-    np.testing.assert_array_equal(found.test.client_ids, [0])
 
 
 def put(root: Path, name: str) -> None:

@@ -85,6 +85,7 @@ class Strange:
 
 
 FLAT = flatten(ModelPayload(torch.ones(3)))
+EMPTY, SHORT, LONG = (Flat(torch.ones(one), FLAT.layout) for one in (0, 2, 4))
 RENAMED = FLAT.layout.replace('"weights":{', '"biases":{')
 NO_TENSORS = Parts({}, take_apart(ModelPayload(torch.ones(3))).structure)
 NUMBERS = ModelPayload(torch.ones(3, dtype=torch.int64))
@@ -99,15 +100,9 @@ NUMBERS = ModelPayload(torch.ones(3, dtype=torch.int64))
         (lambda: put_together(ModelPayload, NO_TENSORS), "'weights' is missing"),
         (lambda: flatten(NUMBERS), r"weights: expected float32, found torch\.int"),
         (lambda: flatten(Strange({1})), "path: a set cannot be sent"),
-    ]
-    + [
-        (
-            lambda length=length: unflatten(
-                ModelPayload, Flat(torch.ones(length), FLAT.layout)
-            ),
-            f"expected an array of 3 numbers, found {length}",
-        )
-        for length in (0, 2, 4)
+        (lambda: unflatten(ModelPayload, EMPTY), "an array of 3 numbers, found 0"),
+        (lambda: unflatten(ModelPayload, SHORT), "an array of 3 numbers, found 2"),
+        (lambda: unflatten(ModelPayload, LONG), "an array of 3 numbers, found 4"),
     ],
 )
 def test_what_is_no_such_record_is_refused(

@@ -35,9 +35,7 @@ def test_arrays_travel_as_a_file_in_memory(tmp_path: Path) -> None:
         unpack(ModelPayload, packed, tmp_path)
     pack(PAYLOAD, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1, "what was given back is used again"
-
-
-def test_arrays_stay_in_the_message_where_memory_is_full(tmp_path: Path) -> None:
+    # They stay in the message where memory is full.
     packed = pack(PAYLOAD, tmp_path / "no-such-folder")
     assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
 
@@ -125,23 +123,24 @@ def test_no_room_in_memory_is_no_error(
         assert folder is None
 
 
+def written(memory: Path, vector: torch.Tensor) -> Path:
+    path = shared_memory.write_vector(memory, vector)
+    assert path is not None
+    return path
+
+
 def test_a_file_is_written_again_under_another_name(memory: Path) -> None:
-    first = shared_memory.write_vector(memory, torch.zeros(3))
-    assert first is not None
+    first = written(memory, torch.zeros(3))
     shared_memory.recycle(first)
     inode = next(memory.iterdir()).stat().st_ino
-    second = shared_memory.write_vector(memory, torch.ones(3))
-    assert second is not None
+    second = written(memory, torch.ones(3))
     assert (second != first, second.stat().st_ino) == (True, inode)
     shared_memory.recycle(first)  # too late: it is somebody else's now
     assert shared_memory.read_vector(second).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_file_of_another_size_is_left_alone(memory: Path) -> None:
-    small = shared_memory.write_vector(memory, torch.zeros(3))
-    assert small is not None
-    shared_memory.recycle(small)
-    large = shared_memory.write_vector(memory, torch.ones(4))
-    assert large is not None
+    shared_memory.recycle(written(memory, torch.zeros(3)))
+    large = written(memory, torch.ones(4))
     assert shared_memory.read_vector(large).tolist() == [1.0] * 4
     assert len(list(memory.iterdir())) == 2

@@ -105,6 +105,9 @@ def test_a_damaged_description_is_refused(folder: Path, content: str) -> None:
     (folder / DESCRIPTION).write_text(content)
     with pytest.raises(ModelError, match="export the model again"):
         load_model(folder)
+    assert not is_model_folder(folder.parent)
+    with pytest.raises(ModelError, match=r"holds no model: model.json is missing"):
+        load_model(folder.parent)
 
 
 HUGE, DEEP = {"name": "huge_net"}, {"name": "tiny_cnn", "depth": 3}
@@ -129,9 +132,3 @@ def test_another_version_is_refused(
     path.write_text(json.dumps({**document, **changes}))
     with pytest.raises(ModelError, match=message):
         load_model(folder)
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    assert not is_model_folder(tmp_path)
-    with pytest.raises(ModelError, match=r"holds no model: model.json is missing"):
-        load_model(tmp_path)

@@ -128,9 +128,7 @@ def test_what_leaf_leaves_behind_is_allowed(tmp_path: Path) -> None:
         ({"users": None}, "expected lists users"),
         ({"num_samples": None}, "expected lists users"),
         ({"num_samples": [2, -1]}, "expected lists users"),
-        ({"users": 5}, "expected lists users"),
         ({"user_data": None}, "'ada' has 0 samples"),
-        ({"user_data": []}, "'ada' has 0 samples"),
     ],
 )
 def test_a_file_that_does_not_agree(
@@ -157,7 +155,6 @@ def test_a_file_that_is_cut_off(tmp_path: Path, part: float) -> None:
         (lambda text: text * 2, "trailing garbage"),
         (lambda text: b"[1" + text, "cannot be read as JSON"),
         (lambda text: text.replace(b"ada", b"\xff"), "cannot be read as JSON"),
-        (lambda text: text.replace(b":", b" "), "cannot be read as JSON"),
     ],
 )
 def test_a_file_that_is_no_json(tmp_path: Path, change: Any, message: str) -> None:

@@ -51,11 +51,6 @@ def card(task: SiteTask) -> dict[str, Any]:
     return {**plain, "seed": 3}
 
 
-@pytest.mark.parametrize("task", [IMAGES, FEATURES])
-def test_a_task_of_a_plain_document(task: SiteTask) -> None:
-    assert site_task_of(card(task), "here") == task
-
-
 def test_documents_from_before_features_and_damaged_ones() -> None:
     document = card(IMAGES)
     del document["spec"]["dtype"]

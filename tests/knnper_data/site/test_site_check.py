@@ -58,6 +58,8 @@ TEST: Rows = [("t", 0, 4)]
 
 
 def test_problems(tmp_path: Path) -> None:
+    (problem,) = check_site(site(TRAIN, VALIDATION, [("t", 0, 1)])).problems
+    assert problem.startswith("train and test overlap: 1 test examples are copies")
     found = check_site(site([], VALIDATION, TEST))
     assert found.problems[0].startswith("there are no training examples")
     assert found.splits["train"].mean is None
