@@ -164,7 +164,7 @@ def test_a_broken_link_and_a_late_client(
 
 def _is_online(federation: Federation, name: str) -> bool:
     words = federation.start(
-        SERVER, "list", "federation", "list", federation.server_file, "--json"
+        SERVER, "list", "fed", "list", federation.server_file, "--json"
     )
     assert words.wait() == 0
     found = json.loads(words.written)

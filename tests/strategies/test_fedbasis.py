@@ -239,6 +239,14 @@ def test_buffers_are_averaged_and_not_compared() -> None:
     assert sorted(mean.tolist() for mean in found) == [[0, 0.75, -450], [9, 9, 900]]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_far_apart_are_found(seed: int) -> None:
+    points = torch.tensor([[0.0, 0], [9, 9], [0, 1], [9, 8], [-9, 5], [8, 9]])
+    found = clusters(points, 3, RandomKey(seed)).tolist()
+    groups = {tuple(i for i in range(6) if found[i] == k) for k in range(3)}
+    assert groups == {(0, 2), (1, 3, 5), (4,)}
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_every_point_is_with_the_nearest_mean(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

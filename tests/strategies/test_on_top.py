@@ -144,6 +144,7 @@ class TestWhatSawTheValidationSplit:
         assert not torch.equal(alone.weights, base.weights)
         expected = knn_predictor(alone, 3, data, settings, RandomKey(4))
         assert found.knn_weight == expected.knn_weight
+        assert found.describe()["num_stored"] == 17
         assert alone.without_validation() is alone
         # With the model that has seen the split, the choice would be another.
         leaking = knn_predictor(

@@ -192,6 +192,14 @@ def test_the_posterior_is_that_of_the_inverse_matrices() -> None:
     torch.testing.assert_close(found.variance, expected.variance)
 
 
+def test_elsewhere_at_the_examples_is_the_posterior() -> None:
+    covariance, signs = covariance_of(5), tensor(1, -1, 1, 0, -1)
+    found = posterior(covariance, signs, num_iterations=5)
+    mean, variance = found.elsewhere(covariance, covariance.diagonal())
+    torch.testing.assert_close(mean, found.mean)
+    torch.testing.assert_close(variance, found.variance)
+
+
 def test_left_out_is_the_posterior_without_the_example() -> None:
     covariance, signs = covariance_of(5), tensor(1, -1, 1, -1, -1)
     found = posterior(covariance, signs, num_iterations=5)

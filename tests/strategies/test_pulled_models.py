@@ -9,12 +9,12 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.seeding import RandomKey
-from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
+from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import local_sgd, pull
 from knnper.strategies.ditto import Ditto, DittoClientState, DittoSettings
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
-from knnper.strategies.l2gd import L2GD, L2GDSettings, coin_step, coins
+from knnper.strategies.l2gd import L2GD, L2GDSettings, L2GDState, coin_step, coins
 from knnper.strategies.pfedme import PFedMe, PFedMeSettings
 from tests.strategies.tiny import (
     KEY,
@@ -24,6 +24,7 @@ from tests.strategies.tiny import (
     of_name,
     one_model_of,
     run_rounds,
+    updates,
     white,
 )
 
@@ -206,6 +207,13 @@ def test_one_step_a_round_is_the_algorithm() -> None:
     assert float(state.weights[0]) == pytest.approx((of_a + of_b) / 2, abs=1e-5)
 
 
+def test_the_mean_weighs_clients_by_their_examples() -> None:
+    method = L2GD(linear_task(), L2GDSettings())
+    sent = updates([1.0, -1.0], [5.0, 3.0], examples=[3, 1])
+    state = method.aggregate(L2GDState(torch.zeros(2), seed=1), iter(sent))
+    assert state.weights.tolist() == [2.0, 0.0]
+
+
 def test_the_seed_comes_from_the_run_and_stays() -> None:
     method = L2GD(linear_task(), L2GDSettings())
     state, _ = run_rounds(method, {"a": white([0])}, num_rounds=2)
@@ -238,11 +246,8 @@ def test_the_server_steps_beyond_the_mean_but_for_buffers() -> None:
     parameters = slice(0, task.model.num_parameters)
     method = PFedMe(task, PFedMeSettings(server_learning_rate=2.0))
     ones = torch.ones_like(task.initial_weights)
-    updates = [
-        ("a", ModelUpdate(3 * ones, 3, 0.5)),
-        ("b", ModelUpdate(7 * ones, 1, 0.5)),
-    ]
-    state = method.aggregate(ModelState(ones), iter(updates))
+    sent = updates((3 * ones).tolist(), (7 * ones).tolist(), examples=[3, 1])
+    state = method.aggregate(ModelState(ones), iter(sent))
     # The mean is (3 · 3 + 7) / 4 = 4, and 1 + 2 (4 - 1) = 7.
     assert set(state.weights[parameters].tolist()) == {7.0}
     assert set(state.weights[parameters.stop :].tolist()) == {4.0}

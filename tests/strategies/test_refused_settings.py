@@ -109,6 +109,12 @@ def test_what_is_out_of_range(name: str, field: str, value: Any, hint: str) -> N
             "found 2, expected at most 1",
         ),
         ("fedrep", {}, "method.name", "no weight would be shared"),
+        (
+            "lg_fedavg",
+            {"num_local_layers": 5},
+            "method.num_local_layers",
+            "found 5, expected at most 1",
+        ),
     ],
 )
 def test_what_a_model_cannot_bear(

@@ -253,11 +253,6 @@ def asked(
         return look(client(folder, address, tls=ca is not None), subject)
 
 
-def test_a_name_that_stands_for_nothing(tmp_path: Path) -> None:
-    finding = look(client(tmp_path, "no-such-host.invalid:1"), "address")
-    told(finding, PROBLEM, "no-such-host.invalid cannot", "correct `server`")
-
-
 def test_a_proxy_in_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

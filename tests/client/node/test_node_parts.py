@@ -261,7 +261,9 @@ def test_nobody_there_or_whoever_hangs_up_is_worth_another_try(tmp_path: Path) -
         assert not refusal(address, None).lasting
     gone = refusal(address, None)
     assert ("nothing listens at" in str(gone), gone.lasting) == (True, False)
-    assert "cannot be resolved" in str(refusal("no-such-host.invalid:1", None))
+    nowhere = str(refusal("no-such-host.invalid:1", None))
+    assert "no-such-host.invalid cannot be resolved" in nowhere
+    assert "correct `server`" in nowhere
 
 
 @pytest.mark.parametrize(

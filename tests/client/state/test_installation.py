@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from knnper.client import install
 from knnper.client.install import (
-    FEWEST,
     SiteState,
     estimate,
     open_served,
@@ -79,14 +78,6 @@ def test_predictions_are_those_of_the_simulation(
     assert torch.equal(made.probabilities, expected)
     assert made.knn_weight == predictor.effective_knn_weight
     assert torch.equal(made.labels, expected.argmax(dim=1))
-
-
-def test_one_class_only(tmp_path: Path) -> None:
-    examples = drawn("train", 15, num_labels=1)
-    data = SiteData(examples, drawn("validation", 5, 1), drawn("test", 3, 1), TASK)
-    decided = new_site_state(tmp_path).install(small_model(), data, took_part=False)
-    assert decided.serving.accuracy.knn == 1.0
-    assert decided.serving.accuracy.measured_on == "test"
 
 
 def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> None:
@@ -423,14 +414,6 @@ def test_only_the_examples_that_are_asked_for_are_measured() -> None:
     assert accuracy.global_model == float((alone == labels).double().mean())
 
 
-def test_of_few_examples_nothing_is_said() -> None:
-    model, data = small_model(), site()
-    few = torch.arange(FEWEST - 1)
-    found = estimate(model, filled(model, data), few, KnnSettings(), "leave_one_out")
-    assert found == (Accuracy(), Gain(num_examples=FEWEST - 1))
-    assert not found[1].is_loss
-
-
 def test_the_choice_is_not_judged_by_what_it_was_made_on() -> None:
     # Labels that nothing tells: the best of many choices looks good where it was made.
     model = small_model()
@@ -495,6 +478,7 @@ def test_who_took_part_is_measured_on_validation_only(
     site_state = new_site_state(tmp_path)
     serving = site_state.install(small_model(), site(*sizes), took_part=True).serving
     assert serving.accuracy.num_examples == num_measured
+    assert not serving.expected_gain.is_loss
     assert serving.accuracy.measured_on == ("validation" if num_measured else None)
 
 

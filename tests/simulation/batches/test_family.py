@@ -490,20 +490,6 @@ def test_runs_of_another_split_are_refused_although_they_ended(
     assert seeds == [2, 1]  # once a call, since both runs have the same split
 
 
-@pytest.mark.parametrize(
-    ("now", "message"),
-    [
-        (Inputs("e" * 64, None), r"data set .* expected dddddddddddd, found eeeeeeee"),
-        (Inputs("d" * 64, "w" * 64), "file of weights .* expected none, found wwwww"),
-        (Inputs("d" * 64, None, "t" * 64), r"split .* or delete .* its runs anew"),
-    ],
-)
-def test_what_differs_is_said(tmp_path: Path, now: Inputs, message: str) -> None:
-    keep_inputs(tmp_path, MADE)
-    with pytest.raises(RunError, match=message):
-        require_inputs(tmp_path, now)
-
-
 def test_equal_or_unknown_inputs_are_taken(tmp_path: Path) -> None:
     require_inputs(tmp_path, MADE)  # nobody has noted any
     keep_inputs(tmp_path, MADE)

@@ -342,14 +342,6 @@ UNHELD = {**PARTITION, "validation_fraction": 0}
         ({"tuning_set": {RATE: 0.5}}, f"tuning_set {RATE}: is varied too; take"),
         ({"tuning_set": {"training": {"learning_rate": 1}}}, f"{RATE}: is varied too;"),
         ({"tuning_set": {"training.rounds": 1}}, "rows.mean: training.rounds: unknown"),
-        (
-            {"grid": {"training": [{}]}, "tuning_set": {"training.num_rounds": 1}},
-            "tuning_set training.num_rounds: is varied too with training; take",
-        ),
-        (
-            {"grid": {"training": [{}], "training.momentum": [0.0, 0.5]}},
-            "rows.mean: grid training.momentum: is varied with training too; take",
-        ),
         ({"base": {**SHARED, **FEDAVG}}, "base.method: unknown"),
         ({"base": {**SHARED, "training": None}}, "base.training: found null"),
         ({"base": {**SHARED, "model": "tiny_cnn"}}, "base.model: found .tiny_cnn."),

@@ -1,5 +1,3 @@
-import csv
-import io
 import json
 import math
 from pathlib import Path
@@ -13,12 +11,9 @@ from knnper.server.results import summarise
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE
 from knnper.simulation.reports.runs import (
     Estimate,
-    FederatedData,
     Row,
     Run,
     as_cells,
-    as_csv,
-    as_documents,
     departures,
     estimate,
     find_runs,
@@ -159,17 +154,6 @@ def test_nothing_is_gained_over_a_model_that_means_nothing(method: str) -> None:
     assert as_cells(rows)[1][4] == "-"
     assert rows[-1].figures["gain"].mean == pytest.approx(0.2)
     assert rows[-1].figures["fraction_degraded"].mean == 0.25
-
-
-def test_documents_are_plain_values_and_a_csv_has_a_column_each() -> None:
-    rows = table_of_run(run("fedavg", 0.6, 0.6))
-    documents = as_documents(rows, FederatedData("Digits", "IID (4 seen clients)"))
-    assert documents[0]["data"] == "Digits"
-    assert json.loads(json.dumps(documents)) == documents
-    assert (documents[0]["average"], documents[0]["average_half_width"]) == (0.6, None)
-    (read,) = csv.DictReader(io.StringIO(as_csv(documents)))
-    assert read.keys() == documents[0].keys()
-    assert (read["average"], read["average_std"], read["runs"]) == ("0.6", "", "run")
 
 
 def test_figures_are_means_over_the_seeds(tmp_path: Path) -> None:
