@@ -404,6 +404,7 @@ def test_what_is_served_mixes_the_adapted_model() -> None:
     assert knn is not None
     torch.testing.assert_close(predictor(images), 0.3 * knn + 0.7 * alone)
     assert predictor.describe()["class_prior"] == 1
+    assert "sharpness" not in predictor.describe()  # there was but one
 
 
 def test_with_a_fixed_weight_the_sharpness_is_chosen() -> None:
