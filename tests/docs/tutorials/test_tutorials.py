@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.tutorials.running import ROOT, fresh_clone, listings_of, run_listings
+from tests.docs.tutorials.running import (
+    ROOT,
+    changed,
+    fresh_clone,
+    listings_of,
+    run_listings,
+)
 from tests.processes import Commands
 
 FOLDER = ROOT / "docs/tutorials"
@@ -50,6 +56,17 @@ def test_its_programs_pass_the_checks(page: Path) -> None:
                     cwd=ROOT,
                 )
                 assert found.returncode == 0, f"{one.file}: {found.stdout}"
+
+
+@pytest.mark.parametrize("page", FOLDER.glob("*.md"), ids=lambda page: page.stem)
+def test_its_changes_fit(page: Path) -> None:
+    """Those to files of the repository; the others follow what the page makes."""
+    texts = dict[str, str]()
+    for one in listings_of(page):
+        if one.file is not None and (ROOT / one.file).is_file():
+            text = texts.get(one.file, (ROOT / one.file).read_text())
+            is_change = one.language == "diff"
+            texts[one.file] = changed(text, one.text) if is_change else one.text
 
 
 @pytest.mark.slow
