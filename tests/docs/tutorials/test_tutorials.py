@@ -58,7 +58,9 @@ def test_its_programs_pass_the_checks(page: Path) -> None:
                 assert found.returncode == 0, f"{one.file}: {found.stdout}"
 
 
-@pytest.mark.parametrize("page", FOLDER.glob("*.md"), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", sorted(FOLDER.glob("*.md")), ids=lambda page: page.stem
+)
 def test_its_changes_fit(page: Path) -> None:
     """Those to files of the repository; the others follow what the page makes."""
     texts = dict[str, str]()
