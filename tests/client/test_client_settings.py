@@ -8,6 +8,7 @@ from knnper.client.settings import (
     LimitSettings,
     ServerTrust,
     ServiceCertificate,
+    ServiceSettings,
     read_client,
 )
 from knnper.errors import ConfigError
@@ -118,3 +119,18 @@ def test_a_new_client_has_the_defaults_before_its_eyes(tmp_path: Path) -> None:
     shown = yaml.safe_load(text)["limits"]
     assert shown.keys() == {one.name for one in fields(LimitSettings)}
     assert read_client(_file(tmp_path, text)).limits == LimitSettings()
+
+
+def test_little_is_needed(tmp_path: Path) -> None:
+    found = read_client(_file(tmp_path, LITTLE + "insecure: true"))
+    assert found.state == tmp_path / "state"
+    assert found.service == ServiceSettings()
+    assert (found.tls, found.key, found.insecure) == (None, None, True)
+
+
+def test_limits_are_safe_where_none_are_given(tmp_path: Path) -> None:
+    assert read_client(_file(tmp_path, WHOLE)).limits == LimitSettings()
+    text = WHOLE + "limits: {methods: [fedavg], training_rounds: null, days: null}\n"
+    found = read_client(_file(tmp_path, text)).limits
+    assert (found.methods, found.training_rounds) == (("fedavg",), None)
+    assert found.min_examples == LimitSettings.min_examples > 1

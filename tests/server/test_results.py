@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import itertools
 import math
@@ -325,3 +326,10 @@ def test_a_resumed_curve_goes_on_where_the_checkpoint_was(tmp_path: Path) -> Non
     assert sorted(curves.Tags()["scalars"]) == ["num_failed", "train_loss"]
     losses = [(event.step, event.value) for event in curves.Scalars("train_loss")]
     assert losses == [(1, 1.0), (2, 20.0)]
+
+
+def test_names_with_commas_stay_one_cell(tmp_path: Path) -> None:
+    path = tmp_path / "clients.csv"
+    write_clients_csv(path, [client('site "1", north', evaluation(2, 1))])
+    with path.open(newline="") as file:
+        assert next(csv.DictReader(file))["client"] == 'site "1", north'

@@ -475,3 +475,12 @@ def test_no_claim_exceeds_its_share_where_that_is_possible(
     # With one of two at a quarter there is nobody for the other half.
     if most * len(counts) >= 1:
         assert max(found.values()) <= most * sum(found.values()) * (1 + 1e-9) + 1
+
+
+def test_rounds_and_seeds_differ() -> None:
+    of = {
+        tuple(sample_participants(MANY, 0.3, rnd, RandomKey(seed)))
+        for seed in range(3)
+        for rnd in range(1, 11)
+    }
+    assert len(of) == 30

@@ -384,3 +384,11 @@ def test_a_damaged_line_before_the_last_is_an_error(log: DistributionLog) -> Non
     path.write_text(json.dumps({"model": "m", "result": {"client": 3}}) + "\n")
     with pytest.raises(RunError, match="is no client's result"):
         log.reported("m")
+
+
+def test_a_run_that_is_led_is_not_overwritten(folder: RunFolder) -> None:
+    folder.append_round({"server_round": 1})
+    with folder.locked(), pytest.raises(RunError, match="another process is at work"):
+        RunFolder.create(folder.path, EXPERIMENT, overwrite=True)
+    assert folder.rounds() == [{"server_round": 1}]
+    folder.require_idle()

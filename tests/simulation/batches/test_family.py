@@ -526,3 +526,56 @@ def test_all_code_counts(
     before = code_fingerprint.__wrapped__()
     (tmp_path / file).write_text("two")
     assert code_fingerprint.__wrapped__() != before
+
+
+def test_what_this_code_failed_at_is_not_tried_again(
+    tmp_path: Path, make_by: MakeBy, made: Made
+) -> None:
+    one = family(tmp_path, [1])
+    make_by(one, failing)
+    make(one)
+    assert rounds(made) == []
+    shutil.rmtree(next(iter(one.runs)))
+    make(one)
+    assert rounds(made) == [0]
+
+
+def rows(path: Path, first: str) -> None:
+    """Write 60 rows of two classes, of which the first row begins with ``first``."""
+    lines = [f"{place / 60},{place % 7},{place % 2}" for place in range(60)]
+    path.write_text("\n".join(["a,b,kind", f"{first},0,0", *lines[1:]]) + "\n")
+
+
+def on_table(folder: Path, *neighbors: int) -> Sweep:
+    data = {"name": "table", "train": str(folder / "rows.csv"), "label": "kind"}
+    base = {**BASE, "data": data, "model": {"name": "mlp"}}
+    vary = {NEIGHBORS: list(neighbors)}
+    return read(folder, base=base, vary=vary, seeds=[1])
+
+
+def test_runs_of_a_file_that_was_edited_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    file, folder = tmp_path / "rows.csv", tmp_path / "out"
+    rows(file, "0.0")
+    first = run_batch(on_table(tmp_path, 1), folder, 1, ignore)
+    rows(file, "0.5")
+    for neighbors in ((1,), (1, 3)):  # shown again, and taken over
+        with pytest.raises(RunError, match="the data set is not what it was when the"):
+            run_batch(on_table(tmp_path, *neighbors), folder, 1, ignore)
+    rows(file, "0.0")
+    again = run_batch(on_table(tmp_path, 1), folder, 1, ignore)
+    assert [one.runs for one in again] == [one.runs for one in first]
+
+
+@pytest.mark.parametrize(
+    ("now", "message"),
+    [
+        (Inputs("e" * 64, None), r"data set .* expected dddddddddddd, found eeeeeeee"),
+        (Inputs("d" * 64, "w" * 64), "file of weights .* expected none, found wwwww"),
+        (Inputs("d" * 64, None, "t" * 64), r"split .* or delete .* its runs anew"),
+    ],
+)
+def test_what_differs_is_said(tmp_path: Path, now: Inputs, message: str) -> None:
+    keep_inputs(tmp_path, MADE)
+    with pytest.raises(RunError, match=message):
+        require_inputs(tmp_path, now)
