@@ -306,10 +306,10 @@ def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
 
 
 def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
-    # Of `ray.init`: joins a cluster, or starts one here.
-    cluster: dict[str, Any] = {"address": run.ray_address}
+    # Of `ray.init`: joins the cluster that is named, none that happens to run here.
+    cluster: dict[str, Any] = {"address": run.ray_address or "local"}
     if not run.ray_address:
-        cluster = {"num_cpus": num_workers(run) * run.cpus_per_client}
+        cluster["num_cpus"] = num_workers(run) * run.cpus_per_client
     return {
         "client_resources": {
             "num_cpus": run.cpus_per_client,

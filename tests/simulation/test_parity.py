@@ -167,5 +167,7 @@ def test_a_cluster_of_two_nodes_ends_the_same(
     wait_until(lambda: all(map(works, raylets)), "a worker on each node")
     assert process.wait() == 0, process.written
     assert outcome(folder) == expected
+    # Who names no cluster joins none, though this one is found on the machine.
+    assert simulate(commands, tmp_path / "own", experiment) == expected
     cluster.process.terminate()
     cluster.wait()
