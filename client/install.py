@@ -47,6 +47,14 @@ from knnper.datastore.examples import (
     StoreMismatchError,
     StoreSpec,
 )
+from knnper.datastore.memory import (
+    KnnSettings,
+    Tuned,
+    choose_on,
+    fill_and_tune,
+    left_out_evidence,
+    store_settings_of,
+)
 from knnper.datastore.prediction import (
     KERNELS,
     KnnPredictor,
@@ -76,14 +84,6 @@ from knnper.strategies.core.exported_model import (
     save_model,
 )
 from knnper.strategies.core.task import score
-from knnper.strategies.knn_per import (
-    KnnSettings,
-    Tuned,
-    choose_on,
-    fill_and_tune,
-    left_out_evidence,
-    store_settings_of,
-)
 
 R = TypeVar("R")
 

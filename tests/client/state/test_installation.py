@@ -26,13 +26,13 @@ from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.data.text import CHARACTER_NAMES
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
+from knnper.datastore.memory import KnnSettings, Tuned, fill_and_tune
 from knnper.datastore.prediction import KERNELS
 from knnper.datastore.store import Store, empty_memory_store, memory_store, open_store
 from knnper.datastore.tuning import CRITERIA, TuningSettings, candidates, score
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel, ModelError
 from knnper.strategies.core.task import evaluate
-from knnper.strategies.knn_per import KnnSettings, Tuned, fill_and_tune
 from tests.client.service.small_service import TEXT, tiny_model
 from tests.client.state.small_site import (
     TASK,
