@@ -60,8 +60,16 @@ ProperFraction = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of every settings dataclass: frozen, and unknown keys are refused."""
+    """Base of every settings dataclass: frozen, and unknown keys are refused.
 
+    Attributes
+    ----------
+    later
+        Fields that came after others: they belong to `results_identity` as far as they
+        are not the default, so that earlier runs stay the runs that they are.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ()
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
@@ -1001,6 +1009,13 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
             run[name] = document["run"][name]
     run["gpu"] = experiment.run.gpus_per_client > 0
     relevant = {key: document[key] for key in document if key not in ("name", "run")}
+    for section, values in relevant.items():
+        chosen = getattr(experiment, section)
+        settings = chosen.settings if isinstance(chosen, Choice) else chosen
+        for one in dataclasses.fields(settings) if settings.later else ():
+            is_default = getattr(settings, one.name) == one.default
+            if one.name in settings.later and is_default:
+                del values[one.name]
     return {**relevant, "run": run}
 
 
