@@ -272,7 +272,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def explain(self, X: Inputs) -> Prediction:
         """Return p_model, p_kNN, λ and their mixture, beside the neighbours."""
         check_is_fitted(self)
-        return self._predictor().explain(X)  # type: ignore[arg-type]
+        predictor = self._predictor(Names(self.store_))
+        return predictor.explain(X)  # type: ignore[arg-type]
 
     def forget(
         self,
@@ -445,11 +446,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             problems.append(Problem("batch_size", wrong))
         if settings is None or problems:
             raise ConfigError(problems, _OURS)
-        return (
-            settings
-            if self.model is not None
-            else replace(settings, knn_weights=(1.0,))
-        )
+        weights = (1.0,) if self.model is None else settings.knn_weights
+        return replace(settings, knn_weights=weights)
 
     def _known_classes(
         self,
@@ -573,19 +571,12 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return torch.softmax(self._logits(embeddings), dim=1)
 
-    def _predictor(self) -> KnnPredictor:
+    def _predictor(self, names: Names | None = None) -> KnnPredictor:
         """Return what evaluation and the service predict with, too."""
-        choice, store = self._choice, self.store_
-        neighbors = NeighborClassifier(
-            store,
-            choice.num_neighbors,
-            self.kernel,
-            choice.kernel_scale,
-            names=Names(store),
-        )
-        return KnnPredictor(
-            self._queried, self._head, neighbors, choice.knn_weight, choice.class_prior
-        )
+        k, scale = self._choice.num_neighbors, self._choice.kernel_scale
+        near = NeighborClassifier(self.store_, k, self.kernel, scale, names=names)
+        weight, prior = self._choice.knn_weight, self._choice.class_prior
+        return KnnPredictor(self._queried, self._head, near, weight, prior)
 
     def _queried(self, X: Inputs) -> Tensor:
         inputs, _ = self._read(X)
