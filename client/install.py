@@ -84,7 +84,7 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
     save_model,
 )
-from knnper.strategies.core.task import Evaluation, score
+from knnper.strategies.core.task import score
 
 R = TypeVar("R")
 
@@ -152,11 +152,11 @@ def _outcomes(
 
 @dataclass(frozen=True)
 class Decided:
-    """What is served, and how it does on the test split."""
+    """What is served, and the probabilities (n, c) of the test split."""
 
     serving: Serving
-    mixed: Evaluation
-    global_model: Evaluation
+    mixed: Tensor
+    global_model: Tensor
     chosen: Mapping[str, float]
 
 
@@ -192,12 +192,14 @@ def decide(
     test = data.test.examples
     made = predictor.explain(test.images)
     votes = made.vote.probabilities
-    mixed = score(made.probabilities, test.labels)
-    reference = score(made.global_probabilities, test.labels)
     if len(test) > 0:
-        knn = None if votes is None else score(votes, test.labels).accuracy
-        figures = reference.accuracy, knn, mixed.accuracy
-        accuracy = Accuracy(*figures, len(test), "test")
+        accuracy = Accuracy(
+            score(made.global_probabilities, test.labels).accuracy,
+            None if votes is None else score(votes, test.labels).accuracy,
+            score(made.probabilities, test.labels).accuracy,
+            len(test),
+            "test",
+        )
     serving = Serving(
         model=model.fingerprint,
         knn_weight=choice.knn_weight,
@@ -214,7 +216,9 @@ def decide(
         installed=time.time(),
         class_prior=choice.class_prior,
     )
-    return Decided(serving, mixed, reference, predictor.describe())
+    return Decided(
+        serving, made.probabilities, made.global_probabilities, predictor.describe()
+    )
 
 
 _LOG = logging.getLogger(__name__)

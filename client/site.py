@@ -282,6 +282,7 @@ class SiteNode:
                 key=assembly.key,
                 pool=assembly.task.pool,
                 keep=installer_of(settings, assembly, data, job.model),
+                metrics=experiment.run.metrics,
             )
         num_train = len(data.train)
         return SiteWorker(

@@ -486,19 +486,19 @@ def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
     decided = new_site_state(tmp_path).install(MODEL, DATA, took_part=True)
     predictor = simulated(MODEL, DATA)
     test = DATA.test.examples
-    assert decided.mixed == evaluate(predictor, test)
+    assert decided.mixed.equal(predictor(test.images))
     alone = dataclasses.replace(predictor, knn_weight=0.0)
-    assert decided.global_model == evaluate(alone, test)
+    assert decided.global_model.equal(alone(test.images))
     only = dataclasses.replace(predictor, knn_weight=1.0)
     assert decided.serving.accuracy.knn == evaluate(only, test).accuracy
     assert decided.chosen == predictor.describe()
     accuracy = decided.serving.accuracy
     assert (accuracy.measured_on, accuracy.num_examples) == ("test", 15)
-    assert accuracy.global_model == decided.global_model.accuracy
-    assert accuracy.mixed == decided.mixed.accuracy
+    assert accuracy.global_model == evaluate(alone, test).accuracy
+    assert accuracy.mixed == evaluate(predictor, test).accuracy
     assert decided.serving.expected_gain.num_examples == 20
     without = new_site_state(tmp_path / "other").install(MODEL, site(), took_part=True)
-    assert without.mixed.num_examples == 0
+    assert len(without.mixed) == 0
     assert without.serving.accuracy.measured_on == "validation"
 
 
