@@ -21,11 +21,13 @@ from knnper.errors import (
     CheckpointError,
     CodecError,
     KnnPerError,
+    OwnCodeError,
     RefusedError,
     TrainingDivergedError,
     printable,
 )
 from knnper.files import write_atomically
+from knnper.own import explained
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.core import task
@@ -177,6 +179,7 @@ class ClientRuntime:
     # does on the test split; None where the predictor is to be tested.
     keep: Callable[[Personalized], Served | None] = lambda _: None
 
+    @explained()
     def train(
         self,
         client: str,
@@ -199,6 +202,7 @@ class ClientRuntime:
             self.states.save(client, server_round, state, keep_rounds)
         return update
 
+    @explained()
     def validate(self, clients: Sequence[str], reference: object) -> task.Evaluation:
         """Evaluate the unpersonalised model on all the clients' validation splits."""
         model = self._unpersonalised(reference)
@@ -207,6 +211,7 @@ class ClientRuntime:
         probabilities = torch.cat([model(examples.images) for examples in held_out])
         return task.score(probabilities, torch.cat([one.labels for one in held_out]))
 
+    @explained()
     def personalize(
         self,
         clients: Sequence[str],
@@ -293,6 +298,8 @@ def _for_each(
     for client in clients:
         try:
             done[client] = function(client)
+        except OwnCodeError:
+            raise
         except KnnPerError as error:
             failures[client] = str(error)
     return done
@@ -332,6 +339,7 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     app = ClientApp()
 
     @app.train()
+    @_no_clients_fault
     def train(message: Message, context: Context) -> Message:
         job, worker, folder = _opened(node_of(context), message, context)
         payload = _record(message, "payload", worker.method.payload_type, folder)
@@ -348,12 +356,14 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         return _reply(message, update, folder)
 
     @app.evaluate(Purpose.VALIDATE.action)
+    @_no_clients_fault
     def validate(message: Message, context: Context) -> Message:
         job, worker, folder = _opened(node_of(context), message, context)
         reference = _record(message, "payload", worker.method.payload_type, folder)
         return _reply(message, worker.validate(job.clients, reference), folder)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
+    @_no_clients_fault
     def personalize(message: Message, context: Context) -> Message:
         job, worker, folder = _opened(node_of(context), message, context)
         payload, reference = (
@@ -376,6 +386,20 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         return Message(RecordDict(), reply_to=message)
 
     return app
+
+
+def _no_clients_fault(
+    answer: Callable[[Message, Context], Message],
+) -> Callable[[Message, Context], Message]:
+    """Return the function, for which an error of users' code is that of all clients."""
+
+    def answered(message: Message, context: Context) -> Message:
+        try:
+            return answer(message, context)
+        except OwnCodeError as error:
+            raise CannotRunError(str(error)) from error
+
+    return answered
 
 
 def _opened(
