@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from benchmarks.bare_model import BareImages, bare_images, embed, mobilenet_v2
 from benchmarks.workload import Workload
+from knnper.datastore.memory import KnnSettings
 from knnper.simulation.partition.split import ClientPart
-from knnper.strategies.knn_per import KnnSettings
 
 EMBEDDED_AT_ONCE = 256
 

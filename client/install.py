@@ -47,6 +47,15 @@ from knnper.datastore.examples import (
     StoreMismatchError,
     StoreSpec,
 )
+from knnper.datastore.memory import (
+    KnnSettings,
+    Tuned,
+    choose_on,
+    evenly_spread,
+    fill_and_tune,
+    left_out_evidence,
+    store_settings_of,
+)
 from knnper.datastore.prediction import (
     KERNELS,
     KnnPredictor,
@@ -75,15 +84,7 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
     save_model,
 )
-from knnper.strategies.core.task import Evaluation, score
-from knnper.strategies.knn_per import (
-    KnnSettings,
-    Tuned,
-    choose_on,
-    fill_and_tune,
-    left_out_evidence,
-    store_settings_of,
-)
+from knnper.strategies.core.task import score
 
 R = TypeVar("R")
 
@@ -107,10 +108,9 @@ def estimate(
         return Accuracy(), Gain(num_examples=len(positions))
     most = max(settings.candidates().num_neighbors)
     # Evenly spread; the folds take every tenth: a site's files come sorted by class.
-    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
-    evidence = left_out_evidence(
-        store, positions[chosen.round().long()], model.head, most, settings.class_prior
-    )
+    chosen = positions[evenly_spread(len(positions), MOST)]
+    prior = settings.class_prior
+    evidence = left_out_evidence(store, chosen, model.head, most, prior)
     fold_of = torch.arange(len(evidence)) % NUM_FOLDS
     folds = [fold_of == fold for fold in range(NUM_FOLDS)]
     outcomes = torch.cat([_outcomes(evidence, fold, store, settings) for fold in folds])
@@ -152,11 +152,11 @@ def _outcomes(
 
 @dataclass(frozen=True)
 class Decided:
-    """What is served, and how it does on the test split."""
+    """What is served, and the probabilities (n, c) of the test split."""
 
     serving: Serving
-    mixed: Evaluation
-    global_model: Evaluation
+    mixed: Tensor
+    global_model: Tensor
     chosen: Mapping[str, float]
 
 
@@ -192,12 +192,14 @@ def decide(
     test = data.test.examples
     made = predictor.explain(test.images)
     votes = made.vote.probabilities
-    mixed = score(made.probabilities, test.labels)
-    reference = score(made.global_probabilities, test.labels)
     if len(test) > 0:
-        knn = None if votes is None else score(votes, test.labels).accuracy
-        figures = reference.accuracy, knn, mixed.accuracy
-        accuracy = Accuracy(*figures, len(test), "test")
+        accuracy = Accuracy(
+            score(made.global_probabilities, test.labels).accuracy,
+            None if votes is None else score(votes, test.labels).accuracy,
+            score(made.probabilities, test.labels).accuracy,
+            len(test),
+            "test",
+        )
     serving = Serving(
         model=model.fingerprint,
         knn_weight=choice.knn_weight,
@@ -214,7 +216,9 @@ def decide(
         installed=time.time(),
         class_prior=choice.class_prior,
     )
-    return Decided(serving, mixed, reference, predictor.describe())
+    return Decided(
+        serving, made.probabilities, made.global_probabilities, predictor.describe()
+    )
 
 
 _LOG = logging.getLogger(__name__)

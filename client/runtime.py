@@ -158,10 +158,13 @@ class Personalized:
 
 @dataclass(frozen=True)
 class Served:
-    """How a client does that serves somebody, and so has read its test split."""
+    """What a client that serves somebody, and so has read its test split, makes of it.
 
-    personal: task.Evaluation
-    reference: task.Evaluation
+    Probabilities, float32 of shape (n, c).
+    """
+
+    personal: Tensor
+    reference: Tensor
     chosen: Mapping[str, float]
 
 
@@ -175,9 +178,10 @@ class ClientRuntime:
     states: ClientStateStore
     key: RandomKey  # the experiment's root key
     pool: task.EmbeddingPool  # where the method's task looks for embeddings first
-    # Is given each client that has the model. Returns how what is served from then on
-    # does on the test split; None where the predictor is to be tested.
+    # Is given each client that has the model. Returns what is served from then on makes
+    # of the test split; None where the predictor is to be tested.
     keep: Callable[[Personalized], Served | None] = lambda _: None
+    metrics: Sequence[str] = ()  # of the test split, `run.metrics`
 
     @explained()
     def train(
@@ -244,21 +248,23 @@ class ClientRuntime:
         def report(client: str) -> task.ClientResult:
             own, seen = data[client], self.source.is_seen(client)
             predictor, validation = prepared[client]
-            served = self.keep(Personalized(own, reference, predictor, seen))
-            if served is None:
-                test, weights = tests[client], self.source.class_weights(client)
-                served = Served(
-                    task.evaluate(predictor, test, weights),
-                    task.evaluate(unpersonalised, test, weights),
-                    predictor.describe(),
-                )
+            test, weights = tests[client], self.source.class_weights(client)
+            served = self.keep(Personalized(own, reference, predictor, seen)) or Served(
+                task.predict(predictor, test),
+                task.predict(unpersonalised, test),
+                predictor.describe(),
+            )
+            personal, of_reference = (
+                task.score(one, test.labels, weights, self.metrics)
+                for one in (served.personal, served.reference)
+            )
             return task.ClientResult(
                 client=client,
                 seen=seen,
                 num_train=len(own.train),
                 num_validation=len(own.validation),
-                personal=served.personal,
-                reference=served.reference,
+                personal=personal,
+                reference=of_reference,
                 validation=validation,
                 chosen=dict(served.chosen),
             )

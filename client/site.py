@@ -22,6 +22,7 @@ from knnper.client.settings import ClientSettings, read_client
 from knnper.data.examples import ClientData, Examples
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SitesSettings, SiteTask
+from knnper.datastore.memory import KnnSettings
 from knnper.errors import KnnPerError, RefusedError, RunError
 from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
@@ -35,7 +36,6 @@ from knnper.strategies.core.exported_model import (
 )
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import ClientResults, Evaluation
-from knnper.strategies.knn_per import KnnSettings
 from knnper.transport.credentials import fingerprint, read_node_key
 from knnper.transport.messages import Introduction, Job, introduction_content
 
@@ -282,6 +282,7 @@ class SiteNode:
                 key=assembly.key,
                 pool=assembly.task.pool,
                 keep=installer_of(settings, assembly, data, job.model),
+                metrics=experiment.run.metrics,
             )
         num_train = len(data.train)
         return SiteWorker(

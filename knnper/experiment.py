@@ -27,11 +27,12 @@ from typing import (
 )
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from knnper.errors import ConfigError, OwnCodeError, Problem
+from knnper.metrics import METRICS
 
 _PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
@@ -274,12 +275,21 @@ class FederationSettings(Settings):
     stay_s: NonNegativeFloat = 3600.0
 
 
+def _known_metric(name: str) -> str:
+    if name not in METRICS:
+        raise ValueError(
+            f"found {name!r}, expected a metric; {alternatives(name, METRICS)}"
+        )
+    return name
+
+
 @dataclass(frozen=True)
 class RunSettings(Settings):
     """How the experiment is carried out.
 
-    Results depend on ``seed``, and where clients fail on ``max_failed_fraction``,
-    ``max_update_norm_ratio`` and ``max_update_median_ratio``; in their last bits on
+    Results depend on ``seed`` and ``metrics``, and where clients fail on
+    ``max_failed_fraction``, ``max_update_norm_ratio`` and ``max_update_median_ratio``;
+    in their last bits on
     ``threads_per_worker``, on ``evaluation_batch_size`` and on whether
     ``gpus_per_client`` is 0; on nothing else here.
 
@@ -308,6 +318,10 @@ class RunSettings(Settings):
     validate_every
         Rounds between evaluations of the unpersonalised model on the seen clients'
         validation splits; 0 is never.
+    metrics
+        What clients are measured by on their test splits, beside what every run has:
+        ``balanced_accuracy``, ``macro_f1`` and ``auroc``; each that is named, also
+        ``log_loss`` or ``ece``, with its spread over the clients.
     evaluation_batch_size
         Images in one forward pass where nothing is trained.
     max_failed_fraction
@@ -343,6 +357,7 @@ class RunSettings(Settings):
     carrier: Literal["auto", "shared_memory", "message"] = "auto"
     checkpoint_every: PositiveInt = 1
     validate_every: NonNegativeInt = 0
+    metrics: tuple[Annotated[str, AfterValidator(_known_metric)], ...] = ()
     evaluation_batch_size: PositiveInt = 256
     max_failed_fraction: UnitInterval = 0.5
     max_update_norm_ratio: PositiveFloat = 1000.0
@@ -1099,7 +1114,7 @@ _NUMERIC = (
 
 # As far as it is not the default: runs that began before there was such a setting stay
 # the runs that they are.
-_NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio",)
+_NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio", "metrics")
 _LATER: Mapping[str, Mapping[str, Any]] = {
     "training": {
         "optimizer": {"name": "SGD", "dampening": 0.0, "nesterov": False},
@@ -1176,7 +1191,7 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     document = to_document(experiment)
     run = {name: document["run"][name] for name in _NUMERIC}
     for name in _NUMERIC_UNLESS_DEFAULT:
-        if document["run"][name] != getattr(RunSettings, name):
+        if document["run"][name] != to_jsonable_python(getattr(RunSettings, name)):
             run[name] = document["run"][name]
     run["gpu"] = experiment.run.gpus_per_client > 0
     left_out = ("name", "run", "own_code")

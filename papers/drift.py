@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from knnper.datastore.examples import NewExamples
+from knnper.datastore.memory import KnnSettings
 from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.prediction import NeighborClassifier, interpolate
 from knnper.datastore.store import Store, memory_store
@@ -32,7 +33,6 @@ from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies.knn_per import KnnSettings
 from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
 from papers.memory import Embedded, embed

@@ -16,6 +16,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from knnper.datastore.memory import KnnSettings
 from knnper.errors import FolderTakenError
 from knnper.experiment import Experiment, dotted, to_document
 from knnper.files import JsonLines, write_atomically
@@ -29,7 +30,6 @@ from knnper.simulation.batches.folder import (
 from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.runs import Chart, Shown, Table
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies.knn_per import KnnSettings
 
 PartRecord = Mapping[str, Any]
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from knnper.data.examples import Examples, LabelledArrays
 from knnper.datastore.examples import NewExamples, StoreSpec
+from knnper.datastore.memory import Apply, KnnSettings, fill_and_tune
 from knnper.datastore.prediction import KERNELS, KnnPredictor
 from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
 from knnper.datastore.tuning import (
@@ -52,7 +53,6 @@ from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.runs import Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.task import evaluate
-from knnper.strategies.knn_per import Apply, KnnSettings, fill_and_tune
 from papers.figures import (
     Curve,
     Drawing,

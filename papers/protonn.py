@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from knnper.datastore.memory import KnnSettings
 from knnper.datastore.prediction import NeighborClassifier, interpolate
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
 from knnper.datastore.store import memory_store
@@ -20,7 +21,6 @@ from knnper.seeding import RandomKey
 from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, styled
 from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel
-from knnper.strategies.knn_per import KnnSettings
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
 from papers.memory import Embedded, embed
 

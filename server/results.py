@@ -5,13 +5,14 @@ import io
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from knnper.experiment import LARGEST_COUNT
 from knnper.files import write_atomically
+from knnper.metrics import ACCURACY, is_worse, worst_first
 from knnper.strategies.core.task import NUM_CALIBRATION_BINS, ClientResult, Evaluation
 
 MOST_CHOSEN = 64
@@ -28,9 +29,14 @@ _TOLERANCE = 1e-3
 
 
 def evaluation_problem(
-    evaluation: object, most_examples: int = LARGEST_COUNT
+    evaluation: object,
+    most_examples: int = LARGEST_COUNT,
+    metrics: Collection[str] = (),
 ) -> str | None:
-    """Return why an evaluation cannot be true; None if it can."""
+    """Return why an evaluation cannot be true; None if it can.
+
+    ``metrics``: Those that were asked for.
+    """
     if not isinstance(evaluation, Evaluation):
         return f"expected an Evaluation, found a {type(evaluation).__name__}"
     correct, total = evaluation.num_correct, evaluation.num_examples
@@ -43,10 +49,15 @@ def evaluation_problem(
         return f"{evaluation.log_loss_sum!r} cannot be the log-loss of {total} examples"
     if not _weights_fit(evaluation):
         return "the weights of the labels do not fit"
+    for name, value in evaluation.metrics.items():
+        if name not in metrics:
+            return f"found a metric {name[:_LONGEST_NAME]!r} that was not asked for"
+        if value is not None and not _is_between(value, 1.0):
+            return f"{value!r} cannot be the {name} of a model"
     return None if _bins_fit(evaluation) else "the calibration bins do not fit"
 
 
-def result_problem(result: ClientResult) -> str | None:
+def result_problem(result: ClientResult, metrics: Collection[str] = ()) -> str | None:
     """Return why a client's report cannot be true; None if it can."""
     if not _are_counts((result.num_train, result.num_validation)):
         return (
@@ -54,7 +65,7 @@ def result_problem(result: ClientResult) -> str | None:
             f"{result.num_validation!r}"
         )
     for evaluation in (result.personal, result.reference, result.validation):
-        problem = evaluation_problem(evaluation)
+        problem = evaluation_problem(evaluation, metrics=metrics)
         if problem is not None:
             return problem
     if len(result.chosen) > MOST_CHOSEN:
@@ -174,6 +185,8 @@ class Summary:
         "On Calibration of Modern Neural Networks", 2017, Eq. 3.
     log_loss
         Mean of -log p(y|x) over all test examples pooled.
+    metrics
+        See `metric_figures`: of every metric that the run names.
     """
 
     num_clients: int
@@ -187,6 +200,13 @@ class Summary:
     fraction_degraded: float | None = None
     ece: float | None = None
     log_loss: float | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+    def as_document(self) -> dict[str, Any]:
+        """Return plain values, those of metrics among the others."""
+        document = asdict(self)
+        document.update(document.pop("metrics"))
+        return document
 
 
 @dataclass(frozen=True)
@@ -198,16 +218,70 @@ class GroupSummary:
 
     def as_document(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**asdict(self.personal), "global": asdict(self.reference)}
+        return {**self.personal.as_document(), "global": self.reference.as_document()}
+
+
+def metric_of(evaluation: Evaluation, metric: str) -> float | None:
+    """Return a metric of one client; None where it is not defined or not known."""
+    follows = _FROM_SUMS.get(metric)
+    return follows(evaluation) if follows else evaluation.metrics.get(metric)
+
+
+def figures_of(metric: str) -> tuple[str, ...]:
+    """Return what `metric_figures` are called, in their order."""
+    if metric == ACCURACY:
+        return ()  # it has fields of its own in a `Summary`
+    return tuple(f"{metric}_{name}" for name in _OVER_CLIENTS)
+
+
+_OVER_CLIENTS = (
+    *("weighted", "mean", "bottom_decile", "worst", "std"),
+    *("fraction_degraded", "num_undefined"),
+)
+
+
+def metric_figures(pairs: "Pairs", metric: str) -> dict[str, float | None]:
+    """Return how a metric of the first of each pair spreads over a group's clients.
+
+    As `Summary` has it of the accuracy, over the clients where the metric is defined;
+    with the number of those that have test examples and where it is not. Where lower
+    is better, the worst is the largest.
+    """
+    found = [
+        (value, metric_of(other, metric), one.num_examples)
+        for one, other in pairs
+        if (value := metric_of(one, metric)) is not None
+    ]
+    spread: tuple[float | None, ...] = (None,) * 5
+    if found:
+        total = sum(count for _, _, count in found)
+        weighted = math.fsum(value * count for value, _, count in found) / total
+        spread = weighted, *_spread(metric, [value for value, _, _ in found])
+    degraded = fraction_degraded(((own, other) for own, other, _ in found), metric)
+    num_undefined = sum(one.num_examples > 0 for one, _ in pairs) - len(found)
+    return dict(
+        zip(figures_of(metric), (*spread, degraded, num_undefined), strict=True)
+    )
+
+
+def _spread(metric: str, values: Sequence[float]) -> tuple[float, float, float, float]:
+    """Return mean, bottom decile, worst and standard deviation over clients."""
+    ordered = worst_first(metric, values)
+    return (
+        statistics.fmean(ordered),
+        ordered[max(1, len(ordered) // 10) - 1],
+        ordered[0],
+        statistics.pstdev(ordered),
+    )
 
 
 def fraction_degraded(
-    accuracies: Iterable[tuple[float | None, float | None]],
+    pairs: Iterable[tuple[float | None, float | None]], metric: str = ACCURACY
 ) -> float | None:
-    """Return the fraction of clients degraded: their model is right less often."""
+    """Return the fraction of clients degraded: their model's metric is worse."""
     worse = [
-        own < other
-        for own, other in accuracies
+        is_worse(metric, own, other)
+        for own, other in pairs
         if own is not None and other is not None
     ]
     return sum(worse) / len(worse) if worse else None
@@ -223,20 +297,24 @@ def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def summarise(results: Sequence[ClientResult]) -> GroupSummary:
+def summarise(
+    results: Sequence[ClientResult], metrics: Sequence[str] = ()
+) -> GroupSummary:
     """Return the figures of a group of clients, in any order."""
     personal = [(result.personal, result.reference) for result in results]
     reference = [(result.reference, result.reference) for result in results]
-    return GroupSummary(_summary(personal), _summary(reference))
+    return GroupSummary(_summary(personal, metrics), _summary(reference, metrics))
 
 
-def summarise_groups(results: Sequence[ClientResult]) -> dict[str, Any]:
+def summarise_groups(
+    results: Sequence[ClientResult], metrics: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the figures of the seen and of the unseen clients, as plain values."""
     seen = [result for result in results if result.seen]
     unseen = [result for result in results if not result.seen]
     return {
-        "seen": summarise(seen).as_document(),
-        "unseen": summarise(unseen).as_document(),
+        "seen": summarise(seen, metrics).as_document(),
+        "unseen": summarise(unseen, metrics).as_document(),
     }
 
 
@@ -258,36 +336,37 @@ def training_summary(
 _TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
 
 
-def write_clients_csv(path: Path, results: Iterable[ClientResult]) -> None:
+def write_clients_csv(
+    path: Path, results: Iterable[ClientResult], metrics: Sequence[str] = ()
+) -> None:
     """Write one row a client, sorted by name; equal results give equal bytes."""
-    rows = [_row(result) for result in sorted(results, key=lambda one: one.client)]
-    chosen = sorted({key for row in rows for key in row} - set(_COLUMNS))
+    measured = list(dict.fromkeys([ACCURACY, "log_loss", *metrics]))
+    rows = [
+        _row(result, measured) for result in sorted(results, key=lambda one: one.client)
+    ]
+    columns = [*_COLUMNS, *(column for one in measured for column in columns_of(one))]
+    chosen = sorted({key for row in rows for key in row} - set(columns))
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*_COLUMNS, *chosen], restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, [*columns, *chosen], restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(path, text.getvalue())
 
 
-_COLUMNS = (
-    "client",
-    "seen",
-    "num_train",
-    "num_validation",
-    "num_test",
-    "accuracy",
-    "accuracy_global",
-    "log_loss",
-    "log_loss_global",
-)
+_COLUMNS = ("client", "seen", "num_train", "num_validation", "num_test")
 
 
-def _row(result: ClientResult) -> dict[str, str]:
+def columns_of(metric: str) -> tuple[str, str]:
+    """Return where ``clients.csv`` has a metric of the own and the global model."""
+    return metric, f"{metric}_global"
+
+
+def _row(result: ClientResult, metrics: Sequence[str]) -> dict[str, str]:
+    models = result.personal, result.reference
     figures = {
-        "accuracy": result.personal.accuracy,
-        "accuracy_global": result.reference.accuracy,
-        "log_loss": _log_loss([result.personal]),
-        "log_loss_global": _log_loss([result.reference]),
+        column: metric_of(model, metric)
+        for metric in metrics
+        for column, model in zip(columns_of(metric), models, strict=True)
     }
     return {
         **{name: repr(float(value)) for name, value in result.chosen.items()},
@@ -303,29 +382,38 @@ def _row(result: ClientResult) -> dict[str, str]:
     }
 
 
-def _summary(pairs: Pairs) -> Summary:
+def _summary(pairs: Pairs, metrics: Sequence[str]) -> Summary:
     """Return the figures of the first of each pair; the second is the global model."""
     tested = [pair for pair in pairs if pair[0].accuracy is not None]
     num_empty = len(pairs) - len(tested)
+    of_metrics = {
+        name: value
+        for metric in metrics
+        if metric != ACCURACY
+        for name, value in metric_figures(pairs, metric).items()
+    }
     if not tested:
-        return Summary(len(pairs), num_empty, 0)
+        return Summary(len(pairs), num_empty, 0, metrics=of_metrics)
     evaluations = [evaluation for evaluation, _ in tested]
     num_test_examples = sum(one.num_examples for one in evaluations)
-    accuracies = sorted(one.accuracy or 0.0 for one in evaluations)
+    mean, bottom_decile, worst, std = _spread(
+        ACCURACY, [one.accuracy or 0.0 for one in evaluations]
+    )
     return Summary(
         num_clients=len(pairs),
         num_empty=num_empty,
         num_test_examples=num_test_examples,
         accuracy_weighted=math.fsum(map(_num_right, evaluations)) / num_test_examples,
-        accuracy_mean=statistics.fmean(accuracies),
-        accuracy_bottom_decile=accuracies[max(1, len(accuracies) // 10) - 1],
-        accuracy_worst=accuracies[0],
-        accuracy_std=statistics.pstdev(accuracies),
+        accuracy_mean=mean,
+        accuracy_bottom_decile=bottom_decile,
+        accuracy_worst=worst,
+        accuracy_std=std,
         fraction_degraded=fraction_degraded(
             (one.accuracy, other.accuracy) for one, other in tested
         ),
         ece=_calibration_error(evaluations),
         log_loss=_log_loss(evaluations),
+        metrics=of_metrics,
     )
 
 
@@ -336,15 +424,18 @@ def _num_right(evaluation: Evaluation) -> float:
     return evaluation.num_examples * (evaluation.accuracy or 0.0)
 
 
-def _calibration_error(evaluations: Sequence[Evaluation]) -> float:
+def _calibration_error(evaluations: Sequence[Evaluation]) -> float | None:
     """Return Σ_b (n_b / n) |accuracy_b - confidence_b| over the pooled bins."""
+    num_examples = sum(one.num_examples for one in evaluations)
+    if num_examples == 0:
+        return None
     correct = zip(*(one.bin_correct for one in evaluations), strict=True)
     confidence = zip(*(one.bin_confidence for one in evaluations), strict=True)
     gaps = (
         abs(math.fsum(in_bin) - sum(right))
         for in_bin, right in zip(confidence, correct, strict=True)
     )
-    return math.fsum(gaps) / sum(one.num_examples for one in evaluations)
+    return math.fsum(gaps) / num_examples
 
 
 def _log_loss(evaluations: Sequence[Evaluation]) -> float | None:
@@ -352,3 +443,10 @@ def _log_loss(evaluations: Sequence[Evaluation]) -> float | None:
     if num_examples == 0:
         return None
     return math.fsum(one.log_loss_sum for one in evaluations) / num_examples
+
+
+_FROM_SUMS: Mapping[str, Callable[[Evaluation], float | None]] = {
+    ACCURACY: lambda one: one.accuracy,
+    "log_loss": lambda one: _log_loss([one]),
+    "ece": lambda one: _calibration_error([one]),
+}

@@ -47,6 +47,7 @@ class ModelDistribution:
     method: Method
     federation: Federation
     key: RandomKey
+    metrics: Sequence[str] = ()
 
     def personalize(
         self,
@@ -60,7 +61,7 @@ class ModelDistribution:
         requests = self._requests(trained, self._groups(sizes, seen), seen, set(done))
         step = Step(Purpose.PERSONALIZE, last, [last])
         for reply in self.federation.exchange(step, requests):
-            for name, found in _told(reply, seen).items():
+            for name, found in _told(reply, seen, self.metrics).items():
                 if isinstance(found, str):
                     self._failed(name, found)
                 elif name not in done:
@@ -115,7 +116,9 @@ class DistributionError(RunError):
     """A client could not be served, where none may be away."""
 
 
-def _told(reply: Reply, seen: Collection[str]) -> dict[str, ClientResult | str | None]:
+def _told(
+    reply: Reply, seen: Collection[str], metrics: Collection[str]
+) -> dict[str, ClientResult | str | None]:
     """Return clients' results, None of those that withhold them, or why they failed."""
     told, names = reply.record, ", ".join(reply.clients)
     if not isinstance(told, ClientResults):
@@ -125,7 +128,7 @@ def _told(reply: Reply, seen: Collection[str]) -> dict[str, ClientResult | str |
     if sorted(reported) != sorted(reply.clients):
         others = printable(", ".join(reported))
         return {names: f"expected results of {names}, found those of {others}"}
-    problems = {name: result_problem(one) for name, one in results.items()}
+    problems = {name: result_problem(one, metrics) for name, one in results.items()}
     return {
         **{
             name: dataclasses.replace(one, seen=name in seen)
@@ -228,7 +231,7 @@ class Conductor:
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
             **own_title(self.assembly.experiment),
-            **summarise_groups(results),
+            **summarise_groups(results, self._metrics),
             "training": {
                 **training_summary(self.folder.rounds(), results),
                 "personalization_seconds": time.monotonic() - began + seconds,
@@ -244,10 +247,14 @@ class Conductor:
                 "experiment": to_document(self.assembly.experiment),
             },
         }
-        self.folder.write_clients_csv(results)
+        self.folder.write_clients_csv(results, self._metrics)
         self.folder.write_results(document)
         self.folder.forget_aside()
         return served
+
+    @property
+    def _metrics(self) -> Sequence[str]:
+        return self.assembly.experiment.run.metrics
 
     def _distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str]
@@ -258,7 +265,7 @@ class Conductor:
         # A server that was started again knows nobody yet.
         self.federation.await_clients(sorted(set(to) - set(done)), 0)
         distribution = ModelDistribution(
-            self.assembly.method, self.federation, self.assembly.key
+            self.assembly.method, self.federation, self.assembly.key, self._metrics
         )
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
         for name, result in distribution.personalize(trained, sizes, seen, left_out):

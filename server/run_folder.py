@@ -620,9 +620,11 @@ class RunFolder:
             if len(JsonLines(aside / _ROUNDS).read()) <= passed:
                 shutil.rmtree(aside, ignore_errors=True)
 
-    def write_clients_csv(self, results: Iterable[ClientResult]) -> None:
+    def write_clients_csv(
+        self, results: Iterable[ClientResult], metrics: Sequence[str] = ()
+    ) -> None:
         """Write ``clients.csv``, see `knnper.server.results.write_clients_csv`."""
-        write_clients_csv(self.path / _CLIENTS, results)
+        write_clients_csv(self.path / _CLIENTS, results, metrics)
 
     def write_results(self, document: Mapping[str, Any]) -> None:
         """Write ``results.json``, the last file: where it is, the run is done."""

@@ -305,6 +305,7 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
         states=ClientStateStore(run_folder / "clients"),
         key=bench.key,
         pool=bench.task.pool,
+        metrics=bench.experiment.run.metrics,
     )
 
 

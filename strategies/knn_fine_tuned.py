@@ -8,11 +8,12 @@ new.
 
 from dataclasses import dataclass, field
 
+from knnper.datastore.memory import KnnSettings
 from knnper.experiment import Settings
 from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.task import Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from knnper.strategies.knn_per import KnnSettings, LocalMemory
+from knnper.strategies.knn_per import KnnMemory
 
 
 @dataclass(frozen=True)
@@ -45,4 +46,4 @@ class FineTunedMemory(Personalizer):
         self, task: Task, method: Method, settings: FineTunedMemorySettings
     ) -> None:
         tuned = FineTuning(task, method, settings.fine_tuning)
-        super().__init__(task, LocalMemory(task, tuned, settings.memory), settings)
+        super().__init__(task, KnnMemory(task, tuned, settings.memory), settings)

@@ -498,7 +498,7 @@ OF_THE_FILE = ("name", "seeds", "evaluate_on", "x", "series", "y", "group")
 VARIANT = "variant"  # what ``x`` and ``series`` call the names of the variants
 
 # What ``y`` can be, each also of the unpersonalised model.
-FIGURES = tuple(Summary.__dataclass_fields__)
+FIGURES = tuple(one for one in Summary.__dataclass_fields__ if one != "metrics")
 
 GLOBAL = "global."  # what the figures of the unpersonalised model begin with
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from knnper.data.examples import InputSpec
 from knnper.data.site_data import SiteTask
+from knnper.datastore.memory import KnnSettings, default_memory
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import (
     Choice,
@@ -35,7 +36,6 @@ from knnper.strategies.catalogue import build_task, method_of
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
-from knnper.strategies.knn_per import KnnSettings, default_memory
 
 
 class ModelError(KnnPerError):

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec
 from knnper.experiment import TrainingSettings
+from knnper.metrics import computed
 from knnper.models import Criterion, EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 
@@ -293,6 +294,8 @@ class Evaluation:
     # right, where labels count P(y); both None where all examples count the same.
     weight_sum: float | None = None
     weight_correct: float | None = None
+    # What `run.metrics` asks for beyond these sums, by name; None is not defined here.
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
@@ -336,19 +339,28 @@ class ClientResults:
     withheld: tuple[str, ...] = ()
 
 
-def evaluate(
-    predictor: Predictor, examples: Examples, class_weights: Tensor | None = None
-) -> Evaluation:
-    """Return how ``predictor`` does; labels count P(y), ``class_weights``, or alike."""
+def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:
+    """Return how ``predictor`` does."""
+    return score(predict(predictor, examples), examples.labels)
+
+
+def predict(predictor: Predictor, examples: Examples) -> Tensor:
+    """Return the probabilities of examples, float32 of shape (n, c)."""
     # Without examples nothing is asked: not every predictor knows what to say to that.
-    probabilities = predictor(examples.images) if len(examples) else torch.empty((0, 0))
-    return score(probabilities, examples.labels, class_weights)
+    return predictor(examples.images) if len(examples) else torch.empty((0, 0))
 
 
 def score(
-    probabilities: Tensor, labels: Tensor, class_weights: Tensor | None = None
+    probabilities: Tensor,
+    labels: Tensor,
+    class_weights: Tensor | None = None,
+    metrics: Sequence[str] = (),
 ) -> Evaluation:
-    """Return how probabilities (n, c) fit int64 labels (n,) that count P(y), (c,)."""
+    """Return how probabilities (n, c) fit int64 labels (n,) that count P(y), (c,).
+
+    ``metrics``: What to compute beside the sums, by the names of `run.metrics`; there
+    all examples count alike.
+    """
     if len(labels) == 0:
         empty = (0,) * NUM_CALIBRATION_BINS
         return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
@@ -370,6 +382,7 @@ def score(
         bin_correct=tuple(_counts(bins[correct], NUM_CALIBRATION_BINS).tolist()),
         weight_sum=_weight_of(labels, class_weights),
         weight_correct=_weight_of(labels[correct], class_weights),
+        metrics=computed(metrics, labels.numpy(), probabilities.numpy()),
     )
 
 

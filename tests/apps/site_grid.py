@@ -33,6 +33,7 @@ def experiment(**changes: object) -> Experiment:
             "seed": 0,
             "engine": "serial",
             "validate_every": 1,
+            "metrics": ["macro_f1", "auroc"],
             "federation": {"wait_for_clients_s": 5, "grace_s": 0.3, "stay_s": 0},
         },
     }

@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from knnper.data.examples import DataFormat, Normalizer
+from knnper.datastore.memory import KnnSettings
 from knnper.errors import DataError
 from knnper.experiment import load_experiment
 from knnper.models import FlatModel
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
-from knnper.strategies.knn_per import KnnSettings
 
 Listings = Callable[[str, str], list[str]]
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from knnper.datastore.memory import KnnSettings
 from knnper.datastore.store import memory_store
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.schemes import Integers
-from knnper.strategies.knn_per import KnnSettings
 from papers.drift import (
     ClientDrift,
     DriftSettings,

@@ -12,12 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from knnper.datastore.memory import KnnSettings
 from knnper.datastore.tuning import candidates
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.simulation.reports.runs import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
-from knnper.strategies.knn_per import KnnSettings
 from papers.catalogue import make_figure
 from papers.figures import OnPart, PartRecord
 from papers.memory import (

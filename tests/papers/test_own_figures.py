@@ -11,6 +11,7 @@ import torch
 
 import papers.collapse
 from knnper.data.examples import ClientData, Examples
+from knnper.datastore.memory import KnnSettings
 from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
@@ -20,7 +21,6 @@ from knnper.simulation.reports.figure import colors_of
 from knnper.simulation.workbench import Workbench, open_workbench, simulate
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedbasis import FedBasisSettings, local_round
-from knnper.strategies.knn_per import KnnSettings
 from papers.catalogue import make_figure
 from papers.collapse import (
     VARIANTS,

@@ -21,7 +21,10 @@ partition: {name: dirichlet, num_clients: 14, alpha: 0.3, unseen_fraction: 0.2}
 model: {name: tiny_cnn, embedding_dim: 16}
 training: {num_rounds: 4, participation: 0.5, batch_size: 8, learning_rate: 0.05}
 method: {name: scaffold}
-run: {seed: 3, checkpoint_every: 2}
+run:
+  seed: 3
+  checkpoint_every: 2
+  metrics: [balanced_accuracy, macro_f1, auroc, log_loss, ece]
 """
 LONGER = ("--set", "training.num_rounds=20")
 SLOW_RAY = [pytest.mark.slow, pytest.mark.ray]

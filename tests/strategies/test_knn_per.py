@@ -12,6 +12,12 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.index import INDEX_KINDS, ProductSettings, ScalarSettings
+from knnper.datastore.memory import (
+    KnnSettings,
+    fill_and_tune,
+    left_out_evidence,
+    validation_evidence,
+)
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import (
     ClassPrior,
@@ -36,14 +42,7 @@ from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 from knnper.strategies.fine_tuning import FineTuningSettings
 from knnper.strategies.knn_fine_tuned import FineTunedMemory, FineTunedMemorySettings
-from knnper.strategies.knn_per import (
-    KnnSettings,
-    LocalMemory,
-    fill_and_tune,
-    knn_predictor,
-    left_out_evidence,
-    validation_evidence,
-)
+from knnper.strategies.knn_per import KnnMemory, knn_predictor
 from tests.strategies.tiny import tiny_cnn_task
 
 NUM_CLASSES = 4
@@ -95,7 +94,7 @@ def oracle(
 
 
 def knn_per(task: Task, settings: KnnSettings) -> Method:
-    return LocalMemory(task, FedAvg(task, NoSettings()), settings)
+    return KnnMemory(task, FedAvg(task, NoSettings()), settings)
 
 
 @pytest.mark.parametrize("kernel", ["paper", "squared"])
@@ -220,7 +219,7 @@ def test_a_store_that_cannot_be_is_refused_before_training(
     store: StoreSettings, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        LocalMemory(TASK, FedAvg(TASK, NoSettings()), KnnSettings(store=store))
+        KnnMemory(TASK, FedAvg(TASK, NoSettings()), KnnSettings(store=store))
 
 
 KEY = RandomKey(5)
@@ -477,4 +476,4 @@ def test_shares_of_other_classes_are_refused_before_anything_is_trained() -> Non
     wrong = KnnSettings(class_prior=ClassPriorSettings((1.0,), (0.5, 0.5)))
     method = FedAvg(TASK, NoSettings())
     with pytest.raises(ConfigError, match="expected 4 numbers, one for each class"):
-        LocalMemory(TASK, method, wrong)
+        KnnMemory(TASK, method, wrong)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from knnper.data.examples import ClientData
+from knnper.datastore.memory import KnnSettings
 from knnper.experiment import TrainingSettings, load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
@@ -14,7 +15,7 @@ from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
-from knnper.strategies.knn_per import KnnSettings, LocalMemory, knn_predictor
+from knnper.strategies.knn_per import KnnMemory, knn_predictor
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import document, refused
 from tests.strategies.tiny import noisy, normed_task, of_name, run_rounds
@@ -82,7 +83,7 @@ def test_all_that_can_be_on_top_serves_probabilities(name: str) -> None:
 def test_a_memory_without_weight_is_the_method(name: str) -> None:
     task = normed_task(TRAINING)
     method, state, memory = trained(task, name)
-    topped = LocalMemory(task, method, KnnSettings(knn_weights=(0.0,)))
+    topped = KnnMemory(task, method, KnnSettings(knn_weights=(0.0,)))
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)
     for client, its_state in (("a", memory), (UNSEEN_CLIENT, None)):
         expected = served(method, state, its_state, client, data)
@@ -135,7 +136,7 @@ class TestWhatSawTheValidationSplit:
     def test_lambda_is_chosen_without_it(self, name: str, seed: int) -> None:
         task, data = normed_task(TRAINING), noisy(9, 8, seed=seed)
         settings = KnnSettings()
-        method = LocalMemory(task, self.base(task, name), settings)
+        method = KnnMemory(task, self.base(task, name), settings)
         state = method.init(("a",), RandomKey(1))
         found = served(method, state, None, "a", data)
         base = found.embed.__self__

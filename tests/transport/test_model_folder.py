@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from knnper.datastore.memory import default_memory
 from knnper.strategies.core.exported_model import (
     DESCRIPTION,
     WEIGHTS,
@@ -16,7 +17,6 @@ from knnper.strategies.core.exported_model import (
     load_model,
     save_model,
 )
-from knnper.strategies.knn_per import default_memory
 from tests.client.state.small_site import TASK, queries, small_model
 
 

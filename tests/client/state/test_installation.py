@@ -26,13 +26,13 @@ from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.data.text import CHARACTER_NAMES
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
+from knnper.datastore.memory import KnnSettings, Tuned, fill_and_tune
 from knnper.datastore.prediction import KERNELS
 from knnper.datastore.store import Store, empty_memory_store, memory_store, open_store
 from knnper.datastore.tuning import CRITERIA, TuningSettings, candidates, score
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel, ModelError
 from knnper.strategies.core.task import evaluate
-from knnper.strategies.knn_per import KnnSettings, Tuned, fill_and_tune
 from tests.client.service.small_service import TEXT, tiny_model
 from tests.client.state.small_site import (
     TASK,
@@ -486,19 +486,19 @@ def test_figures_are_those_of_the_simulations_client(tmp_path: Path) -> None:
     decided = new_site_state(tmp_path).install(MODEL, DATA, took_part=True)
     predictor = simulated(MODEL, DATA)
     test = DATA.test.examples
-    assert decided.mixed == evaluate(predictor, test)
+    assert decided.mixed.equal(predictor(test.images))
     alone = dataclasses.replace(predictor, knn_weight=0.0)
-    assert decided.global_model == evaluate(alone, test)
+    assert decided.global_model.equal(alone(test.images))
     only = dataclasses.replace(predictor, knn_weight=1.0)
     assert decided.serving.accuracy.knn == evaluate(only, test).accuracy
     assert decided.chosen == predictor.describe()
     accuracy = decided.serving.accuracy
     assert (accuracy.measured_on, accuracy.num_examples) == ("test", 15)
-    assert accuracy.global_model == decided.global_model.accuracy
-    assert accuracy.mixed == decided.mixed.accuracy
+    assert accuracy.global_model == evaluate(alone, test).accuracy
+    assert accuracy.mixed == evaluate(predictor, test).accuracy
     assert decided.serving.expected_gain.num_examples == 20
     without = new_site_state(tmp_path / "other").install(MODEL, site(), took_part=True)
-    assert without.mixed.num_examples == 0
+    assert len(without.mixed) == 0
     assert without.serving.accuracy.measured_on == "validation"
 
 

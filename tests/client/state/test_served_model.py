@@ -253,4 +253,4 @@ def test_a_loss_beyond_doubt_takes_the_class_prior_back(
     assert decided.serving.class_prior is None
     assert (decided.chosen["class_prior"], decided.chosen["knn_weight"]) == (0, 0)
     assert decided.serving.accuracy.mixed == 0.6
-    assert decided.mixed == decided.global_model, "reported as it is served"
+    assert decided.mixed.equal(decided.global_model), "reported as it is served"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import Examples
-from knnper.strategies.core.task import evaluate, score
+from knnper.strategies.core.task import evaluate, predict, score
 
 
 class Fixed:
@@ -64,7 +64,7 @@ class TestClassWeights:
         predictor = Fixed([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.6, 0.4, 0], [0, 0, 1.0]])
         weights = torch.tensor([0.75, 0.25, 0.0], dtype=torch.float64)
         data = examples([0, 0, 1, 2])
-        found = evaluate(predictor, data, weights)
+        found = score(predict(predictor, data), data.labels, weights)
         # Right, wrong, wrong, right; the last one is of a label without weight.
         assert found.weight_correct == 0.75
         assert found.weight_sum == 0.75 + 0.75 + 0.25
@@ -76,7 +76,7 @@ class TestClassWeights:
 
     def test_labels_that_nobody_is_tested_on_give_no_accuracy(self) -> None:
         weights = torch.tensor([0.0, 1.0], dtype=torch.float64)
-        found = evaluate(Fixed([[0.9, 0.1]]), examples([0]), weights)
+        found = score(torch.tensor([[0.9, 0.1]]), torch.tensor([0]), weights)
         assert found.weight_sum == 0
         assert found.accuracy is None
 

@@ -1,0 +1,111 @@
+"""How well probabilities fit labels: the metrics that an experiment can name."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Labels: TypeAlias = NDArray[np.int64]  # (n,), n at least 1
+Probabilities: TypeAlias = NDArray[
+    np.float64
+]  # (n, c); a row of zeros predicts nothing
+Compute: TypeAlias = Callable[[Labels, Probabilities], float | None]
+
+# scikit-learn takes a second to import, which only who asks for a metric need wait for.
+
+
+def balanced_accuracy(labels: Labels, probabilities: Probabilities) -> float:
+    """Return the mean recall over the classes that are among the labels."""
+    from sklearn.metrics import recall_score
+
+    return float(_macro(recall_score, labels, probabilities))
+
+
+def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
+    """Return the mean F1 over the classes that are among the labels.
+
+    Not over those that are predicted too, as scikit-learn does where it is not told:
+    two models of a client would then be means over different classes. What is
+    predicted of other classes is missing from the recall of its own.
+    """
+    from sklearn.metrics import f1_score
+
+    return float(_macro(f1_score, labels, probabilities))
+
+
+def auroc(labels: Labels, probabilities: Probabilities) -> float | None:
+    """Return the mean area under the ROC curve, each class against all others.
+
+    Over the classes that are among the labels; None where there is only one, which no
+    ranking can tell from others.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    present = np.unique(labels)
+    if len(present) < 2:
+        return None
+    is_class = labels[:, None] == present
+    return float(roc_auc_score(is_class, probabilities[:, present], average="macro"))
+
+
+def _macro(
+    function: Callable[..., float], labels: Labels, probabilities: Probabilities
+) -> float:
+    predicted = np.where(probabilities.any(axis=1), probabilities.argmax(axis=1), -1)
+    present = np.unique(labels)
+    return function(labels, predicted, labels=present, average="macro", zero_division=0)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a client's test split.
+
+    Attributes
+    ----------
+    title
+        What tables call it.
+    compute
+        Returns it, in [0, 1], or None where it is not defined; None for what follows
+        from the sums that every `Evaluation` has.
+    lower_is_better
+        Whether the largest is the worst.
+    is_fraction
+        Whether people read it in percent.
+    """
+
+    title: str
+    compute: Compute | None = None
+    lower_is_better: bool = False
+    is_fraction: bool = True
+
+
+ACCURACY = "accuracy"
+
+METRICS: Mapping[str, Metric] = {
+    ACCURACY: Metric("accuracy"),
+    "balanced_accuracy": Metric("balanced accuracy", balanced_accuracy),
+    "macro_f1": Metric("macro-F1", macro_f1),
+    "auroc": Metric("AUROC", auroc),
+    "log_loss": Metric("log-loss", lower_is_better=True, is_fraction=False),
+    "ece": Metric("calibration error", lower_is_better=True),
+}
+
+
+def computed(
+    names: Iterable[str], labels: Labels, probabilities: Probabilities
+) -> dict[str, float | None]:
+    """Return the metrics that do not follow from an `Evaluation`, by name."""
+    asked = ((name, METRICS[name].compute) for name in names)
+    return {name: compute(labels, probabilities) for name, compute in asked if compute}
+
+
+def is_worse(metric: str, value: float, than: float) -> bool:
+    """Return whether a value of a metric is worse than another."""
+    return value > than if METRICS[metric].lower_is_better else value < than
+
+
+def worst_first(metric: str, values: Iterable[float]) -> list[float]:
+    """Return values of a metric, the worst one first."""
+    return sorted(values, reverse=METRICS[metric].lower_is_better)
