@@ -214,6 +214,8 @@ class TrainingSettings(Settings):
         none.
     """
 
+    later = ("optimizer", "loss", "class_weights", "clip_norm")
+
     num_rounds: PositiveInt = 50
     participation: PositiveFraction = 1.0
     local_epochs: PositiveInt | None = None
@@ -1123,14 +1125,6 @@ _NUMERIC = (
 # As far as it is not the default: runs that began before there was such a setting stay
 # the runs that they are.
 _NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio", "metrics")
-_LATER: Mapping[str, Mapping[str, Any]] = {
-    "training": {
-        "optimizer": {"name": "SGD", "dampening": 0.0, "nesterov": False},
-        "loss": {"name": "cross_entropy"},
-        "class_weights": None,
-        "clip_norm": None,
-    },
-}
 
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
@@ -1204,10 +1198,6 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     run["gpu"] = experiment.run.gpus_per_client > 0
     left_out = ("name", "run", "own_code")
     relevant = {key: document[key] for key in document if key not in left_out}
-    for section, later in _LATER.items():
-        for name, default in later.items():
-            if relevant[section].get(name, default) == default:
-                relevant[section].pop(name, None)
     for section, values in relevant.items():
         for name in _later_defaults(getattr(experiment, section)):
             del values[name]
