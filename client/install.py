@@ -51,6 +51,7 @@ from knnper.datastore.memory import (
     KnnSettings,
     Tuned,
     choose_on,
+    evenly_spread,
     fill_and_tune,
     left_out_evidence,
     store_settings_of,
@@ -107,10 +108,9 @@ def estimate(
         return Accuracy(), Gain(num_examples=len(positions))
     most = max(settings.candidates().num_neighbors)
     # Evenly spread; the folds take every tenth: a site's files come sorted by class.
-    chosen = torch.linspace(0, len(positions) - 1, min(len(positions), MOST))
-    evidence = left_out_evidence(
-        store, positions[chosen.round().long()], model.head, most, settings.class_prior
-    )
+    chosen = positions[evenly_spread(len(positions), MOST)]
+    prior = settings.class_prior
+    evidence = left_out_evidence(store, chosen, model.head, most, prior)
     fold_of = torch.arange(len(evidence)) % NUM_FOLDS
     folds = [fold_of == fold for fold in range(NUM_FOLDS)]
     outcomes = torch.cat([_outcomes(evidence, fold, store, settings) for fold in folds])

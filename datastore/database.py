@@ -754,6 +754,23 @@ class Rows:
             create(connection, row, fingerprint, embedding_dim)
         return cls(path, layout, connection, connection)
 
+    @classmethod
+    def restored(cls, content: bytes, layout: InputLayout | None) -> Self:
+        """Return rows in memory, of what `serialized` returned."""
+        connection, path = _connection(None), Path("memory")
+        with understood(path):
+            connection.deserialize(content)
+        return cls(path, layout, connection, connection)
+
+    def serialized(self) -> bytes:
+        """Return the whole database as the content of its file."""
+        with self._reading, contextlib.closing(_connection(None)) as copied:
+            self._reader.backup(copied)
+            content = bytearray(copied.serialize())
+        # "File format version numbers" in SQLite's file format: no log belongs to it.
+        content[18:20] = b"\1\1"
+        return bytes(content)
+
     def head(self) -> Head:
         """Return what the store is."""
         row = self.row()

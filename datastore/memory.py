@@ -210,8 +210,12 @@ def fill_and_tune(
     validation: NewExamples,
     head: Apply,
     settings: KnnSettings,
+    most_left_out: int | None = None,
 ) -> Tuned:
-    """Fill an empty store of any kind with a client's data, and choose λ, k and σ."""
+    """Fill an empty store of any kind with a client's data, and choose λ, k and σ.
+
+    Leave-one-out is of all that is stored, or of ``most_left_out`` examples.
+    """
     kind = settings.evidence_of(len(train), len(validation))
     most_neighbors = max(settings.candidates().num_neighbors)
     prior = settings.class_prior
@@ -222,9 +226,16 @@ def fill_and_tune(
         evidence = validation_evidence(store, validation, head, most_neighbors, prior)
     store.add(validation)
     if kind == "leave_one_out":
-        everything = torch.arange(len(store))
-        evidence = left_out_evidence(store, everything, head, most_neighbors, prior)
+        asked = evenly_spread(len(store), most_left_out)
+        evidence = left_out_evidence(store, asked, head, most_neighbors, prior)
     return Tuned(choose_on(evidence, len(store), settings), kind, evidence)
+
+
+def evenly_spread(count: int, most: int | None = None) -> Tensor:
+    """Return positions in [0, count), at most ``most``, ascending, int64."""
+    if most is None or count <= most:
+        return torch.arange(count)
+    return torch.linspace(0, count - 1, most).round().long()
 
 
 def store_settings_of(settings: KnnSettings, rng: RandomKey) -> StoreSettings:

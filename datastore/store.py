@@ -526,6 +526,13 @@ class Store(StoreReader):
             self._require_room(version)
             self._live.switch(version, self._live.built(version))
 
+    def serialized(self) -> bytes:
+        """Return all that is stored, and what the policy remembers, as bytes.
+
+        `restored_store` makes a store in memory of them, `write_store` one on disk.
+        """
+        return self._rows.serialized()
+
     def save(self) -> None:
         """Save the index, so that the next opening need not build it."""
         with self._changing:
@@ -880,6 +887,24 @@ def memory_store(
     )
     store.add(NewExamples(embeddings, labels))
     return store
+
+
+def restored_store(content: bytes) -> Store:
+    """Return a store in memory, of what `Store.serialized` returned."""
+    rows = Rows.restored(content, None)
+    identity = identity_of(rows.row())
+    if identity.spec.input is not None:
+        rows = Rows.restored(content, identity.spec.input)
+    live = LiveView(rows, None, identity.settings.index)
+    return Store(rows, live, identity.spec, identity.settings)
+
+
+def write_store(folder: Path, content: bytes) -> None:
+    """Write a store to a new folder, of what `Store.serialized` returned."""
+    row = Rows.restored(content, None).row()
+    with new_folder(folder) as draft:
+        write_atomically(draft / DATABASE, content)
+        write_atomically(draft / ACKNOWLEDGED, Acknowledged.of(row).encoded())
 
 
 def empty_memory_store(

@@ -1,0 +1,633 @@
+"""`LocalMemory`: a client's memory as a classifier in scikit-learn's manner."""
+
+import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from knnper.datastore.examples import NewExamples, Selection, StoreSpec
+from knnper.datastore.memory import (
+    KnnSettings,
+    choose_on,
+    evenly_spread,
+    fill_and_tune,
+    left_out_evidence,
+)
+from knnper.datastore.policy import StoreSettings
+from knnper.datastore.prediction import (
+    ClassPriorSettings,
+    KernelName,
+    KnnPredictor,
+    Names,
+    NeighborClassifier,
+    Prediction,
+    require_class_shares,
+)
+from knnper.datastore.store import (
+    Store,
+    empty_memory_store,
+    new_folder,
+    open_store,
+    restored_store,
+    write_store,
+)
+from knnper.datastore.tuning import (
+    PAPER_KNN_WEIGHTS,
+    TunedParameters,
+    TuningSettings,
+    no_evidence,
+)
+from knnper.errors import ConfigError, DataError, Problem
+from knnper.experiment import parse_settings
+from knnper.files import read_document, write_atomically
+
+Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]
+"""n inputs, or a data set or loader of pairs of an input and a label."""
+MOST_LEFT_OUT = 2000
+"""Examples that λ is chosen on by leave-one-out; each is compared with all others."""
+NO_MODEL = "none"
+"""Fingerprint of a memory whose inputs are the representation."""
+STORE, DESCRIPTION = "store", "memory.json"  # in the folder of a memory
+_OURS = "LocalMemory"  # what errors are in
+
+
+@dataclass(frozen=True, eq=False)
+class NeighborTable:
+    """The k' nearest remembered examples of n inputs, nearest first.
+
+    Attributes
+    ----------
+    indices
+        int64, shape (n, k'): 0 for the first example that the memory was ever given, in
+        the order of ``fit`` (``X``, then ``X_val``) and of each ``partial_fit``.
+    names
+        Their names, object array of shape (n, k'); None for one that was given none.
+    labels
+        Shape (n, k'), as in ``classes_``.
+    distances
+        Euclidean distances of the representations, float64 of shape (n, k').
+    weights
+        Each neighbour's share of p_kNN, float64 of shape (n, k'); rows sum to 1.
+    """
+
+    indices: NDArray[np.int64]
+    names: NDArray[np.object_]
+    labels: NDArray[Any]
+    distances: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a folder says of a memory, beside its store."""
+
+    settings: KnnSettings
+    choice: TunedParameters
+    classes: tuple[bool | int | float | str, ...]
+    dtype: str  # of ``classes_``
+    batch_size: int
+    num_features: int | None  # of an input; None with a model
+    format: int = 1
+
+
+class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier that mixes a model with the vote of the nearest examples it keeps.
+
+    It predicts λ p_kNN + (1 - λ) p_model (Marfoq et al. 2022, Eq. 7), with λ chosen for
+    the data that it is given. It follows scikit-learn: `fit`, `predict`,
+    `predict_proba`, `score`, `get_params`, `clone`, pipelines and grid searches.
+
+    Inputs are arrays, tensors, a torch ``Dataset`` or a ``DataLoader``. The last two
+    give the labels, too: leave ``y`` out.
+
+    Parameters
+    ----------
+    model
+        A classifier, a ``torch.nn.Module`` with methods ``embed(x)``, the
+        representation (n, p), and ``head(z)``, its logits (n, c). `fit` copies it: what
+        is trained afterwards does not change the memory. None takes the inputs for the
+        representation and the neighbours alone for the prediction (λ = 1).
+    classes
+        The labels in the order of the model's outputs; None is 0 to c - 1 with a model,
+        and the labels that are found without one.
+    num_neighbors, kernel, kernel_scale, knn_weights
+        k, the kernel, σ, and the λ to choose from; see `KnnSettings`.
+    tuning, class_prior, store
+        `TuningSettings`, `ClassPriorSettings` and `StoreSettings`, or mappings of
+        their fields, as in ``store={"capacity": 5000, "policy": "reservoir"}``. Unlike
+        theirs, the default of ``tuning.evidence`` is ``auto``: leave-one-out where
+        there are fewer than 50 validation examples.
+    batch_size
+        Inputs that the model embeds together.
+
+    Attributes
+    ----------
+    classes_
+        The labels, shape (c,); columns of `predict_proba`.
+    knn_weight_, num_neighbors_, kernel_scale_
+        λ, k and σ as chosen.
+    store_
+        The `Store` of what is remembered.
+    n_features_in_
+        Numbers in an input; without a model only.
+
+    Raises
+    ------
+    ConfigError
+        From `fit`, if parameters are wrong: all that is, together.
+    ValueError
+        If data does not fit: shapes, labels that are not known, NaN.
+    DataError
+        If the model's representation is not finite, or a name is taken.
+    """
+
+    classes_: NDArray[Any]
+    store_: Store
+    model_: Any  # the copy
+    _choice: TunedParameters
+    _folder: Path | None  # that `load` opened
+
+    def __init__(  # noqa: PLR0913 (one parameter a setting)
+        self,
+        model: nn.Module | None = None,
+        *,
+        classes: ArrayLike | None = None,
+        num_neighbors: int = 10,
+        kernel: KernelName = "paper",
+        kernel_scale: float = 1.0,
+        knn_weights: Sequence[float] = PAPER_KNN_WEIGHTS,
+        tuning: TuningSettings | Mapping[str, Any] | None = None,
+        class_prior: ClassPriorSettings | Mapping[str, Any] | None = None,
+        store: StoreSettings | Mapping[str, Any] | None = None,
+        batch_size: int = 256,
+    ) -> None:
+        self.model, self.classes = model, classes
+        self.num_neighbors, self.kernel = num_neighbors, kernel
+        self.kernel_scale, self.knn_weights = kernel_scale, knn_weights
+        self.tuning, self.class_prior, self.store = tuning, class_prior, store
+        self.batch_size = batch_size
+
+    def fit(
+        self,
+        X: Inputs,
+        y: ArrayLike | Tensor | None = None,
+        X_val: Inputs | None = None,
+        y_val: ArrayLike | Tensor | None = None,
+        *,
+        names: Sequence[str | None] | None = None,
+        names_val: Sequence[str | None] | None = None,
+    ) -> Self:
+        """Remember examples, and choose λ, k and σ; what was known before is left out.
+
+        Chosen is on the validation examples with only the others in the memory, which
+        then holds both. With few of them, or none, each example is held against all
+        others. Give validation examples where the model was trained on ``X``: it knows
+        those too well to be compared on them.
+
+        Parameters
+        ----------
+        X, X_val
+            As the model takes them, or (n, p) without a model.
+        y, y_val
+            Labels, shape (n,); of any type without a model.
+        names, names_val
+            Your names of the examples, unlike each other, to find and forget them by.
+        """
+        return self._filled((X, y, names), (X_val, y_val, names_val), None)
+
+    def partial_fit(
+        self,
+        X: Inputs,
+        y: ArrayLike | Tensor | None = None,
+        classes: ArrayLike | None = None,
+        *,
+        names: Sequence[str | None] | None = None,
+    ) -> Self:
+        """Remember more examples; the first call is as `fit`.
+
+        λ stays as it is until `tune`. The store's policy says what leaves a memory that
+        is full. ``classes`` are all that will ever come, if the first call has not all.
+        """
+        if not hasattr(self, "store_"):
+            return self._filled((X, y, names), (None, None, None), classes)
+        self.store_.add(self._examples(*self._represented(X, y, is_first=False), names))
+        return self
+
+    def tune(self) -> Self:
+        """Choose λ, k and σ anew, each example held against all others."""
+        check_is_fitted(self)
+        settings, store = self._settings(), self.store_
+        evidence = no_evidence(len(self.classes_))
+        if not settings.is_fixed:
+            positions = evenly_spread(len(store), MOST_LEFT_OUT)
+            most = max(settings.candidates().num_neighbors)
+            prior = settings.class_prior
+            evidence = left_out_evidence(store, positions, self._head, most, prior)
+        self._choice = choose_on(evidence, len(store), settings)
+        if self._folder is not None:
+            self._describe(self._folder)
+        return self
+
+    def predict(self, X: Inputs) -> NDArray[Any]:
+        """Return the most probable label of each input, shape (n,)."""
+        probabilities = self.predict_proba(X)
+        labels: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
+        return labels
+
+    def predict_proba(self, X: Inputs) -> NDArray[np.float32]:
+        """Return λ p_kNN + (1 - λ) p_model, float32 of shape (n, c)."""
+        check_is_fitted(self)
+        return self._predictor()(X).numpy()  # type: ignore[arg-type]
+
+    def neighbors(self, X: Inputs) -> NeighborTable:
+        """Return the remembered examples that each prediction rests on."""
+        check_is_fitted(self)
+        vote = self.explain(X).vote
+        found = vote.neighbors
+        shape = tuple(found.ids.shape)
+        names = np.array([one for row in vote.names for one in row], dtype=object)
+        return NeighborTable(
+            found.ids.numpy() - 1,
+            names.reshape(shape),
+            self.classes_[found.labels.numpy()],
+            found.squared_distances.sqrt().numpy(),
+            vote.weights.numpy(),
+        )
+
+    def explain(self, X: Inputs) -> Prediction:
+        """Return p_model, p_kNN, λ and their mixture, beside the neighbours."""
+        check_is_fitted(self)
+        predictor = self._predictor(Names(self.store_))
+        return predictor.explain(X)  # type: ignore[arg-type]
+
+    def forget(
+        self,
+        *,
+        indices: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
+        labels: Sequence[Any] | None = None,
+        before: datetime | float | None = None,
+    ) -> NDArray[np.int64]:
+        """Delete the examples that all of these describe; return their indices.
+
+        No trace of them is left: not in memory, nor in a folder that was opened by
+        `load`. λ stays as it is until `tune`. ``before`` is a time of arrival, in
+        seconds since 1970 or as a ``datetime``.
+        """
+        check_is_fitted(self)
+        chosen = Selection(
+            ids=None if indices is None else tuple(int(one) + 1 for one in indices),
+            external_ids=None if names is None else tuple(names),
+            labels=None if labels is None else self._encoded(np.asarray(labels)),
+            arrived_before=before.timestamp()
+            if isinstance(before, datetime)
+            else before,
+        )
+        if chosen == Selection():
+            raise ValueError(
+                "expected indices, names, labels or a time, found nothing; to forget "
+                "everything, fit anew"
+            )
+        return self.store_.delete(chosen) - 1
+
+    def save(self, path: str | Path) -> None:
+        """Write the memory to a new folder; the model's weights are not in it.
+
+        It is complete on disk, or not there. The store in it is one that
+        ``knnper store`` looks after.
+
+        Raises
+        ------
+        StoreError
+            If the folder holds something.
+        """
+        check_is_fitted(self)
+        with new_folder(Path(path)) as draft:
+            write_store(draft / STORE, self.store_.serialized())
+            self._describe(draft)
+
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module | None = None) -> Self:
+        """Open the memory in a folder: what it learns and forgets is on disk at once.
+
+        One process at a time can; `close` lets others. ``model`` is that which it was
+        saved with.
+
+        Raises
+        ------
+        DataError
+            If the folder holds no memory.
+        StoreMismatchError
+            If it was saved with another model.
+        StoreBusyError
+            If another process has it open.
+        """
+        folder = Path(path)
+        mend = "save the memory again, or bring the folder back from a backup"
+        saved = read_document(_Saved, folder / DESCRIPTION, mend)
+        if saved is None:
+            raise DataError(
+                f"{folder} holds no memory: {DESCRIPTION} is missing. Give the folder "
+                "that LocalMemory.save wrote"
+            )
+        settings, classes = saved.settings, np.array(saved.classes, saved.dtype)
+        memory = cls(
+            model,
+            classes=classes,
+            batch_size=saved.batch_size,
+            **{name: getattr(settings, name) for name in _SETTINGS},
+        )
+        memory.model_ = _copied(model)
+        fingerprint = _fingerprint(memory.model_)
+        memory.store_ = open_store(
+            folder / STORE, writable=True, fingerprint=fingerprint
+        )
+        memory.classes_, memory._choice, memory._folder = classes, saved.choice, folder
+        if saved.num_features is not None:
+            memory.n_features_in_ = saved.num_features
+        return memory
+
+    def close(self) -> None:
+        """Let others open the folder; the memory cannot be used any more."""
+        if hasattr(self, "store_"):
+            self.store_.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "store_" in state:
+            # A copy, in memory: the folder stays with the one that opened it.
+            state |= {"store_": state["store_"].serialized(), "_folder": None}
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        super().__setstate__(state)
+        if hasattr(self, "store_"):
+            self.store_ = restored_store(state["store_"])
+
+    @property
+    def knn_weight_(self) -> float:
+        """The neighbours' share of a prediction, λ."""
+        return self._choice.knn_weight
+
+    @property
+    def num_neighbors_(self) -> int:
+        """The number of neighbours, k."""
+        return self._choice.num_neighbors
+
+    @property
+    def kernel_scale_(self) -> float:
+        """The kernel's scale, σ."""
+        return self._choice.kernel_scale
+
+    def _filled(self, train: Any, validation: Any, classes: ArrayLike | None) -> Self:
+        """Become the memory of these inputs, labels and names."""
+        settings, self.model_ = self._settings(), _copied(self.model)
+        embeddings, labels = self._represented(*train[:2], is_first=True)
+        held_out, their_labels = torch.empty((0, embeddings.shape[1])), np.empty(0)
+        if validation[0] is not None:
+            held_out, their_labels = self._represented(*validation[:2], is_first=False)
+        known = self._known_classes(classes, embeddings, labels, their_labels)
+        require_class_shares(settings.class_prior, len(known))
+        self.classes_ = known
+        store = empty_memory_store(
+            StoreSpec(len(known)),
+            int(embeddings.shape[1]),
+            _fingerprint(self.model_),
+            settings.store,
+        )
+        tuned = fill_and_tune(
+            store,
+            self._examples(embeddings, labels, train[2]),
+            self._examples(held_out, their_labels, validation[2]),
+            self._head,
+            settings,
+            MOST_LEFT_OUT,
+        )
+        self.close()
+        self.store_ = store
+        self._choice, self._folder = tuned.choice, None
+        return self
+
+    def _settings(self) -> KnnSettings:
+        """Return the parameters, checked."""
+        given = {name: getattr(self, name) for name in _SETTINGS}
+        plain = to_jsonable_python(
+            {name: one for name, one in given.items() if one is not None},
+            fallback=lambda one: one.tolist() if hasattr(one, "tolist") else repr(one),
+        )
+        if isinstance(plain.get("tuning", {}), dict):
+            plain["tuning"] = {"evidence": "auto", **plain.get("tuning", {})}
+        problems = list[Problem]()
+        settings = parse_settings(KnnSettings, plain, "", problems)
+        size = self.batch_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            wrong = f"found {size!r}, expected a whole number of at least 1"
+            problems.append(Problem("batch_size", wrong))
+        if settings is None or problems:
+            raise ConfigError(problems, _OURS)
+        weights = (1.0,) if self.model is None else settings.knn_weights
+        return replace(settings, knn_weights=weights)
+
+    def _known_classes(
+        self,
+        later: ArrayLike | None,
+        embeddings: Tensor,
+        *labels: NDArray[Any],
+    ) -> NDArray[Any]:
+        """Return ``classes_``, one for each output of the model if there is one."""
+        given = self.classes if self.classes is not None else later
+        known = None if given is None else column_or_1d(given)
+        if known is not None and len(set(known.tolist())) < len(known):
+            raise ValueError(f"classes: expected each label once, found {known}")
+        if self.model_ is None:
+            found = unique_labels(*(one for one in labels if len(one)))
+            return np.asarray(found if known is None else known)
+        num_classes = self._logits(embeddings[:1]).shape[1]
+        if known is None:
+            known = np.arange(num_classes)
+        if len(known) != num_classes:
+            raise ValueError(
+                f"classes: found {len(known)}, expected one for each of the model's "
+                f"{num_classes} outputs"
+            )
+        return np.asarray(known)
+
+    def _examples(
+        self,
+        embeddings: Tensor,
+        labels: NDArray[Any],
+        names: Sequence[str | None] | None,
+    ) -> NewExamples:
+        known = torch.tensor(self._encoded(labels), dtype=torch.int64)
+        named = None if names is None else tuple(names)
+        return NewExamples(embeddings, known, None, named)
+
+    def _encoded(self, labels: NDArray[Any]) -> tuple[int, ...]:
+        """Return where labels stand in ``classes_``."""
+        place_of = {label: place for place, label in enumerate(self.classes_.tolist())}
+        strange = next((one for one in labels.tolist() if one not in place_of), None)
+        if strange is not None:
+            raise ValueError(
+                f"found the label {strange!r}, expected one of {list(place_of)}; give "
+                "all that may come, in the order of the model's outputs, as `classes`"
+            )
+        return tuple(place_of[one] for one in labels.tolist())
+
+    def _represented(
+        self, X: Inputs, y: ArrayLike | Tensor | None, *, is_first: bool
+    ) -> tuple[Tensor, NDArray[Any]]:
+        """Return the representations (n, p) of examples, and their labels (n,)."""
+        inputs, labels = self._read(X)
+        if labels is None:
+            labels = _on_cpu(y)
+        elif y is not None:
+            raise ValueError(
+                "found labels in the data set and as y, expected one of the two"
+            )
+        if self.model_ is None:
+            inputs, labels = validate_data(
+                self, inputs, labels, dtype=np.float32, reset=is_first
+            )
+            inputs = torch.from_numpy(inputs)
+        elif labels is None:
+            raise ValueError(
+                "y: found none, expected a label for each input; give them as y, or a "
+                "data set of pairs of an input and a label"
+            )
+        labels = column_or_1d(labels)
+        check_classification_targets(labels)
+        check_consistent_length(inputs, labels)
+        return inputs, labels
+
+    def _read(self, X: Inputs) -> tuple[Any, NDArray[Any] | None]:
+        """Return representations, or what is to be one, and labels where X has them."""
+        if isinstance(X, Dataset):
+            X = DataLoader(X, self.batch_size)
+        if not isinstance(X, DataLoader):
+            return self._embedded(X), None
+        inputs, labels = list[Any](), list[Any]()
+        for batch in X:
+            # A pair of inputs and labels, or inputs, alone or as a list of one.
+            given, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+            inputs.append(self._embedded(given))
+            labels += map(_on_cpu, rest[:1])
+        if not inputs:
+            raise ValueError("found no examples in the data set, expected at least one")
+        joined = np.concatenate(inputs) if self.model_ is None else torch.cat(inputs)
+        return joined, np.concatenate(labels) if labels else None
+
+    def _embedded(self, inputs: Any) -> Any:
+        """Return φ(x) of inputs, float32 (n, p); as they are without a model."""
+        if self.model_ is None:
+            return _on_cpu(inputs)
+        if not isinstance(inputs, Tensor):
+            inputs = torch.from_numpy(
+                check_array(inputs, dtype=None, allow_nd=True, ensure_2d=False)
+            )
+        if inputs.dtype == torch.float64:
+            inputs = inputs.float()
+        return self._in_batches(inputs, self.model_.embed)
+
+    def _in_batches(self, inputs: Tensor, function: Any) -> Tensor:
+        assert self.model_ is not None, "asked where there is a model alone"
+        first = next(self.model_.parameters(), None)
+        device = torch.device("cpu") if first is None else first.device
+        with torch.inference_mode():
+            parts = [
+                function(one.to(device)) for one in torch.split(inputs, self.batch_size)
+            ]
+            return torch.cat(parts).float().cpu().clone()
+
+    def _logits(self, embeddings: Tensor) -> Tensor:
+        assert self.model_ is not None, "asked where there is a model alone"
+        return self._in_batches(embeddings, self.model_.head)
+
+    def _head(self, embeddings: Tensor) -> Tensor:
+        """Return p_model (n, c) of representations; all classes alike without one."""
+        if self.model_ is None:
+            return torch.full(
+                (len(embeddings), len(self.classes_)), 1 / len(self.classes_)
+            )
+        return torch.softmax(self._logits(embeddings), dim=1)
+
+    def _predictor(self, names: Names | None = None) -> KnnPredictor:
+        """Return what evaluation and the service predict with, too."""
+        k, scale = self._choice.num_neighbors, self._choice.kernel_scale
+        near = NeighborClassifier(self.store_, k, self.kernel, scale, names=names)
+        weight, prior = self._choice.knn_weight, self._choice.class_prior
+        return KnnPredictor(self._queried, self._head, near, weight, prior)
+
+    def _queried(self, X: Inputs) -> Tensor:
+        inputs, _ = self._read(X)
+        if self.model_ is None:
+            checked = validate_data(self, inputs, dtype=np.float32, reset=False)
+            return torch.from_numpy(checked)
+        return inputs  # type: ignore[no-any-return]
+
+    def _describe(self, folder: Path) -> None:
+        """Write all but the store."""
+        saved = _Saved(
+            self._settings(),
+            self._choice,
+            tuple(self.classes_.tolist()),
+            self.classes_.dtype.str,
+            self.batch_size,
+            getattr(self, "n_features_in_", None),
+        )
+        content = TypeAdapter(_Saved).dump_json(saved, indent=2)
+        write_atomically(folder / DESCRIPTION, content)
+
+
+_SETTINGS = (
+    *("num_neighbors", "kernel", "kernel_scale", "knn_weights"),
+    *("tuning", "class_prior", "store"),
+)
+
+
+def _on_cpu(values: Any) -> Any:
+    """Return tensors as arrays, and all else as it is."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
+def _copied(model: nn.Module | None) -> Any:
+    """Return a copy of the model, to evaluate it."""
+    if model is None:
+        return None
+    if not isinstance(model, nn.Module):
+        found = type(model).__name__
+        message = f"found a {found}, expected a torch.nn.Module, or None"
+        raise ConfigError([Problem("model", message)], _OURS)
+    return copy.deepcopy(model).eval()
+
+
+def _fingerprint(model: nn.Module | None) -> str:
+    """Return a SHA-256, in hexadecimal, of the names and bits of all tensors."""
+    if model is None:
+        return NO_MODEL
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        plain = tensor.detach().cpu().contiguous().flatten()
+        digest.update(plain.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
