@@ -20,7 +20,7 @@ from knnper.client.settings import ClientSettings
 from knnper.errors import RefusedError, RunError
 from knnper.experiment import Experiment, results_identity
 from knnper.files import JsonLines, make_private
-from knnper.strategies.catalogue import METHODS
+from knnper.strategies.catalogue import method_of
 from knnper.strategies.core.training import num_steps, steps_per_epoch
 
 REFUSALS, ANSWERS = "refusals.jsonl", "answers.jsonl"  # in the state folder
@@ -176,7 +176,7 @@ class Limits:
                 reasons.append(
                     f"found the {name} {chosen}, expected {names} (limits.{name}s)"
                 )
-        spec = METHODS[found.method.name]
+        spec = method_of(found.method)
         if spec.needs_metrics and self.client.train and not self.client.share_metrics:
             reasons.append(
                 f"the updates of {spec.title} tell the server losses of a client's "

@@ -21,11 +21,13 @@ from knnper.errors import (
     CheckpointError,
     CodecError,
     KnnPerError,
+    OwnCodeError,
     RefusedError,
     TrainingDivergedError,
     printable,
 )
 from knnper.files import write_atomically
+from knnper.own import explained
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.core import task
@@ -181,6 +183,7 @@ class ClientRuntime:
     keep: Callable[[Personalized], Served | None] = lambda _: None
     metrics: Sequence[str] = ()  # of the test split, `run.metrics`
 
+    @explained()
     def train(
         self,
         client: str,
@@ -203,6 +206,7 @@ class ClientRuntime:
             self.states.save(client, server_round, state, keep_rounds)
         return update
 
+    @explained()
     def validate(self, clients: Sequence[str], reference: object) -> task.Evaluation:
         """Evaluate the unpersonalised model on all the clients' validation splits."""
         model = self._unpersonalised(reference)
@@ -211,6 +215,7 @@ class ClientRuntime:
         probabilities = torch.cat([model(examples.images) for examples in held_out])
         return task.score(probabilities, torch.cat([one.labels for one in held_out]))
 
+    @explained()
     def personalize(
         self,
         clients: Sequence[str],
@@ -299,6 +304,8 @@ def _for_each(
     for client in clients:
         try:
             done[client] = function(client)
+        except OwnCodeError:
+            raise
         except KnnPerError as error:
             failures[client] = str(error)
     return done
@@ -338,6 +345,7 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     app = ClientApp()
 
     @app.train()
+    @_no_clients_fault
     def train(message: Message, context: Context) -> Message:
         job, worker, folder = _opened(node_of(context), message, context)
         payload = _record(message, "payload", worker.method.payload_type, folder)
@@ -354,12 +362,14 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         return _reply(message, update, folder)
 
     @app.evaluate(Purpose.VALIDATE.action)
+    @_no_clients_fault
     def validate(message: Message, context: Context) -> Message:
         job, worker, folder = _opened(node_of(context), message, context)
         reference = _record(message, "payload", worker.method.payload_type, folder)
         return _reply(message, worker.validate(job.clients, reference), folder)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
+    @_no_clients_fault
     def personalize(message: Message, context: Context) -> Message:
         job, worker, folder = _opened(node_of(context), message, context)
         payload, reference = (
@@ -382,6 +392,20 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         return Message(RecordDict(), reply_to=message)
 
     return app
+
+
+def _no_clients_fault(
+    answer: Callable[[Message, Context], Message],
+) -> Callable[[Message, Context], Message]:
+    """Return the function, for which an error of users' code is that of all clients."""
+
+    def answered(message: Message, context: Context) -> Message:
+        try:
+            return answer(message, context)
+        except OwnCodeError as error:
+            raise CannotRunError(str(error)) from error
+
+    return answered
 
 
 def _opened(

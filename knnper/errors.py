@@ -46,6 +46,10 @@ class DataError(KnnPerError):
     """A data set is missing, unreadable or not laid out as expected."""
 
 
+class OwnCodeError(KnnPerError):
+    """What a user brought, as ``module:attribute``, is not there, wrong, or failed."""
+
+
 class RunError(KnnPerError):
     """A run cannot start or cannot go on."""
 

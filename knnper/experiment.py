@@ -31,7 +31,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
-from knnper.errors import ConfigError, Problem
+from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.metrics import METRICS
 
 _PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -39,6 +39,14 @@ _PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 Name = Annotated[str, Field(pattern=f"^{_PATTERN}$")]
 
 """A field of settings that is such a name."""
+
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def is_reference(name: object) -> bool:
+    """Return whether ``name`` is ``module:attribute``; both may have dots."""
+    return isinstance(name, str) and _REFERENCE.fullmatch(name) is not None
 
 
 def is_name(text: str) -> bool:
@@ -64,6 +72,41 @@ class Settings:
     """Base of every settings dataclass: frozen, and unknown keys are refused."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+
+S_co = TypeVar("S_co", bound=Settings, covariant=True)
+
+
+@dataclass(frozen=True)
+class Choice(Generic[S_co]):
+    """Something chosen by name together with the settings it takes.
+
+    Attributes
+    ----------
+    name
+        The name in the catalogue, as in ``dirichlet`` or ``knn_per``, or
+        ``module:attribute`` of a user's.
+    settings
+        The validated settings of what was chosen.
+    entry
+        A user's attribute; None for what is in the catalogue.
+    fingerprint
+        SHA-256, in hexadecimal, of the source of a user's; else empty.
+    """
+
+    name: str
+    settings: S_co
+    entry: Any = field(default=None, compare=False, repr=False)
+    fingerprint: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Something of a user's that an experiment names; see `knnper.own`."""
+
+    entry: Any
+    settings_type: type[Settings]
+    fingerprint: str  # as of `Choice`
 
 
 @dataclass(frozen=True)
@@ -106,6 +149,20 @@ Schedule = Annotated[ConstantSchedule | MultiStepSchedule, Field(discriminator="
 
 
 @dataclass(frozen=True)
+class SgdSettings(Settings):
+    """Settings of SGD beside momentum and weight decay.
+
+    Attributes
+    ----------
+    dampening, nesterov
+        As of ``torch.optim.SGD``.
+    """
+
+    dampening: NonNegativeFloat = 0.0
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
 class TrainingSettings(Settings):
     """How the clients train together.
 
@@ -133,6 +190,20 @@ class TrainingSettings(Settings):
         ``bfloat16`` weights and sums stay float32.
     schedule
         Factor on the learning rate as a function of the round.
+    optimizer
+        One of torch's by its name with its settings, such as ``{name: AdamW, eps:
+        1e-6}``, or one of your own. It starts anew in every round. SGD takes
+        ``momentum`` and ``weight_decay`` of this section, any other its own.
+    loss
+        ``cross_entropy``, or a function of your own ``(logits (n, c), labels (n,)) ->``
+        the loss of each example (n,), or their mean. A class, such as
+        ``torch.nn:MultiMarginLoss``, is made with its settings first.
+    class_weights
+        Factor on the loss of an example by its label: one for each label, or
+        ``balanced``, inversely to how often a client has the label; null is 1.
+    clip_norm
+        Gradients of the loss that are longer are cut to this Euclidean norm; null cuts
+        none.
     """
 
     num_rounds: PositiveInt = 50
@@ -146,6 +217,10 @@ class TrainingSettings(Settings):
     augmentation: Augmentation = "none"
     precision: Precision = "float32"
     schedule: Schedule = field(default_factory=ConstantSchedule)
+    optimizer: Choice[Settings] = Choice("SGD", SgdSettings())
+    loss: Choice[Settings] = Choice("cross_entropy", Settings())
+    class_weights: Literal["balanced"] | tuple[NonNegativeFloat, ...] | None = None
+    clip_norm: PositiveFloat | None = None
 
     def learning_rate_at(self, server_round: int) -> float:
         """Return the learning rate in ``server_round`` (from 1)."""
@@ -292,25 +367,6 @@ class RunSettings(Settings):
     federation: FederationSettings = field(default_factory=FederationSettings)
 
 
-S_co = TypeVar("S_co", bound=Settings, covariant=True)
-
-
-@dataclass(frozen=True)
-class Choice(Generic[S_co]):
-    """Something chosen by name together with the settings it takes.
-
-    Attributes
-    ----------
-    name
-        The name in the catalogue, as in ``dirichlet`` or ``knn_per``.
-    settings
-        The validated settings of what was chosen.
-    """
-
-    name: str
-    settings: S_co
-
-
 @dataclass(frozen=True)
 class Experiment:
     """One experiment, validated.
@@ -324,6 +380,9 @@ class Experiment:
         client does after the last round, on top of what the method gives it.
     training, run
         See `TrainingSettings` and `RunSettings`.
+    own_code
+        Folder in which ``module:attribute`` is looked for before the Python path. In a
+        file it is relative to that, and by default its own folder.
     """
 
     name: str
@@ -334,6 +393,21 @@ class Experiment:
     method: Choice[Settings]
     personalization: Choice[Settings]
     run: RunSettings
+    own_code: str | None = None
+
+    def own(self) -> Mapping[str, Choice[Settings]]:
+        """Return what of it is a user's, by section."""
+        training = self.training
+        chosen = {
+            **{name: getattr(self, name) for name in SECTIONS},
+            "training.optimizer": training.optimizer,
+            "training.loss": training.loss,
+        }
+        return {
+            place: one
+            for place, one in chosen.items()
+            if isinstance(one, Choice) and is_reference(one.name)
+        }
 
 
 SettingsTypes = Mapping[str, type[Settings]]
@@ -353,6 +427,11 @@ class Catalogue:
         From a method's name to that of its personalisation where none is named.
     check
         Finds what in an otherwise valid experiment does not go together.
+    open_own
+        ``(section, reference, folder) -> Own``: finds what a user brought; an
+        `OwnCodeError` says why it is not there.
+    optimizer, loss
+        As the others, of the section ``training``.
     """
 
     data: SettingsTypes
@@ -362,8 +441,12 @@ class Catalogue:
     personalization: SettingsTypes
     personalization_of: Mapping[str, str]
     check: Callable[[Experiment], Sequence[Problem]]
+    open_own: "OpenOwn | None" = None
+    optimizer: SettingsTypes = field(default_factory=lambda: {"SGD": SgdSettings})
+    loss: SettingsTypes = field(default_factory=lambda: {"cross_entropy": Settings})
 
 
+OpenOwn = Callable[[str, str, Path | None], Own]
 LONGEST_VALUE = 60
 _LOG = logging.getLogger(__name__)
 
@@ -718,8 +801,8 @@ def read_experiment(
     if document is None:
         message = f"the file is empty; expected the keys {', '.join(SECTIONS)}"
         raise ConfigError([Problem(source, message)], source)
-    source = with_overrides(source, overrides)
-    return load_experiment(document, catalogue, overrides, source)
+    source, folder = with_overrides(source, overrides), path.absolute().parent
+    return load_experiment(document, catalogue, overrides, source, folder)
 
 
 def load_experiment(
@@ -727,6 +810,7 @@ def load_experiment(
     catalogue: Catalogue,
     overrides: Sequence[str] = (),
     source: str = "experiment",
+    folder: Path | None = None,
 ) -> Experiment:
     """Return the experiment that ``document`` describes.
 
@@ -740,6 +824,9 @@ def load_experiment(
         ``KEY=VALUE`` with a dotted key and a YAML value; made in order on a copy.
     source
         Where the document is from; named in errors.
+    folder
+        Where users' code is looked for, and what a relative ``own_code`` starts at;
+        with None nowhere but on the Python path.
 
     Raises
     ------
@@ -756,7 +843,8 @@ def load_experiment(
     merged = apply_overrides(_with_new_names(document, problems), parsed, problems)
     # An override may bring a section as a whole.
     merged = _with_new_names(merged, problems)
-    experiment = Sections(merged, parsed, problems).experiment(catalogue)
+    sections = Sections(merged, parsed, problems, catalogue.open_own, folder)
+    experiment = sections.experiment(catalogue)
     if experiment is not None and not problems:
         problems.extend(catalogue.check(experiment))
     if experiment is None or problems:
@@ -813,6 +901,8 @@ class Sections:
     document: Mapping[str, Any]
     overrides: Sequence[Override]
     problems: list[Problem]
+    open_own: OpenOwn | None = None
+    folder: Path | None = None  # to which paths in the document refer
 
     def experiment(self, catalogue: Catalogue) -> Experiment | None:
         """Return the experiment; None when a section of it is wrong."""
@@ -824,18 +914,48 @@ class Sections:
         data = self.choice("data", catalogue.data)
         partition = self.choice("partition", catalogue.partition)
         model = self.choice("model", catalogue.model)
-        training = self._settings("training", TrainingSettings)
-        if training is not None:
-            self.problems.extend(training_problems(training))
+        training = self._training(catalogue)
         method = self.choice("method", catalogue.method)
-        personalization = self._personalization(catalogue)
+        personalization = self._personalization(catalogue, method)
         run = self._settings("run", RunSettings)
         if run is not None:
             self.problems.extend(run_problems(run))
         sections = (name, data, partition, model, training, method)
         if any(section is None for section in (*sections, personalization, run)):
             return None
-        return Experiment(*sections, personalization, run)  # type: ignore[arg-type]
+        made = Experiment(*sections, personalization, run)  # type: ignore[arg-type]
+        folder = self._own_code() if made.own() else None
+        return dataclasses.replace(
+            made, own_code=None if folder is None else str(folder)
+        )
+
+    def _training(self, catalogue: Catalogue) -> TrainingSettings | None:
+        """Return the section ``training``, in which two things are chosen by name."""
+        given = self.document.get("training", {})
+        if not isinstance(given, Mapping):
+            return self._settings("training", TrainingSettings)
+        inner = {"optimizer": catalogue.optimizer, "loss": catalogue.loss}
+        rest = {key: given[key] for key in given if key not in inner}
+        training = self._settings("training", TrainingSettings, rest)
+        chosen = {
+            name: self.choice(f"training.{name}", known, value=given[name])
+            for name, known in inner.items()
+            if given.get(name) is not None
+        }
+        if training is None or None in chosen.values():
+            return None
+        training = dataclasses.replace(training, **chosen)  # type: ignore[arg-type]
+        self.problems.extend(training_problems(training))
+        return training
+
+    def _own_code(self) -> Path | None:
+        """Return the folder in which users' code is looked for first."""
+        given = self.document.get("own_code")
+        if isinstance(given, str):
+            return Path(given) if self.folder is None else self.folder / given
+        if given is not None:
+            self._add("own_code", f"found {shown(given)}, expected a folder")
+        return self.folder
 
     def _name(self) -> str | None:
         name = self.document.get("name")
@@ -850,34 +970,65 @@ class Sections:
         return None
 
     def choice(
-        self, section: str, known: SettingsTypes, default: str | None = None
+        self,
+        section: str,
+        known: SettingsTypes,
+        default: str | None = None,
+        value: object = None,
     ) -> Choice[Settings] | None:
-        """Return what a section chooses by name; None if it is wrong."""
-        value = self.document.get(section, {} if default else None)
-        if default is not None and isinstance(value, str):
+        """Return what a section chooses by name; None if it is wrong.
+
+        The section is ``value``, or that of the document.
+        """
+        may_be_a_name = value is not None or default is not None
+        if value is None:
+            value = self.document.get(section, {} if default else None)
+        if isinstance(value, str) and may_be_a_name:
             value = {"name": value}
         if not isinstance(value, Mapping):
-            found = shown(value) if section in self.document else "nothing"
+            found = "nothing" if value is None else shown(value)
             example = f"{{name: {sorted(known)[0]}}}" if known else "{name: ...}"
             self._add(section, f"found {found}, expected a mapping such as {example}")
             return None
         name = value.get("name", default)
+        settings = {key: item for key, item in value.items() if key != "name"}
+        if is_reference(name) and self.open_own is not None:
+            return self._own(section, str(name), settings)
         if not isinstance(name, str) or name not in known:
             found = "found no name" if name is None else f"unknown name {shown(name)}"
             nearest = alternatives(str(name), known)
             self._add(f"{section}.name", f"{found}; {nearest}")
             return None
-        settings = {key: item for key, item in value.items() if key != "name"}
         parsed = self._settings(section, known[name], settings)
         return None if parsed is None else Choice(name, parsed)
 
-    def _personalization(self, catalogue: Catalogue) -> Choice[Settings] | None:
-        """Return what is put on top of the method; None without a method."""
-        method = self.document.get("method")
-        name = method.get("name") if isinstance(method, Mapping) else None
-        if not isinstance(name, str) or name not in catalogue.personalization_of:
+    def _own(
+        self, section: str, reference: str, settings: Mapping[str, Any]
+    ) -> Choice[Settings] | None:
+        """Return what a user brought; None if it is not there or its settings wrong."""
+        assert self.open_own is not None, "asked before"
+        try:
+            own = self.open_own(section, reference, self._own_code())
+        except OwnCodeError as error:
+            self._add(f"{section}.name", str(error))
             return None
-        default = catalogue.personalization_of[name]
+        parsed = self._settings(section, own.settings_type, settings)
+        if parsed is None:
+            return None
+        return Choice(reference, parsed, own.entry, own.fingerprint)
+
+    def _personalization(
+        self, catalogue: Catalogue, method: Choice[Settings] | None
+    ) -> Choice[Settings] | None:
+        """Return what is put on top of the method; None without a method."""
+        default = None
+        if method is not None:
+            default = getattr(method.entry, "personalization", None)
+        given = self.document.get("method")
+        name = given.get("name") if isinstance(given, Mapping) else given
+        default = default or catalogue.personalization_of.get(str(name))
+        if default is None:
+            return None
         return self.choice("personalization", catalogue.personalization, default)
 
     def _settings(
@@ -932,6 +1083,20 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
             f"{training.local_steps}, expected one of the two; set the other to null"
         )
         yield Problem("training.local_steps", message)
+    optimizer = training.optimizer.name
+    for name in ("momentum", "weight_decay"):
+        if optimizer != "SGD" and getattr(training, name):
+            message = (
+                f"found {getattr(training, name)}, which is SGD's, with {optimizer}; "
+                f"give what it takes in training.optimizer, or leave {name} out"
+            )
+            yield Problem(f"training.{name}", message)
+    sgd = training.optimizer.settings
+    if getattr(sgd, "nesterov", False) and (
+        not training.momentum or getattr(sgd, "dampening", 0)
+    ):
+        message = "found true, expected training.momentum with it, and no dampening"
+        yield Problem("training.optimizer.nesterov", message)
     if isinstance(training.schedule, MultiStepSchedule):
         milestones = training.schedule.milestones
         if any(b <= a for a, b in itertools.pairwise(milestones)):
@@ -950,18 +1115,32 @@ _NUMERIC = (
 # As far as it is not the default: runs that began before there was such a setting stay
 # the runs that they are.
 _NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio", "metrics")
+_LATER: Mapping[str, Mapping[str, Any]] = {
+    "training": {
+        "optimizer": {"name": "SGD", "dampening": 0.0, "nesterov": False},
+        "loss": {"name": "cross_entropy"},
+        "class_weights": None,
+        "clip_norm": None,
+    },
+}
 
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
     """Return every setting of ``experiment``, defaults too, as plain values."""
-    document = {}
-    for section in SECTIONS:
-        value = getattr(experiment, section)
-        plain = to_jsonable_python(value)
-        if isinstance(value, Choice):
-            plain = {"name": value.name, **plain["settings"]}
-        document[section] = plain
+    document = {name: _plain(getattr(experiment, name)) for name in SECTIONS}
+    if experiment.own_code is None:
+        del document["own_code"]
     return document
+
+
+def _plain(value: object) -> Any:
+    """Return settings as plain values, what is chosen by name as in a file."""
+    if isinstance(value, Choice):
+        return {"name": value.name, **_plain(value.settings)}
+    if isinstance(value, Settings):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: _plain(getattr(value, name)) for name in names}
+    return to_jsonable_python(value)
 
 
 def to_yaml(experiment: Experiment) -> str:
@@ -1015,7 +1194,14 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
         if document["run"][name] != to_jsonable_python(getattr(RunSettings, name)):
             run[name] = document["run"][name]
     run["gpu"] = experiment.run.gpus_per_client > 0
-    relevant = {key: document[key] for key in document if key not in ("name", "run")}
+    left_out = ("name", "run", "own_code")
+    relevant = {key: document[key] for key in document if key not in left_out}
+    for section, later in _LATER.items():
+        for name, default in later.items():
+            if relevant[section].get(name, default) == default:
+                relevant[section].pop(name, None)
+    if own := experiment.own():
+        relevant["own_code"] = {place: one.fingerprint for place, one in own.items()}
     return {**relevant, "run": run}
 
 

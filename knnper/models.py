@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,9 +16,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import KINDS_OF_INPUT, InputDtype, InputSpec
-from knnper.errors import ConfigError, Problem
-from knnper.experiment import Choice, PositiveInt, ProperFraction, Settings
+from knnper.data.examples import (
+    KINDS_OF_INPUT,
+    InputDtype,
+    InputSpec,
+    normalizer,
+)
+from knnper.errors import ConfigError, OwnCodeError, Problem
+from knnper.experiment import (
+    Choice,
+    PositiveInt,
+    ProperFraction,
+    Settings,
+    alternatives,
+)
+from knnper.own import Kind, arguments, explained, given_to
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 
@@ -36,6 +48,47 @@ class ModelSettings(Settings):
     """
 
     weights: str | None = None
+
+
+class Criterion:
+    """What training minimises: -log of the label's probability."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each example, (n,), of logits (n, c)."""
+        return functional.cross_entropy(logits, labels, reduction="none")
+
+    def require_one_each(self) -> None:
+        """Refuse a loss that cannot be weighted by example."""
+
+
+class OwnLoss(Criterion):
+    """A user's ``(logits, labels) ->`` loss of each example, or their mean."""
+
+    def __init__(self, name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._name = name
+        self._function = function
+        self._is_mean = False
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each example, (n,), or their mean n times."""
+        found = self._function(logits, labels)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found)
+        if shape not in ((), tuple(labels.shape)):
+            raise OwnCodeError(
+                f"{self._name} returned {shape} of logits {tuple(logits.shape)}, "
+                f"expected a tensor of shape {tuple(labels.shape)}, or their mean"
+            )
+        self._is_mean = shape == ()
+        return found.expand(len(labels)) if self._is_mean else found
+
+    def require_one_each(self) -> None:
+        """See `Criterion`."""
+        if self._is_mean:
+            raise OwnCodeError(
+                f"{self._name} returns a mean, and examples are weighted here, by the "
+                "method or by training.class_weights; expected the loss of each "
+                "example, shape (n,)"
+            )
 
 
 class EmbeddingModel(nn.Module):
@@ -56,6 +109,8 @@ class EmbeddingModel(nn.Module):
         What files from elsewhere may call the head instead of ``classifier``.
     learns_from_embeddings
         Whether `losses` depends on the inputs through φ(x) alone.
+    criterion
+        The loss of each example, from logits (n, c) and labels (n,).
     """
 
     embedding_dim: int
@@ -64,6 +119,7 @@ class EmbeddingModel(nn.Module):
     classifier: nn.Module
     published_head: str = "classifier"
     learns_from_embeddings: bool = True
+    criterion: Criterion = Criterion()
 
     def embed(self, x: Tensor) -> Tensor:
         """Return φ(x), float32 of shape (n, p); by default what ``features`` returns.
@@ -91,8 +147,7 @@ class EmbeddingModel(nn.Module):
 
         Shape (n, T) for T predictions an example; here one, of the label.
         """
-        logits = self(inputs).float()
-        return functional.cross_entropy(logits, labels, reduction="none")[:, None]
+        return self.criterion(self(inputs).float(), labels)[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of ``x``, shape (n, c)."""
@@ -617,6 +672,265 @@ def _misfit(wanted: Tensor, given: Tensor | None) -> str | None:
 
 
 @dataclass(frozen=True)
+class OwnModelSettings(ModelSettings):
+    """What can be set for a network of your own, beside its own parameters.
+
+    Attributes
+    ----------
+    representation
+        The module whose output is the representation, as in ``features.18``; null is
+        whatever goes into the last linear layer, which is the head then. Of a map the
+        mean over its positions is taken, and a linear layer on it is the head. What
+        the network has behind it is left out.
+    """
+
+    representation: str | None = None
+
+
+OWN_MODEL = Kind(
+    "a torch.nn.Module class, or a function that returns a module",
+    base=OwnModelSettings,
+    given=("num_classes", "input_shape", "spec"),
+)
+
+
+class SplitNetwork(EmbeddingModel):
+    """Any network, split at its last linear layer; made by `split`."""
+
+    def __init__(
+        self, features: nn.Module, classifier: nn.Linear, natural: bool = True
+    ) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier: nn.Linear = classifier
+        self.embedding_dim = classifier.in_features
+        self.num_classes = classifier.out_features
+        self._natural = natural
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return what the head is given, shape (n, p); rows and text come as (n, d)."""
+        if self._natural and x.shape[2:] == (1, 1):
+            x = x.flatten(start_dim=1)
+        embeddings: Tensor = self.features(x)
+        return embeddings
+
+
+class UpTo(nn.Module):
+    """A network up to one of its modules, whose output it returns as rows."""
+
+    def __init__(self, network: nn.Module, path: str) -> None:
+        super().__init__()
+        self.network = network
+        self._path = path
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the module's output, of maps and sequences the mean, (n, p)."""
+        found: list[Tensor] = []
+
+        def stop(module: nn.Module, given: Any, output: Any) -> None:  # noqa: ARG001
+            found.append(output)
+            raise _ReachedError
+
+        hook = self.network.get_submodule(self._path).register_forward_hook(stop)
+        try:
+            with contextlib.suppress(_ReachedError):
+                self.network(x)
+        finally:
+            hook.remove()
+        output = found[0]
+        # Maps have their channels second, sequences last.
+        return output if output.dim() == 2 else _means(output)
+
+
+class _ReachedError(Exception):
+    """The module whose output is wanted has run."""
+
+
+def _means(output: Tensor) -> Tensor:
+    axes = (1,) if output.dim() == 3 else tuple(range(2, output.dim()))
+    return output.mean(dim=axes)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What one forward pass showed."""
+
+    output: object
+    calls: Sequence[tuple[str, nn.Linear, Tensor, Tensor]]  # of linear layers
+    reached: frozenset[nn.Module]
+
+
+def split(
+    network: nn.Module,
+    sample: Tensor,
+    num_classes: int | None = None,
+    representation: str | None = None,
+    name: str = "the model",
+) -> SplitNetwork:
+    """Return a network as representation and head, which share its weights.
+
+    Parameters
+    ----------
+    network
+        From inputs such as ``sample`` to logits (n, c).
+    sample
+        Two inputs, to find the last linear layer with.
+    num_classes
+        c; null is what the network has.
+    representation
+        As of `OwnModelSettings`; the head is a new layer then.
+    name
+        What errors call the network.
+    """
+    if representation is not None:
+        return _split_at(network, sample, num_classes, representation, name)
+    run = _observed(network, sample, name)
+    if reason := _no_logits(run.output, len(sample), num_classes):
+        raise OwnCodeError(f"{name} {reason}")
+    if reason := _no_head(run):
+        raise OwnCodeError(
+            f"{name} {reason}; or name the module of the representation, as in "
+            "representation: features"
+        )
+    path, head, *_ = run.calls[-1]
+    if path:
+        _replace(network, path, nn.Identity())
+    return SplitNetwork(network if path else nn.Identity(), head)
+
+
+def _no_logits(output: object, num_inputs: int, num_classes: int | None) -> str:
+    """Return why an output cannot be logits; empty if it can."""
+    if not isinstance(output, Tensor):
+        found = type(output).__name__
+        return f"returned {found}, expected logits (n, c)"
+    shape = tuple(output.shape)
+    if len(shape) != 2 or shape[0] != num_inputs:
+        return (
+            f"returned shape {shape} of {num_inputs} inputs, expected ({num_inputs}, "
+            "number of classes)"
+        )
+    if shape[1] != (num_classes or shape[1]):
+        return (
+            f"returned {shape[1]} logits, expected {num_classes}, one for each class; "
+            "let it take the parameter num_classes"
+        )
+    return ""
+
+
+def _no_head(run: "_Run") -> str:
+    """Return why the last linear layer is not the head; empty if it is."""
+    if not run.calls:
+        return "has no linear layer to be the head; give it one"
+    path, _, given, logits = run.calls[-1]
+    if not isinstance(run.output, Tensor) or not torch.equal(logits, run.output):
+        return (
+            f"goes on behind its last linear layer, {path}: expected that its output "
+            "are the logits, with no softmax behind it"
+        )
+    if given.dim() != 2 or [one for one, *_ in run.calls].count(path) > 1:
+        return (
+            f"calls its last linear layer, {path}, more than once or on inputs of "
+            f"shape {tuple(given.shape)}, expected once on (n, p)"
+        )
+    return ""
+
+
+def _split_at(
+    network: nn.Module,
+    sample: Tensor,
+    num_classes: int | None,
+    representation: str,
+    name: str,
+) -> SplitNetwork:
+    modules = dict(network.named_modules())
+    if representation not in modules:
+        known = alternatives(representation, [one for one in modules if one])
+        message = f"found {representation!r}, which {name} does not have; {known}"
+        raise ConfigError([Problem("model.representation", message)])
+    features = UpTo(network, representation)
+    run = _observed(features, sample, name)
+    found = run.output
+    if not isinstance(found, Tensor) or found.dim() != 2:
+        message = f"found an output that is no tensor (n, p, ...) of {representation}"
+        raise ConfigError([Problem("model.representation", message)])
+    for path, module in modules.items():
+        # What is not run on the way would travel for nothing.
+        is_left = module not in run.reached and path in dict(network.named_modules())
+        if (
+            path
+            and is_left
+            and next(module.parameters(recurse=False), None) is not None
+        ):
+            _replace(network, path, nn.Identity())
+    return SplitNetwork(features, nn.Linear(found.shape[1], num_classes or 2))
+
+
+def _observed(network: nn.Module, sample: Tensor, name: str) -> _Run:
+    """Run a network on two inputs, in evaluation mode."""
+    calls: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
+    reached = set[nn.Module]()
+    hooks = []
+
+    def watch(path: str, module: nn.Module) -> None:
+        def note(one: nn.Module, given: Any, output: Any) -> None:
+            reached.add(one)
+            if isinstance(one, nn.Linear):
+                calls.append((path, one, given[0], output))
+
+        hooks.append(module.register_forward_hook(note))
+
+    for path, module in network.named_modules():
+        watch(path, module)
+    was_training = network.training
+    try:
+        network.eval()
+        with torch.no_grad(), explained():
+            output = network(sample)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = tuple(sample.shape)
+        raise OwnCodeError(
+            f"{name} failed on inputs {sample.dtype} of shape {shape}: {error}"
+        ) from error
+    finally:
+        network.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return _Run(output, calls, frozenset(reached))
+
+
+def _replace(network: nn.Module, path: str, other: nn.Module) -> None:
+    above, _, name = path.rpartition(".")
+    setattr(network.get_submodule(above), name, other)
+
+
+def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
+    """Return a user's network, split; see `OWN_MODEL`."""
+    entry, settings = choice.entry, choice.settings
+    height, width, channels = spec.image_shape
+    is_row = (height, width) == (1, 1)
+    possible = {
+        "num_classes": spec.num_classes,
+        "input_shape": (channels,) if is_row else (channels, height, width),
+        "spec": spec,
+    }
+    with explained():
+        if isinstance(entry, type) and issubclass(entry, Network):
+            return entry(settings, spec)
+        chosen = arguments(settings, OwnModelSettings)
+        made = entry(**chosen, **given_to(entry, **possible))
+    if isinstance(made, EmbeddingModel):
+        return made
+    if not isinstance(made, nn.Module):
+        found = type(made).__name__
+        raise OwnCodeError(f"{choice.name} returned {found}, expected a nn.Module")
+    assert isinstance(settings, OwnModelSettings), "of the kind's base"
+    stored = torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
+    sample = normalizer(spec)(stored)
+    sample = sample.flatten(start_dim=1) if is_row else sample
+    return split(made, sample, spec.num_classes, settings.representation, choice.name)
+
+
+@dataclass(frozen=True)
 class ResNet18Settings(ModelSettings):
     """Settings of `ResNet18`.
 
@@ -850,9 +1164,7 @@ class StackedLstm(Network):
         outputs, _, _ = self._run(windows)
         logits = self.classifier.of_part(outputs).float()
         targets = torch.cat([windows[:, 1:], labels[:, None]], dim=1)
-        losses = functional.cross_entropy(
-            logits.flatten(end_dim=1), targets.flatten(), reduction="none"
-        )
+        losses = self.criterion(logits.flatten(end_dim=1), targets.flatten())
         return losses.view(targets.shape)
 
     def _run(self, windows: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -951,17 +1263,22 @@ def build_model(
 
     ``rng`` fixes the random initial weights, which are the same on every device.
     """
-    kind, settings = MODELS[choice.name], choice.settings
-    if not isinstance(settings, kind.settings_type):
-        found = type(settings).__name__
-        raise TypeError(
-            f"{choice.name} takes {kind.settings_type.__name__}, found {found}"
-        )
-    kinds = " or ".join(KINDS_OF_INPUT[dtype] for dtype in kind.takes)
-    holds = spec.dtype in kind.takes
-    require_input(spec, choice.name, holds=holds, expected=kinds)
-    with rng.torch():
-        module = kind(settings, spec)
-    if settings.weights is not None:
+    settings = choice.settings
+    if choice.entry is not None:
+        with rng.torch():
+            module = _own_model(choice, spec)
+    else:
+        kind = MODELS[choice.name]
+        if not isinstance(settings, kind.settings_type):
+            found = type(settings).__name__
+            raise TypeError(
+                f"{choice.name} takes {kind.settings_type.__name__}, found {found}"
+            )
+        kinds = " or ".join(KINDS_OF_INPUT[dtype] for dtype in kind.takes)
+        holds = spec.dtype in kind.takes
+        require_input(spec, choice.name, holds=holds, expected=kinds)
+        with rng.torch():
+            module = kind(settings, spec)
+    if isinstance(settings, ModelSettings) and settings.weights is not None:
         load_weights(module, Path(settings.weights))
     return FlatModel(module, device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from knnper.errors import CheckpointError, RunError
+from knnper.errors import CheckpointError, OwnCodeError, RunError
 from knnper.experiment import parse_yaml
 from knnper.server.observer import progress_observer
 from knnper.simulation.experiments import shipped_experiments
@@ -346,7 +346,7 @@ def _telling_what_next(folder: "RunFolder") -> Iterator[None]:
         yield
     except (CheckpointError, BrokenPipeError):
         raise
-    except (RunError, OSError) as error:
+    except (RunError, OwnCodeError, OSError) as error:
         told = system_error(error) if isinstance(error, OSError) else str(error)
         raise RunError(f"{told}\n{how_to_resume('simulate', folder.path)}") from error
     except KeyboardInterrupt as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from knnper.errors import RunError, printable
 from knnper.experiment import results_identity, to_document
+from knnper.own import explained
 from knnper.records import canonical, fingerprint, is_same
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request, Step
@@ -30,7 +31,7 @@ from knnper.server.run_folder import (
     Roster,
     RunFolder,
 )
-from knnper.strategies.catalogue import Assembly
+from knnper.strategies.catalogue import Assembly, own_title
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import ClientResult, ClientResults
@@ -189,10 +190,12 @@ class Conductor:
         self.distribute(self.train(roster, command), roster)
         return self.folder.results()
 
+    @explained()
     def train(self, roster: Roster, command: Sequence[str]) -> Checkpoint:
         """Make the rounds that are missing; return the last state."""
-        identity = results_identity(self.assembly.experiment)
-        self.folder.write_manifest(identity, roster.split, command)
+        experiment = self.assembly.experiment
+        identity = results_identity(experiment)
+        self.folder.write_manifest(experiment, roster.split, command)
         most = self.assembly.experiment.run.keep_checkpoints
         checkpoints = CheckpointFolder(self.folder.checkpoints, identity, most)
         latest = checkpoints.load_latest(self.assembly.method.state_type)
@@ -211,6 +214,7 @@ class Conductor:
                 self.assembly, self.federation, roster, checkpoints, on_round
             ).train(start)
 
+    @explained()
     def distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str] | None = None
     ) -> Collection[str]:
@@ -226,6 +230,7 @@ class Conductor:
         document = {
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
+            **own_title(self.assembly.experiment),
             **summarise_groups(results, self._metrics),
             "training": {
                 **training_summary(self.folder.rounds(), results),

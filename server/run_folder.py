@@ -56,6 +56,7 @@ _NAME = re.compile(r"round-(\d+)")
 _ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
+OWN_CODE = "own_code"  # in the manifest: fingerprints by reference
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
 
 
@@ -483,7 +484,23 @@ class RunFolder:
                 "run.num_workers. Start the changed experiment in a folder of its own"
             )
             raise ConfigError([Problem("override", message)], str(source))
+        if changed := self._changed_code(started):
+            log.warning("%s", changed)
         return resumed
+
+    def _changed_code(self, experiment: Experiment) -> str:
+        """Return which code of a user's is not what it was; empty if it is."""
+        if not experiment.own() or not (self.path / _MANIFEST).exists():
+            return ""
+        before: Mapping[str, str] = self.manifest().get(OWN_CODE, {})
+        changed = [
+            one.name
+            for one in experiment.own().values()
+            if before.get(one.name, one.fingerprint) != one.fingerprint
+        ]
+        if not changed:
+            return ""
+        return f"{', '.join(changed)} changed since the run in {self.path} began"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -519,7 +536,9 @@ class RunFolder:
         """Which clients have the model, and what they reported."""
         return DistributionLog(self.path / "personalization.jsonl")
 
-    def write_manifest(self, identity: str, split: str, command: Sequence[str]) -> None:
+    def write_manifest(
+        self, experiment: Experiment, split: str, command: Sequence[str]
+    ) -> None:
         """Keep under what conditions the run began, and when it was resumed."""
         started = datetime.now(UTC).isoformat(timespec="seconds")
         when: dict[str, Any] = {"command": list(command), "started": started}
@@ -532,9 +551,20 @@ class RunFolder:
                     f"expected the split {expected[:12]}, found {split[:12]}. Bring it "
                     "back, or start again"
                 )
+            if changed := self._changed_code(experiment):
+                raise RunError(
+                    f"{changed}, and its results would be of both; bring the code "
+                    "back, or start again"
+                )
             manifest["resumed"].append(when)
         else:
-            about = {"results_identity": identity, "partition_hash": split}
+            identity = results_identity(experiment)
+            about: dict[str, Any] = {
+                "results_identity": identity,
+                "partition_hash": split,
+            }
+            if own := experiment.own().values():
+                about[OWN_CODE] = {one.name: one.fingerprint for one in own}
             manifest = {**about, **when, **environment(), "resumed": []}
         write_document(self.path / _MANIFEST, manifest)
 

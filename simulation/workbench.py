@@ -24,9 +24,10 @@ from knnper.data.examples import (
     load_data,
 )
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
-from knnper.errors import KnnPerError, Problem, RunError
+from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import read_document, write_atomically
+from knnper.own import explained
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.seeding import RandomKey
@@ -47,12 +48,12 @@ from knnper.simulation.partition.split import (
     make_partition,
 )
 from knnper.strategies.catalogue import (
-    PERSONALIZERS,
     SITE_DATA_SETS,
     SITE_PARTITIONS,
     Assembly,
     assemble,
     catalogue_of,
+    personalizer_of,
     settings_types,
 )
 from knnper.strategies.core.method import NoSettings
@@ -84,14 +85,14 @@ def check_experiment(experiment: Experiment) -> Sequence[Problem]:
         found.append(Problem("partition.name", message))
     if isinstance(settings, CountedSettings):
         found.extend(_participation_problems(experiment, settings))
-    on_top = experiment.personalization.name
+    on_top = experiment.personalization
     if (
         isinstance(settings, PartitionSettings)
         and settings.proxy_fraction == 0
-        and PERSONALIZERS[on_top].needs_proxy
+        and personalizer_of(on_top).needs_proxy
     ):
         message = (
-            f"found 0 with {on_top}, which samples from examples of the server's; "
+            f"found 0 with {on_top.name}, which samples from examples of the server's; "
             "expected a part that the server keeps, such as 0.05"
         )
         found.append(Problem("partition.proxy_fraction", message))
@@ -198,6 +199,7 @@ class Workbench(Assembly):
         return Roster.of(members, fingerprint(self.partition))
 
 
+@explained()
 def open_workbench(
     experiment: Experiment,
     device: torch.device = torch.device("cpu"),
@@ -318,6 +320,8 @@ class SerialFederation(Federation):
         for request in requests:
             try:
                 record = self._answer(step, request)
+            except OwnCodeError:
+                raise
             except KnnPerError as error:
                 yield Reply(request.clients, None, str(error))
             else:

@@ -112,6 +112,7 @@ class Apfl(Method):
     """Each client mixes the weights of the global model and of one of its own."""
 
     title = "APFL"
+    needs_sgd = "its mixing weight follows the gradient of a step of SGD"
     source = "Deng et al. 2020, Algorithm 1; Marfoq et al. 2022, section 5"
     client_state = "1"
     unseen = "a model of its own, trained beside the fixed global one and mixed with it"

@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,16 +18,18 @@ from knnper.data.examples import (
     require_augmentable,
 )
 from knnper.data.site_data import SITES, SitesSettings
-from knnper.errors import Problem
+from knnper.errors import OwnCodeError, Problem
 from knnper.experiment import (
     Catalogue,
     Choice,
     Experiment,
+    Own,
     Settings,
     SettingsTypes,
     TrainingSettings,
 )
-from knnper.models import MODELS, ModelSettings, build_model
+from knnper.models import MODELS, OWN_MODEL, ModelSettings, build_model
+from knnper.own import Door, Kind, explained
 from knnper.process import prepare_process, require_precision
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import (
@@ -37,6 +40,13 @@ from knnper.strategies.core.method import (
     Personalizer,
 )
 from knnper.strategies.core.task import EmbeddingPool, Task
+from knnper.strategies.core.training import (
+    LOSSES,
+    OPTIMIZERS,
+    OWN_LOSS,
+    OWN_OPTIMIZER,
+    criterion,
+)
 
 
 def _methods() -> Iterator[type[Method]]:
@@ -80,6 +90,7 @@ class Assembly:
     method: Method  # How
 
 
+@explained()
 def assemble(
     experiment: Experiment,
     spec: InputSpec,
@@ -104,14 +115,14 @@ def assemble(
     if on_trained is not None:
         task = replace(task, on_trained=on_trained)
     chosen, on_top = experiment.method, experiment.personalization
-    method = METHODS[chosen.name](task, chosen.settings)
-    method = PERSONALIZERS[on_top.name](task, method, on_top.settings)
+    method = method_of(chosen)(task, chosen.settings)
+    method = personalizer_of(on_top)(task, method, on_top.settings)
     return Assembly(experiment, key, task, method)
 
 
 def trained_as(name: str) -> str:
     """Return which method, with nothing on top, makes the rounds of one."""
-    kind = METHODS[name]
+    kind = METHODS.get(name, Method)
     # kNN-Per is FedAvg by another name, with its memory on top.
     if kind.personalization == AS_IT_IS:
         return name
@@ -130,6 +141,7 @@ def build_task(
     """Return the task of training ``model`` on inputs as ``spec`` says."""
     require_augmentable(training.augmentation, spec)
     built = build_model(model, spec, key.child("model"), device)
+    built.module.criterion = criterion(training.loss)
     return Task(
         model=built,
         initial_weights=built.read(),
@@ -145,6 +157,44 @@ SITE_DATA_SETS: SettingsTypes = {SITES: SitesSettings}
 SITE_PARTITIONS: SettingsTypes = {SITES: NoSettings}
 
 
+def is_method(entry: object) -> bool:
+    """Return whether ``entry`` is a method that a user wrote."""
+    return (
+        isinstance(entry, type)
+        and issubclass(entry, Method)
+        and not issubclass(entry, Personalizer)
+        and "title" in vars(entry)
+    )
+
+
+def is_personalizer(entry: object) -> bool:
+    """Return whether ``entry`` is a personalisation that a user wrote."""
+    is_one = isinstance(entry, type) and issubclass(entry, Personalizer)
+    return is_one and "title" in vars(entry)
+
+
+KINDS: Mapping[str, Kind] = {
+    "model": OWN_MODEL,
+    "method": Kind("a subclass of knnper.Method with a title", is_right=is_method),
+    "personalization": Kind(
+        "a subclass of knnper.Personalizer with a title", is_right=is_personalizer
+    ),
+    "training.optimizer": OWN_OPTIMIZER,
+    "training.loss": OWN_LOSS,
+}
+"""What users can bring, by section."""
+
+
+def method_of(choice: Choice[Settings]) -> type[Method]:
+    """Return the method that is chosen."""
+    return METHODS[choice.name] if choice.entry is None else choice.entry
+
+
+def personalizer_of(choice: Choice[Settings]) -> type[Personalizer]:
+    """Return the personalisation that is chosen."""
+    return PERSONALIZERS[choice.name] if choice.entry is None else choice.entry
+
+
 def settings_types(entries: Mapping[str, Any]) -> SettingsTypes:
     """Return the ``settings_type`` of each entry of a table by its name."""
     return {name: entry.settings_type for name, entry in entries.items()}
@@ -154,8 +204,20 @@ def catalogue_of(
     data: SettingsTypes,
     partition: SettingsTypes,
     check: Callable[[Experiment], Sequence[Problem]],
+    kinds: Mapping[str, Kind] = KINDS,
+    door: Callable[[Path | None], Door] = Door,
 ) -> Catalogue:
-    """Return the catalogue of all models and methods, over the given data."""
+    """Return the catalogue of all models and methods, over the given data.
+
+    ``kinds`` are what users can bring, and ``door`` where it is found, from the folder
+    that the experiment names.
+    """
+
+    def open_own(section: str, reference: str, folder: Path | None) -> Own:
+        if section not in kinds:
+            known = f"a name, or a reference in {', '.join(sorted(kinds))}"
+            raise OwnCodeError(f"found {reference!r}, expected {known}")
+        return door(folder).open(reference, kinds[section])
 
     def check_all(experiment: Experiment) -> Sequence[Problem]:
         chosen, on_top = experiment.method, experiment.personalization
@@ -167,9 +229,10 @@ def catalogue_of(
         return (
             *check(experiment),
             *of_input,
-            *METHODS[chosen.name].check(chosen.settings, experiment),
+            *method_of(chosen).check(chosen.settings, experiment),
+            *_optimizer_problems(experiment),
             *_personalization_problems(experiment),
-            *PERSONALIZERS[on_top.name].check(on_top.settings, experiment),
+            *personalizer_of(on_top).check(on_top.settings, experiment),
         )
 
     return Catalogue(
@@ -182,6 +245,9 @@ def catalogue_of(
             name: kind.personalization for name, kind in METHODS.items()
         },
         check=check_all,
+        open_own=open_own,
+        optimizer=OPTIMIZERS,
+        loss=LOSSES,
     )
 
 
@@ -195,10 +261,31 @@ def title_of(method: str, personalization: str) -> str:
     return f"{title} + {on_top.title if on_top else personalization}"
 
 
+def own_title(experiment: Experiment) -> Mapping[str, str]:
+    """Return what results say beside the names, where a user wrote one of the two."""
+    method, on_top = experiment.method, experiment.personalization
+    if method.entry is None and on_top.entry is None:
+        return {}
+    kind, top = method_of(method), personalizer_of(on_top)
+    has_more = on_top.name != kind.personalization and top.title
+    return {"title": kind.title + (f" + {top.title}" if has_more else "")}
+
+
+def _optimizer_problems(experiment: Experiment) -> Iterable[Problem]:
+    """Yield why a method, or what is on top, cannot train with the optimizer."""
+    optimizer = experiment.training.optimizer.name
+    kinds = method_of(experiment.method), personalizer_of(experiment.personalization)
+    for kind in kinds:
+        if optimizer != "SGD" and kind.needs_sgd:
+            message = f"found {optimizer} with {kind.title}, expected SGD: "
+            yield Problem("training.optimizer.name", message + kind.needs_sgd)
+
+
 def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:
     """Yield why a personalisation cannot be put on top of the method."""
     method, name = experiment.method.name, experiment.personalization.name
-    spec, on_top = METHODS[method], PERSONALIZERS[name]
+    spec = method_of(experiment.method)
+    on_top = personalizer_of(experiment.personalization)
     if spec.personalization not in (AS_IT_IS, name):
         message = (
             f"found {name} with {method}, which always has {spec.personalization}; "

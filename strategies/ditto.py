@@ -73,6 +73,7 @@ class Ditto(Method):
     """Each client trains a model of its own, pulled towards the global one."""
 
     title = "Ditto"
+    needs_sgd = "its proximal step is that of SGD in closed form"
     source = "Li et al. 2021, Algorithm 1; Marfoq et al. 2022, section 5"
     client_state = "L (number of prox_weights)"
     unseen = "the global model, trained on the client's data and pulled back to it"

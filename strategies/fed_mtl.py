@@ -59,6 +59,7 @@ class FedMTL(Method):
     """Each client trains a model of its own, pulled towards the mean of all."""
 
     title = "Fed-MTL"
+    needs_sgd = "its proximal step is that of SGD in closed form"
     source = "Smith et al. 2017, mean-regularised; Chen et al. 2023, Table 6"
     client_state = "1"
     unseen = "the mean model, trained on the client's data and pulled back to it"

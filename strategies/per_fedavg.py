@@ -85,6 +85,7 @@ class PerFedAvg(Method):
     """One global model, trained to be good after a step on a client's data."""
 
     title = "Per-FedAvg"
+    needs_sgd = "its steps are those of SGD on a batch after a step"
     source = "Fallah et al. 2020, Algorithm 1"
     unseen = "the global model, after steps on the client's data"
     reference_title = "Per-FedAvg (before its step)"

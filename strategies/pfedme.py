@@ -86,6 +86,7 @@ class PFedMe(Method):
     """Each client is served a model near the global one, which is their mean."""
 
     title = "pFedMe"
+    needs_sgd = "its inner steps are those of SGD"
     source = "T. Dinh et al. 2020, Algorithm 1"
     unseen = "finds a model near the global one, like any other client"
     reference_title = "pFedMe (global model)"

@@ -74,6 +74,7 @@ class QFedAvg(FedAvg):
     """Clients on which the model does badly count for more."""
 
     title = "q-FedAvg"
+    needs_sgd = "it takes the gradient to be the update divided by the rate of SGD"
     source = "Li et al. 2020, Algorithm 2"
     needs_metrics = True
     state_type = QFedAvgState

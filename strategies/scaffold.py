@@ -84,6 +84,7 @@ class Scaffold(FedAvg):
     """One global model; control variates correct the clients' drift."""
 
     title = "SCAFFOLD"
+    needs_sgd = "its control variates are sums of steps of SGD divided by its rate"
     source = "Karimireddy et al. 2020, Algorithm 1, option II"
     upload = "2"
     download = "2"

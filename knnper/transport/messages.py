@@ -211,13 +211,17 @@ class CarrierError(CodecError):
     """A message names a file that this machine does not have."""
 
 
+_END_OF_LINE = " ⏎ "  # what a failure is told in is one line
+
+
 class CannotRunError(RunError):
     """A process cannot play any client: its set-up is wrong, not a client's data."""
 
     # Flower hands on the text alone: `why_none_can_run` finds it there.
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{_CANNOT_RUN} on {platform.node()}: {reason}")
+        told = f"{_CANNOT_RUN} on {platform.node()}: {reason}"
+        super().__init__(told.replace("\n", _END_OF_LINE))
 
 
 def why_none_can_run(failure: str) -> str | None:
@@ -226,7 +230,7 @@ def why_none_can_run(failure: str) -> str | None:
         return None
     # What stands around it is Ray's traceback and Flower's quotes.
     reason = failure.rpartition(_CANNOT_RUN)[2].splitlines()[0]
-    return _CANNOT_RUN + reason.removesuffix("'>")
+    return (_CANNOT_RUN + reason.removesuffix("'>")).replace(_END_OF_LINE, "\n")
 
 
 class Purpose(StrEnum):

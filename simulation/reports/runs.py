@@ -251,6 +251,8 @@ class Run:
     def title(self) -> str:
         """What tables call the method with what is put on top of it."""
         name = str(self.results["method"])
+        if "title" in self.results:
+            return str(self.results["title"])
         # Before there was a choice, every method had its own.
         default = METHODS[name].personalization if name in METHODS else AS_IT_IS
         return title_of(name, str(self.results.get("personalization", default)))

@@ -32,7 +32,7 @@ from knnper.models import MODELS
 from knnper.process import num_threads
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
-from knnper.strategies.catalogue import METHODS, build_task
+from knnper.strategies.catalogue import build_task, method_of
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
@@ -115,7 +115,7 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
         spec=learned.spec,
         class_names=learned.class_names,
         feature_names=learned.feature_names,
-        method=METHODS[experiment.method.name].title,
+        method=method_of(experiment.method).title,
         num_rounds=experiment.training.num_rounds,
         memory=chosen if isinstance(chosen, KnnSettings) else default_memory(),
     )
@@ -231,13 +231,13 @@ def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
 
 def ends_with_global_model(experiment: Experiment) -> bool:
     """Return whether a run ends with one trained model for all clients."""
-    return METHODS[experiment.method.name].ends_with_global_model
+    return method_of(experiment.method).ends_with_global_model
 
 
 def require_global_model(experiment: Experiment, source: str) -> None:
     """Refuse a method that does not end with one trained model for all clients."""
     if not ends_with_global_model(experiment):
-        title = METHODS[experiment.method.name].title
+        title = method_of(experiment.method).title
         raise RunError(
             f"{source} trained with {title}, which does not end with "
             "one model for all clients; expected a run of a method that does, such as "

@@ -15,7 +15,7 @@ from torch.nn import functional
 from knnper.data.examples import Examples, InputSpec
 from knnper.experiment import TrainingSettings
 from knnper.metrics import computed
-from knnper.models import EmbeddingModel, FlatModel
+from knnper.models import Criterion, EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 
 NUM_CALIBRATION_BINS = 15
@@ -186,12 +186,13 @@ class Task:
         if not self.model.module.learns_from_embeddings:
             return self._models_own_losses(weights, examples)
         logits = self.logits(weights, examples.images)
-        return functional.cross_entropy(logits, examples.labels, reduction="none")
+        return self.model.module.criterion(logits, examples.labels)
 
     def loss_sum(self, weights: Tensor, examples: Examples) -> Tensor:
         """Return the sum of `losses`, shape (); 0 without examples."""
-        if not self.model.module.learns_from_embeddings:
-            return self._models_own_losses(weights, examples).sum()
+        module = self.model.module
+        if not module.learns_from_embeddings or type(module.criterion) is not Criterion:
+            return self.losses(weights, examples).sum()
         logits = self.logits(weights, examples.images)
         return functional.cross_entropy(logits, examples.labels, reduction="sum")
 

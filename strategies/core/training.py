@@ -14,12 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Required, TypedDict, Unpack
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor, nn, optim
 
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
-from knnper.experiment import TrainingSettings
-from knnper.models import EmbeddingModel
+from knnper.experiment import (
+    Choice,
+    Settings,
+    SettingsTypes,
+    SgdSettings,
+    TrainingSettings,
+)
+from knnper.models import Criterion, EmbeddingModel, OwnLoss
+from knnper.own import Kind, arguments, given_to, settings_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import ModelPredictor, Task
@@ -43,8 +49,47 @@ def head_cross_entropy(
     module: EmbeddingModel, embeddings: Tensor, labels: Tensor
 ) -> Tensor:
     """Return -log of the head's part for y of each embedding (n, p), shape (n,)."""
-    logits = module.head(embeddings).float()
-    return functional.cross_entropy(logits, labels, reduction="none")
+    return module.criterion(module.head(embeddings).float(), labels)
+
+
+_GIVEN = ("params", "lr", "foreach", "fused", "capturable", "differentiable")
+
+OWN_OPTIMIZER = Kind(
+    "a class of torch optimizers",
+    given=_GIVEN,
+    is_right=lambda one: isinstance(one, type) and issubclass(one, optim.Optimizer),
+)
+"""It is given each tensor of the model as it is."""
+
+OPTIMIZERS: SettingsTypes = {
+    "SGD": SgdSettings,
+    **{
+        kind.__name__: settings_of(kind, Settings, frozenset(_GIVEN))
+        for kind in (
+            *(optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam, optim.RAdam),
+            *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Rprop),
+        )
+    },
+}
+"""Those of torch that treat each weight by itself, by their names there."""
+
+OWN_LOSS = Kind(
+    "a function (logits, labels) -> loss, or a class of such modules",
+    given=("input", "target", "reduction", "logits", "labels"),
+)
+
+LOSSES: SettingsTypes = {"cross_entropy": Settings}
+
+
+def criterion(choice: Choice[Settings]) -> Criterion:
+    """Return the loss that the training section chooses."""
+    if choice.entry is None:
+        return Criterion()
+    chosen = arguments(choice.settings, Settings)
+    chosen |= given_to(choice.entry, reduction="none")
+    if isinstance(choice.entry, type):
+        return OwnLoss(choice.name, choice.entry(**chosen))
+    return OwnLoss(choice.name, functools.partial(choice.entry, **chosen))
 
 
 @dataclass(frozen=True)
@@ -77,7 +122,8 @@ class LocalModel:
         self._examples = Examples(
             examples.images.to(device), examples.labels.to(device)
         )
-        self._weights = None if example_weights is None else example_weights.to(device)
+        weights = _with_class_weights(task, examples.labels, example_weights)
+        self._weights = None if weights is None else weights.to(device)
         self._positions = mini_batches(len(examples), size, rng)
         self._other_positions = mini_batches(len(examples), size, rng.child("other"))
         self._generator = rng.child("augmentation").numpy()
@@ -85,12 +131,14 @@ class LocalModel:
         self._gradient_hook = gradient_hook
         self._objective = objective
         # A tensor of which nothing is trained has no gradient: only these move it.
-        moves = gradient_hook is not None or task.training.weight_decay > 0
+        plain = task.training.optimizer.name == "SGD"
+        decays = not plain or task.training.weight_decay > 0
+        moves = gradient_hook is not None or decays
         self._fixed: tuple[Tensor, Tensor] | None = None
         if moves and trainable is not None:
             where = ~trainable[: task.model.num_parameters].to(device)
             self._fixed = where, self.parameters[where].clone()
-        self._optimizer = sgd(task, task.model.parameters, learning_rate)
+        self._optimizer = optimizer(task, learning_rate)
 
     @property
     def parameters(self) -> Tensor:
@@ -166,22 +214,61 @@ class LocalModel:
         with self.task.autocast():
             inputs = self.task.normalize(examples.images)
             losses = self._objective(model.module, inputs, examples.labels)
+        if batch.weights is not None:
+            model.module.criterion.require_one_each()
         loss = (losses if batch.weights is None else losses * batch.weights).mean()
         model.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
+        if (longest := self.task.training.clip_norm) is not None:
+            norm = torch.linalg.vector_norm(model.gradient)
+            model.gradient.mul_(longest / norm.clamp_min(longest))
         if self._gradient_hook is not None:
             self._gradient_hook(model.gradient, self.parameters)
         return loss.detach()
 
 
-def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> torch.optim.SGD:
+def optimizer(task: Task, learning_rate: float) -> optim.Optimizer:
     """Return the optimizer of local training, as the training section says."""
-    return torch.optim.SGD(
+    chosen, model = task.training.optimizer, task.model
+    if chosen.name == "SGD":
+        return sgd(task, model.parameters, learning_rate)
+    settings = arguments(chosen.settings, Settings)
+    if chosen.entry is not None:
+        tensors = [one for one in model.module.parameters() if one.requires_grad]
+        made: optim.Optimizer = chosen.entry(tensors, lr=learning_rate, **settings)
+        return made
+    kind: Callable[..., optim.Optimizer] = getattr(optim, chosen.name)
+    return kind([model.parameters], lr=learning_rate, **settings)
+
+
+def _with_class_weights(
+    task: Task, labels: Tensor, weights: Tensor | None
+) -> Tensor | None:
+    """Return the factor on the loss of each example, shape (n,); None is 1."""
+    chosen = task.training.class_weights
+    if chosen is None:
+        return weights
+    if chosen == "balanced":
+        # As scikit-learn's: n / (c n_y), over the c labels that are there.
+        counts = torch.bincount(labels, minlength=task.spec.num_classes)
+        present = counts.count_nonzero().clamp_min(1)
+        factors = len(labels) / (present * counts.clamp_min(1))
+    else:
+        factors = torch.tensor(chosen)
+    of_each = factors.float()[labels]
+    return of_each if weights is None else of_each * weights
+
+
+def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> optim.SGD:
+    """Return the optimizer of local training, as the training section says."""
+    chosen = task.training.optimizer.settings
+    return optim.SGD(
         [parameters],
         lr=learning_rate,
         momentum=task.training.momentum,
         weight_decay=task.training.weight_decay,
         fused=True,
+        **(vars(chosen) if isinstance(chosen, SgdSettings) else {}),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 import knnper
 from knnper.errors import CheckpointError, ConfigError, RunError
+from knnper.experiment import results_identity
 from knnper.files import JsonLines, draft_of
 from knnper.records import fingerprint
 from knnper.server.run_folder import (
@@ -165,20 +166,21 @@ def test_a_resumed_run_stays_the_same_experiment(folder: RunFolder) -> None:
 
 
 def test_the_first_manifest_stays(folder: RunFolder) -> None:
-    folder.write_manifest("e1", "abc", ("knnper", "simulate"))
+    folder.write_manifest(EXPERIMENT, "abc", ("knnper", "simulate"))
     first = folder.manifest()
-    assert (first["results_identity"], first["partition_hash"]) == ("e1", "abc")
+    assert first["results_identity"] == results_identity(EXPERIMENT)
+    assert first["partition_hash"] == "abc"
     assert (first["command"], first["resumed"]) == (["knnper", "simulate"], [])
     assert first["versions"]["knnper"] == knnper.__version__
     assert first["versions"]["flwr"].startswith("1.")
     assert first["num_cpus"] >= 1
-    folder.write_manifest("e1", "abc", ["knnper", "--resume"])
+    folder.write_manifest(EXPERIMENT, "abc", ["knnper", "--resume"])
     (again,) = folder.manifest()["resumed"]
     assert again["command"] == ["knnper", "--resume"]
     assert datetime.fromisoformat(again["started"]).tzinfo is not None
     assert folder.manifest() == {**first, "resumed": [again]}
     with pytest.raises(RunError, match="expected the split abc, found xyz"):
-        folder.write_manifest("e1", "xyz", ["knnper"])
+        folder.write_manifest(EXPERIMENT, "xyz", ["knnper"])
 
 
 def test_results(folder: RunFolder) -> None:

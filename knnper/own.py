@@ -1,0 +1,337 @@
+"""What users bring of their own: ``module:attribute`` in place of a name of ours.
+
+The module is looked for beside the experiment's file, then on the Python path. What
+can be set is what the attribute takes: the parameters of a function or a class.
+"""
+
+import ast
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, fields, make_dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
+from knnper.errors import KnnPerError, OwnCodeError
+from knnper.experiment import Own, Settings, alternatives
+
+# The files of users' code: errors in them are theirs.
+_FILES = set[str]()
+
+# What was imported from beside an experiment: its files' SHA-256 then, by the file.
+_IMPORTED: dict[Path, str] = {}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What can be brought in a section of an experiment."""
+
+    what: str  # as in "a torch.nn.Module class, or a function that returns one"
+    # What is set beside the parameters; an attribute's own ``settings_type`` is one.
+    base: type[Settings] = Settings
+    given: Collection[str] = ()  # the parameters that it is given, not set
+    is_right: Callable[[Any], bool] = callable
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where users' code is looked for, and what of it may be used."""
+
+    folder: Path | None = None  # looked into first; None is the Python path alone
+    allowed: Collection[str] | None = None  # the references; None is all
+
+    def open(self, reference: str, kind: Kind) -> Own:
+        """Return what ``reference`` names; an `OwnCodeError` says why it is not."""
+        if self.allowed is not None and reference not in self.allowed:
+            known = alternatives(reference, self.allowed)
+            raise OwnCodeError(
+                f"found {reference!r}, which may not be used here: the operator names "
+                f"in own_code what may; {known}"
+            )
+        module_name, _, path = reference.partition(":")
+        module, fingerprint = _module(module_name, self.folder, reference)
+        entry: Any = module
+        for part in path.split("."):
+            if not hasattr(entry, part):
+                public = [one for one in vars(entry) if not one.startswith("_")]
+                raise OwnCodeError(
+                    f"{reference}: {module_name} has no {part!r}; "
+                    f"{alternatives(part, public)}"
+                )
+            entry = getattr(entry, part)
+        if not kind.is_right(entry):
+            found = "a class" if isinstance(entry, type) else type(entry).__name__
+            raise OwnCodeError(f"{reference}: found {found}, expected {kind.what}")
+        settings = getattr(entry, "settings_type", None)
+        if not (isinstance(settings, type) and issubclass(settings, Settings)):
+            given = frozenset(kind.given)
+            # mypy takes the hash of a class for that of its instances.
+            settings = settings_of(entry, kind.base, given)  # type: ignore[arg-type]
+        return Own(entry, settings, fingerprint)
+
+
+def given_to(entry: Callable[..., Any], **possible: Any) -> dict[str, Any]:
+    """Return those of the ``possible`` arguments that ``entry`` has parameters for."""
+    names = _parameters(entry)
+    return {name: value for name, value in possible.items() if name in names}
+
+
+def arguments(settings: Settings, base: type[Settings]) -> dict[str, Any]:
+    """Return the values of settings that are not of ``base``, by their names."""
+    left_out = {one.name for one in fields(base)}
+    names = [one.name for one in fields(settings) if one.name not in left_out]
+    return {name: getattr(settings, name) for name in names}
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Make errors of users' code an `OwnCodeError` that has their traceback."""
+    try:
+        yield
+    except KnnPerError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        first = next((n for n, one in enumerate(frames) if one.filename in _FILES), -1)
+        if first < 0:
+            raise
+        lines = traceback.format_list(frames[first:])
+        raise OwnCodeError(
+            f"{frames[first].filename} failed:\n{''.join(lines)}"
+            f"{''.join(traceback.format_exception_only(error)).rstrip()}"
+        ) from error
+
+
+@functools.cache
+def settings_of(
+    entry: Callable[..., Any], base: type[Settings], given: frozenset[str]
+) -> type[Settings]:
+    """Return settings with a field for each parameter, on top of those of ``base``.
+
+    Parameters that are ``given``, or whose type no file of settings can hold, are left
+    out; one of the latter without a default is refused.
+    """
+    taken = given | {one.name for one in fields(base)}
+    made: list[Any] = []
+    hints = _hints(entry)
+    for name, parameter in _parameters(entry).items():
+        if name in taken or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            continue
+        has_default = parameter.default is not parameter.empty
+        annotation = _plain(hints.get(name, Any))
+        if annotation is None or (has_default and not _is_plain(parameter.default)):
+            if not has_default:
+                raise OwnCodeError(
+                    f"{_name(entry)} takes {name}: {hints[name]}, which a file of "
+                    "settings cannot hold; give it a default, or plain values"
+                )
+            continue
+        default = field(default=parameter.default) if has_default else field()
+        made.append((name, annotation, default))
+    # A parameter without a default may stand behind those of the base.
+    return make_dataclass(_name(entry), made, bases=(base,), frozen=True, kw_only=True)
+
+
+def _parameters(entry: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        found = dict(inspect.signature(entry).parameters)
+    except (TypeError, ValueError):  # of a builtin
+        return {}
+    return found
+
+
+def _hints(entry: Any) -> dict[str, Any]:
+    function = getattr(entry, "__init__", None) if isinstance(entry, type) else entry
+    try:
+        return get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+def _plain(annotation: Any) -> Any:
+    """Return the part of a type that plain values can have; None for no part."""
+    if get_origin(annotation) in (Union, UnionType):
+        members = [_plain(one) for one in get_args(annotation)]
+        left = [one for one in members if one is not None]
+        return Union[tuple(left)] if left else None  # noqa: UP007 (a list of them)
+    if annotation is NoneType:
+        return annotation
+    if get_origin(annotation) in (tuple, list, dict) and get_args(annotation):
+        members = [one if one is ... else _plain(one) for one in get_args(annotation)]
+        if any(one is None for one in members):
+            return None
+        return get_origin(annotation)[tuple(members)]
+    try:
+        schema = TypeAdapter(annotation, config=_adapting(annotation))
+    except (PydanticSchemaGenerationError, PydanticUserError):
+        return None
+    return annotation if schema.core_schema["type"] != "callable" else None
+
+
+def _adapting(annotation: Any) -> ConfigDict | None:
+    # Pydantic lets a type with settings of its own have no others.
+    return None if hasattr(annotation, "__pydantic_config__") else ConfigDict()
+
+
+def _is_plain(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return hasattr(value, "__pydantic_config__")
+    return True
+
+
+def _name(entry: Any) -> str:
+    return str(getattr(entry, "__name__", type(entry).__name__))
+
+
+def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType, str]:
+    """Return a module and the SHA-256 of its source."""
+    file = None if folder is None else _file_of(name, folder)
+    if folder is None or file is None:
+        return _installed(name, folder, reference)
+    sources = _sources(file, folder.absolute())
+    for source in sources:
+        _FILES.add(str(source))
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(f"{source.relative_to(folder.absolute())}\n".encode())
+        digest.update(source.read_bytes())
+    fingerprint = digest.hexdigest()
+    there = sys.modules.get(name)
+    place = getattr(there, "__file__", None)
+    if there is not None and place != str(file) and Path(str(place)) not in _IMPORTED:
+        raise OwnCodeError(
+            f"{reference}: {file} has the name of the module {place}, which is loaded "
+            "already; rename the file"
+        )
+    if there is None or place != str(file) or _IMPORTED.get(file) != fingerprint:
+        _forget({*sources, *_IMPORTED} if place != str(file) else set(sources))
+        there = _fresh(name, folder.absolute(), reference)
+        _IMPORTED[file] = fingerprint
+    return there, fingerprint
+
+
+def _installed(
+    name: str, folder: Path | None, reference: str
+) -> tuple[ModuleType, str]:
+    try:
+        with explained():
+            module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise OwnCodeError(
+                f"{reference}: {name} cannot be imported: {error}"
+            ) from error
+        place = "" if folder is None else f" in {folder} or"
+        raise OwnCodeError(
+            f"{reference}: found no module {name!r}{place} on the Python path; "
+            "expected a file beside the experiment, or an installed package"
+        ) from error
+    file = getattr(module, "__file__", None)
+    if file is None or not file.endswith(".py"):
+        return module, ""
+    if not name.startswith("torch."):
+        _FILES.add(file)
+    return module, hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _file_of(name: str, folder: Path) -> Path | None:
+    place = folder.absolute().joinpath(*name.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+def _sources(file: Path, folder: Path) -> list[Path]:
+    """Return a file and those in ``folder`` that it imports, sorted."""
+    found, waiting = set[Path](), [file]
+    while waiting:
+        source = waiting.pop()
+        if source in found:
+            continue
+        found.add(source)
+        try:
+            tree = ast.parse(source.read_bytes())
+        except SyntaxError:
+            continue  # importing it says so
+        for name in _imports(tree, source.parent.relative_to(folder).parts):
+            parts = name.split(".")
+            places = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+            waiting += filter(None, (_file_of(place, folder) for place in places))
+    return sorted(found)
+
+
+def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
+    """Yield the full names of what a file imports, and of attributes that it does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            base = ".".join((*above, *([node.module] if node.module else [])))
+            yield from (f"{base}.{one.name}".lstrip(".") for one in node.names)
+
+
+class _AsItIsNow(SourceFileLoader):
+    """Compiles the file each time: kept bytecode is told from it by whole seconds."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of what the file holds."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _forget(files: Collection[Path]) -> None:
+    """Let the modules of these files be imported anew."""
+    names = {str(file) for file in files}
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) in names:
+            del sys.modules[name]
+
+
+def _fresh(name: str, folder: Path, reference: str) -> ModuleType:
+    """Import a module from ``folder``, as it is now."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # it may import others there, at any time
+    importlib.invalidate_caches()
+    above, _, _ = name.rpartition(".")
+    if above:
+        _fresh(above, folder, reference)
+    file = _file_of(name, folder)
+    if file is None:  # a folder without __init__.py
+        return importlib.import_module(name)
+    loader = _AsItIsNow(name, str(file))
+    is_package = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(
+        name, file, loader=loader, submodule_search_locations=is_package
+    )
+    assert spec is not None, "a file that ends in .py has a loader"
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look for their module there while it is being executed.
+    sys.modules[name] = module
+    try:
+        with explained():
+            loader.exec_module(module)
+    except SyntaxError as error:
+        del sys.modules[name]
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        raise OwnCodeError(f"{reference} cannot be read:\n{said}") from error
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,410 @@
+"""What users bring as ``module:attribute``: found, set, fingerprinted, explained."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from knnper.errors import ConfigError, OwnCodeError, RunError
+from knnper.experiment import (
+    Choice,
+    Experiment,
+    Own,
+    from_json,
+    load_experiment,
+    read_experiment,
+    results_identity,
+    to_json,
+    to_yaml,
+)
+from knnper.models import OwnModelSettings, build_model, split
+from knnper.own import Door, Kind, explained
+from knnper.seeding import RandomKey
+from knnper.server.observer import Observer
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.workbench import (
+    experiment_catalogue,
+    open_workbench,
+    simulate,
+)
+from knnper.strategies.core.training import local_sgd
+
+MODEL = """
+import torch
+from torch import nn
+from width import WIDTH
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int, input_shape: tuple[int, ...],
+                 hidden: int, slope: float = 0.0, act: nn.Module = nn.ReLU()):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(input_shape[1] * input_shape[2], hidden * WIDTH),
+            nn.LeakyReLU(slope))
+        self.out = nn.Linear(hidden * WIDTH, num_classes)
+
+    def forward(self, x):
+        return self.out(self.body(x))
+
+def no_softmax(num_classes: int):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes), nn.Softmax(dim=1))
+
+def smoothed(logits, labels, amount: float = 0.1):
+    return nn.functional.cross_entropy(logits, labels, label_smoothing=amount)
+
+def failing(logits, labels):
+    raise ValueError("on purpose")
+"""
+METHOD = '''
+from dataclasses import dataclass
+from knnper.experiment import Settings
+from knnper.strategies.core.method import Method
+
+@dataclass(frozen=True)
+class HalfSettings(Settings):
+    share: float = 0.5
+
+class Half(Method):
+    """Moves a part of the way to the mean."""
+
+    title = "Half way"
+    ends_with_global_model = True
+    settings: HalfSettings
+
+    def aggregate(self, state, updates):
+        mean = super().aggregate(state, updates)
+        moved = state.weights + self.settings.share * (mean.weights - state.weights)
+        return type(state)(moved)
+'''
+DOCUMENT: dict[str, Any] = {
+    "name": "own",
+    "data": {"name": "digits"},
+    "partition": {"name": "dirichlet", "num_clients": 6, "alpha": 0.5},
+    "model": {"name": "model:Net", "hidden": 8},
+    "training": {
+        "num_rounds": 2,
+        "participation": 0.5,
+        "learning_rate": 0.01,
+        "optimizer": {"name": "AdamW", "betas": [0.8, 0.9]},
+        "loss": {"name": "model:smoothed", "amount": 0.2},
+    },
+    "method": {"name": "fedavg"},
+    "run": {"engine": "serial"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    path, modules = list(sys.path), dict(sys.modules)
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "width.py").write_text("WIDTH = 2\n")
+    (tmp_path / "halfway.py").write_text(METHOD)
+    yield tmp_path
+    sys.path[:] = path
+    for name in sys.modules.keys() - modules.keys() & {"model", "width", "halfway"}:
+        del sys.modules[name]
+
+
+def load(folder: Path, **sections: object) -> Experiment:
+    document = {**DOCUMENT, **sections}
+    return load_experiment(document, experiment_catalogue(), folder=folder)
+
+
+def problem(folder: Path, **sections: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, **sections)
+    return str(caught.value)
+
+
+def test_what_can_be_set_is_what_it_takes(folder: Path) -> None:
+    chosen = load(folder).model.settings
+    assert vars(chosen)["hidden"] == 8
+    assert vars(chosen)["slope"] == 0.0
+    assert isinstance(chosen, OwnModelSettings)
+    wrong = {"name": "model:Net", "hiden": 8, "slope": "steep"}
+    told = problem(folder, model=wrong)
+    assert "model.hiden: unknown setting; did you mean 'hidden'?" in told
+    assert 'model.slope: found "steep", expected a number' in told
+    assert "model.hidden: expected a value, found nothing" in told
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"model": {"name": "model:Nets"}}, "model has no 'Nets'; did you mean 'Net'?"),
+        ({"model": {"name": "modle:Net"}}, "found no module 'modle' in "),
+        ({"model": {"name": "halfway:HalfSettings"}}, None),
+        ({"method": {"name": "model:Net"}}, "expected a subclass of knnper.Method"),
+    ],
+)
+def test_what_is_not_there_is_told(
+    folder: Path, section: dict[str, Any], expected: str | None
+) -> None:
+    if expected is None:
+        with pytest.raises((ConfigError, OwnCodeError), match=r"expected a nn\.Module"):
+            open_workbench(load(folder, **section))
+        return
+    assert expected in problem(folder, **section)
+
+
+def test_errors_of_the_file_are_those_of_its_writer(folder: Path) -> None:
+    (folder / "model.py").write_text("def Net(:\n")
+    assert "model.py" in (told := problem(folder))
+    assert "SyntaxError" in told
+    (folder / "model.py").write_text("import no_such_library\n")
+    assert "no_such_library" in problem(folder)
+
+
+def test_a_file_beside_the_experiment_is_read_as_it_is_now(folder: Path) -> None:
+    first = load(folder)
+    assert load(folder).model.fingerprint == first.model.fingerprint
+    (folder / "width.py").write_text("WIDTH = 3\n")
+    other = load(folder)
+    assert other.model.fingerprint != first.model.fingerprint
+    assert results_identity(other) != results_identity(first)
+    sizes = [open_workbench(one).task.model.num_weights for one in (first, other)]
+    assert sizes == [64 * w + w + w * 10 + 10 for w in (16, 24)]
+
+
+def test_a_file_cannot_have_the_name_of_a_loaded_module(folder: Path) -> None:
+    (folder / "torch.py").write_text(MODEL)
+    told = problem(folder, model={"name": "torch:Net", "hidden": 8})
+    assert "which is loaded already; rename the file" in told
+
+
+def test_an_experiment_with_own_code_is_written_and_read(folder: Path) -> None:
+    first = load(folder)
+    assert first.own_code == str(folder)
+    assert from_json(to_json(first), experiment_catalogue()) == first
+    elsewhere = folder / "runs"
+    elsewhere.mkdir()
+    (elsewhere / "e.yaml").write_text(to_yaml(first))
+    assert read_experiment(elsewhere / "e.yaml", experiment_catalogue()) == first
+    (elsewhere / "e.yaml").write_text(
+        to_yaml(replace(first, own_code=None)) + "own_code: ..\n"
+    )
+    again = read_experiment(elsewhere / "e.yaml", experiment_catalogue())
+    assert results_identity(again) == results_identity(first)
+
+
+def test_only_what_is_allowed_comes_through_the_door(folder: Path) -> None:
+    kind = Kind("anything")
+    found = Door(folder, {"model:Net"}).open("model:Net", kind)
+    assert isinstance(found, Own)
+    with pytest.raises(OwnCodeError, match="which may not be used here"):
+        Door(folder, {"model:Net"}).open("model:smoothed", kind)
+    with pytest.raises(OwnCodeError, match="which may not be used here"):
+        Door(folder, ()).open("os:remove", kind)
+
+
+def run(experiment: Experiment, path: Path) -> dict[str, Any]:
+    folder = RunFolder.create(path, experiment, overwrite=True)
+    return dict(simulate(open_workbench(experiment), folder, Observer(), ["test"]))
+
+
+def test_an_own_method_is_one_of_ours(folder: Path) -> None:
+    """All of the way is FedAvg; none of it leaves the initial weights."""
+    whole = run(
+        load(folder, method={"name": "halfway:Half", "share": 1.0}), folder / "whole"
+    )
+    fedavg = run(load(folder), folder / "fedavg")
+    none = load(folder, method={"name": "halfway:Half", "share": 0.0})
+    assert whole["seen"]["accuracy_mean"] == fedavg["seen"]["accuracy_mean"]
+    assert whole["title"] == "Half way"
+    initial = open_workbench(none).task.initial_weights
+    run(none, folder / "none")
+    state = next((folder / "none").glob("checkpoints/round-000002/*.safetensors"))
+    from safetensors.torch import load_file
+
+    (weights,) = load_file(state).values()
+    assert torch.equal(weights, initial)
+
+
+def test_code_that_changed_is_told_and_never_mixed(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    experiment = load(folder)
+    place = RunFolder.create(folder / "run", experiment)
+    place.write_manifest(experiment, "split", ["test"])
+    (folder / "width.py").write_text("WIDTH = 5\n")
+    changed = place.experiment(experiment_catalogue())
+    assert "model:Net, model:smoothed changed since the run" in caplog.text
+    with pytest.raises(RunError, match="bring the code back, or start again"):
+        place.write_manifest(changed, "split", ["test"])
+
+
+def test_a_failure_shows_the_users_lines(folder: Path) -> None:
+    training = {**DOCUMENT["training"], "loss": "model:failing"}
+    experiment = load(folder, training=training)
+    with pytest.raises(OwnCodeError) as caught:
+        run(experiment, folder / "run")
+    told = str(caught.value)
+    assert told.startswith(f"{folder / 'model.py'} failed:")
+    assert 'raise ValueError("on purpose")' in told
+    assert told.endswith("ValueError: on purpose")
+    assert "site-packages" not in told
+
+
+def test_an_error_that_is_nobodys_stays_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), explained():
+        _ = 1 / 0
+
+
+# A step of each optimizer against torch's own on the module's own parameters.
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"name": "Adam"},
+        {"name": "AdamW", "weight_decay": 0.3},
+        {"name": "RMSprop", "momentum": 0.5},
+        {"name": "Adagrad", "initial_accumulator_value": 0.1},
+        {"name": "torch.optim:Adafactor"},
+        {"name": "SGD", "nesterov": True},
+    ],
+)
+def test_training_is_torchs_own(folder: Path, optimizer: dict[str, Any]) -> None:
+    momentum = 0.9 if optimizer["name"] == "SGD" else 0.0
+    training = {
+        **{"learning_rate": 0.05, "batch_size": 1000, "local_steps": 3},
+        **{"momentum": momentum, "optimizer": optimizer},
+    }
+    bench = open_workbench(load(folder, training=training))
+    task, data = bench.task, bench.clients.data("0000").train
+    start = task.initial_weights
+    found = local_sgd(task, start, data, 0.05, RandomKey(3)).weights
+
+    task.model.load(start)
+    copy = build_copy(task.model.module)
+    kind: Any = getattr(torch.optim, optimizer["name"].rpartition(":")[2])
+    settings = {key: one for key, one in optimizer.items() if key != "name"}
+    if momentum:
+        settings["momentum"] = momentum
+    steps = kind(copy.parameters(), lr=0.05, **settings)
+    for _ in range(3):
+        steps.zero_grad()
+        logits = copy(task.normalize(data.images))
+        nn.functional.cross_entropy(logits, data.labels).backward()  # type: ignore[no-untyped-call]
+        steps.step()
+    expected = torch.cat([one.detach().flatten() for one in copy.parameters()])
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert not torch.allclose(found, start, atol=1e-3)
+
+
+def build_copy(module: nn.Module) -> nn.Sequential:
+    layers = nn.Linear(64, 16), nn.LeakyReLU(0.0), nn.Linear(16, 10)
+    copy = nn.Sequential(nn.Flatten(), *layers)
+    copy.load_state_dict(
+        dict(zip(copy.state_dict(), module.state_dict().values(), strict=True))
+    )
+    return copy
+
+
+def test_other_optimizers_are_refused_by_methods_of_sgd(folder: Path) -> None:
+    told = problem(folder, method={"name": "scaffold"})
+    assert "found AdamW with SCAFFOLD, expected SGD: its control variates" in told
+    training = {"momentum": 0.9, "optimizer": "Adam"}
+    told = problem(folder, training=training)
+    assert "training.momentum: found 0.9, which is SGD's, with Adam" in told
+
+
+def test_class_weights_and_clipping(folder: Path) -> None:
+    """One full-batch step against the gradient by hand."""
+    training = {
+        **{"learning_rate": 1.0, "batch_size": 1000, "local_steps": 1},
+        **{"class_weights": "balanced", "clip_norm": 0.05},
+    }
+    bench = open_workbench(load(folder, training=training))
+    task, data = bench.task, bench.clients.data("0001").train
+    start = task.initial_weights
+    found = local_sgd(task, start, data, 1.0, RandomKey(1)).weights
+    counts = torch.bincount(data.labels, minlength=10)
+    weights = len(data) / (int((counts > 0).sum()) * counts.clamp(min=1).float())
+    task.model.load(start)
+    losses = nn.functional.cross_entropy(
+        task.model.module(task.normalize(data.images)), data.labels, reduction="none"
+    )
+    loss = (losses * weights[data.labels]).mean()
+    (gradient,) = [task.model.gradient.zero_()]
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(gradient.norm()) > 0.05
+    expected = start - gradient * (0.05 / gradient.norm())
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_a_mean_cannot_be_weighted(folder: Path) -> None:
+    training = {**DOCUMENT["training"], "class_weights": "balanced"}
+    bench = open_workbench(load(folder, training=training))
+    data = bench.clients.data("0000").train
+    with pytest.raises(OwnCodeError, match="returns a mean, and examples are weighted"):
+        local_sgd(bench.task, bench.task.initial_weights, data, 0.1, RandomKey(0))
+
+
+class Residual(nn.Module):
+    """A network whose last linear layer is not the last module that it defines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+        self.convolution = nn.Conv2d(1, 6, 3)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.convolution(x).amax(dim=(2, 3)))
+        return found
+
+
+def test_a_network_is_split_at_its_last_linear_layer() -> None:
+    network, images = Residual(), torch.randn(5, 1, 8, 8)
+    expected = network(images)
+    found = split(network, torch.zeros(2, 1, 8, 8), 4)
+    assert torch.equal(found(images), expected)
+    assert (found.embedding_dim, found.num_classes) == (6, 4)
+    assert torch.equal(found.head(found.embed(images)), expected)
+
+
+def test_a_representation_can_be_named() -> None:
+    network, images = Residual(), torch.randn(5, 1, 8, 8)
+    expected = network.convolution(images).mean(dim=(2, 3))
+    found = split(network, torch.zeros(2, 1, 8, 8), 4, "convolution")
+    assert torch.equal(found.embed(images), expected)
+    assert found(images).shape == (5, 4)
+    names = [name for name, _ in found.named_parameters()]
+    assert not [name for name in names if "head" in name or "unused" in name]
+    with pytest.raises(ConfigError, match="did you mean 'convolution'"):
+        split(Residual(), torch.zeros(2, 1, 8, 8), 4, "convolutions")
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), "returned 3 logits, expected"),
+        (nn.Flatten(), "returned 64 logits"),
+        (nn.Conv2d(1, 4, 3), "expected (2, number of classes)"),
+        (nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten()), "has no linear layer"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Softmax(dim=1)),
+            "goes on behind its last linear layer, 1",
+        ),
+        (nn.Sequential(nn.Linear(5, 4)), "failed on inputs torch.float32 of shape"),
+    ],
+)
+def test_what_is_no_classifier_is_refused(network: nn.Module, expected: str) -> None:
+    with pytest.raises(OwnCodeError) as caught:
+        split(network, torch.zeros(2, 1, 8, 8), 4)
+    assert expected in str(caught.value)
+
+
+def test_initial_weights_are_those_of_the_seed(folder: Path) -> None:
+    experiment = load(folder)
+    spec = open_workbench(experiment).task.spec
+    choice: Choice[Any] = experiment.model
+    one, same, other = (
+        build_model(choice, spec, RandomKey(seed)).read() for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
