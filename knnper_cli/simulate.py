@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from knnper.errors import CheckpointError, OwnCodeError, RunError
-from knnper.experiment import parse_yaml
 from knnper.server.observer import progress_observer
 from knnper.simulation.experiments import shipped_experiments
 from knnper_cli.terminal import (
@@ -133,6 +132,8 @@ def _list_methods(as_json: bool) -> None:
 
 
 def _list_experiments(as_json: bool) -> None:
+    from knnper.experiment import parse_yaml
+
     rows = []
     for name, path in shipped_experiments().items():
         text = path.read_text(encoding="utf-8")

@@ -226,7 +226,9 @@ def begin(
     if isinstance(experiment, Experiment):
         experiment = to_document(experiment)
     if isinstance(experiment, Mapping):
-        settings = load_experiment(experiment, catalogue, changes)
+        # Code of one's own is then looked for in the working folder.
+        here = Path.cwd()
+        settings = load_experiment(experiment, catalogue, changes, folder=here)
     else:
         settings = read_experiment(find_experiment(experiment), catalogue, changes)
     settings = with_fixed_threads(settings)

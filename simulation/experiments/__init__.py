@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import alternatives
 
 
 def shipped_experiments() -> Mapping[str, Path]:
@@ -24,6 +23,9 @@ def find_experiment(place: str | Path) -> Path:
     if path.exists() or path.suffix or path.name != str(place):
         return path
     if path.name not in shipped:
+        # It loads NumPy, which `knnper --help` need not wait for.
+        from knnper.experiment import alternatives
+
         known = alternatives(path.name, shipped)
         message = f"found neither a file nor an experiment that is shipped; {known}"
         raise ConfigError([Problem(path.name, message)])
