@@ -9,6 +9,7 @@ import typer
 from knnper_cli.terminal import (
     AsJson,
     Overrides,
+    file_argument,
     interruptible,
     print_json,
     print_shown,
@@ -18,9 +19,7 @@ from knnper_cli.terminal import (
     typed_command,
 )
 
-ComparisonFile = Annotated[
-    Path, typer.Argument(metavar="COMPARISON.yaml", help="The comparison's file.")
-]
+ComparisonFile = Annotated[Path, file_argument("COMPARISON.yaml", "comparison")]
 Output = Annotated[
     Path | None,
     typer.Option(help="The folder of all its runs.", show_default="runs/NAME"),
@@ -176,9 +175,7 @@ def moved(context: typer.Context) -> None:
     )
 
 
-SweepFile = Annotated[
-    Path, typer.Argument(metavar="SWEEP.yaml", help="The sweep's file.")
-]
+SweepFile = Annotated[Path, file_argument("SWEEP.yaml", "sweep")]
 SweepWorkers = Annotated[
     int | None, typer.Option(min=1, help="Trainings side by side; one a CPU core.")
 ]

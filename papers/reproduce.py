@@ -37,7 +37,7 @@ from knnper.experiment import (
 )
 from knnper.files import JsonLines, write_atomically
 from knnper.process import usable_cores, with_fixed_threads
-from knnper.server.observer import Observer
+from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RunFolder, environment
 from knnper.simulation.batches.folder import (
     inputs_of,
@@ -81,7 +81,7 @@ from knnper.simulation.workbench import (
     require_central,
     simulate,
 )
-from knnper_cli.terminal import progress_observer, run_counter, say
+from knnper_cli.terminal import run_counter, say
 from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure
 from papers.figures import OnPart
 
