@@ -36,7 +36,7 @@ from knnper.strategies.core.exported_model import (
     require_fingerprint,
 )
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.task import ClientResults, Evaluation
+from knnper.strategies.core.task import ClientResults, Evaluation, Validation
 from knnper.transport.credentials import fingerprint, read_node_key
 from knnper.transport.messages import Introduction, Job, introduction_content
 
@@ -168,14 +168,29 @@ class SiteWorker:
         self.limits.require_behind(self.trained)
         return self.discretion.update(update)
 
-    def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
+    def validate(
+        self,
+        clients: Sequence[str],
+        payload: object,
+        reference: object | None = None,
+        server_round: int = 0,
+        state_rounds: Sequence[int] = (),
+    ) -> Validation:
         """See `ClientRuntime.validate`; of no example where metrics are not shared."""
         self._require_this(clients)
         if not self.discretion.share_metrics:
-            return Evaluation(0, 0, 0.0, (), (), ())
+            return Validation(Evaluation(0, 0, 0.0, (), (), ()))
         self.limits.count("validation")
         with self._doing("an evaluation"):
-            return self.runtime.validate(clients, reference)
+            found = self.runtime.validate(
+                clients, payload, reference, server_round, state_rounds
+            )
+        for reason in found.failures.values():
+            log.error("the model is not personalised: %s", reason)
+        reasons = {
+            name: self.discretion.reason(w) for name, w in found.failures.items()
+        }
+        return dataclasses.replace(found, failures=reasons)
 
     def personalize(
         self,
