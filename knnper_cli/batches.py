@@ -94,6 +94,12 @@ CsvFile = Annotated[
     Path | None,
     typer.Option("--csv", metavar="FILE", help="Write the table with all figures."),
 ]
+OfMetric = Annotated[
+    str,
+    typer.Option(
+        "--metric", metavar="NAME", help="What the table is of, one of run.metrics."
+    ),
+]
 FigureFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write each chart as SVG and as PDF."),
@@ -107,6 +113,7 @@ def report(
     html: HtmlFile = None,
     csv_file: CsvFile = None,
     figures: FigureFolder = None,
+    metric: OfMetric = "accuracy",
 ) -> None:
     """Compare finished runs: means and 95 % intervals over the seeds.
 
@@ -119,8 +126,14 @@ def report(
     from knnper.simulation.reports.runs import as_csv, as_documents
 
     made = reports.report_of(runs)
+    measured = list(dict.fromkeys(name for one in made.chapters for name in one.tables))
+    if metric not in measured:
+        known = f"expected what the runs measured: {', '.join(measured)}"
+        raise typer.BadParameter(f"found {metric!r}, {known}", param_hint="--metric")
     documents = [
-        row for one in made.chapters for row in as_documents(one.rows, one.over)
+        row
+        for one in made.chapters
+        for row in as_documents(one.tables.get(metric, ()), one.over)
     ]
     if csv_file is not None:
         reports.write_text(csv_file, as_csv(documents))
@@ -136,17 +149,17 @@ def report(
     elif as_json:
         print_json(documents)
     else:
-        _show(made)
+        _show(made, metric)
 
 
-def _show(made: "Report") -> None:
+def _show(made: "Report", metric: str) -> None:
     from knnper.simulation.reports.runs import as_cells
 
     for number, chapter in enumerate(made.chapters):
         if number > 0:
             typer.echo()
         typer.echo("\n".join(f"{name}: {told}" for name, told in chapter.facts.items()))
-        header, *cells = as_cells(chapter.rows)
+        header, *cells = as_cells(chapter.tables.get(metric, ()))
         print_table(header, cells)
         for remark in chapter.remarks:
             say(remark)

@@ -40,7 +40,7 @@ from knnper.simulation.flower_engine import (
     carrier_folder,
     flower_federation,
 )
-from knnper.simulation.reports.runs import Table, as_cells, load_run, table_of_run
+from knnper.simulation.reports.runs import Table, tables_of_run
 from knnper.simulation.workbench import (
     experiment_catalogue,
     keep_label_counts,
@@ -249,8 +249,8 @@ def main(grid: Grid, context: Context) -> None:
             folder = lead(grid, order, observer)
         finally:
             observer.finished()
-    cells = as_cells(table_of_run(load_run(folder.path)))
-    log.info("\n%s", Table.of_cells(folder.path.name, cells).as_markdown())
+    for cells in tables_of_run(folder.path):
+        log.info("\n%s", Table.of_cells(folder.path.name, cells).as_markdown())
     log.info("everything about this run is in %s", folder.path)
 
 

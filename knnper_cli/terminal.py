@@ -137,10 +137,10 @@ def print_shown(shown: "Shown", document: Any = None) -> None:
 
 def show_run(folder: Path) -> None:
     """Write the figures of a finished run."""
-    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
+    from knnper.simulation.reports.runs import tables_of_run
 
-    header, *rows = as_cells(table_of_run(load_run(folder)))
-    print_table(header, rows)
+    for header, *rows in tables_of_run(folder):
+        print_table(header, rows)
     say(f"Everything about this run is in {folder}")
 
 
