@@ -766,6 +766,7 @@ def split(
     num_classes: int | None = None,
     representation: str | None = None,
     name: str = "the model",
+    mend: str = "",
 ) -> SplitNetwork:
     """Return a network as representation and head, which share its weights.
 
@@ -781,6 +782,8 @@ def split(
         As of `OwnModelSettings`; the head is a new layer then.
     name
         What errors call the network.
+    mend
+        What else may be done where it has no such layer.
     """
     if representation is not None:
         return _split_at(network, sample, num_classes, representation, name)
@@ -788,10 +791,7 @@ def split(
     if reason := _no_logits(run.output, len(sample), num_classes):
         raise OwnCodeError(f"{name} {reason}")
     if reason := _no_head(run):
-        raise OwnCodeError(
-            f"{name} {reason}; or name the module of the representation, as in "
-            "representation: features"
-        )
+        raise OwnCodeError(f"{name} {reason}{mend}")
     path, head, *_ = run.calls[-1]
     if path:
         _replace(network, path, nn.Identity())
@@ -822,7 +822,9 @@ def _no_head(run: "_Run") -> str:
     if not run.calls:
         return "has no linear layer to be the head; give it one"
     path, _, given, logits = run.calls[-1]
-    if not isinstance(run.output, Tensor) or not torch.equal(logits, run.output):
+    # Of a network that has diverged they may all be NaN.
+    passed_on, output = logits.nan_to_num(), run.output
+    if not isinstance(output, Tensor) or not passed_on.equal(output.nan_to_num()):
         return (
             f"goes on behind its last linear layer, {path}: expected that its output "
             "are the logits, with no softmax behind it"
@@ -927,7 +929,9 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
     stored = torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
     sample = normalizer(spec)(stored)
     sample = sample.flatten(start_dim=1) if is_row else sample
-    return split(made, sample, spec.num_classes, settings.representation, choice.name)
+    mend = "; or name the module of the representation, as in representation: features"
+    asked = spec.num_classes, settings.representation
+    return split(made, sample, *asked, choice.name, mend)
 
 
 @dataclass(frozen=True)

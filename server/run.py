@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from knnper.data.site_data import SITES
 from knnper.errors import RunError, printable
 from knnper.experiment import results_identity, to_document
 from knnper.own import explained
+from knnper.predictions import Predictions
 from knnper.records import canonical, fingerprint, is_same
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request, Step
@@ -254,8 +256,13 @@ class Conductor:
                 "experiment": to_document(self.assembly.experiment),
             },
         }
+        predictions = self._predictions
+        if predictions is not None:
+            predictions.merge(served)
         self.folder.write_clients_csv(results, self._metrics)
         self.folder.write_results(document)
+        if predictions is not None:
+            predictions.forget_parts()
         self.folder.forget_aside()
         return served
 
@@ -263,10 +270,19 @@ class Conductor:
     def _metrics(self) -> Sequence[str]:
         return self.assembly.experiment.run.metrics
 
+    @property
+    def _predictions(self) -> Predictions | None:
+        """What the clients write into the run's folder; sites keep theirs."""
+        experiment = self.assembly.experiment
+        is_kept = experiment.run.save_predictions and experiment.data.name != SITES
+        return Predictions(self.folder.path) if is_kept else None
+
     def _distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str]
     ) -> dict[str, ClientResult | None]:
         done = self.folder.distributed.reported(trained.fingerprint)
+        if (predictions := self._predictions) is not None:
+            done = {name: one for name, one in done.items() if predictions.has(name)}
         self.observer.personalization_started(len(set(to) - set(done)))
         others = set(roster.names()) - set(to)
         # A server that was started again knows nobody yet.

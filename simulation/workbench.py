@@ -29,6 +29,7 @@ from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import read_document, write_atomically
 from knnper.own import explained
+from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.seeding import RandomKey
@@ -167,6 +168,10 @@ class VirtualClients:
         """Return the test split of ``client``, copied out of the memory map."""
         return self.dataset.test.examples_at(self.parts[client].test)
 
+    def test_names(self, client: str) -> Integers:
+        """Return the indices into the data set's test split."""
+        return self.parts[client].test
+
     def class_weights(self, client: str) -> Tensor | None:
         """Return what a test example of each label counts, float64 (c,), or None."""
         weights = self.parts[client].class_weights
@@ -209,13 +214,19 @@ def open_workbench(
 ) -> Workbench:
     """Load the data, split it, build model and method."""
     require_central(experiment)
+    if experiment.run.save_predictions:
+        require_arrow()
     dataset = load_data(experiment.data)
     key = RandomKey(experiment.run.seed)
     partition = make_partition(dataset, experiment.partition, key)
-    settings = experiment.partition.settings
-    if getattr(settings, "evaluate_on", "test") == "validation":
+    if evaluated_on(experiment) == "validation":
         dataset = replace(dataset, test=dataset.train)
     return build_workbench(experiment, dataset, partition, device, pool)
+
+
+def evaluated_on(experiment: Experiment) -> str:
+    """Return which of their splits the clients are tested on."""
+    return str(getattr(experiment.partition.settings, "evaluate_on", "test"))
 
 
 def build_workbench(
@@ -309,6 +320,7 @@ def read_label_counts(run_folder: Path) -> LabelCounts | None:
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
     """Return the runtime that runs all virtual clients of ``bench``."""
     keep_freed_memory()
+    run, split = bench.experiment.run, evaluated_on(bench.experiment)
     return ClientRuntime(
         method=bench.method,
         spec=bench.task.spec,
@@ -316,7 +328,8 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
         states=ClientStateStore(run_folder / "clients"),
         key=bench.key,
         pool=bench.task.pool,
-        metrics=bench.experiment.run.metrics,
+        metrics=run.metrics,
+        predictions=Predictions(run_folder, split) if run.save_predictions else None,
     )
 
 
