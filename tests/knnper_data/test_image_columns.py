@@ -31,7 +31,7 @@ def content(value: int) -> bytes:
 
 
 def first(part: LabelledArrays) -> list[int]:
-    return part.images[:, 0, 0, 0].tolist()
+    return [int(value) for value in part.images[:, 0, 0, 0]]
 
 
 def test_paths_in_a_csv_file(tmp_path: Path) -> None:
@@ -41,8 +41,13 @@ def test_paths_in_a_csv_file(tmp_path: Path) -> None:
     rows = [f"{value:02}.png,{'ab'[value % 2]},w{value // 6}" for value in range(12)]
     file = tmp_path / "own.csv"
     file.write_text("\n".join(["file,kind,ward", *rows]))
-    own = {"train": str(file), "label": "kind", "image": "file", "client": "ward"}
-    settings = TableSettings(**own, root=str(tmp_path / "photos"))  # type: ignore[arg-type]
+    own: dict[str, Any] = {
+        "train": str(file),
+        "label": "kind",
+        "image": "file",
+        "client": "ward",
+    }
+    settings = TableSettings(**own, root=str(tmp_path / "photos"))
     data = settings.load()
     assert (data.class_names, data.client_names) == (("a", "b"), ("w0", "w1"))
     assert sorted(first(data.train) + first(data.test)) == list(range(12))
@@ -68,7 +73,9 @@ def test_contents_in_a_parquet_file(tmp_path: Path, as_struct: bool) -> None:
     table = arrow.table({"image": files, "label": [0, 1, 0, 1]})
     for name in ("train", "test"):
         parquet.write_table(table, tmp_path / f"{name}.parquet")
-    paths = {name: str(tmp_path / f"{name}.parquet") for name in ("train", "test")}
+    paths: dict[str, Any] = {
+        name: str(tmp_path / f"{name}.parquet") for name in ("train", "test")
+    }
     with pytest.raises(DataError, match=r"train\.parquet, row 3, .* be read as an im"):
         TableSettings(label="label", image="image", **paths).load()
     data = TableSettings(

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,16 @@ LABELS = np.arange(20) % 2
 UNKNOWN = {"x_test": IMAGES, "y_test": LABELS + 1}
 
 
-def loaded(
-    folder: Path, settings: dict[str, Any] | None = None, **arrays: Any
-) -> Dataset:
+def loaded(folder: Path, settings: Mapping[str, Any] = {}, **arrays: Any) -> Dataset:
     np.savez(folder / "own.npz", **arrays)
-    return NpzFileSettings(path=str(folder / "own.npz"), **(settings or {})).load()
+    return NpzFileSettings(path=str(folder / "own.npz"), **settings).load()
 
 
 @pytest.mark.parametrize("name", ["x_{}", "X_{}", "{}_inputs"])
 def test_given_splits(tmp_path: Path, name: str) -> None:
     data = loaded(
         tmp_path,
+        {},
         **{name.format("train"): IMAGES[:12], name.format("test"): IMAGES[12:]},
         # As Keras has CIFAR's labels; positions in class_names.
         **{name.replace("x", "y").replace("X", "y").replace("inputs", "labels")
