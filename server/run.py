@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class ModelDistribution:
     federation: Federation
     key: RandomKey
     metrics: Sequence[str] = ()
+    titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
 
     def personalize(
         self,
@@ -108,7 +109,8 @@ class ModelDistribution:
                     yield Request(clients, payload, reference, is_seen, rounds)
 
     def _failed(self, client: str, reason: str) -> None:
-        message = f"client {client} could not personalise: {reason}"
+        told = self.titles.get(client, client)
+        message = f"client {told} could not personalise: {reason}"
         if not self.federation.may_be_away:
             raise DistributionError(message)
         log.warning("%s", message)
@@ -228,7 +230,12 @@ class Conductor:
         served = self._distribute(trained, roster, roster.names() if to is None else to)
         if not served:
             return served
-        results = [result for result in served.values() if result is not None]
+        titles = roster.titles()
+        results = [
+            dataclasses.replace(result, client=titles[result.client])
+            for result in served.values()
+            if result is not None
+        ]
         document = {
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
@@ -241,8 +248,8 @@ class Conductor:
             },
             "model_distribution": {
                 "num_clients": len(served),
-                "withheld": [name for name, result in served.items() if not result],
-                "offline": [name for name in roster.names() if name not in served],
+                "withheld": [titles[name] for name, one in served.items() if not one],
+                "offline": [titles[one] for one in roster.names() if one not in served],
             },
             "manifest": {
                 **self.folder.manifest(),
@@ -281,7 +288,11 @@ class Conductor:
         # A server that was started again knows nobody yet.
         self.federation.await_clients(sorted(set(to) - set(done)), 0)
         distribution = ModelDistribution(
-            self.assembly.method, self.federation, self.assembly.key, self._metrics
+            self.assembly.method,
+            self.federation,
+            self.assembly.key,
+            self._metrics,
+            roster.titles(),
         )
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
         for name, result in distribution.personalize(trained, sizes, seen, left_out):
