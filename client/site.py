@@ -214,7 +214,7 @@ class SiteWorker:
             log.error("the model cannot be used here: %s", reason)
         predictions = self.runtime.predictions
         if predictions is not None and predictions.has(self.name):
-            predictions.merge([self.name])
+            predictions.merge({self.name: self.name})
             predictions.forget_parts()
             log.info("%s has what is predicted of the test split", predictions.folder)
         return discretion.results(found)

@@ -190,7 +190,7 @@ def partition(
     bench = open_workbench(settings)
     data = bench.clients.dataset
     counts = count_labels(bench.clients).local
-    _show(bench.partition, counts, as_json)
+    _show(bench.partition, counts, data.num_skipped, as_json)
     if plot is not None:
         _draw(counts, data.class_names, plot)
         say(f"The picture is in {plot}")
@@ -201,7 +201,7 @@ def partition(
         say(f"{len(files)} clients' shares and labels.json are in {export}")
 
 
-def _show(partition: "Partition", counts: Any, as_json: bool) -> None:
+def _show(partition: "Partition", counts: Any, num_skipped: int, as_json: bool) -> None:
     import numpy as np
 
     from knnper.simulation.partition.split import fingerprint
@@ -209,7 +209,7 @@ def _show(partition: "Partition", counts: Any, as_json: bool) -> None:
     sizes = counts.sum(axis=1)
     clients = [
         {
-            "client": client.name,
+            "client": client.shown,
             "seen": client.seen,
             "num_train": len(client.train),
             "num_validation": len(client.validation),
@@ -227,6 +227,7 @@ def _show(partition: "Partition", counts: Any, as_json: bool) -> None:
         "min_size": int(sizes.min()),
         "median_size": float(np.median(sizes)),
         "max_size": int(sizes.max()),
+        "num_skipped": num_skipped,
         "sha256": fingerprint(partition),
     }
     if as_json:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from knnper.errors import RunError, printable
 from knnper.records import is_same
@@ -27,6 +27,7 @@ class ModelDistribution:
     federation: Federation
     key: RandomKey
     metrics: Sequence[str] = ()
+    titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
 
     def personalize(
         self,
@@ -50,7 +51,8 @@ class ModelDistribution:
                     yield name, found
 
     def _failed(self, client: str, reason: str) -> None:
-        message = f"client {client} could not personalise: {reason}"
+        told = self.titles.get(client, client)
+        message = f"client {told} could not personalise: {reason}"
         if not self.federation.may_be_away:
             raise DistributionError(message)
         log.warning("%s", message)

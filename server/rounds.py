@@ -107,6 +107,7 @@ class Tally:
     max_norm_ratio: float = math.inf
     update_problem: UpdateProblem | None = None  # the method's, as `started_from`
     started_from: Origin | None = None
+    titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
 
     losses: list[tuple[int, float]] = field(default_factory=list)  # (n_m, loss) used
     failures: dict[str, str] = field(default_factory=dict)  # why, of those not used
@@ -136,7 +137,7 @@ class Tally:
 
     def fails(self, client: str, reason: str) -> None:
         """Take note of why a client's update is not."""
-        self.failures[client] = printable(reason)
+        self.failures[self.titles.get(client, client)] = printable(reason)
 
     def expected(self, shapes: Shapes) -> Shapes:
         """Return the shapes that an update must have which has these."""
@@ -255,6 +256,7 @@ class RoundLoop:
         self.federation, self.checkpoints = federation, checkpoints
         self.clients, self.claimed = roster.trainable(), roster.claimed()
         self.sizes, self.num_validation = roster.sizes(), roster.num_validation()
+        self.titles = roster.titles()
         self.on_round = on_round
         self._warned_of: set[str] = set()
 
@@ -329,6 +331,7 @@ class RoundLoop:
             self.run.max_update_norm_ratio,
             self.method.update_problem,
             self.method.started_from,
+            self.titles,
         )
         screening = Screening(
             self.run.max_update_median_ratio,
@@ -422,11 +425,13 @@ class RoundLoop:
             most = sum(self.num_validation[name] for name in reply.clients)
             problem = reply.failure or validation_problem(reply.record, most)
             if problem:
-                log.warning(_FAILED, server_round, ", ".join(reply.clients), problem)
+                named = ", ".join(self.titles[one] for one in reply.clients)
+                log.warning(_FAILED, server_round, named, problem)
                 continue
             found: Validation = reply.record
             for name, why in found.failures.items():
-                log.warning(_FAILED, server_round, printable(name), printable(why))
+                told = self.titles.get(name, printable(name))
+                log.warning(_FAILED, server_round, told, printable(why))
             counts["right"] += found.reference.num_correct
             counts["all"] += found.reference.num_examples
             counts["personal right"] += found.num_personal_correct

@@ -1,6 +1,7 @@
 """One run, from start or where it was left: training, then model distribution."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,12 @@ class Conductor:
         served = self._distribute(trained, roster, roster.names() if to is None else to)
         if not served:
             return served
-        results = [result for result in served.values() if result is not None]
+        titles = roster.titles()
+        results = [
+            dataclasses.replace(result, client=titles[result.client])
+            for result in served.values()
+            if result is not None
+        ]
         document = {
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
@@ -117,8 +123,8 @@ class Conductor:
             },
             "model_distribution": {
                 "num_clients": len(served),
-                "withheld": [name for name, result in served.items() if not result],
-                "offline": [name for name in roster.names() if name not in served],
+                "withheld": [titles[name] for name, one in served.items() if not one],
+                "offline": [titles[one] for one in roster.names() if one not in served],
             },
             "manifest": {
                 **self.folder.manifest(),
@@ -127,7 +133,7 @@ class Conductor:
         }
         predictions = self._predictions
         if predictions is not None:
-            predictions.merge(served)
+            predictions.merge({name: titles[name] for name in served})
         self.folder.write_clients_csv(results, self._metrics)
         self.folder.write_results(document)
         if predictions is not None:
@@ -157,7 +163,11 @@ class Conductor:
         # A server that was started again knows nobody yet.
         self.federation.await_clients(sorted(set(to) - set(done)), 0)
         distribution = ModelDistribution(
-            self.assembly.method, self.federation, self.assembly.key, self._metrics
+            self.assembly.method,
+            self.federation,
+            self.assembly.key,
+            self._metrics,
+            roster.titles(),
         )
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
         for name, result in distribution.personalize(trained, sizes, seen, left_out):

@@ -5,6 +5,7 @@ Server and workers each make their own: it depends on nothing but the experiment
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -198,6 +199,7 @@ class Workbench(Assembly):
                 num_train=len(part.train),
                 num_validation=len(part.validation),
                 num_test=len(part.test),
+                title=part.title,
             )
             for part in self.partition.clients
         )
@@ -243,6 +245,8 @@ def build_workbench(
     return Workbench(experiment, made.key, made.task, made.method, partition, clients)
 
 
+log = logging.getLogger(__name__)
+
 PARTITION = "partition.json"  # in the folder of a run over virtual clients
 Counts = tuple[int, ...]
 
@@ -264,6 +268,7 @@ class LabelCounts:
 
     class_names: tuple[str, ...]
     clients: tuple[ClientCounts, ...]
+    num_skipped: int = 0  # examples that could not be read, and were left out
 
     @property
     def local(self) -> Integers:
@@ -282,7 +287,7 @@ def count_labels(clients: VirtualClients) -> LabelCounts:
 
     counted = [
         ClientCounts(
-            part.name,
+            part.shown,
             part.seen,
             train=counts(data.train, part.train),
             validation=counts(data.train, part.validation),
@@ -290,11 +295,17 @@ def count_labels(clients: VirtualClients) -> LabelCounts:
         )
         for part in clients.parts.values()
     ]
-    return LabelCounts(tuple(data.class_names), tuple(counted))
+    return LabelCounts(tuple(data.class_names), tuple(counted), data.num_skipped)
 
 
 def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
-    """Write ``partition.json``, unless the run has it."""
+    """Write ``partition.json``, unless the run has it; tell what was left out."""
+    if clients.dataset.num_skipped:
+        log.warning(
+            "%d examples cannot be read and are left out; data.on_error=refuse lists "
+            "them",
+            clients.dataset.num_skipped,
+        )
     path = run_folder / PARTITION
     if not path.exists():
         write_atomically(path, f"{json.dumps(asdict(count_labels(clients)))}\n")
