@@ -18,6 +18,7 @@ from knnper.data.examples import (
     require_augmentable,
 )
 from knnper.data.site_data import SITES, SitesSettings
+from knnper.embedding_model import ModelSettings
 from knnper.errors import OwnCodeError, Problem
 from knnper.experiment import (
     Catalogue,
@@ -28,7 +29,7 @@ from knnper.experiment import (
     SettingsTypes,
     TrainingSettings,
 )
-from knnper.models import MODELS, OWN_MODEL, ModelSettings, build_model
+from knnper.models import MODELS, OWN_MODEL, build_model
 from knnper.own import Door, Kind, explained
 from knnper.process import prepare_process, require_precision
 from knnper.seeding import RandomKey

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec
+from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel
 from knnper.experiment import TrainingSettings
 from knnper.metrics import computed
-from knnper.models import Criterion, EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 
 NUM_CALIBRATION_BINS = 15

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 
 from knnper.data.examples import DataFormat, Normalizer
 from knnper.datastore.memory import KnnSettings
+from knnper.embedding_model import FlatModel
 from knnper.errors import DataError
 from knnper.experiment import load_experiment
-from knnper.models import FlatModel
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate

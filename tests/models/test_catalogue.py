@@ -8,16 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import InputSpec, normalizer
+from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
-from knnper.models import (
-    MODELS,
-    NORMS,
-    FlatModel,
-    MlpSettings,
-    TolerantBatchNorm2d,
-    build_model,
-)
+from knnper.models import MODELS, build_model
+from knnper.networks import NORMS, MlpSettings, TolerantBatchNorm2d
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 

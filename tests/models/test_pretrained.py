@@ -8,9 +8,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from knnper.data.examples import InputSpec
+from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
-from knnper.models import MODELS, FlatModel, TinyCnnSettings, build_model
+from knnper.models import MODELS, build_model
+from knnper.networks import TinyCnnSettings
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 
