@@ -77,10 +77,11 @@ class StreamState:
         return cls(0, np.zeros(num_classes, np.int64), np.zeros(num_classes, np.bool_))
 
 
-InputType = Literal["uint8", "float32", "int64"]
+InputType = Literal["uint8", "float32", "int32", "int64"]
 _TORCH_TYPES: Mapping[InputType, torch.dtype] = {
     "uint8": torch.uint8,
     "float32": torch.float32,
+    "int32": torch.int32,
     "int64": torch.int64,
 }
 

@@ -69,8 +69,16 @@ ProperFraction = Annotated[float, Field(ge=0, lt=1)]  # [0, 1)
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of every settings dataclass: frozen, and unknown keys are refused."""
+    """Base of every settings dataclass: frozen, and unknown keys are refused.
 
+    Attributes
+    ----------
+    later
+        Fields that came after others: they belong to `results_identity` as far as they
+        are not the default, so that earlier runs stay the runs that they are.
+    """
+
+    later: ClassVar[tuple[str, ...]] = ()
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
@@ -205,6 +213,8 @@ class TrainingSettings(Settings):
         Gradients of the loss that are longer are cut to this Euclidean norm; null cuts
         none.
     """
+
+    later = ("optimizer", "loss", "class_weights", "clip_norm")
 
     num_rounds: PositiveInt = 50
     participation: PositiveFraction = 1.0
@@ -1115,14 +1125,6 @@ _NUMERIC = (
 # As far as it is not the default: runs that began before there was such a setting stay
 # the runs that they are.
 _NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio", "metrics")
-_LATER: Mapping[str, Mapping[str, Any]] = {
-    "training": {
-        "optimizer": {"name": "SGD", "dampening": 0.0, "nesterov": False},
-        "loss": {"name": "cross_entropy"},
-        "class_weights": None,
-        "clip_norm": None,
-    },
-}
 
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
@@ -1196,13 +1198,21 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     run["gpu"] = experiment.run.gpus_per_client > 0
     left_out = ("name", "run", "own_code")
     relevant = {key: document[key] for key in document if key not in left_out}
-    for section, later in _LATER.items():
-        for name, default in later.items():
-            if relevant[section].get(name, default) == default:
-                relevant[section].pop(name, None)
+    for section, values in relevant.items():
+        for name in _later_defaults(getattr(experiment, section)):
+            del values[name]
     if own := experiment.own():
         relevant["own_code"] = {place: one.fingerprint for place, one in own.items()}
     return {**relevant, "run": run}
+
+
+def _later_defaults(chosen: Choice[Settings] | Settings) -> list[str]:
+    """Return those of the settings in ``later`` that are the default."""
+    settings = chosen.settings if isinstance(chosen, Choice) else chosen
+    default_of = {one.name: one.default for one in dataclasses.fields(settings)}
+    return [
+        name for name in settings.later if getattr(settings, name) == default_of[name]
+    ]
 
 
 def dotted(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:

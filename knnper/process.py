@@ -12,10 +12,11 @@ from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
-from knnper.errors import RunError
+from knnper.errors import DataError, RunError
 from knnper.experiment import Experiment, Precision, RunSettings
 
 # What `import torchvision` refers to at once; no project code calls them.
@@ -36,6 +37,18 @@ def import_torchvision() -> ModuleType:
     if not _operators_load(_package_folder()):
         _declare_operators()
     return importlib.import_module("torchvision")
+
+
+def import_extra(module: str, extra: str, what: str) -> Any:
+    """Return a module that an extra installs; ``what`` needs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0].replace("_", "-")
+        raise DataError(
+            f"{what} needs the package {package}, which is not installed; "
+            f"pip install 'knnper[{extra}]'"
+        ) from error
 
 
 def _package_folder() -> Path:

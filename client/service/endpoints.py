@@ -32,6 +32,7 @@ from knnper.client.service.inputs import (
 )
 from knnper.client.service.session import Current, Metrics, Workers
 from knnper.client.state import Accuracy
+from knnper.data.examples import InputDtype
 from knnper.datastore.examples import ExamplesMissingError, NotErasedError, Selection
 from knnper.datastore.prediction import Prediction
 
@@ -170,7 +171,7 @@ class Info(Document):
     model: str = Field(description="Fingerprint of the model that is served.")
     class_names: list[str] = Field(description="In the order of their numbers.")
     input_shape: list[int] = Field(description="How an input's lists are nested.")
-    input_type: Literal["uint8", "float32", "int64", "token"] = Field(
+    input_type: InputDtype = Field(
         description="Of the numbers in an input; token: ids of characters."
     )
     takes_pictures: bool = Field(description="Whether PNG and JPEG files are taken.")

@@ -35,7 +35,7 @@ from pydantic import (
 )
 from torch import Tensor
 
-from knnper.data.examples import InputSpec
+from knnper.data.examples import TEXTS, InputSpec
 from knnper.data.images import wide_pixels
 from knnper.data.text import NUM_TOKENS, encode, plain
 from knnper.datastore.examples import (
@@ -249,7 +249,11 @@ _MODES = {1: "L", 3: "RGB"}
 # nothing, so that thousands of them fit into a small file.
 _SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
 _NO_HEADER = KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError
-_NPY_TYPES = {"uint8": ("uint8",), "float32": ("float32", "float64")}
+_NPY_TYPES = {
+    "uint8": ("uint8",),
+    "float32": ("float32", "float64"),
+    "int32": ("int32", "int64"),
+}
 _NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,
@@ -419,7 +423,7 @@ class Reader:
         if self.spec.dtype == "float32":
             number: Any = Annotated[float, Field(ge=-LARGEST_FLOAT, le=LARGEST_FLOAT)]
         else:
-            most = 255 if self.spec.dtype == "uint8" else self.spec.num_classes - 1
+            most = self.spec.largest_whole
             whole = {"type": "integer", "minimum": 0, "maximum": most}
             # Not `int`, which 1.0 is to JSON. That it is whole is looked at by NumPy.
             number = Annotated[float, Field(ge=0, le=most), WithJsonSchema(whole)]
@@ -479,7 +483,7 @@ class Reader:
         for _ in self.sent_shape[1:]:
             given = list(itertools.chain.from_iterable(given))
         array = np.array(given, np.float64)
-        if self.spec.stored_dtype == "uint8" and (fractions := array % 1).any():
+        if self.spec.dtype != "float32" and (fractions := array % 1).any():
             odd = array[fractions != 0][0]
             raise RequestError(422, f"expected whole numbers, found {odd:g}")
         return array.astype(self.spec.stored_dtype).reshape(1, *self.spec.image_shape)
@@ -498,10 +502,13 @@ class Reader:
             found = f"inputs in a request, found {count}"
             raise RequestError(422, f"expected 1 to {limit} {found}")
         inputs = np.concatenate(parts)
-        if self.spec.dtype == "token" and inputs.max() >= self.spec.num_classes:
-            last, found = self.spec.num_classes - 1, inputs.max()
-            expected = f"expected ids of characters from 0 to {last}"
-            raise RequestError(422, f"{expected}, found {found}")
+        if self.spec.dtype in TEXTS:
+            last = self.spec.largest_whole
+            wrong = inputs[(inputs < 0) | (inputs > last)]
+            if wrong.size:
+                what = "characters" if self.spec.dtype == "token" else "the tokenizer"
+                expected = f"expected ids of {what} from 0 to {last}"
+                raise RequestError(422, f"{expected}, found {wrong[0]}")
         return torch.from_numpy(inputs)
 
 
@@ -604,6 +611,9 @@ def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]
     array = np.frombuffer(data, found).reshape(found_shape, order=order)
     if dtype == "float32" and not (np.abs(array) <= LARGEST_FLOAT).all():
         raise RequestError(422, "expected numbers that float32 can hold, no NaN")
+    if dtype == "int32":
+        # What is too large would be cut off, and look like another id.
+        array = np.clip(array, -1, np.iinfo(np.int32).max)
     return np.array(array, dtype, order="C").reshape(-1, *shape)
 
 

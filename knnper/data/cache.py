@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -18,7 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from knnper.data.examples import Dataset, InputSpec, LabelledArrays, channel_statistics
+from knnper.data.examples import (
+    TEXTS,
+    Dataset,
+    InputSpec,
+    LabelledArrays,
+    Vocabulary,
+    channel_statistics,
+)
 from knnper.errors import DataError
 from knnper.files import UNFINISHED, FileLock, make_entry, read_if_sound, sync_to_disc
 
@@ -54,6 +61,7 @@ def _unreadable(path: Path, what: str) -> DataError:
 
 
 _BYTES_AT_ONCE = 16 * 1024**2
+_ROWS_AT_ONCE = 1000
 
 
 class RowFile:
@@ -119,8 +127,11 @@ class Contents:
     class_names: tuple[str, ...]  # one for each label
     coarse_of: tuple[int, ...] | None = None  # the coarse label of each label, or None
     # What the images are: pixels, or the ids of text.
-    dtype: Literal["uint8", "token"] = "uint8"
+    dtype: Literal["uint8", "token", "ids"] = "uint8"
     domain_names: tuple[str, ...] = ()  # one for each domain, where there are any
+    vocabulary: Vocabulary | None = None  # of tokenised text
+    client_names: tuple[str, ...] = ()  # by client id, where the data names clients
+    num_skipped: int = 0  # images that could not be read, and were left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,21 +157,33 @@ class EntryWriter:
         self._grown: dict[str, RowFile] = {}
 
     def new_images(
-        self, split: Split, shape: tuple[int, int, int, int]
-    ) -> NDArray[np.uint8]:
+        self, split: Split, shape: tuple[int, ...], dtype: Any = np.uint8
+    ) -> NDArray[Any]:
         """Return a zeroed array on disc, (n, height, width, channels), to decode into.
 
         A `DataError` says that there are no images, or not enough room on the disc.
         """
         if shape[0] == 0:
             raise DataError(f"there are no {split} images; at least one is needed")
-        self._require_room(math.prod(shape))
-        return self._new_array(f"{split}_images", shape, np.dtype(np.uint8))
+        self._require_room(math.prod(shape) * np.dtype(dtype).itemsize)
+        return self._new_array(f"{split}_images", shape, np.dtype(dtype))
 
-    def put_images(self, split: Split, images: NDArray[np.uint8]) -> None:
-        """Store ``images``, uint8 of shape (n, height, width, channels)."""
-        count, height, width, channels = images.shape
-        self.new_images(split, (count, height, width, channels))[...] = images
+    def put_images(self, split: Split, images: NDArray[Any]) -> None:
+        """Store ``images``, uint8 or int32 of shape (n, height, width, channels)."""
+        self.new_images(split, images.shape, images.dtype)[...] = images
+
+    def drop(self, split: Split, rows: Collection[int]) -> None:
+        """Remove rows from all arrays of a split, which are written already."""
+        for name in [name for name in self._mapped if name.startswith(f"{split}_")]:
+            old = self._mapped.pop(name)
+            kept = np.delete(np.arange(len(old)), list(rows))
+            if not len(kept):
+                raise DataError(f"no {split} image can be read; mend or add some")
+            self._file(name).unlink()
+            new = self._new_array(name, (len(kept), *old.shape[1:]), old.dtype)
+            for start in range(0, len(kept), _ROWS_AT_ONCE):
+                some = slice(start, start + _ROWS_AT_ONCE)
+                new[some] = old[kept[some]]
 
     def put_labels(self, split: Split, labels: _Integers) -> None:
         """Store the n labels of a split."""
@@ -199,7 +222,7 @@ class EntryWriter:
         shapes = {name: array.shape for name, array in self._mapped.items()}
         shapes |= {name: rows.finish() for name, rows in self._grown.items()}
         mean, std = tuple[float, ...](), tuple[float, ...]()
-        if contents.dtype != "token":
+        if contents.dtype not in TEXTS:
             mean, std = channel_statistics(rows_in_parts(self._file("train_images")))
         manifest = Manifest(
             **asdict(contents),
@@ -241,7 +264,10 @@ class EntryWriter:
 
 def read_entry(folder: Path) -> Dataset:
     """Return the data set stored in ``folder``, its arrays memory-mapped read-only."""
-    manifest = TypeAdapter(Manifest).validate_json((folder / _MANIFEST).read_bytes())
+    content = (folder / _MANIFEST).read_bytes()
+    manifest = TypeAdapter(Manifest).validate_json(content)
+    if "train_client_ids" in manifest.shapes and b'"client_names"' not in content:
+        raise ValueError("the entry was made when clients had no names")
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"format {manifest.format_version}, expected {FORMAT_VERSION}")
     arrays = {
@@ -250,15 +276,19 @@ def read_entry(folder: Path) -> Dataset:
     }
     _, height, width, channels = arrays["train_images"].shape
     names = manifest.class_names
-    shape, mean, std = (height, width, channels), manifest.mean, manifest.std
+    shape, described = (height, width, channels), (manifest.mean, manifest.std)
     return Dataset(
         name=manifest.name,
         train=_labelled("train", arrays),
         test=_labelled("test", arrays),
-        spec=InputSpec(shape, len(names), mean, std, manifest.dtype),
+        spec=InputSpec(
+            shape, len(names), *described, manifest.dtype, manifest.vocabulary
+        ),
         class_names=names,
         coarse_of=manifest.coarse_of,
         domain_names=manifest.domain_names,
+        client_names=manifest.client_names,
+        num_skipped=manifest.num_skipped,
     )
 
 
@@ -281,6 +311,18 @@ def _labelled(split: Split, arrays: dict[str, NDArray[Any]]) -> LabelledArrays:
 
 
 T = TypeVar("T")
+
+
+def state_of_files(paths: Iterable[Path], root: Path) -> str:
+    """Return a digest of all paths below ``root``, sizes and times of modification."""
+    digest = hashlib.sha256()
+    for path in paths:
+        line = f"{os.path.relpath(path, root)}\0none\n"
+        with contextlib.suppress(OSError):  # it is missed when it is read
+            status = path.stat()
+            line = f"{line}{status.st_size}\0{status.st_mtime_ns}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def _cached(

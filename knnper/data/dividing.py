@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -102,6 +103,27 @@ def _place(name: str, seed: int) -> float:
     digest = hashlib.blake2b(text, digest_size=8).digest()
     # 53 bits are what a float holds exactly: more could round up to 1.
     return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def mark_alike(
+    names: Sequence[str], kinds: Sequence[str], fraction: float, seed: int
+) -> list[bool]:
+    """Mark a part of n samples, of each kind about its share; one stays unmarked.
+
+    They are taken in the order of their places within their kinds, (i + 1/2) / n_kind,
+    where a kind's samples are ordered by their names and the seed alone.
+    """
+    members = defaultdict[str, list[tuple[float, int]]](list)
+    for at, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+        members[kind].append((_place(name, seed), at))
+    ordered = sorted(
+        ((rank + 0.5) / len(found), place, at)
+        for found in members.values()
+        for rank, (place, at) in enumerate(sorted(found))
+    )
+    count = min(int(fraction * len(names) + 0.5), len(names) - 1)
+    marked = {at for _, _, at in ordered[:count]}
+    return [at in marked for at in range(len(names))]
 
 
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+")

@@ -12,18 +12,28 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import Augmentation, Choice, Settings
+from knnper.experiment import (
+    Augmentation,
+    Choice,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+)
 
-InputDtype: TypeAlias = Literal["uint8", "float32", "token"]
-StoredDtype: TypeAlias = Literal["uint8", "float32"]
+InputDtype: TypeAlias = Literal["uint8", "float32", "token", "ids"]
+StoredDtype: TypeAlias = Literal["uint8", "float32", "int32"]
 
 
 KINDS_OF_INPUT: Mapping[InputDtype, str] = {
     "uint8": "images (uint8)",
     "float32": "rows of features (float32)",
     "token": "text (token)",
+    "ids": "tokenised text (ids)",
 }
 """What inputs of each type are called where they are refused."""
+
+TEXTS: tuple[InputDtype, ...] = ("token", "ids")
+"""The types that are whole numbers without a mean and a deviation."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +89,56 @@ class ClientData:
 
 
 @dataclass(frozen=True)
+class Vocabulary(Settings):
+    """What the ids of tokenised text mean.
+
+    Attributes
+    ----------
+    size
+        Ids go from 0 to size - 1.
+    padding_id
+        The id that fills up a text of fewer than T ids, behind it. What a model attends
+        to is ``ids != padding_id``.
+    tokenizer
+        A digest of the tokenizer: sites whose tokenizer has another one are refused.
+        Empty where it is not known.
+    """
+
+    size: PositiveInt
+    padding_id: NonNegativeInt
+    tokenizer: str = ""
+
+    def __post_init__(self) -> None:
+        if self.padding_id >= self.size:
+            raise ValueError(
+                f"found the padding_id {self.padding_id}, expected one of the "
+                f"{self.size} ids from 0 to {self.size - 1}"
+            )
+
+
+@dataclass(frozen=True)
 class InputSpec:
     """What a model must know about the data.
 
     Attributes
     ----------
     image_shape
-        (height, width, channels); (1, 1, d) for rows of d features, and for windows of
-        d characters.
+        (height, width, channels); (1, 1, d) for rows of d features, for windows of d
+        characters, and for texts of d ids.
     num_classes
         c, the number of labels.
     mean, std
         Per channel; used to normalise. For ``uint8`` they are those of pixel values
         scaled to [0, 1], for ``float32`` those of the values as they are. Empty for
-        ``token``.
+        text.
     dtype
-        ``uint8`` for images, ``float32`` for features, ``token`` for text: ids from 0
-        to c - 1, of what the labels are also of.
+        ``uint8`` for images, ``float32`` for features, ``token`` for text of which the
+        next character is learned: ids from 0 to c - 1, of what the labels are also of.
+        ``ids`` for text that a tokenizer has made ids of, int32, whose labels are
+        classes; models get them as int64 of shape (n, T, 1, 1), see `TokenIds`.
+    vocabulary
+        What the ids of ``ids`` mean: how many there are and which is padding. None for
+        all other types.
     """
 
     image_shape: tuple[int, int, int]
@@ -103,16 +146,41 @@ class InputSpec:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     dtype: InputDtype = "uint8"
+    vocabulary: Vocabulary | None = None
+
+    def __post_init__(self) -> None:
+        if (self.dtype == "ids") != (self.vocabulary is not None):
+            raise ValueError(
+                f"found dtype {self.dtype!r} with the vocabulary {self.vocabulary}, "
+                "expected a vocabulary with 'ids', and with 'ids' alone"
+            )
 
     @property
     def stored_dtype(self) -> StoredDtype:
-        """The type of the numbers that an input is made of: ids of text are uint8."""
-        return "float32" if self.dtype == "float32" else "uint8"
+        """The type of the numbers that an input is made of."""
+        return _STORED[self.dtype]
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The same, as torch calls it."""
-        return torch.float32 if self.dtype == "float32" else torch.uint8
+        found: torch.dtype = getattr(torch, self.stored_dtype)
+        return found
+
+    @property
+    def largest_whole(self) -> int:
+        """The largest of the whole numbers, from 0 on, that an input is made of."""
+        if self.vocabulary is not None:
+            return self.vocabulary.size - 1
+        return LARGEST_PIXEL if self.dtype == "uint8" else self.num_classes - 1
+
+
+LARGEST_PIXEL = 255
+_STORED: Mapping[InputDtype, StoredDtype] = {
+    "uint8": "uint8",
+    "float32": "float32",
+    "token": "uint8",
+    "ids": "int32",
+}
 
 
 def no_examples(spec: InputSpec) -> Examples:
@@ -253,6 +321,11 @@ class Dataset:
     domain_names
         One for each of the domains that the images are from; empty where the data set
         says nothing of them.
+    client_names
+        What the data calls each of the clients that ``client_ids`` number; empty where
+        it names none.
+    num_skipped
+        How many examples could not be read, and were left out.
     """
 
     name: str
@@ -263,6 +336,8 @@ class Dataset:
     coarse_of: tuple[int, ...] | None = None
     feature_names: tuple[str, ...] = ()
     domain_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
+    num_skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -338,22 +413,24 @@ def normalizer(
     spec: InputSpec, device: torch.device = torch.device("cpu")
 ) -> Callable[[Tensor], Tensor]:
     """Return what brings stored inputs to the form that models take."""
-    return TokenIds(spec) if spec.dtype == "token" else Normalizer(spec, device)
+    return TokenIds(spec) if spec.dtype in TEXTS else Normalizer(spec, device)
 
 
 class TokenIds:
     """Passes the ids of text on as they are, in the order of axes that models take."""
 
     def __init__(self, spec: InputSpec) -> None:
-        self._num_ids = spec.num_classes
+        self._largest = spec.largest_whole
+        is_tokenised = spec.vocabulary is not None
+        self._maker = "the tokenizer" if is_tokenised else "knnper.data.text.encode"
 
     def __call__(self, windows: Tensor) -> Tensor:
-        """Return int64 of shape (n, T, 1, 1) from ids, uint8 of shape (n, 1, 1, T)."""
-        largest = int(windows.max()) if windows.numel() else 0
-        if largest >= self._num_ids:
+        """Return int64 of shape (n, T, 1, 1) from stored ids of shape (n, 1, 1, T)."""
+        wrong = (windows < 0) | (windows > self._largest)
+        if wrong.any():
             raise DataError(
-                f"found the id {largest} in a text, expected ids from 0 to "
-                f"{self._num_ids - 1}, as knnper.data.text.encode makes them"
+                f"found the id {windows[wrong][0]} in a text, expected ids from 0 to "
+                f"{self._largest}, as {self._maker} makes them"
             )
         return windows.to(torch.int64).permute(0, 3, 1, 2)
 

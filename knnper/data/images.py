@@ -2,24 +2,26 @@
 
 import contextlib
 import hashlib
+import io
 import logging
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import PIL
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 from torch import Tensor
 
 from knnper.data.cache import (
+    Build,
     Contents,
     EntryWriter,
     Source,
@@ -27,7 +29,7 @@ from knnper.data.cache import (
     cached_dataset,
     cached_images,
 )
-from knnper.data.dividing import SPLITS, numbered, require_known
+from knnper.data.dividing import SPLITS, mark_alike, numbered, require_known
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.site_data import (
@@ -49,7 +51,7 @@ _MODES_OF_GREY = ("1", "L")
 _WIDE_PIXELS = {"I;16": "16-bit", "I": "16-bit or 32-bit", "F": "floating-point"}
 _FILES_PER_TASK = 256
 _MAX_THREADS = 16
-_MOST_SHOWN = 10
+_MOST_SHOWN = 50
 
 DECODER = f"2, Pillow {PIL.__version__}"
 """What `read_image` makes of a file may be another with another one of these."""
@@ -58,15 +60,26 @@ ImageShape: TypeAlias = tuple[int, int, int]
 """(height, width, channels)."""
 
 
+class Encoded(NamedTuple):
+    """An image file's content, and what it is called in errors."""
+
+    name: str
+    content: bytes
+
+
+Picture: TypeAlias = str | Path | Encoded
+"""An image that is not decoded yet: a file, or what would be in one."""
+
+
 def read_image(
-    path: str | Path, channels: int, size: tuple[int, int] | None = None
+    picture: Picture, channels: int, size: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
     """Return one image, uint8 of shape (height, width, channels).
 
     ``channels`` are 3 for colour or 1 for grey, whatever the file has; it is resized to
     ``size`` (height, width). A `DataError` says that it cannot be decoded.
     """
-    with open_image(path) as image:
+    with open_image(picture) as image:
         converted = image.convert(_MODES[channels])
     if size is not None:
         resampling = Image.Resampling.BILINEAR
@@ -76,20 +89,26 @@ def read_image(
 
 
 @contextlib.contextmanager
-def open_image(path: str | Path) -> Iterator[Image.Image]:
+def open_image(picture: Picture) -> Iterator[Image.Image]:
     """Open an image, of which nothing is decoded yet."""
+    name, file = str(picture), cast("Any", picture)
+    if isinstance(picture, Encoded):
+        name, file = picture.name, io.BytesIO(picture.content)
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             found = wide_pixels(image.mode)
             if found is not None:
                 raise DataError(
-                    f"{path}: found {found} pixels (mode {image.mode}), expected "
+                    f"{name}: found {found} pixels (mode {image.mode}), expected "
                     "8-bit; scale them to 0-255 and save them again"
                 )
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        # Pillow would name the file again.
+        is_unknown = isinstance(error, UnidentifiedImageError)
+        reason = "it is none, or damaged" if is_unknown else error
         raise DataError(
-            f"{path} cannot be read as an image: {error}; remove or mend it"
+            f"{name} cannot be read as an image: {reason}; remove or mend it"
         ) from error
 
 
@@ -100,35 +119,46 @@ def wide_pixels(mode: str) -> str | None:
 
 
 def decode_files(
-    paths: Sequence[str], images: NDArray[np.uint8], like: str | None = None
+    pictures: Sequence[Picture], images: NDArray[np.uint8], like: str | None = None
 ) -> dict[int, str]:
     """Fill ``images`` with the pixels of n files; return, by position, why not some.
 
     ``images``, shape (n, height, width, channels), are on disc or in memory. All must
-    have the size of the file ``like``; without, all are resized.
+    have the size of the file that is called ``like``; without, all are resized.
     """
     height, width, channels = images.shape[1:]
     failed: dict[int, str] = {}
+    others: dict[int, str] = {}
 
     def decode_from(start: int) -> None:
-        for at in range(start, min(start + _FILES_PER_TASK, len(paths))):
+        for at in range(start, min(start + _FILES_PER_TASK, len(pictures))):
             try:
                 size = (height, width) if like is None else None
-                pixels = read_image(paths[at], channels, size)
-                if pixels.shape != images.shape[1:]:
-                    raise DataError(
-                        f"images differ in size: {like} is {width}x{height} but "
-                        f"{paths[at]} is {pixels.shape[1]}x{pixels.shape[0]} (width x "
-                        "height); set data.image_size to resize all to one size"
-                    )
-                images[at] = pixels
+                pixels = read_image(pictures[at], channels, size)
             except DataError as error:
                 failed[at] = str(error)
+                continue
+            if pixels.shape == images.shape[1:]:
+                images[at] = pixels
+                continue
+            others[at] = (
+                f"images differ in size: {like} is {width}x{height} but "
+                f"{_name_of(pictures[at])} is {pixels.shape[1]}x{pixels.shape[0]} "
+                "(width x height); set data.image_size to resize all to one size"
+            )
 
     # Threads, since Pillow lets go of the interpreter's lock.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS)) as pool:
-        deque(pool.map(decode_from, range(0, len(paths), _FILES_PER_TASK)), maxlen=0)
+        starts = range(0, len(pictures), _FILES_PER_TASK)
+        deque(pool.map(decode_from, starts), maxlen=0)
+    if others:
+        # They can be read: what is to be mended is the settings.
+        require_all_read(why for _, why in sorted({**failed, **others}.items()))
     return dict(sorted(failed.items()))
+
+
+def _name_of(picture: Picture) -> str:
+    return picture.name if isinstance(picture, Encoded) else str(picture)
 
 
 def require_all_read(failed: Iterable[str]) -> None:
@@ -172,21 +202,24 @@ def digests_of(images: NDArray[np.generic]) -> list[bytes]:
 
 def write_images(
     writer: EntryWriter,
-    paths: Mapping[Split, Sequence[str]],
+    pictures: Mapping[Split, Sequence[Picture]],
     image_size: int | None,
     channels: int,
-) -> None:
-    """Decode the files of each split, in their order; ``train`` has one at least."""
-    like = paths["train"][0] if image_size is None else None
-    width = height = image_size or 0
-    if like is not None:
-        with open_image(like) as image:
-            width, height = image.size
+) -> dict[Split, dict[int, str]]:
+    """Decode the files of each split, in their order; ``train`` has one at least.
+
+    Returns, by split and position, why some cannot be read.
+    """
+    like, width, height = None, image_size or 0, image_size or 0
+    if image_size is None:
+        like, (width, height) = _first_size(pictures["train"])
     digests: dict[Split, list[bytes]] = {}
-    for split, files in paths.items():
+    failed: dict[Split, dict[int, str]] = {}
+    for split, files in pictures.items():
         images = writer.new_images(split, (len(files), height, width, channels))
-        require_all_read(decode_files(files, images, like).values())
-        digests[split] = digests_of(images)
+        failed[split] = decode_files(files, images, like)
+        found = enumerate(digests_of(images))
+        digests[split] = [one for at, one in found if at not in failed[split]]
     trained_on = set(digests["train"])
     num_copies = sum(one in trained_on for one in digests["test"])
     if num_copies:
@@ -197,6 +230,20 @@ def write_images(
             num_copies,
             len(digests["test"]),
         )
+    return failed
+
+
+def _first_size(pictures: Sequence[Picture]) -> tuple[str, tuple[int, int]]:
+    """Return name, and width and height, of the first image that can be opened."""
+    reasons = []
+    for picture in pictures:
+        try:
+            with open_image(picture) as image:
+                return _name_of(picture), image.size
+        except DataError as error:
+            reasons.append(str(error))
+    require_all_read(reasons)
+    raise DataError("there are no train images; at least one is needed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,25 +257,59 @@ class DecodedSettings(DataFormat):
         size, which must then be the same for all.
     channels
         3 for colour, 1 for grey.
+    on_error
+        Images that cannot be read: ``refuse`` lists them all in an error, ``skip``
+        leaves them out and says how many they are.
     """
+
+    later: ClassVar[tuple[str, ...]] = ("on_error",)
 
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] = 3
+    on_error: Literal["refuse", "skip"] = "refuse"
 
     def decoded(
         self,
         source: Source,
-        files: Mapping[Split, Sequence[str]],
+        files: Mapping[Split, Sequence[Picture]],
         describe: Callable[[EntryWriter], Contents],
     ) -> Dataset:
         """Return the data set; ``describe`` stores what is known of the images."""
+        return self.cached(source, lambda one: self.written(one, files, describe))
 
-        def build(writer: EntryWriter) -> Contents:
-            write_images(writer, files, self.image_size, self.channels)
-            return describe(writer)
+    def written(
+        self,
+        writer: EntryWriter,
+        files: Mapping[Split, Sequence[Picture]],
+        describe: Callable[[EntryWriter], Contents],
+    ) -> Contents:
+        """Decode the images into an entry of the cache; see `decoded`."""
+        failed = write_images(writer, files, self.image_size, self.channels)
+        reasons = [why for part in failed.values() for why in part.values()]
+        if self.on_error == "refuse":
+            require_all_read(reasons)
+        contents = describe(writer)
+        for split, part in failed.items():
+            if part:
+                writer.drop(split, part)
+        return replace(contents, num_skipped=len(reasons))
 
-        form = {"image_size": self.image_size, "channels": self.channels}
-        return cached_dataset(self.name, {**source, **form}, build)
+    def cached(self, source: Source, build: Build) -> Dataset:
+        """Return the data set of which ``build`` makes an entry of the cache."""
+        form: dict[str, str | int | None] = {
+            "image_size": self.image_size,
+            "channels": self.channels,
+        }
+        if self.on_error != "refuse":
+            form["on_error"] = self.on_error
+        found = cached_dataset(self.name, {**source, **form}, build)
+        if found.num_skipped:
+            _LOG.warning(
+                "%d images cannot be read and are left out; data.on_error=refuse lists "
+                "them",
+                found.num_skipped,
+            )
+        return found
 
 
 def mixed(names: Iterable[str]) -> list[str]:
@@ -291,12 +372,13 @@ def list_class_folders(root: Path) -> ClassFolders:
 
 
 class FoundFile(NamedTuple):
-    """A file with its path below the root: FOLDER/CLASS/FILE."""
+    """A file with its path below the root, as in FOLDER/CLASS/FILE."""
 
     name: str
     class_name: str
     num_bytes: int
     modified_ns: int
+    user: str | None = None
 
 
 def _folder_names(folder: Path, layout: str, what: str = "class") -> tuple[str, ...]:
@@ -317,12 +399,18 @@ def _folder_names(folder: Path, layout: str, what: str = "class") -> tuple[str, 
     return tuple(child.name for child in children)
 
 
-def _files_below(root: Path, folder: str, layout: str) -> list[FoundFile]:
+def _files_below(
+    root: Path, folder: str, layout: str, user: str | None = None
+) -> list[FoundFile]:
     """Return the files in ROOT/FOLDER/CLASS, one at least, by class and name."""
     base = root / folder
     found = [
         FoundFile(
-            f"{folder}/{name}/{one.name}", name, status.st_size, status.st_mtime_ns
+            os.path.join(folder, name, one.name),  # noqa: PTH118 - no folder is none
+            name,
+            status.st_size,
+            status.st_mtime_ns,
+            user,
         )
         for name in _folder_names(base, layout)
         for one in _files_of_class(base / name)
@@ -331,6 +419,19 @@ def _files_below(root: Path, folder: str, layout: str) -> list[FoundFile]:
     if not found:
         raise DataError(f"{base} holds no images; put them into {base}/CLASS")
     return found
+
+
+def _files_of_users(root: Path, folder: str, layout: str) -> list[FoundFile]:
+    """Return the files in ROOT/FOLDER/USER/CLASS, or in ROOT/FOLDER/CLASS."""
+    base = root / folder
+    names = _folder_names(base, layout)
+    below = [one.is_dir() for name in names for one in _visible(base / name)]
+    if not below or not all(below):
+        return _files_below(root, folder, layout)
+    users = [(name, os.path.join(folder, name)) for name in names]  # noqa: PTH118
+    return [
+        file for name, one in users for file in _files_below(root, one, layout, name)
+    ]
 
 
 def _digest_of(class_names: Sequence[str], files: Iterable[FoundFile]) -> str:
@@ -343,7 +444,7 @@ def _digest_of(class_names: Sequence[str], files: Iterable[FoundFile]) -> str:
 
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
-_LAYOUT = "train/CLASS/FILE and test/CLASS/FILE"
+_LAYOUT = "CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE"
 
 
 @dataclass(frozen=True)
@@ -353,69 +454,139 @@ class ImageFolderSettings(DecodedSettings):
     Attributes
     ----------
     root
-        The folder that holds ``train`` and ``test``, each with one folder per class.
+        The folder that holds one folder per class; or ``train`` and ``test``, each with
+        one folder per class. Instead of these, there may be one folder for each client,
+        with folders of classes in it. The partition ``natural`` needs clients.
     client_separator
         Where file names begin with the name of the client whose image it is, the text
-        that ends this name: "_" for ``f0123_17.png``. The partition ``natural`` needs
-        it.
+        that ends this name: "_" for ``f0123_17.png``.
+    layout
+        ``auto`` takes a folder ``train`` for a split. ``classes`` takes it for a class
+        (or a client).
+    test_fraction
+        Part of the images that is tested on where there are no splits, (0, 1), rounded:
+        of each class, or else of each client, of all of its classes alike. One image of
+        each is left to train on.
+    seed
+        Of the choice of these images, which depends on their names beside.
     """
 
     name = "image_folder"
     title = "Image folder"
-    summary = "your own images: ROOT/train/CLASS/FILE and ROOT/test/CLASS/FILE"
+    summary = "your own images: ROOT/CLASS/FILE, ROOT/train/CLASS/FILE, by user or not"
+    later = (*DecodedSettings.later, "layout", "test_fraction", "seed")
 
     root: str
     client_separator: Annotated[str, Field(min_length=1)] | None = None
+    layout: Literal["auto", "classes"] = "auto"
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    seed: NonNegativeInt = 0
 
     def load(self) -> Dataset:
-        """Return the images below ``root``; the classes are those of ``train``."""
+        """Return the images below ``root``; the classes are those of training images.
+
+        A `DataError` says what is wrong with the folders.
+        """
         root = Path(self.root).expanduser().absolute()
-        class_names = _folder_names(root / "train", _LAYOUT)
-        tested = _folder_names(root / "test", _LAYOUT)
-        require_known(tested, class_names, str(root / "test"))
-        files = {split: _files_below(root, split, _LAYOUT) for split in _SPLITS}
-        empty = sorted(set(class_names) - {file.class_name for file in files["train"]})
-        if empty:
-            raise DataError(
-                f"{root / 'train'} holds no images of the classes {', '.join(empty)}, "
-                "expected one at least of each; add some, or remove these folders"
-            )
-        source = {
-            "files": _digest_of(class_names, (*files["train"], *files["test"])),
-            "client_separator": self.client_separator,
-        }
+        source: Source = {"client_separator": self.client_separator}
+        found = [(root / one).is_dir() for one in _SPLITS]
+        has_splits = self.layout == "auto" and any(found)
+        if has_splits:
+            files = {one: _files_of_users(root, one, _LAYOUT) for one in _SPLITS}
+        else:
+            files = self._divided(_files_of_users(root, "", _LAYOUT), root)
+            source = {**source, "fraction": self.test_fraction, "seed": self.seed}
+        trained = root / "train" if has_splits else root
+        class_names = self._class_names(files, trained)
+        everything = [*files["train"], *files["test"]]
+        source = {**source, "files": _digest_of(class_names, everything)}
         paths = {
             split: [f"{root}/{one.name}" for one in files[split]] for split in files
         }
+        owners = self._owners(files)
+        names = tuple(sorted({name for part in owners.values() for name in part}))
 
         def describe(writer: EntryWriter) -> Contents:
             for split, part in files.items():
                 classes = (file.class_name for file in part)
                 writer.put_labels(split, numbered(classes, class_names))
-            if self.client_separator is not None:
-                _put_clients(writer, paths, self.client_separator)
-            return Contents(class_names)
+                if names:
+                    writer.put_client_ids(split, numbered(owners[split], names))
+            return Contents(class_names, client_names=names)
 
         return self.decoded(source, paths, describe)
 
+    def _divided(
+        self, found: Sequence[FoundFile], root: Path
+    ) -> dict[Split, list[FoundFile]]:
+        """Return the files of each split: a part of each client, or of each class."""
+        groups = defaultdict[str, list[FoundFile]](list)
+        for file in found:
+            groups[file.class_name if file.user is None else file.user].append(file)
+        files: dict[Split, list[FoundFile]] = {"train": [], "test": []}
+        for group in groups.values():
+            names, kinds = zip(
+                *((one.name, one.class_name) for one in group), strict=True
+            )
+            marks = mark_alike(names, kinds, self.test_fraction, self.seed)
+            for file, is_test in zip(group, marks, strict=True):
+                files["test" if is_test else "train"].append(file)
+        trained_on = {one.class_name for one in files["train"]}
+        for file in list(files["test"]):
+            if file.class_name not in trained_on:
+                files["test"].remove(file)
+                files["train"].append(file)
+        if not files["test"]:
+            raise DataError(
+                f"{root}: there are no images to test on; raise data.test_fraction, of "
+                "which a class's (or client's) only image is never taken"
+            )
+        return files
 
-def _put_clients(
-    writer: EntryWriter, paths: Mapping[Split, Sequence[str]], separator: str
-) -> None:
-    """Store for each image its client, numbered in the order of their names."""
-    owners: dict[Split, list[str]] = {}
-    for split, part in paths.items():
-        pieces = [(path, Path(path).name.partition(separator)) for path in part]
-        for path, (owner, found, _) in pieces:
-            if not found or not owner:
+    def _class_names(
+        self, files: Mapping[Split, Sequence[FoundFile]], trained: Path
+    ) -> tuple[str, ...]:
+        """Return the classes of training images, in whose folders there are some."""
+        class_names = tuple(sorted({one.class_name for one in files["train"]}))
+        if files["train"][0].user is None:
+            empty = sorted(set(_folder_names(trained, _LAYOUT)) - set(class_names))
+            if empty:
                 raise DataError(
-                    f"the name of {path} does not begin with a client's name and "
-                    f"{separator!r}; rename it, or set data.client_separator to null"
+                    f"{trained} holds no images of the classes {', '.join(empty)}, "
+                    "expected one at least of each; add some, or remove these folders"
                 )
-        owners[split] = [owner for _, (owner, _, _) in pieces]
-    names = sorted({name for part in owners.values() for name in part})
-    for split, part in owners.items():
-        writer.put_client_ids(split, numbered(part, names))
+        tested = (one.class_name for one in files["test"])
+        require_known(tested, class_names, str(trained.parent / "test"))
+        return class_names
+
+    def _owners(
+        self, files: Mapping[Split, Sequence[FoundFile]]
+    ) -> dict[Split, list[str]]:
+        """Return the client of each image; nothing where the data names none."""
+        separator = self.client_separator
+        has_users = files["train"][0].user is not None
+        if has_users and separator is not None:
+            raise DataError(
+                "found folders of clients below data.root and data.client_separator "
+                f"{separator!r}, expected one of the two; set the latter to null"
+            )
+        if separator is None:
+            return {
+                split: [str(one.user) for one in part] if has_users else []
+                for split, part in files.items()
+            }
+        owners: dict[Split, list[str]] = {}
+        for split, part in files.items():
+            pieces = [(one, Path(one.name).name.partition(separator)) for one in part]
+            for one, (owner, found, _) in pieces:
+                if not found or not owner:
+                    raise DataError(
+                        f"the name of {one.name} does not begin with a client's name "
+                        f"and {separator!r}; rename it, or set data.client_separator "
+                        "to null"
+                    )
+            owners[split] = [owner for _, (owner, _, _) in pieces]
+        return owners
 
 
 _DOMAIN_LAYOUT = "DOMAIN/CLASS/FILE"

@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
-import importlib
 import itertools
 import json
 import logging
@@ -24,11 +22,13 @@ from knnper.data.cache import (
     Split,
     cached_dataset,
     download_folder,
+    state_of_files,
 )
 from knnper.data.dividing import DividingSettings, mark_tested
 from knnper.data.examples import DataFormat, Dataset
 from knnper.data.text import CHARACTER_NAMES, UnknownCharacters, encode
 from knnper.errors import DataError
+from knnper.process import import_extra
 
 _LOG = logging.getLogger(__name__)
 _SPLITS: tuple[Split, ...] = ("train", "test")
@@ -49,13 +49,8 @@ class LeafFiles:
 
     def fingerprint(self) -> str:
         """Return a digest of all relative paths, sizes and times of modification."""
-        digest = hashlib.sha256()
-        for path in itertools.chain(self.whole, *self.divided.values()):
-            status = path.stat()
-            name = path.relative_to(self.root)
-            line = f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"
-            digest.update(line.encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
+        files = itertools.chain(self.whole, *self.divided.values())
+        return state_of_files(files, self.root)
 
 
 def find_leaf_files(root: Path) -> LeafFiles:
@@ -176,7 +171,7 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
     At the end the file's lists ``users`` and ``num_samples`` are compared with what was
     there. A user that is not listed and has no samples is one that LEAF has left out.
     """
-    ijson = _ijson()
+    ijson = import_extra("ijson", "leaf", "reading LEAF's files")
     counts: dict[str, int] = {}
     header: dict[str, Any] = {}
     try:
@@ -246,16 +241,6 @@ class _Shallow:
                         "other; expected a file that LEAF has made"
                     )
         return part
-
-
-def _ijson() -> Any:
-    try:
-        return importlib.import_module("ijson")
-    except ModuleNotFoundError as error:
-        raise DataError(
-            "reading LEAF's files needs the package ijson, which is not installed; "
-            "pip install 'knnper[leaf]'"
-        ) from error
 
 
 def parse_user(path: Path, name: str, found: Any, decode: Decode) -> User:
@@ -359,8 +344,8 @@ class LeafSettings(DividingSettings, DataFormat):
         )
 
     def _write(self, writer: EntryWriter, files: LeafFiles) -> Contents:
-        write_parts(writer, _parts(files, decode_images, self))
-        return Contents(WRITTEN_CHARACTERS)
+        names = write_parts(writer, _parts(files, decode_images, self))
+        return Contents(WRITTEN_CHARACTERS, client_names=names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,13 +369,13 @@ class LeafTextSettings(LeafSettings):
         """Store windows of 80 characters, by speaking role."""
         unknown = UnknownCharacters()
         decode = functools.partial(decode_text, unknown=unknown)
-        write_parts(writer, _parts(files, decode, self))
+        names = write_parts(writer, _parts(files, decode, self))
         unknown.require_few(self.root)
-        return Contents(CHARACTER_NAMES, dtype="token")
+        return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
 
 
-def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> None:
-    """Store each part; users are numbered as they come, those without samples not."""
+def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
+    """Store each part; return the users that have samples, numbered as they come."""
     numbers: dict[str, int] = {}
     found: set[Split] = set()
     for split, user in parts:
@@ -404,6 +389,7 @@ def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> None:
             f"no user has samples for: {', '.join(missing)}; some are needed. Mind "
             "data.min_samples and data.test_fraction, or give more data"
         )
+    return tuple(numbers)
 
 
 def divided(users: Iterable[User], settings: DividingSettings) -> Iterator[Part]:
@@ -484,8 +470,8 @@ class FemnistHubSettings(DividingSettings, DataFormat):
 
         def build(writer: EntryWriter) -> Contents:
             users = _writers(_all_rows(download_folder(self.root)))
-            write_parts(writer, divided(users, self))
-            return Contents(WRITTEN_CHARACTERS)
+            names = write_parts(writer, divided(users, self))
+            return Contents(WRITTEN_CHARACTERS, client_names=names)
 
         # What the Hub holds under one name does not depend on where it is kept.
         source = asdict(self)
@@ -495,13 +481,7 @@ class FemnistHubSettings(DividingSettings, DataFormat):
 
 def _all_rows(folder: Path) -> Any:
     """Return a table of the columns image, writer_id and character."""
-    try:
-        package = importlib.import_module("flwr_datasets")
-    except ModuleNotFoundError as error:
-        raise DataError(
-            "femnist_hub needs the package flwr-datasets, which is not installed; "
-            "pip install 'knnper[hub]', or give LEAF's own files to leaf_femnist"
-        ) from error
+    package = import_extra("flwr_datasets", "hub", "femnist_hub")
     try:
         # Unshuffled, a writer's rows lie together and are read fast.
         federated = package.FederatedDataset(

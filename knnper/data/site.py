@@ -12,7 +12,13 @@ import torch
 
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
-from knnper.data.examples import DataFormat, Examples, InputSpec, no_examples
+from knnper.data.examples import (
+    TEXTS,
+    DataFormat,
+    Examples,
+    InputSpec,
+    no_examples,
+)
 from knnper.data.images import digests_of, require_all_read
 from knnper.data.site_data import (
     SITES,
@@ -338,8 +344,9 @@ def _own_task(found: Collected) -> SiteTask:
         return SiteTask(InputSpec(shape, NUM_TOKENS, (), (), dtype), CHARACTER_NAMES)
     key = int if found.numbered else None
     class_names = tuple(sorted(set(found.labels), key=key))
-    mean, std = (0.0,) * shape[2], (1.0,) * shape[2]
-    return SiteTask(InputSpec(shape, len(class_names), mean, std, dtype), class_names)
+    channels = 0 if dtype in TEXTS else shape[2]
+    described = ((0.0,) * channels, (1.0,) * channels, dtype, found.inputs.vocabulary)
+    return SiteTask(InputSpec(shape, len(class_names), *described), class_names)
 
 
 def open_site(

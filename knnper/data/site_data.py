@@ -18,11 +18,14 @@ from torch import Tensor
 from knnper.data.dividing import SPLITS, FractionSettings, Split
 from knnper.data.examples import (
     KINDS_OF_INPUT,
+    LARGEST_PIXEL,
+    TEXTS,
     ClientData,
     Dataset,
     Examples,
     InputDtype,
     InputSpec,
+    Vocabulary,
 )
 from knnper.errors import DataError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings, alternatives
@@ -61,11 +64,17 @@ class SitesSettings(Settings):
         Per channel; of pixel values scaled to [0, 1], or of features as they are. Empty
         for text.
     dtype
-        ``uint8`` for images, ``float32`` for features, ``token`` for the ids of text.
+        ``uint8`` for images, ``float32`` for features, ``token`` for the characters of
+        text, ``ids`` for text that a tokenizer has made ids of.
     feature_names
         What the features are called, in order: sites with tables then find their
         columns by name. Empty where every site lists its columns in the agreed order.
+    vocabulary
+        Of ``ids``: how many ids there are (``size``), which of them fills up short
+        texts (``padding_id``), and the digest of the ``tokenizer``.
     """
+
+    later = ("vocabulary",)
 
     image_shape: ImageShape
     class_names: Annotated[tuple[ClassName, ...], Field(min_length=2)]
@@ -73,11 +82,12 @@ class SitesSettings(Settings):
     std: tuple[PositiveFloat, ...]
     dtype: InputDtype = "uint8"
     feature_names: tuple[ClassName, ...] = ()
+    vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
         height, width, channels = self.image_shape
         expected, why = channels, f"one for each of the {channels} channels of "
-        if self.dtype == "token":
+        if self.dtype in TEXTS:
             expected, why = 0, "none, since text is not normalised whatever its "
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != expected:
@@ -96,7 +106,8 @@ class SitesSettings(Settings):
     def task(self) -> SiteTask:
         """Return what is learned."""
         num_classes = len(self.class_names)
-        spec = InputSpec(self.image_shape, num_classes, self.mean, self.std, self.dtype)
+        described = (self.mean, self.std, self.dtype, self.vocabulary)
+        spec = InputSpec(self.image_shape, num_classes, *described)
         return SiteTask(spec, self.class_names, self.feature_names)
 
 
@@ -108,8 +119,8 @@ def task_of(dataset: Dataset) -> SiteTask:
 def sites_settings(task: SiteTask) -> SitesSettings:
     """Return the settings of which `SitesSettings.task` makes ``task``."""
     it, names = task.spec, task.class_names
-    shape, features = it.image_shape, task.feature_names
-    return SitesSettings(shape, names, it.mean, it.std, it.dtype, features)
+    described = (it.image_shape, names, it.mean, it.std, it.dtype)
+    return SitesSettings(*described, task.feature_names, it.vocabulary)
 
 
 def site_task_of(document: Mapping[str, Any], source: str) -> SiteTask:
@@ -234,6 +245,11 @@ class ReadInputs(NamedTuple):
 class Inputs(ABC):
     """Inputs that are read when labels and splits are known."""
 
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What the ids of tokenised text mean; None of other inputs."""
+        return None
+
     @abstractmethod
     def form(self) -> InputForm:
         """Return what they look like, where no task says what they should."""
@@ -262,7 +278,6 @@ class Collected:
 
 
 _NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
-_LARGEST_PIXEL = 255
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +319,7 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
 
     ``array`` has shape (n, height, width, channels), without the channels where there
     is one, or (n, height * width * channels). The values must fit: whole numbers from 0
-    to 255 for ``uint8``, to c - 1 for ``token``, finite ones for ``float32``.
+    to `InputSpec.largest_whole`, or finite ones for ``float32``.
     """
     height, width, channels = spec.image_shape
     shapes = {(height, width, channels), (math.prod(spec.image_shape),)}
@@ -319,8 +334,8 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
     shaped = array.reshape(len(array), *spec.image_shape)
     if spec.dtype == "float32":
         return _reals(shaped, source)
-    largest = _LARGEST_PIXEL if spec.dtype == "uint8" else spec.num_classes - 1
-    if array.dtype != np.uint8 or largest < _LARGEST_PIXEL:
+    largest = spec.largest_whole
+    if array.dtype != np.uint8 or largest < LARGEST_PIXEL:
         with np.errstate(invalid="ignore"):
             wrong = ~((shaped >= 0) & (shaped <= largest) & (shaped % 1 == 0))
         if wrong.any():
@@ -329,7 +344,7 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
                 f"{shaped[wrong][0]}, expected whole numbers from 0 to {largest}: the "
                 f"federation agreed on {KINDS_OF_INPUT[spec.dtype]}"
             )
-    return shaped.astype(np.uint8, copy=False)
+    return shaped.astype(spec.stored_dtype, copy=False)
 
 
 def _reals(array: NDArray[Any], source: str) -> NDArray[np.float32]:

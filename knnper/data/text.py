@@ -422,7 +422,8 @@ def _build(
             f"{settings.path}: found too few examples to test on any; raise "
             "data.test_fraction, or lower data.stride"
         )
-    return Contents(CHARACTER_NAMES, dtype="token")
+    names = tuple(name for name, _ in clients)
+    return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
 
 
 def _clients(

@@ -156,7 +156,9 @@ def fingerprint_of(card: ModelCard, weights: Tensor) -> str:
     )
     if spec.dtype == "uint8":
         return fingerprint(identity)
-    return fingerprint(_FeatureIdentity(identity, spec.dtype))
+    ids = spec.vocabulary
+    told = "" if ids is None else f" {ids.size} {ids.padding_id} {ids.tokenizer}"
+    return fingerprint(_FeatureIdentity(identity, spec.dtype + told))
 
 
 def _hashable(value: Any) -> Any:
@@ -290,10 +292,13 @@ def save_model(folder: Path, model: GlobalModel) -> None:
     try:
         draft.mkdir()
         weights = {_TENSOR: model.weights.contiguous()}
+        card = CARD.dump_python(model.card, mode="json")
+        if model.spec.vocabulary is None:
+            del card["spec"]["vocabulary"]
         document = {
             "format": FORMAT,
             "fingerprint": model.fingerprint,
-            "card": CARD.dump_python(model.card, mode="json"),
+            "card": card,
         }
         write_atomically(draft / WEIGHTS, save(weights))
         write_atomically(draft / DESCRIPTION, json.dumps(document, indent=2))

@@ -80,7 +80,7 @@ def put(root: Path, name: str) -> None:
 
 
 def cut(root: Path, kept_bytes: int) -> None:
-    file = save(root / "train" / "dog" / "zz.png", colour(1))
+    file = save(root / "train" / "dog" / "u1_zz.png", colour(1))
     file.write_bytes(file.read_bytes()[:kept_bytes])
 
 

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from knnper.data.columns import TableFile, Wanted
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.tables import TableFile, TableSettings, read_table
+from knnper.data.tables import TableSettings, read_table
 from knnper.errors import DataError
 
 arrow: Any = pytest.importorskip("pyarrow")
@@ -17,7 +18,7 @@ BEYOND = 2**53 + 1  # no float64 is this number
 
 
 def read(path: Path, *numbers: str) -> TableFile:
-    return read_table(path, ["y"], numbers or None)
+    return read_table(path, Wanted.of(["y"], numbers or None))
 
 
 def csv_of(folder: Path, text: str) -> Path:
@@ -91,7 +92,7 @@ def put(folder: Path, text: str, name: str = "train.csv") -> str:
 
 
 def loaded(path: str, **settings: Any) -> Dataset:
-    return TableSettings(path, "kind", **settings).load()
+    return TableSettings(train=path, label="kind", **settings).load()
 
 
 def test_two_files(tmp_path: Path) -> None:

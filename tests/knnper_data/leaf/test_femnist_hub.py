@@ -81,5 +81,5 @@ def test_without_the_package_or_the_network(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(DataError, match=r"femnist cannot be loaded .* no route"):
         FemnistHubSettings().load()
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'knnper\[hub\]'.*leaf_femnist"):
+    with pytest.raises(DataError, match=r"femnist_hub needs .*knnper\[hub\]"):
         FemnistHubSettings().load()
