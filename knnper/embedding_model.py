@@ -1,13 +1,16 @@
 """A network as methods see it: representation and head, its weights one flat vector."""
 
 import contextlib
+import hashlib
+import pickle  # noqa: TID251 (the name of an error)
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -17,13 +20,43 @@ from knnper.data.examples import (
     KINDS_OF_INPUT,
     InputDtype,
     InputSpec,
+    normalizer,
 )
 from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
+    PositiveFloat,
+    PositiveInt,
+    ProperFraction,
     Settings,
     alternatives,
 )
 from knnper.own import explained
+from knnper.process import import_extra
+
+
+@dataclass(frozen=True)
+class LoraSettings(Settings):
+    """Settings of LoRA: W + (α / r) B A is used in place of W, and B and A trained.
+
+    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2022.
+
+    Attributes
+    ----------
+    rank
+        r, the rows of A.
+    alpha
+        α, the scale of what is added, times r.
+    dropout
+        Probability of dropping an input of A in training.
+    targets
+        What the names of the adapted layers end in, as in ``query``; null is every
+        linear layer and 1x1 convolution of the representation.
+    """
+
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    dropout: ProperFraction = 0.0
+    targets: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -33,12 +66,29 @@ class ModelSettings(Settings):
     Attributes
     ----------
     weights
-        Path of a local ``.safetensors`` file to start from, its tensors named as in
-        the model's ``state_dict``; null starts from random weights. A head for another
-        number of classes is left out.
+        Path of a local file to start from, ``.safetensors``, ``.pt`` or ``.pth``, its
+        tensors named as in the model's ``state_dict``; null starts from random weights.
+        A head for another number of classes is left out.
+    trained
+        What clients train, and all that travels and is kept of a model: ``all``, the
+        ``head``, the ``last_blocks`` with the head, or adapters beside frozen layers
+        (``lora``) with the head. What is frozen stays in evaluation mode.
+    num_blocks
+        How many of the last blocks are trained with ``last_blocks``.
+    lora
+        See `LoraSettings`; with ``trained`` of that name.
+    frozen
+        SHA-256 of the weights that are not trained, which every client must have; a run
+        fills it in.
     """
 
+    later = ("trained", "num_blocks", "lora", "frozen")
+
     weights: str | None = None
+    trained: Literal["all", "head", "last_blocks", "lora"] = "all"
+    num_blocks: PositiveInt = 1
+    lora: LoraSettings = LoraSettings()
+    frozen: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
 
 
 class Criterion:
@@ -102,6 +152,8 @@ class EmbeddingModel(nn.Module):
         Whether `losses` depends on the inputs through φ(x) alone.
     criterion
         The loss of each example, from logits (n, c) and labels (n,).
+    trained
+        The modules that own what is trained; None is all of them.
     """
 
     embedding_dim: int
@@ -111,6 +163,27 @@ class EmbeddingModel(nn.Module):
     published_head: str = "classifier"
     learns_from_embeddings: bool = True
     criterion: Criterion = Criterion()
+    trained: frozenset[nn.Module] | None = None
+
+    @property
+    def body_is_frozen(self) -> bool:
+        """Whether nothing but the head is trained, and φ the same in every round."""
+        return self.trained is not None and self.trained <= {*self.classifier.modules()}
+
+    def normalizer(
+        self, spec: InputSpec, device: torch.device
+    ) -> Callable[[Tensor], Tensor]:
+        """Return what brings stored inputs (n, h, w, ch) to the form `embed` takes."""
+        return normalizer(spec, device)
+
+    def train(self, mode: bool = True) -> Self:
+        """Go to training mode, but for what is not trained."""
+        super().train(mode)
+        if mode and self.trained is not None:
+            kept = {one for one in self.modules() if self.trained & {*one.modules()}}
+            for module in self.modules():
+                module.training = module in kept
+        return self
 
     def embed(self, x: Tensor) -> Tensor:
         """Return φ(x), float32 of shape (n, p); by default what ``features`` returns.
@@ -181,6 +254,8 @@ class FlatModel:
         self._parameters = nn.Parameter(self._vector[: self.num_parameters])
         self._parameters.grad = torch.zeros(self.num_parameters, device=device)
         self._shown: tuple[Tensor, int] | None = None
+        # SHA-256 of the weights that are not in the vector; empty where all are.
+        self.frozen = frozen_fingerprint(module) if module.trained is not None else ""
         self._tie()
 
     @property
@@ -328,16 +403,120 @@ def _fixed_subtrees(
     return set[nn.Module]().union(*parts)
 
 
+def _trained_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield what is trained, and buffers of what is; with whether it is a parameter."""
+    owners = dict(module.named_modules())
+    trained = getattr(module, "trained", None)
+
+    def is_trained(name: str) -> bool:
+        return trained is None or owners[name.rpartition(".")[0]] in trained
+
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and is_trained(name):
+            yield name, parameter, True
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and is_trained(name):
+            yield name, buffer, False
+
+
+def frozen_fingerprint(module: EmbeddingModel) -> str:
+    """Return the SHA-256, in hexadecimal, of what is not trained; empty for nothing."""
+    trained = {name for name, _, _ in _trained_tensors(module)}
+    digest, is_whole = hashlib.sha256(), True
+    for name, tensor in sorted(module.state_dict().items()):
+        if name not in trained and tensor.is_floating_point():
+            is_whole = False
+            digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().float().contiguous().numpy().data)
+    return "" if is_whole else digest.hexdigest()
+
+
+def train_only(module: EmbeddingModel, settings: ModelSettings) -> None:
+    """Freeze what is not to be trained; with LoRA, add the adapters."""
+    if settings.trained == "all":
+        return
+    trained = {*module.classifier.modules()}
+    if settings.trained == "last_blocks":
+        trained |= _last_blocks(module, settings.num_blocks)
+    elif settings.trained == "lora":
+        trained |= _adapters(module, settings.lora)
+    module.trained = frozenset(trained)
+    for owner in module.modules():
+        for parameter in owner.parameters(recurse=False):
+            parameter.requires_grad_(owner in trained)
+    module.train()
+
+
+_MOST = 0.8  # of all weights but those of tables: the blocks have them
+
+
+def _last_blocks(module: EmbeddingModel, count: int) -> set[nn.Module]:
+    """Return the modules of the last blocks, and of what is defined behind them.
+
+    The blocks are the parts of the smallest module that has most of the weights of φ.
+    """
+    head = {*module.classifier.modules()}
+
+    def size(part: nn.Module) -> int:
+        return sum(
+            parameter.numel()
+            for one in part.modules()
+            if one not in head and not isinstance(one, nn.Embedding)
+            for parameter in one.parameters(recurse=False)
+        )
+
+    def parts(part: nn.Module) -> list[nn.Module]:
+        return [one for one in part.children() if one not in head and size(one)]
+
+    whole = size(module)
+    holders = [
+        one
+        for one in module.modules()
+        if size(one) > _MOST * whole and len(parts(one)) > 1
+    ]
+    blocks = parts(min(holders, key=size)) if holders else []
+    if count >= len(blocks):
+        message = (
+            f"found {count}, expected at most {len(blocks) - 1} of this model's "
+            f"{len(blocks)} blocks; with all of them give trained: all"
+        )
+        raise ConfigError([Problem("model.num_blocks", message)])
+    ordered = list(module.modules())  # as they are defined
+    behind = ordered[ordered.index(blocks[-count]) :]
+    return {one for one in behind if one not in head}
+
+
+def _adapters(module: EmbeddingModel, settings: LoraSettings) -> set[nn.Module]:
+    """Add LoRA's adapters to φ; return their modules."""
+    peft = import_extra("peft", "pretrained", "model.trained: lora")
+    head = {*module.classifier.modules()}
+
+    def is_target(name: str, layer: nn.Module) -> bool:
+        if settings.targets is not None:
+            return name.endswith(settings.targets)
+        if isinstance(layer, nn.Conv2d):
+            return layer.groups == 1 and layer.kernel_size == (1, 1)
+        return isinstance(layer, nn.Linear)
+
+    layers = {name: one for name, one in module.named_modules() if one not in head}
+    targets = [name for name, one in layers.items() if is_target(name, one)]
+    if not targets:
+        known = f"expected what names of its layers end in, such as {[*layers][-1]!r}"
+        message = f"found no layer of the model to adapt; {known}"
+        raise ConfigError([Problem("model.lora.targets", message)])
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+    )
+    peft.inject_adapter_in_model(config, module)
+    return {one for name, one in module.named_modules() if "lora_" in name}
+
+
 def _layout(module: nn.Module) -> tuple[Entry, ...]:
     owners = dict(module.named_modules())
-    tensors: list[tuple[str, Tensor, bool]] = [
-        (name, tensor, True) for name, tensor in module.named_parameters()
-    ]
-    tensors += [
-        (name, tensor, False)
-        for name, tensor in module.named_buffers()
-        if tensor.is_floating_point()
-    ]
+    tensors = list(_trained_tensors(module))
     entries, start = [], 0
     for name, tensor, is_parameter in tensors:
         stop = start + tensor.numel()
@@ -395,30 +574,57 @@ class Network(EmbeddingModel):
         self.num_classes = spec.num_classes
 
 
-def load_weights(module: EmbeddingModel, path: Path) -> None:
-    """Copy the tensors of a ``.safetensors`` file into ``module``.
-
-    The head is left as it is when the file has none or one of another shape: it was
-    made for other classes. BatchNorm's counters may be missing.
-    """
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the named tensors of a file of weights, of which no code is run."""
     try:
-        read = load_file(path)
-    except (OSError, SafetensorError) as error:
+        if path.suffix not in (".pt", ".pth"):
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = found.get("state_dict", found)
+        return {str(name): found[name] for name in found}
+    except (
+        *(OSError, SafetensorError, RuntimeError, AttributeError, EOFError),
+        pickle.UnpicklingError,
+    ) as error:
+        reason = str(error).partition("\n")[0]
         message = (
-            f"expected a readable .safetensors file at {path}: {error}; correct the "
-            "path, or leave it out to start from random weights"
+            f"expected a readable file of tensors, .safetensors, .pt or .pth, at "
+            f"{path}: {reason}; correct the path, or leave it out to start from random "
+            "weights"
         )
         raise ConfigError([Problem("model.weights", message)]) from error
-    published = re.compile(rf"^{re.escape(module.published_head)}\.")
-    found = {published.sub("classifier.", name): read[name] for name in read}
+
+
+def load_weights(
+    module: nn.Module, path: Path, head: str = "classifier", published: str = ""
+) -> None:
+    """Copy the tensors of a file into ``module``; see `load_tensors`."""
+    load_tensors(module, read_tensors(path), str(path), head, published)
+
+
+def load_tensors(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    source: str,
+    head: str,
+    published: str = "",
+) -> None:
+    """Copy named tensors into ``module``.
+
+    The head is left as it is when there are none of it or of another shape: it was made
+    for other classes. Its names begin with ``head``, or ``published`` there. Counters
+    of BatchNorm may be missing.
+    """
+    own = re.compile(rf"^{re.escape(published or head)}\.")
+    found = {own.sub(f"{head}.", name): one for name, one in tensors.items()}
     expected = module.state_dict()
-    head = {name for name in (*expected, *found) if name.startswith("classifier.")}
+    of_head = {name for name in (*expected, *found) if name.startswith(f"{head}.")}
     if any(
         name not in found or found[name].shape != expected[name].shape
-        for name in head & expected.keys()
+        for name in of_head & expected.keys()
     ):
-        found = {name: found[name] for name in found.keys() - head}
-        needed = {name: expected[name] for name in expected if name not in head}
+        found = {name: found[name] for name in found.keys() - of_head}
+        needed = {name: expected[name] for name in expected if name not in of_head}
     else:
         needed = expected
     problems = [
@@ -431,7 +637,7 @@ def load_weights(module: EmbeddingModel, path: Path) -> None:
         for name in sorted(found.keys() - expected.keys())
     ]
     if problems:
-        raise ConfigError(problems, source=str(path))
+        raise ConfigError(problems, source=source)
     module.load_state_dict({**expected, **found})
 
 
@@ -462,25 +668,24 @@ class OwnModelSettings(ModelSettings):
     representation: str | None = None
 
 
+def natural(x: Tensor) -> Tensor:
+    """Return rows of features, and text, as (n, d); images as they are."""
+    return x.flatten(start_dim=1) if x.shape[2:] == (1, 1) else x
+
+
 class SplitNetwork(EmbeddingModel):
     """Any network, split at its last linear layer; made by `split`."""
 
-    def __init__(
-        self, features: nn.Module, classifier: nn.Linear, natural: bool = True
-    ) -> None:
+    def __init__(self, features: nn.Module, classifier: nn.Linear) -> None:
         super().__init__()
         self.features = features
         self.classifier: nn.Linear = classifier
         self.embedding_dim = classifier.in_features
         self.num_classes = classifier.out_features
-        self._natural = natural
 
     def embed(self, x: Tensor) -> Tensor:
         """Return what the head is given, shape (n, p); rows and text come as (n, d)."""
-        if self._natural and x.shape[2:] == (1, 1):
-            x = x.flatten(start_dim=1)
-        embeddings: Tensor = self.features(x)
-        return embeddings
+        return super().embed(natural(x))
 
 
 class UpTo(nn.Module):
@@ -534,6 +739,7 @@ def split(
     num_classes: int | None = None,
     representation: str | None = None,
     name: str = "the model",
+    load: Callable[[nn.Module, str], None] | None = None,
 ) -> SplitNetwork:
     """Return a network as representation and head, which share its weights.
 
@@ -549,10 +755,15 @@ def split(
         As of `OwnModelSettings`; the head is a new layer then.
     name
         What errors call the network.
+    load
+        ``(network, head)``: loads weights, before anything is taken away, into the
+        network, whose last linear layer is called so.
     """
+    run = _observed(network, sample, name)
+    if load is not None:
+        load(network, run.calls[-1][0] if run.calls else "")
     if representation is not None:
         return _split_at(network, sample, num_classes, representation, name)
-    run = _observed(network, sample, name)
     if reason := _no_logits(run.output, len(sample), num_classes):
         raise OwnCodeError(f"{name} {reason}")
     if reason := _no_head(run):

@@ -18,10 +18,12 @@ from knnper.embedding_model import (
     Network,
     OwnModelSettings,
     load_weights,
+    natural,
     require_input,
     split,
+    train_only,
 )
-from knnper.errors import OwnCodeError
+from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
     Choice,
     Settings,
@@ -37,6 +39,12 @@ from knnper.networks import (
     TinyCnn,
 )
 from knnper.own import Kind, arguments, explained, given_to
+from knnper.pretrained import (
+    Pretrained,
+    TimmNetwork,
+    TorchvisionNetwork,
+    TransformersNetwork,
+)
 from knnper.seeding import RandomKey
 
 OWN_MODEL = Kind(
@@ -68,9 +76,16 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
         raise OwnCodeError(f"{choice.name} returned {found}, expected a nn.Module")
     assert isinstance(settings, OwnModelSettings), "of the kind's base"
     stored = torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
-    sample = normalizer(spec)(stored)
-    sample = sample.flatten(start_dim=1) if is_row else sample
-    return split(made, sample, spec.num_classes, settings.representation, choice.name)
+
+    def load(network: nn.Module, head: str) -> None:
+        if settings.weights is not None:
+            load_weights(network, Path(settings.weights), head)
+
+    return split(
+        *(made, natural(normalizer(spec)(stored)), spec.num_classes),
+        *(settings.representation, choice.name),
+        load=load,
+    )
 
 
 MODELS: Mapping[str, type[Network]] = {
@@ -84,6 +99,9 @@ MODELS: Mapping[str, type[Network]] = {
         Mlp,
         SoftmaxRegression,
         StackedLstm,
+        TorchvisionNetwork,
+        TimmNetwork,
+        TransformersNetwork,
     )
 }
 """The models that can be chosen by name."""
@@ -101,20 +119,40 @@ def build_model(
     """
     settings = choice.settings
     if choice.entry is not None:
+        assert isinstance(settings, ModelSettings), "of the kind's base"
         with rng.torch():
             module = _own_model(choice, spec)
-    else:
-        kind = MODELS[choice.name]
-        if not isinstance(settings, kind.settings_type):
-            found = type(settings).__name__
-            raise TypeError(
-                f"{choice.name} takes {kind.settings_type.__name__}, found {found}"
+            train_only(module, settings)
+        return _flat(module, settings, device)
+    kind = MODELS[choice.name]
+    if not isinstance(settings, kind.settings_type):
+        found = type(settings).__name__
+        raise TypeError(
+            f"{choice.name} takes {kind.settings_type.__name__}, found {found}"
+        )
+    kinds = " or ".join(KINDS_OF_INPUT[dtype] for dtype in kind.takes)
+    holds = spec.dtype in kind.takes
+    require_input(spec, choice.name, holds=holds, expected=kinds)
+    with rng.torch():
+        module = kind(settings, spec)
+        if settings.weights is not None and not isinstance(module, Pretrained):
+            load_weights(
+                module, Path(settings.weights), published=module.published_head
             )
-        kinds = " or ".join(KINDS_OF_INPUT[dtype] for dtype in kind.takes)
-        holds = spec.dtype in kind.takes
-        require_input(spec, choice.name, holds=holds, expected=kinds)
-        with rng.torch():
-            module = kind(settings, spec)
-    if isinstance(settings, ModelSettings) and settings.weights is not None:
-        load_weights(module, Path(settings.weights))
-    return FlatModel(module, device)
+        train_only(module, settings)
+    return _flat(module, settings, device)
+
+
+def _flat(
+    module: EmbeddingModel, settings: ModelSettings, device: torch.device
+) -> FlatModel:
+    """Return the model, whose frozen part must be what the settings say."""
+    flat = FlatModel(module, device)
+    if settings.frozen is not None and flat.frozen != settings.frozen:
+        message = (
+            f"expected a model whose frozen weights have the fingerprint "
+            f"{settings.frozen[:12]}, found {flat.frozen[:12] or 'none frozen'}; give "
+            "the file of weights that the others have, in model.weights"
+        )
+        raise ConfigError([Problem("model.weights", message)])
+    return flat

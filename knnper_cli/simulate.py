@@ -163,7 +163,7 @@ def partition(
 
     settings = read_experiment(experiment, experiment_catalogue(), overrides or ())
     bench = open_workbench(settings)
-    data = bench.clients.dataset
+    data = bench.dataset
     counts = count_labels(bench.clients).local
     _show(bench.partition, counts, as_json)
     if plot is not None:
