@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -28,6 +30,7 @@ from knnper.errors import (
 )
 from knnper.files import write_atomically
 from knnper.own import explained
+from knnper.predictions import Predictions
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.core import task
@@ -139,6 +142,9 @@ class DataSource(Protocol):
     def test(self, client: str) -> Examples:
         """Return the test split of ``client``; read once, by the evaluation."""
 
+    def test_names(self, client: str) -> Sequence[str] | NDArray[np.int64]:
+        """Return what the test examples of ``client`` are called, or their indices."""
+
     def class_weights(self, client: str) -> Tensor | None:
         """Return what a test example of each label counts, float64 (c,)."""
 
@@ -182,6 +188,7 @@ class ClientRuntime:
     # of the test split; None where the predictor is to be tested.
     keep: Callable[[Personalized], Served | None] = lambda _: None
     metrics: Sequence[str] = ()  # of the test split, `run.metrics`
+    predictions: Predictions | None = None  # where those of the test split are kept
 
     @explained()
     def train(
@@ -254,6 +261,10 @@ class ClientRuntime:
                 task.predict(unpersonalised, test),
                 predictor.describe(),
             )
+            if self.predictions is not None:
+                names = self.source.test_names(client)
+                found = served.personal, served.reference
+                self.predictions.write(client, seen, names, test.labels, *found)
             personal, of_reference = (
                 task.score(one, test.labels, weights, self.metrics)
                 for one in (served.personal, served.reference)

@@ -27,6 +27,7 @@ from knnper.datastore.memory import KnnSettings
 from knnper.errors import KnnPerError, RefusedError, RunError
 from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
+from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.strategies.catalogue import (
     Assembly,
@@ -204,6 +205,11 @@ class SiteWorker:
             found = self.runtime.personalize(clients, payload, reference, state_rounds)
         for reason in found.failures.values():
             log.error("the model cannot be used here: %s", reason)
+        predictions = self.runtime.predictions
+        if predictions is not None and predictions.has(self.name):
+            predictions.merge([self.name])
+            predictions.forget_parts()
+            log.info("%s has what is predicted of the test split", predictions.folder)
         return discretion.results(found)
 
     @contextlib.contextmanager
@@ -256,6 +262,9 @@ class _SiteSource:
     def test(self, client: str) -> Examples:  # noqa: ARG002
         return self.embed(self.site.test.examples)
 
+    def test_names(self, client: str) -> Sequence[str]:  # noqa: ARG002
+        return self.site.test.names
+
     def class_weights(self, client: str) -> None:
         """Return None: a site's own test examples all count the same."""
 
@@ -293,6 +302,7 @@ class SiteNode:
                 source = dataclasses.replace(source, embed=embed)
             keep_freed_memory()
             states = run_states(settings.state, experiment, job.session)
+            wants_predictions = experiment.run.save_predictions
             runtime = ClientRuntime(
                 method=assembly.method,
                 spec=learned.spec,
@@ -304,6 +314,7 @@ class SiteNode:
                     settings, dataclasses.replace(assembly, task=whole), data, job.model
                 ),
                 metrics=experiment.run.metrics,
+                predictions=Predictions(states) if wants_predictions else None,
             )
         num_train = len(data.train)
         return SiteWorker(
@@ -353,6 +364,8 @@ def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, 
     experiment = site_experiment(job.experiment)
     limits = Limits(settings, experiment, run)
     limits.require_allowed()
+    if experiment.run.save_predictions:
+        require_arrow()
     return experiment, limits
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -52,6 +52,7 @@ from knnper.datastore.tuning import (
     TuningSettings,
     no_evidence,
 )
+from knnper.embedding_model import EmbeddingModel, split
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import parse_settings
 from knnper.files import read_document, write_atomically
@@ -64,6 +65,9 @@ NO_MODEL = "none"
 """Fingerprint of a memory whose inputs are the representation."""
 STORE, DESCRIPTION = "store", "memory.json"  # in the folder of a memory
 _OURS = "LocalMemory"  # what errors are in
+_NO_HEAD = (
+    "; or give its outputs to a memory without a model, or write an EmbeddingModel"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +122,10 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     model
-        A classifier, a ``torch.nn.Module`` with methods ``embed(x)``, the
-        representation (n, p), and ``head(z)``, its logits (n, c). `fit` copies it: what
-        is trained afterwards does not change the memory. None takes the inputs for the
+        A classifier from inputs to logits (n, c): any ``torch.nn.Module`` that ends
+        with a linear layer, whose input is the representation, or an
+        `EmbeddingModel`, which says what is what. `fit` copies it: what is trained
+        afterwards does not change the memory. None takes the inputs for the
         representation and the neighbours alone for the prediction (λ = 1).
     classes
         The labels in the order of the model's outputs; None is 0 to c - 1 with a model,
@@ -158,7 +163,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     classes_: NDArray[Any]
     store_: Store
-    model_: Any  # the copy
+    model_: nn.Module | None  # the copy; an `EmbeddingModel` once it has run
     _choice: TunedParameters
     _folder: Path | None  # that `load` opened
 
@@ -403,6 +408,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _filled(self, train: Any, validation: Any, classes: ArrayLike | None) -> Self:
         """Become the memory of these inputs, labels and names."""
         settings, self.model_ = self._settings(), _copied(self.model)
+        fingerprint = _fingerprint(self.model_)
         embeddings, labels = self._represented(*train[:2], is_first=True)
         held_out, their_labels = torch.empty((0, embeddings.shape[1])), np.empty(0)
         if validation[0] is not None:
@@ -413,7 +419,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         store = empty_memory_store(
             StoreSpec(len(known)),
             int(embeddings.shape[1]),
-            _fingerprint(self.model_),
+            fingerprint,
             settings.store,
         )
         tuned = fill_and_tune(
@@ -547,21 +553,29 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         if inputs.dtype == torch.float64:
             inputs = inputs.float()
+        if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+            raise ValueError("X: found NaN or infinity, expected finite numbers")
+        if not isinstance(self.model_, EmbeddingModel):
+            sample = torch.cat([inputs[:1], inputs[:1]]).to(self._device)
+            self.model_ = split(self.model_, sample, mend=_NO_HEAD).eval()
         return self._in_batches(inputs, self.model_.embed)
 
-    def _in_batches(self, inputs: Tensor, function: Any) -> Tensor:
-        assert self.model_ is not None, "asked where there is a model alone"
-        first = next(self.model_.parameters(), None)
-        device = torch.device("cpu") if first is None else first.device
+    def _in_batches(self, inputs: Tensor, function: Callable[[Tensor], Tensor]) -> Any:
         with torch.inference_mode():
-            parts = [
-                function(one.to(device)) for one in torch.split(inputs, self.batch_size)
-            ]
+            split_up = torch.split(inputs, self.batch_size)
+            parts = [function(part.to(self._device)) for part in split_up]
             return torch.cat(parts).float().cpu().clone()
 
-    def _logits(self, embeddings: Tensor) -> Tensor:
+    @property
+    def _device(self) -> torch.device:
         assert self.model_ is not None, "asked where there is a model alone"
-        return self._in_batches(embeddings, self.model_.head)
+        first = next(self.model_.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
+
+    def _logits(self, embeddings: Tensor) -> Tensor:
+        assert isinstance(self.model_, EmbeddingModel), "it has embedded already"
+        logits: Tensor = self._in_batches(embeddings, self.model_.head)
+        return logits
 
     def _head(self, embeddings: Tensor) -> Tensor:
         """Return p_model (n, c) of representations; all classes alike without one."""
@@ -610,7 +624,7 @@ def _on_cpu(values: Any) -> Any:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
-def _copied(model: nn.Module | None) -> Any:
+def _copied(model: nn.Module | None) -> nn.Module | None:
     """Return a copy of the model, to evaluate it."""
     if model is None:
         return None

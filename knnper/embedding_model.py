@@ -733,12 +733,16 @@ class _Run:
     reached: frozenset[nn.Module]
 
 
+NAME_IT = "; or name the module of the representation: model.representation: features"
+
+
 def split(
     network: nn.Module,
     sample: Tensor,
     num_classes: int | None = None,
     representation: str | None = None,
     name: str = "the model",
+    mend: str = "",
     load: Callable[[nn.Module, str], None] | None = None,
 ) -> SplitNetwork:
     """Return a network as representation and head, which share its weights.
@@ -755,6 +759,8 @@ def split(
         As of `OwnModelSettings`; the head is a new layer then.
     name
         What errors call the network.
+    mend
+        What else may be done where it has no such layer.
     load
         ``(network, head)``: loads weights, before anything is taken away, into the
         network, whose last linear layer is called so.
@@ -767,10 +773,7 @@ def split(
     if reason := _no_logits(run.output, len(sample), num_classes):
         raise OwnCodeError(f"{name} {reason}")
     if reason := _no_head(run):
-        raise OwnCodeError(
-            f"{name} {reason}; or name the module of the representation, as in "
-            "representation: features"
-        )
+        raise OwnCodeError(f"{name} {reason}{mend}")
     path, head, *_ = run.calls[-1]
     if path:
         _replace(network, path, nn.Identity())
@@ -801,7 +804,9 @@ def _no_head(run: "_Run") -> str:
     if not run.calls:
         return "has no linear layer to be the head; give it one"
     path, _, given, logits = run.calls[-1]
-    if not isinstance(run.output, Tensor) or not torch.equal(logits, run.output):
+    # Of a network that has diverged they may all be NaN.
+    passed_on, output = logits.nan_to_num(), run.output
+    if not isinstance(output, Tensor) or not passed_on.equal(output.nan_to_num()):
         return (
             f"goes on behind its last linear layer, {path}: expected that its output "
             "are the logits, with no softmax behind it"

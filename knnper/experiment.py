@@ -332,6 +332,10 @@ class RunSettings(Settings):
         What clients are measured by on their test splits, beside what every run has:
         ``balanced_accuracy``, ``macro_f1`` and ``auroc``; each that is named, also
         ``log_loss`` or ``ece``, with its spread over the clients.
+    save_predictions
+        Whether the probabilities of each test example are kept, in
+        ``predictions.parquet``; a site keeps its own in its state folder. It needs
+        ``knnper[tables]``.
     evaluation_batch_size
         Images in one forward pass where nothing is trained.
     max_failed_fraction
@@ -368,6 +372,7 @@ class RunSettings(Settings):
     checkpoint_every: PositiveInt = 1
     validate_every: NonNegativeInt = 0
     metrics: tuple[Annotated[str, AfterValidator(_known_metric)], ...] = ()
+    save_predictions: bool = False
     evaluation_batch_size: PositiveInt = 256
     max_failed_fraction: UnitInterval = 0.5
     max_update_norm_ratio: PositiveFloat = 1000.0

@@ -101,9 +101,17 @@ def computed(
     return {name: compute(labels, probabilities) for name, compute in asked if compute}
 
 
+# Which values are better is decided here, and nowhere else.
+
+
+def gain(metric: str, value: float, over: float) -> float:
+    """Return by how much a value of a metric is better than another."""
+    return over - value if METRICS[metric].lower_is_better else value - over
+
+
 def is_worse(metric: str, value: float, than: float) -> bool:
     """Return whether a value of a metric is worse than another."""
-    return value > than if METRICS[metric].lower_is_better else value < than
+    return gain(metric, value, than) < 0
 
 
 def worst_first(metric: str, values: Iterable[float]) -> list[float]:

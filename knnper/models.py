@@ -12,6 +12,7 @@ from knnper.data.examples import (
     normalizer,
 )
 from knnper.embedding_model import (
+    NAME_IT,
     EmbeddingModel,
     FlatModel,
     ModelSettings,
@@ -83,7 +84,7 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
 
     return split(
         *(made, natural(normalizer(spec)(stored)), spec.num_classes),
-        *(settings.representation, choice.name),
+        *(settings.representation, choice.name, NAME_IT),
         load=load,
     )
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from knnper.data.examples import InputDtype, InputSpec
 from knnper.embedding_model import (
+    NAME_IT,
     Network,
     OwnModelSettings,
     load_tensors,
@@ -96,7 +97,7 @@ class Pretrained(Network):
         )
         found = split(
             *(network, natural(sample), spec.num_classes),
-            *(settings.representation, name),
+            *(settings.representation, name, NAME_IT),
             load=lambda network, head: self.load(network, head, settings),
         )
         self.features = found.features

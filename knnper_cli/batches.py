@@ -9,6 +9,7 @@ import typer
 from knnper_cli.terminal import (
     AsJson,
     Overrides,
+    file_argument,
     interruptible,
     print_json,
     print_shown,
@@ -18,9 +19,7 @@ from knnper_cli.terminal import (
     typed_command,
 )
 
-ComparisonFile = Annotated[
-    Path, typer.Argument(metavar="COMPARISON.yaml", help="The comparison's file.")
-]
+ComparisonFile = Annotated[Path, file_argument("COMPARISON.yaml", "comparison")]
 Output = Annotated[
     Path | None,
     typer.Option(help="The folder of all its runs.", show_default="runs/NAME"),
@@ -95,6 +94,12 @@ CsvFile = Annotated[
     Path | None,
     typer.Option("--csv", metavar="FILE", help="Write the table with all figures."),
 ]
+OfMetric = Annotated[
+    str,
+    typer.Option(
+        "--metric", metavar="NAME", help="What the table is of, one of run.metrics."
+    ),
+]
 FigureFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write each chart as SVG and as PDF."),
@@ -108,6 +113,7 @@ def report(
     html: HtmlFile = None,
     csv_file: CsvFile = None,
     figures: FigureFolder = None,
+    metric: OfMetric = "accuracy",
 ) -> None:
     """Compare finished runs: means and 95 % intervals over the seeds.
 
@@ -120,8 +126,14 @@ def report(
     from knnper.simulation.reports.runs import as_csv, as_documents
 
     made = reports.report_of(runs)
+    measured = list(dict.fromkeys(name for one in made.chapters for name in one.tables))
+    if metric not in measured:
+        known = f"expected what the runs measured: {', '.join(measured)}"
+        raise typer.BadParameter(f"found {metric!r}, {known}", param_hint="--metric")
     documents = [
-        row for one in made.chapters for row in as_documents(one.rows, one.over)
+        row
+        for one in made.chapters
+        for row in as_documents(one.tables.get(metric, ()), one.over)
     ]
     if csv_file is not None:
         reports.write_text(csv_file, as_csv(documents))
@@ -137,17 +149,17 @@ def report(
     elif as_json:
         print_json(documents)
     else:
-        _show(made)
+        _show(made, metric)
 
 
-def _show(made: "Report") -> None:
+def _show(made: "Report", metric: str) -> None:
     from knnper.simulation.reports.runs import as_cells
 
     for number, chapter in enumerate(made.chapters):
         if number > 0:
             typer.echo()
         typer.echo("\n".join(f"{name}: {told}" for name, told in chapter.facts.items()))
-        header, *cells = as_cells(chapter.rows)
+        header, *cells = as_cells(chapter.tables.get(metric, ()))
         print_table(header, cells)
         for remark in chapter.remarks:
             say(remark)
@@ -163,9 +175,7 @@ def moved(context: typer.Context) -> None:
     )
 
 
-SweepFile = Annotated[
-    Path, typer.Argument(metavar="SWEEP.yaml", help="The sweep's file.")
-]
+SweepFile = Annotated[Path, file_argument("SWEEP.yaml", "sweep")]
 SweepWorkers = Annotated[
     int | None, typer.Option(min=1, help="Trainings side by side; one a CPU core.")
 ]

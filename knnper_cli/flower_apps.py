@@ -34,12 +34,13 @@ from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Checkpoint, Roster, RunFolder
 from knnper.server.sites import OVER_NETWORK, Directory, LateClients, SiteFederation
+from knnper.simulation.experiments import find_experiment
 from knnper.simulation.flower_engine import (
     VirtualNode,
     carrier_folder,
     flower_federation,
 )
-from knnper.simulation.reports.runs import Table, as_cells, load_run, table_of_run
+from knnper.simulation.reports.runs import Table, tables_of_run
 from knnper.simulation.workbench import (
     experiment_catalogue,
     keep_label_counts,
@@ -86,7 +87,8 @@ def order_of(run_config: Mapping[str, object]) -> Order:
     """Return what Flower's run configuration asks for.
 
     An experiment's relative path is one in the app's folder, which Flower puts on
-    ``sys.path``. A run that is resumed has its first experiment, changed by ``set``.
+    ``sys.path``; a name that is none is that of one that is shipped. A run that is
+    resumed has its first experiment, changed by ``set``.
     """
     changes = _changes(str(run_config["set"]))
     resume = bool(run_config["resume"])
@@ -102,7 +104,7 @@ def order_of(run_config: Mapping[str, object]) -> Order:
         else:
             name = str(run_config["experiment"])
             places = (Path(folder, name) for folder in sys.path)
-            path = next(filter(Path.is_file, places), Path(name))
+            path = next(filter(Path.is_file, places), None) or find_experiment(name)
             described = read_experiment(path, catalogue, changes)
         experiment = with_fixed_threads(described)
         place = _absolute(output or f"runs/{experiment.name}")
@@ -247,8 +249,8 @@ def main(grid: Grid, context: Context) -> None:
             folder = lead(grid, order, observer)
         finally:
             observer.finished()
-    cells = as_cells(table_of_run(load_run(folder.path)))
-    log.info("\n%s", Table.of_cells(folder.path.name, cells).as_markdown())
+    for cells in tables_of_run(folder.path):
+        log.info("\n%s", Table.of_cells(folder.path.name, cells).as_markdown())
     log.info("everything about this run is in %s", folder.path)
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from knnper.errors import CheckpointError, OwnCodeError, RunError
+from knnper.server.observer import progress_observer
+from knnper.simulation.experiments import shipped_experiments
 from knnper_cli.terminal import (
     INTERRUPTED,
     AsJson,
@@ -23,7 +25,6 @@ from knnper_cli.terminal import (
     how_to_resume,
     print_json,
     print_table,
-    progress_observer,
     require_start,
     say,
     show_run,
@@ -35,7 +36,6 @@ from knnper_cli.terminal import (
 if TYPE_CHECKING:
     from knnper.server.run_folder import RunFolder
     from knnper.simulation.partition.split import Partition
-    from knnper.simulation.workbench import Workbench
 
 
 class Choosable(StrEnum):
@@ -45,6 +45,7 @@ class Choosable(StrEnum):
     DATA = "data"
     MODELS = "models"
     PARTITIONS = "partitions"
+    EXPERIMENTS = "experiments"
 
 
 def list_choices(
@@ -58,6 +59,9 @@ def list_choices(
 
     if what is Choosable.METHODS:
         _list_methods(as_json)
+        return
+    if what is Choosable.EXPERIMENTS:
+        _list_experiments(as_json)
         return
     known: Mapping[Choosable, Mapping[str, Any]] = {
         Choosable.DATA: DATA_SETS,
@@ -127,6 +131,27 @@ def _list_methods(as_json: bool) -> None:
     )
 
 
+def _list_experiments(as_json: bool) -> None:
+    from knnper.experiment import parse_yaml
+
+    rows = []
+    for name, path in shipped_experiments().items():
+        text = path.read_text(encoding="utf-8")
+        document = parse_yaml(text, str(path))
+        # Each file begins with a comment that says in a paragraph what it is.
+        about, _, _ = text.replace("\n# ", " ").removeprefix("# ").partition("\n")
+        command = next(one for key, one in _COMMAND_OF.items() if key in document)
+        rows.append(
+            {"command": f"knnper {command} {name}", "about": about.rstrip(":.")}
+        )
+    if as_json:
+        print_json(rows)
+        return
+    print_table(("command", "what it is"), [list(row.values()) for row in rows])
+
+
+# By a key that its file has: an experiment, a sweep or a comparison.
+_COMMAND_OF = {"data": "simulate", "vary": "sweep", "rows": "compare"}
 _LARGEST_BUBBLE = 120.0  # square points
 _INCHES_PER_CLIENT, _INCHES_PER_CLASS = 0.12, 0.22
 PLOT_FORMATS = (".png", ".pdf", ".svg")
@@ -165,7 +190,7 @@ def partition(
     bench = open_workbench(settings)
     data = bench.dataset
     counts = count_labels(bench.clients).local
-    _show(bench.partition, counts, as_json)
+    _show(bench.partition, counts, data.num_skipped, as_json)
     if plot is not None:
         _draw(counts, data.class_names, plot)
         say(f"The picture is in {plot}")
@@ -176,7 +201,7 @@ def partition(
         say(f"{len(files)} clients' shares and labels.json are in {export}")
 
 
-def _show(partition: "Partition", counts: Any, as_json: bool) -> None:
+def _show(partition: "Partition", counts: Any, num_skipped: int, as_json: bool) -> None:
     import numpy as np
 
     from knnper.simulation.partition.split import fingerprint
@@ -184,7 +209,7 @@ def _show(partition: "Partition", counts: Any, as_json: bool) -> None:
     sizes = counts.sum(axis=1)
     clients = [
         {
-            "client": client.name,
+            "client": client.shown,
             "seen": client.seen,
             "num_train": len(client.train),
             "num_validation": len(client.validation),
@@ -202,6 +227,7 @@ def _show(partition: "Partition", counts: Any, as_json: bool) -> None:
         "min_size": int(sizes.min()),
         "median_size": float(np.median(sizes)),
         "max_size": int(sizes.max()),
+        "num_skipped": num_skipped,
         "sha256": fingerprint(partition),
     }
     if as_json:
@@ -298,51 +324,21 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     }
     changes = list(overrides or ())
     changes += [f"run.{k}={one}" for k, one in shorthands.items() if one is not None]
+    from knnper.simulation.interface import begin, reopen
+    from knnper.simulation.workbench import simulate as run_simulation
+
     if resume is not None:
-        bench, folder = _resumed(resume, changes)
+        bench, folder = reopen(resume, changes)
         if from_round is not None:
             folder.go_back(from_round)
     elif experiment is not None:
-        bench, folder = _start(experiment, changes, output, overwrite)
-    from knnper.simulation.workbench import simulate as run_simulation
-
+        bench, folder = begin(experiment, changes, output, overwrite=overwrite)
     with _telling_what_next(folder), progress_observer() as observer:
         results = run_simulation(bench, folder, observer, typed_command())
     if as_json:
         print_json(results)
         return
     show_run(folder.path)
-
-
-def _start(
-    path: Path, changes: Sequence[str], output: Path | None, overwrite: bool
-) -> "tuple[Workbench, RunFolder]":
-    from knnper.experiment import read_experiment
-    from knnper.process import with_fixed_threads
-    from knnper.server.run_folder import RunFolder
-    from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign
-    from knnper.simulation.workbench import experiment_catalogue, open_workbench
-
-    settings = read_experiment(path, experiment_catalogue(), changes)
-    settings = with_fixed_threads(settings)
-    place = output or Path("runs") / settings.name
-    RunFolder.require_free(place, overwrite=overwrite)
-    # Whatever is wrong with data or model shows before an earlier run is deleted.
-    bench = open_workbench(settings)
-    inputs = inputs_of(settings)
-    folder = RunFolder.create(place, settings, overwrite=overwrite)
-    sign(folder.path)
-    keep_inputs(folder.path, inputs)
-    return bench, folder
-
-
-def _resumed(path: Path, changes: Sequence[str]) -> "tuple[Workbench, RunFolder]":
-    from knnper.server.run_folder import RunFolder
-    from knnper.simulation.workbench import experiment_catalogue, open_workbench
-
-    folder = RunFolder.open(path)
-    settings = folder.experiment(experiment_catalogue(), changes)
-    return open_workbench(settings), folder
 
 
 @contextlib.contextmanager

@@ -15,20 +15,13 @@ import click
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
 from knnper.errors import ConfigError, FolderTakenError, KnnPerError, harmless
-from knnper.server.observer import Observer
+from knnper.server.observer import SECONDS_BETWEEN_LINES, bars
+from knnper.simulation.experiments import find_experiment
 
 # What loads torch is imported inside the functions: `knnper --help` need not wait.
 if TYPE_CHECKING:
@@ -36,9 +29,17 @@ if TYPE_CHECKING:
     from knnper.simulation.batches.progress import Progress as BatchProgress
     from knnper.simulation.reports.runs import Shown
 
-ExperimentFile = Annotated[
-    Path, typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file.")
-]
+
+def file_argument(metavar: str, what: str) -> Any:
+    """Return the argument that is a file, or the name of what is shipped."""
+    return typer.Argument(
+        metavar=metavar,
+        help=f"The {what}'s file, or a name that `knnper list experiments` shows.",
+        callback=lambda path: path and find_experiment(path),
+    )
+
+
+ExperimentFile = Annotated[Path, file_argument("EXPERIMENT.yaml", "experiment")]
 
 
 def set_option(example: str) -> Any:
@@ -58,8 +59,7 @@ ClientFile = Annotated[
     Path, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
 ]
 OptionalExperimentFile = Annotated[
-    Path | None,
-    typer.Argument(metavar="EXPERIMENT.yaml", help="The experiment's file."),
+    Path | None, file_argument("EXPERIMENT.yaml", "experiment")
 ]
 Resume = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")
@@ -137,10 +137,10 @@ def print_shown(shown: "Shown", document: Any = None) -> None:
 
 def show_run(folder: Path) -> None:
     """Write the figures of a finished run."""
-    from knnper.simulation.reports.runs import as_cells, load_run, table_of_run
+    from knnper.simulation.reports.runs import tables_of_run
 
-    header, *rows = as_cells(table_of_run(load_run(folder)))
-    print_table(header, rows)
+    for header, *rows in tables_of_run(folder):
+        print_table(header, rows)
     say(f"Everything about this run is in {folder}")
 
 
@@ -204,33 +204,14 @@ def system_error(error: OSError) -> str:
     return f"{where}{reason}; {advice}" if advice else f"{where}{reason}"
 
 
-SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_WITHOUT_NEWS = 60.0
 _MINUTES_WITHOUT_SECONDS = 10
 
 
 @contextlib.contextmanager
-def _bars(*more: ProgressColumn) -> Iterator[Progress | None]:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    common = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*common, *more, console=console) as progress:
-        yield progress
-
-
-@contextlib.contextmanager
-def progress_observer() -> Iterator[Observer]:
-    """Yield an observer that draws bars on a terminal, and writes lines elsewhere."""
-    with _bars(TimeRemainingColumn(), TextColumn("{task.fields[figures]}")) as progress:
-        yield TerminalObserver(progress)
-
-
-@contextlib.contextmanager
 def run_counter(total: int, noun: str = "runs") -> Iterator["Advance"]:
     """Yield a function that is told how far a batch of ``total`` runs is."""
-    with _bars(TextColumn("{task.fields[left]}")) as progress:
+    with bars(TextColumn("{task.fields[left]}")) as progress:
         if progress is None:
             yield line_counter(total, say, noun=noun)
             return
@@ -288,78 +269,6 @@ def line_counter(
     return advance
 
 
-def round_figures(record: Mapping[str, float | int]) -> str:
-    """Return the figures of one round as a phrase."""
-    phrases = [f"train loss {record['train_loss']:.3f}"]
-    if "validation_accuracy" in record:
-        phrases.append(f"validation {100 * record['validation_accuracy']:.1f} %")
-    phrases.append(f"{record['num_clients']} clients")
-    if record["num_failed"]:
-        phrases.append(f"{record['num_failed']} failed")
-    phrases.append(f"{record['seconds']:.1f} s")
-    return ", ".join(phrases)
-
-
-class TerminalObserver(Observer):
-    """Draws bars for rounds and clients; without bars, writes a line now and then."""
-
-    def __init__(
-        self,
-        progress: Progress | None,
-        write: Callable[[str], None] = say,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._progress, self._write, self._clock = progress, write, clock
-        self._task, self._total, self._done = TaskID(0), 0, 0
-        self._last_line = clock() - SECONDS_BETWEEN_LINES
-
-    def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Begin with the rounds that are still to be made."""
-        rounds = f"training: rounds {first_round} to {num_rounds}"
-        line = rounds if first_round <= num_rounds else ""
-        self._start("training", num_rounds, first_round - 1, line)
-
-    def round_finished(self, record: Mapping[str, float | int]) -> None:
-        """Show one more round."""
-        self._step(f"round {record['server_round']}", "", round_figures(record))
-
-    def personalization_started(self, num_clients: int) -> None:
-        """Begin with the clients."""
-        self._start(
-            "personalising", num_clients, 0, f"personalising {num_clients} clients"
-        )
-
-    def client_personalized(self) -> None:
-        """Show one more client."""
-        self._step(f"personalised {self._done + 1}", " clients")
-
-    def finished(self) -> None:
-        """Draw no more."""
-        if self._progress is not None:
-            self._progress.stop()
-
-    def _start(self, what: str, total: int, done: int, line: str) -> None:
-        self._total, self._done = total, done
-        if self._progress is not None:
-            self._task = self._progress.add_task(
-                what, total=total, completed=done, figures=""
-            )
-        elif line:
-            self._write(line)
-
-    def _step(self, line: str, noun: str, figures: str = "") -> None:
-        self._done += 1
-        if self._progress is not None:
-            self._progress.update(self._task, advance=1, figures=figures)
-            return
-        is_time = self._clock() - self._last_line >= SECONDS_BETWEEN_LINES
-        if is_time:
-            self._last_line = self._clock()
-        if is_time or self._done == self._total:
-            more = f": {figures}" if figures else ""
-            self._write(f"{line}/{self._total}{noun}{more}")
-
-
 class Counter:
     """Draws a bar, or writes a line now and then with the time that is left."""
 
@@ -397,7 +306,7 @@ class Counter:
 @contextlib.contextmanager
 def counter(what: str, *, is_kept: bool = False) -> Iterator[Counter]:
     """Yield a counter that draws on a terminal, and writes lines elsewhere."""
-    with _bars(TimeRemainingColumn()) as progress:
+    with bars(TimeRemainingColumn()) as progress:
         counting = Counter(what, progress)
         try:
             yield counting

@@ -37,7 +37,7 @@ from knnper.experiment import (
 )
 from knnper.files import JsonLines, write_atomically
 from knnper.process import usable_cores, with_fixed_threads
-from knnper.server.observer import Observer
+from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RunFolder, environment
 from knnper.simulation.batches.folder import (
     inputs_of,
@@ -71,10 +71,8 @@ from knnper.simulation.reports.runs import (
     Chart,
     Shown,
     Table,
-    as_cells,
     environment_text,
-    load_run,
-    table_of_run,
+    tables_of_run,
 )
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import (
@@ -83,7 +81,7 @@ from knnper.simulation.workbench import (
     require_central,
     simulate,
 )
-from knnper_cli.terminal import progress_observer, run_counter, say
+from knnper_cli.terminal import run_counter, say
 from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure
 from papers.figures import OnPart
 
@@ -499,10 +497,11 @@ class Maker:
                 return shown if shown.charts else replace(shown, charts=averages)
             case Experiment() as experiment:
                 self._run(experiment, folder, command)
-                cells = as_cells(table_of_run(load_run(folder)))
                 older = tuple(older_code([folder], folder))
                 charts = write_own_report(folder, [folder], older)
-                return Shown((Table.of_cells(experiment.name, cells),), charts, older)
+                name, found = experiment.name, tables_of_run(folder)
+                tables = tuple(Table.of_cells(name, cells) for cells in found)
+                return Shown(tables, charts, older)
             case FigurePlan() as figure:
                 return self._figure(figure, folder, command)
 

@@ -1,8 +1,25 @@
 """The observer of a run: receives its progress, and does nothing by default."""
 
+import contextlib
+import importlib.util
 import logging
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from knnper.errors import harmless
 
 RoundRecord = Mapping[str, Any]
 """The figures of one round by name; under ``failures``, if there are any, why clients
@@ -60,3 +77,103 @@ class LoggingObserver(Observer):
     def finished(self) -> None:
         """Say that the run has ended."""
         self._log.info("finished")
+
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@contextlib.contextmanager
+def bars(*more: ProgressColumn) -> Iterator[Progress | None]:
+    """Yield what draws bars, on a terminal or in a notebook; None elsewhere."""
+    console = Console(stderr=True)
+    # In a notebook rich draws with ipywidgets, or not at all.
+    draws = console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
+    if not (console.is_terminal or draws):
+        yield None
+        return
+    common = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*common, *more, console=console) as progress:
+        yield progress
+
+
+@contextlib.contextmanager
+def progress_observer() -> Iterator[Observer]:
+    """Yield an observer that draws bars, or writes lines to standard error."""
+    with bars(TimeRemainingColumn(), TextColumn("{task.fields[figures]}")) as progress:
+        yield TerminalObserver(progress)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{harmless(line)}\n")
+
+
+def round_figures(record: Mapping[str, float | int]) -> str:
+    """Return the figures of one round as a phrase."""
+    phrases = [f"train loss {record['train_loss']:.3f}"]
+    if "validation_accuracy" in record:
+        phrases.append(f"validation {100 * record['validation_accuracy']:.1f} %")
+    phrases.append(f"{record['num_clients']} clients")
+    if record["num_failed"]:
+        phrases.append(f"{record['num_failed']} failed")
+    phrases.append(f"{record['seconds']:.1f} s")
+    return ", ".join(phrases)
+
+
+class TerminalObserver(Observer):
+    """Draws bars for rounds and clients; without bars, writes a line now and then."""
+
+    def __init__(
+        self,
+        progress: Progress | None,
+        write: Callable[[str], None] = _say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._progress, self._write, self._clock = progress, write, clock
+        self._task, self._total, self._done = TaskID(0), 0, 0
+        self._last_line = clock() - SECONDS_BETWEEN_LINES
+
+    def training_started(self, num_rounds: int, first_round: int) -> None:
+        """Begin with the rounds that are still to be made."""
+        rounds = f"training: rounds {first_round} to {num_rounds}"
+        line = rounds if first_round <= num_rounds else ""
+        self._start("training", num_rounds, first_round - 1, line)
+
+    def round_finished(self, record: Mapping[str, float | int]) -> None:
+        """Show one more round."""
+        self._step(f"round {record['server_round']}", "", round_figures(record))
+
+    def personalization_started(self, num_clients: int) -> None:
+        """Begin with the clients."""
+        self._start(
+            "personalising", num_clients, 0, f"personalising {num_clients} clients"
+        )
+
+    def client_personalized(self) -> None:
+        """Show one more client."""
+        self._step(f"personalised {self._done + 1}", " clients")
+
+    def finished(self) -> None:
+        """Draw no more."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _start(self, what: str, total: int, done: int, line: str) -> None:
+        self._total, self._done = total, done
+        if self._progress is not None:
+            self._task = self._progress.add_task(
+                what, total=total, completed=done, figures=""
+            )
+        elif line:
+            self._write(line)
+
+    def _step(self, line: str, noun: str, figures: str = "") -> None:
+        self._done += 1
+        if self._progress is not None:
+            self._progress.update(self._task, advance=1, figures=figures)
+            return
+        is_time = self._clock() - self._last_line >= SECONDS_BETWEEN_LINES
+        if is_time:
+            self._last_line = self._clock()
+        if is_time or self._done == self._total:
+            more = f": {figures}" if figures else ""
+            self._write(f"{line}/{self._total}{noun}{more}")

@@ -227,17 +227,18 @@ def metric_of(evaluation: Evaluation, metric: str) -> float | None:
     return follows(evaluation) if follows else evaluation.metrics.get(metric)
 
 
-def figures_of(metric: str) -> tuple[str, ...]:
-    """Return what `metric_figures` are called, in their order."""
-    if metric == ACCURACY:
-        return ()  # it has fields of its own in a `Summary`
-    return tuple(f"{metric}_{name}" for name in _OVER_CLIENTS)
+def figure_of(metric: str, name: str) -> str:
+    """Return what one of `OVER_CLIENTS` is called, of a metric, in a document."""
+    if metric == ACCURACY and name == "fraction_degraded":
+        return name  # it was there before there were other metrics
+    return f"{metric}_{name}"
 
 
-_OVER_CLIENTS = (
+OVER_CLIENTS = (
     *("weighted", "mean", "bottom_decile", "worst", "std"),
     *("fraction_degraded", "num_undefined"),
 )
+"""How a metric spreads over clients, see `metric_figures`."""
 
 
 def metric_figures(pairs: "Pairs", metric: str) -> dict[str, float | None]:
@@ -259,9 +260,8 @@ def metric_figures(pairs: "Pairs", metric: str) -> dict[str, float | None]:
         spread = weighted, *_spread(metric, [value for value, _, _ in found])
     degraded = fraction_degraded(((own, other) for own, other, _ in found), metric)
     num_undefined = sum(one.num_examples > 0 for one, _ in pairs) - len(found)
-    return dict(
-        zip(figures_of(metric), (*spread, degraded, num_undefined), strict=True)
-    )
+    names = (figure_of(metric, name) for name in OVER_CLIENTS)
+    return dict(zip(names, (*spread, degraded, num_undefined), strict=True))
 
 
 def _spread(metric: str, values: Sequence[float]) -> tuple[float, float, float, float]:

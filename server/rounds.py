@@ -104,6 +104,7 @@ class Tally:
     max_norm_ratio: float = math.inf
     update_problem: UpdateProblem | None = None  # the method's, as `started_from`
     started_from: Origin | None = None
+    titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
 
     losses: list[tuple[int, float]] = field(default_factory=list)  # (n_m, loss) used
     failures: dict[str, str] = field(default_factory=dict)  # why, of those not used
@@ -133,7 +134,7 @@ class Tally:
 
     def fails(self, client: str, reason: str) -> None:
         """Take note of why a client's update is not."""
-        self.failures[client] = printable(reason)
+        self.failures[self.titles.get(client, client)] = printable(reason)
 
     def expected(self, shapes: Shapes) -> Shapes:
         """Return the shapes that an update must have which has these."""
@@ -252,6 +253,7 @@ class RoundLoop:
         self.federation, self.checkpoints = federation, checkpoints
         self.clients, self.claimed = roster.trainable(), roster.claimed()
         self.num_validation = roster.num_validation()
+        self.titles = roster.titles()
         self.on_round = on_round
         self._warned_of: set[str] = set()
 
@@ -325,6 +327,7 @@ class RoundLoop:
             self.run.max_update_norm_ratio,
             self.method.update_problem,
             self.method.started_from,
+            self.titles,
         )
         screening = Screening(
             self.run.max_update_median_ratio,
@@ -413,7 +416,8 @@ class RoundLoop:
             most = sum(self.num_validation[name] for name in reply.clients)
             problem = reply.failure or evaluation_problem(reply.record, most)
             if problem:
-                log.warning(_FAILED, server_round, ", ".join(reply.clients), problem)
+                named = ", ".join(self.titles[one] for one in reply.clients)
+                log.warning(_FAILED, server_round, named, problem)
                 continue
             correct += reply.record.num_correct
             total += reply.record.num_examples

@@ -6,13 +6,15 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from knnper.data.site_data import SITES
 from knnper.errors import RunError, printable
 from knnper.experiment import results_identity, to_document
 from knnper.own import explained
+from knnper.predictions import Predictions
 from knnper.records import canonical, fingerprint, is_same
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request, Step
@@ -48,6 +50,7 @@ class ModelDistribution:
     federation: Federation
     key: RandomKey
     metrics: Sequence[str] = ()
+    titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
 
     def personalize(
         self,
@@ -106,7 +109,8 @@ class ModelDistribution:
                     yield Request(clients, payload, reference, is_seen, rounds)
 
     def _failed(self, client: str, reason: str) -> None:
-        message = f"client {client} could not personalise: {reason}"
+        told = self.titles.get(client, client)
+        message = f"client {told} could not personalise: {reason}"
         if not self.federation.may_be_away:
             raise DistributionError(message)
         log.warning("%s", message)
@@ -226,7 +230,12 @@ class Conductor:
         served = self._distribute(trained, roster, roster.names() if to is None else to)
         if not served:
             return served
-        results = [result for result in served.values() if result is not None]
+        titles = roster.titles()
+        results = [
+            dataclasses.replace(result, client=titles[result.client])
+            for result in served.values()
+            if result is not None
+        ]
         document = {
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
@@ -239,16 +248,21 @@ class Conductor:
             },
             "model_distribution": {
                 "num_clients": len(served),
-                "withheld": [name for name, result in served.items() if not result],
-                "offline": [name for name in roster.names() if name not in served],
+                "withheld": [titles[name] for name, one in served.items() if not one],
+                "offline": [titles[one] for one in roster.names() if one not in served],
             },
             "manifest": {
                 **self.folder.manifest(),
                 "experiment": to_document(self.assembly.experiment),
             },
         }
+        predictions = self._predictions
+        if predictions is not None:
+            predictions.merge(served)
         self.folder.write_clients_csv(results, self._metrics)
         self.folder.write_results(document)
+        if predictions is not None:
+            predictions.forget_parts()
         self.folder.forget_aside()
         return served
 
@@ -256,16 +270,29 @@ class Conductor:
     def _metrics(self) -> Sequence[str]:
         return self.assembly.experiment.run.metrics
 
+    @property
+    def _predictions(self) -> Predictions | None:
+        """What the clients write into the run's folder; sites keep theirs."""
+        experiment = self.assembly.experiment
+        is_kept = experiment.run.save_predictions and experiment.data.name != SITES
+        return Predictions(self.folder.path) if is_kept else None
+
     def _distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str]
     ) -> dict[str, ClientResult | None]:
         done = self.folder.distributed.reported(trained.fingerprint)
+        if (predictions := self._predictions) is not None:
+            done = {name: one for name, one in done.items() if predictions.has(name)}
         self.observer.personalization_started(len(set(to) - set(done)))
         others = set(roster.names()) - set(to)
         # A server that was started again knows nobody yet.
         self.federation.await_clients(sorted(set(to) - set(done)), 0)
         distribution = ModelDistribution(
-            self.assembly.method, self.federation, self.assembly.key, self._metrics
+            self.assembly.method,
+            self.federation,
+            self.assembly.key,
+            self._metrics,
+            roster.titles(),
         )
         sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
         for name, result in distribution.personalize(trained, sizes, seen, left_out):

@@ -251,6 +251,7 @@ class Member:
     num_validation: int
     num_test: int
     is_claim: bool = False
+    title: str = ""  # what results call it, where that is not its name
 
     @property
     def num_examples(self) -> int:
@@ -273,6 +274,10 @@ class Roster:
     def names(self) -> list[str]:
         """Return all clients, sorted."""
         return [member.name for member in self.members]
+
+    def titles(self) -> dict[str, str]:
+        """Return what results call each client, by name."""
+        return {one.name: one.title or one.name for one in self.members}
 
     def trainable(self) -> dict[str, int]:
         """Return the number of training examples of each client that may take part."""

@@ -69,18 +69,18 @@ def _resident_runtime(experiment: str, run_folder: str, session: str) -> ClientR
     """Return this process's runtime; data, model and method are made once."""
     settings = from_json(experiment, experiment_catalogue())
     bench = open_workbench(settings, compute_device(settings.run))
-    if bench.method.client_state_type is not NoState:
+    if bench.method.client_state_type is not NoState or settings.run.save_predictions:
         require_same_folder(Path(run_folder), session)
     return runtime_of(bench, Path(run_folder))
 
 
 def require_same_folder(run_folder: Path, session: str) -> None:
-    """Refuse to keep clients' states where other machines would not find them."""
+    """Refuse to keep what clients write where other machines would not find it."""
     path = run_folder / SESSION_FILE
     if not path.exists() or path.read_text() != session:
         raise RunError(
-            f"{run_folder} is not the run's folder here. Clients of this method keep "
-            "their state there, so every machine must see it under this path: give "
+            f"{run_folder} is not the run's folder here. Clients of this run write "
+            "there what they keep, so every machine must see it under this path: give "
             "--output on a file system that all of them share"
         )
 

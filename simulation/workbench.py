@@ -5,6 +5,7 @@ Server and workers each make their own: it depends on nothing but the experiment
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import read_document, write_atomically
 from knnper.own import explained
+from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
 from knnper.seeding import RandomKey
@@ -168,6 +170,10 @@ class VirtualClients:
         """Return the test split of ``client``, copied out of the memory map."""
         return self.dataset.test.examples_at(self.parts[client].test)
 
+    def test_names(self, client: str) -> Integers:
+        """Return the indices into the data set's test split."""
+        return self.parts[client].test
+
     def class_weights(self, client: str) -> Tensor | None:
         """Return what a test example of each label counts, float64 (c,), or None."""
         weights = self.parts[client].class_weights
@@ -197,6 +203,7 @@ class Workbench(Assembly):
                 num_train=len(part.train),
                 num_validation=len(part.validation),
                 num_test=len(part.test),
+                title=part.title,
             )
             for part in self.partition.clients
         )
@@ -211,13 +218,19 @@ def open_workbench(
 ) -> Workbench:
     """Load the data, split it, build model and method."""
     require_central(experiment)
+    if experiment.run.save_predictions:
+        require_arrow()
     dataset = load_data(experiment.data)
     key = RandomKey(experiment.run.seed)
     partition = make_partition(dataset, experiment.partition, key)
-    settings = experiment.partition.settings
-    if getattr(settings, "evaluate_on", "test") == "validation":
+    if evaluated_on(experiment) == "validation":
         dataset = replace(dataset, test=dataset.train)
     return build_workbench(experiment, dataset, partition, device, pool)
+
+
+def evaluated_on(experiment: Experiment) -> str:
+    """Return which of their splits the clients are tested on."""
+    return str(getattr(experiment.partition.settings, "evaluate_on", "test"))
 
 
 def build_workbench(
@@ -243,6 +256,8 @@ def build_workbench(
     )
 
 
+log = logging.getLogger(__name__)
+
 PARTITION = "partition.json"  # in the folder of a run over virtual clients
 Counts = tuple[int, ...]
 
@@ -264,6 +279,7 @@ class LabelCounts:
 
     class_names: tuple[str, ...]
     clients: tuple[ClientCounts, ...]
+    num_skipped: int = 0  # examples that could not be read, and were left out
 
     @property
     def local(self) -> Integers:
@@ -282,7 +298,7 @@ def count_labels(clients: VirtualClients) -> LabelCounts:
 
     counted = [
         ClientCounts(
-            part.name,
+            part.shown,
             part.seen,
             train=counts(data.train, part.train),
             validation=counts(data.train, part.validation),
@@ -290,11 +306,17 @@ def count_labels(clients: VirtualClients) -> LabelCounts:
         )
         for part in clients.parts.values()
     ]
-    return LabelCounts(tuple(data.class_names), tuple(counted))
+    return LabelCounts(tuple(data.class_names), tuple(counted), data.num_skipped)
 
 
 def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
-    """Write ``partition.json``, unless the run has it."""
+    """Write ``partition.json``, unless the run has it; tell what was left out."""
+    if clients.dataset.num_skipped:
+        log.warning(
+            "%d examples cannot be read and are left out; data.on_error=refuse lists "
+            "them",
+            clients.dataset.num_skipped,
+        )
     path = run_folder / PARTITION
     if not path.exists():
         write_atomically(path, f"{json.dumps(asdict(count_labels(clients)))}\n")
@@ -309,6 +331,7 @@ def read_label_counts(run_folder: Path) -> LabelCounts | None:
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
     """Return the runtime that runs all virtual clients of ``bench``."""
     keep_freed_memory()
+    run, split = bench.experiment.run, evaluated_on(bench.experiment)
     return ClientRuntime(
         method=bench.method,
         spec=bench.task.spec,
@@ -316,7 +339,8 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
         states=ClientStateStore(run_folder / "clients"),
         key=bench.key,
         pool=bench.task.pool,
-        metrics=bench.experiment.run.metrics,
+        metrics=run.metrics,
+        predictions=Predictions(run_folder, split) if run.save_predictions else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""A site's data as arrays: in an .npz file, or from a function of the site's own."""
+"""Data as arrays: in an .npz file, or from a function of a site's own."""
 
 import contextlib
 import importlib
@@ -16,19 +16,36 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from knnper.data.cache import load_arrays
-from knnper.data.dividing import SPLITS, Split
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    Source,
+    cached_dataset,
+    load_arrays,
+    state_of_files,
+)
+from knnper.data.cache import Split as CentralSplit
+from knnper.data.dividing import (
+    SPLITS,
+    Split,
+    mark_by_group,
+    numbered,
+    require_known,
+    values_in_order,
+)
+from knnper.data.examples import DataFormat, Dataset, InputSpec
 from knnper.data.site_data import (
     ArrayInputs,
     Collected,
     SiteData,
     SiteSettings,
     SiteTask,
+    fit_inputs,
     place_of,
     split_texts,
 )
 from knnper.errors import DataError, KnnPerError
-from knnper.experiment import alternatives
+from knnper.experiment import NonNegativeInt, alternatives
 
 Arrays = Mapping[str, NDArray[Any]]
 WHOLE = ("inputs", "labels", "names", "split")
@@ -36,10 +53,36 @@ PER_SPLIT = tuple(f"{one}_{what}" for one in SPLITS for what in WHOLE[:3])
 
 
 KEYS = (*WHOLE, *PER_SPLIT, "class_names")
+_CLIENTS = ("clients", *(f"{one}_clients" for one in SPLITS))
+
+# As others call them: x and y, X_train and y_train, clients_test.
+_LETTERS = {"x": "inputs", "X": "inputs", "y": "labels"}
+_ALIASES = {
+    **_LETTERS,
+    **{f"{one}_{of}": f"{of}_{_LETTERS[one]}" for one in _LETTERS for of in SPLITS},
+    **{f"clients_{of}": f"{of}_clients" for of in SPLITS},
+}
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an .npz file by their names in `collect_arrays`."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; give that of an .npz file")
+    found = load_arrays(path, (*KEYS, *_CLIENTS, *_ALIASES))
+    arrays = {name: found[name] for name in found if name not in _ALIASES}
+    for name in found.keys() - arrays.keys():
+        if _ALIASES[name] in arrays:
+            raise DataError(
+                f"{path}: found the array {name} and another that means the same, "
+                f"{_ALIASES[name]}; leave out one of the two"
+            )
+        arrays[_ALIASES[name]] = found[name]
+    return arrays
+
 
 _LAYOUT = (
-    "expected inputs and labels, or train_inputs and train_labels and the same of "
-    "validation and test"
+    "expected inputs and labels (or x and y), or train_inputs and train_labels (or "
+    "x_train and y_train) and the same of validation and test"
 )
 
 
@@ -103,6 +146,8 @@ def _part(
         if f"{prefix}{what}" not in arrays:
             raise DataError(f"{source}: found no array {prefix}{what}; {_LAYOUT}")
     inputs, labels = arrays[f"{prefix}inputs"], arrays[f"{prefix}labels"]
+    if labels.ndim == 2 and labels.shape[1] == 1:  # as Keras has CIFAR's
+        labels = labels[:, 0]
     if inputs.ndim < 2 or labels.shape != inputs.shape[:1]:
         raise DataError(
             f"{source}: found {prefix}inputs of shape {inputs.shape} and "
@@ -166,9 +211,97 @@ class NpzSettings(SiteSettings):
     def collect(self, base: Path, task: SiteTask | None) -> Collected:  # noqa: ARG002
         """Return the examples in an .npz file."""
         path = place_of(base, self.path)
-        if not path.is_file():
-            raise DataError(f"{path}: there is no such file; give that of an .npz file")
-        return collect_arrays(load_arrays(path, KEYS), str(path))
+        return collect_arrays(read_arrays(path), str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NpzFileSettings(DataFormat):
+    """Where the file is.
+
+    Attributes
+    ----------
+    path
+        An .npz file with ``x`` (n, ...) and ``y`` (n,), or ``x_train``, ``y_train``,
+        ``x_test`` and ``y_test``; with ``clients`` (n,), or ``clients_train`` and
+        ``clients_test``, who each input belongs to, where the partition is ``natural``;
+        and with ``class_names``, where labels are positions in it. The names of arrays
+        that sites have do, too.
+    test_fraction
+        Part of the inputs that is tested on where there is no test split, (0, 1): of
+        each class, or of each client, rounded. One of each is left to train on.
+    seed
+        Of the choice of these.
+    """
+
+    name = "npz"
+    title = "NPZ file"
+    summary = "your own arrays: x and y, or x_train, y_train, x_test, y_test"
+
+    path: str
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    seed: NonNegativeInt = 0
+
+    def load(self) -> Dataset:
+        """Return what uint8 (images) or other numbers the file holds.
+
+        Validation data is added to the training data: the partition holds out its own.
+        """
+        path = Path(self.path).expanduser().absolute()
+        source: Source = {
+            "file": state_of_files([path], path.parent),
+            "test_fraction": self.test_fraction,
+            "seed": self.seed,
+        }
+        return cached_dataset(self.name, source, lambda one: self._write(one, path))
+
+    def _write(self, writer: EntryWriter, path: Path) -> Contents:
+        arrays = read_arrays(path)
+        found = collect_arrays(arrays, str(path))
+        clients = _clients(arrays, len(found.names), str(path))
+        if "test" in found.given_splits:
+            is_test = np.array([split == "test" for split in found.splits or ()])
+        else:
+            groups = found.labels if clients is None else clients
+            marks = mark_by_group(
+                groups, found.names, found.labels, self.test_fraction, self.seed
+            )
+            is_test = np.array(marks)
+        labels = np.array(found.labels, dtype=object)
+        given = tuple(str(name) for name in arrays.get("class_names", np.empty(0)))
+        class_names = given or values_in_order(labels[~is_test])
+        require_known(labels[is_test], class_names, str(path))
+        shape, dtype = found.inputs.form()
+        one = (0.0,) * shape[2], (1.0,) * shape[2]
+        spec = InputSpec(shape, len(class_names), *one, dtype)
+        assert isinstance(found.inputs, ArrayInputs), "of arrays"
+        inputs = fit_inputs(found.inputs.array, spec, str(path))
+        names = values_in_order(clients or ())
+        parts: dict[CentralSplit, NDArray[np.bool_]] = {
+            "train": ~is_test,
+            "test": is_test,
+        }
+        for split, chosen in parts.items():
+            writer.put_images(split, inputs[chosen])
+            writer.put_labels(split, numbered(labels[chosen], class_names))
+            if clients is not None:
+                owners = np.array(clients, dtype=object)[chosen]
+                writer.put_client_ids(split, numbered(owners, names))
+        return Contents(class_names, dtype=dtype, client_names=names)
+
+
+def _clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
+    """Return whose each input is, in the order of `collect_arrays`, if it is said."""
+    keys = [f"{one}_clients" for one in _given(arrays, source)] or ["clients"]
+    if not any(key in arrays for key in _CLIENTS):
+        return None
+    missing = [key for key in keys if key not in arrays]
+    if missing:
+        raise DataError(
+            f"{source}: found clients of some splits, but no array {missing[0]}; "
+            "expected the client of each input, or of none"
+        )
+    joined = {"clients": np.concatenate([arrays[key].ravel() for key in keys])}
+    return _texts(joined, "clients", count, source)
 
 
 _MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"

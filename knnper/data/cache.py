@@ -21,10 +21,12 @@ from pydantic import TypeAdapter
 from knnper.data.examples import (
     TEXTS,
     Dataset,
+    InputDtype,
     InputSpec,
     LabelledArrays,
     Vocabulary,
     channel_statistics,
+    real_statistics,
 )
 from knnper.errors import DataError
 from knnper.files import UNFINISHED, FileLock, make_entry, read_if_sound, sync_to_disc
@@ -126,8 +128,7 @@ class Contents:
 
     class_names: tuple[str, ...]  # one for each label
     coarse_of: tuple[int, ...] | None = None  # the coarse label of each label, or None
-    # What the images are: pixels, or the ids of text.
-    dtype: Literal["uint8", "token", "ids"] = "uint8"
+    dtype: InputDtype = "uint8"  # what the images are, as in `InputSpec`
     domain_names: tuple[str, ...] = ()  # one for each domain, where there are any
     vocabulary: Vocabulary | None = None  # of tokenised text
     client_names: tuple[str, ...] = ()  # by client id, where the data names clients
@@ -169,7 +170,7 @@ class EntryWriter:
         return self._new_array(f"{split}_images", shape, np.dtype(dtype))
 
     def put_images(self, split: Split, images: NDArray[Any]) -> None:
-        """Store ``images``, uint8 or int32 of shape (n, height, width, channels)."""
+        """Store ``images``, of a stored type, (n, height, width, channels)."""
         self.new_images(split, images.shape, images.dtype)[...] = images
 
     def drop(self, split: Split, rows: Collection[int]) -> None:
@@ -223,7 +224,8 @@ class EntryWriter:
         shapes |= {name: rows.finish() for name, rows in self._grown.items()}
         mean, std = tuple[float, ...](), tuple[float, ...]()
         if contents.dtype not in TEXTS:
-            mean, std = channel_statistics(rows_in_parts(self._file("train_images")))
+            of = real_statistics if contents.dtype == "float32" else channel_statistics
+            mean, std = of(rows_in_parts(self._file("train_images")))
         manifest = Manifest(
             **asdict(contents),
             format_version=FORMAT_VERSION,

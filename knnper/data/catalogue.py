@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from knnper.data import (
     arrays,
     digits,
+    hugging_face,
     images,
     leaf,
     synthetic_mixture,
@@ -25,6 +26,8 @@ DATA_SETS: Mapping[str, type[DataFormat]] = {
         digits.DigitDomainsSettings,
         user_csv.UserCsvSettings,
         tables.TableSettings,
+        arrays.NpzFileSettings,
+        hugging_face.HuggingFaceSettings,
         text.PlaysSettings,
         synthetic_mixture.SyntheticMixtureSettings,
         torchvision_sets.Cifar10Settings,

@@ -105,6 +105,26 @@ def _place(name: str, seed: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
+def mark_by_group(
+    groups: Sequence[str],
+    names: Sequence[str],
+    kinds: Sequence[str],
+    fraction: float,
+    seed: int,
+) -> list[bool]:
+    """Mark a part of each group as `mark_alike` does, and of no kind all."""
+    members = defaultdict[str, list[int]](list)
+    for at, group in enumerate(groups):
+        members[group].append(at)
+    marked = set[int]()
+    for places in members.values():
+        own = [names[at] for at in places], [kinds[at] for at in places]
+        marks = zip(places, mark_alike(*own, fraction, seed), strict=True)
+        marked.update(at for at, is_marked in marks if is_marked)
+    left = {kind for at, kind in enumerate(kinds) if at not in marked}
+    return [at in marked and kind in left for at, kind in enumerate(kinds)]
+
+
 def mark_alike(
     names: Sequence[str], kinds: Sequence[str], fraction: float, seed: int
 ) -> list[bool]:

@@ -396,6 +396,29 @@ def channel_statistics(
     return tuple(means.tolist()), tuple(deviations.tolist())
 
 
+def real_statistics(
+    parts: Iterable[NDArray[np.float32]],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel, as `channel_statistics`.
+
+    ``parts`` are float32 of shape (n, height, width, channels).
+    """
+    count, total, squares = 0, np.zeros(1), np.zeros(1)
+    smallest, largest = np.full(1, np.inf), np.full(1, -np.inf)
+    for part in parts:
+        rows = part.reshape(-1, part.shape[-1]).astype(np.float64)
+        # Sums of squares of deviations, joined as Chan, Golub and LeVeque (1979) do.
+        apart = rows.sum(axis=0) / len(rows) - total / max(count, 1)
+        both = count + len(rows)
+        squares = squares + ((rows - rows.mean(axis=0)) ** 2).sum(axis=0)
+        squares = squares + apart**2 * count * len(rows) / both
+        count, total = both, total + rows.sum(axis=0)
+        smallest = np.minimum(smallest, rows.min(axis=0))
+        largest = np.maximum(largest, rows.max(axis=0))
+    deviations = np.where(smallest == largest, 1.0, np.sqrt(squares / count))
+    return tuple((total / count).tolist()), tuple(deviations.tolist())
+
+
 def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Count each of the 256 values in each channel; shape (channels, 256)."""
     channels = images.shape[-1]

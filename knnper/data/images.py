@@ -5,7 +5,7 @@ import hashlib
 import io
 import logging
 import os
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from knnper.data.cache import (
     cached_dataset,
     cached_images,
 )
-from knnper.data.dividing import SPLITS, mark_alike, numbered, require_known
+from knnper.data.dividing import SPLITS, mark_by_group, numbered, require_known
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.site_data import (
@@ -302,14 +302,7 @@ class DecodedSettings(DataFormat):
         }
         if self.on_error != "refuse":
             form["on_error"] = self.on_error
-        found = cached_dataset(self.name, {**source, **form}, build)
-        if found.num_skipped:
-            _LOG.warning(
-                "%d images cannot be read and are left out; data.on_error=refuse lists "
-                "them",
-                found.num_skipped,
-            )
-        return found
+        return cached_dataset(self.name, {**source, **form}, build)
 
 
 def mixed(names: Iterable[str]) -> list[str]:
@@ -520,22 +513,13 @@ class ImageFolderSettings(DecodedSettings):
         self, found: Sequence[FoundFile], root: Path
     ) -> dict[Split, list[FoundFile]]:
         """Return the files of each split: a part of each client, or of each class."""
-        groups = defaultdict[str, list[FoundFile]](list)
-        for file in found:
-            groups[file.class_name if file.user is None else file.user].append(file)
+        kinds = [one.class_name for one in found]
+        groups = [one.class_name if one.user is None else one.user for one in found]
+        names = [one.name for one in found]
+        marks = mark_by_group(groups, names, kinds, self.test_fraction, self.seed)
         files: dict[Split, list[FoundFile]] = {"train": [], "test": []}
-        for group in groups.values():
-            names, kinds = zip(
-                *((one.name, one.class_name) for one in group), strict=True
-            )
-            marks = mark_alike(names, kinds, self.test_fraction, self.seed)
-            for file, is_test in zip(group, marks, strict=True):
-                files["test" if is_test else "train"].append(file)
-        trained_on = {one.class_name for one in files["train"]}
-        for file in list(files["test"]):
-            if file.class_name not in trained_on:
-                files["test"].remove(file)
-                files["train"].append(file)
+        for file, is_test in zip(found, marks, strict=True):
+            files["test" if is_test else "train"].append(file)
         if not files["test"]:
             raise DataError(
                 f"{root}: there are no images to test on; raise data.test_fraction, of "

@@ -119,8 +119,8 @@ def training_identity(experiment: Experiment) -> str:
 
 def as_trained(experiment: Experiment) -> Experiment:
     """Return one experiment for all that train as this one does."""
-    # What is put on top may differ, the name that the method has with it, and how much
-    # data the clients have that never train.
+    # What is put on top may differ, the name that the method has with it, how much data
+    # the clients have that never train, and what is measured.
     name = trained_as(experiment.method.name)
     partition = experiment.partition
     if isinstance(partition.settings, PartitionSettings):
@@ -131,6 +131,7 @@ def as_trained(experiment: Experiment) -> Experiment:
         partition=partition,
         method=replace(experiment.method, name=name),
         personalization=Choice(AS_IT_IS, NoSettings()),
+        run=replace(experiment.run, metrics=()),
     )
 
 

@@ -18,7 +18,6 @@ from knnper.simulation.batches.family import FAILED
 from knnper.simulation.batches.folder import TABLE, older_code
 from knnper.simulation.batches.plan import (
     ALONE,
-    GLOBAL,
     VARIANT,
     Comparison,
     Plan,
@@ -35,6 +34,7 @@ from knnper.simulation.batches.tables import (
     csv_of,
     is_percent,
     label_of,
+    lower_is_better,
     run_rows,
     table_of,
 )
@@ -146,13 +146,10 @@ def _places(values: Sequence[Any], axes: Axes) -> dict[str, float]:
     return {as_text(value): float(value) for value in values}
 
 
-LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")
-
-
 def best_points(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
     """Return the best point of each variant, of equal ones the first."""
     column, num_seeds = column_of(sweep.settings), len(sweep.seeds)
-    is_loss = sweep.settings.y.removeprefix(GLOBAL) in LOWER_IS_BETTER
+    is_loss = lower_is_better(sweep.settings.y)
     best = []
     for name in variants_of(sweep.settings):
         # The mean over fewer seeds is not to be compared.

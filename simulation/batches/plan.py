@@ -28,8 +28,9 @@ from knnper.experiment import (
     shown,
     with_overrides,
 )
+from knnper.metrics import ACCURACY
 from knnper.seeding import RandomKey
-from knnper.server.results import EARLIER_NAMES, Summary
+from knnper.server.results import EARLIER_NAMES, OVER_CLIENTS, Summary, figure_of
 from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of, trained_as
@@ -59,10 +60,16 @@ class Plan:
     """What a batch runs: all points with every seed."""
 
     kind: ClassVar[str]
+    metric = ACCURACY  # what validation data choose by
 
     name: str  # of its folder
     seeds: tuple[int, ...]
     points: tuple[Point, ...]  # those of the first variant or row, then of the next
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What there is of a group of clients in all of its runs."""
+        return figures_of_all(self.points)
 
     @property
     def variants(self) -> Mapping[str, list[Point]]:
@@ -91,6 +98,25 @@ class Plan:
     def experiments(self) -> list[Experiment]:
         """All that may be run, point by point."""
         return [*self.tuning, *tested(self.points)]
+
+
+# What there is of each group of clients, also of the unpersonalised model.
+FIGURES = tuple(one for one in Summary.__dataclass_fields__ if one != "metrics")
+
+
+def figures_of_all(points: Iterable[Point]) -> tuple[str, ...]:
+    """Return `FIGURES`, and those of the metrics that all runs of points name."""
+    named = [run.run.metrics for run in tested(points)]
+    metrics = dict.fromkeys(
+        one for one in itertools.chain(*named) if all(one in other for other in named)
+    )
+    return (*FIGURES, *itertools.chain(*map(figures_of_metric, metrics)))
+
+
+def figures_of_metric(metric: str) -> list[str]:
+    """Return what `FIGURES` do not have of a metric that a run names."""
+    found = [figure_of(metric, name) for name in OVER_CLIENTS]
+    return [] if metric == ACCURACY else found
 
 
 def tested(points: Iterable[Point]) -> list[Experiment]:
@@ -350,6 +376,8 @@ class ComparisonSettings(Settings):
         What differs in these runs, by dotted key: a shorter training.
     reference
         The row with whose model clients are compared, to count those degraded.
+    metric
+        What is shown, and chosen by: ``accuracy``, or one of ``run.metrics``.
     each_also_with
         A section ``personalization`` with which every row that has none is shown once
         more, in a row ``ROW-NAME`` behind all others; training is done once for both.
@@ -359,6 +387,7 @@ class ComparisonSettings(Settings):
     base: BaseSettings
     rows: Annotated[dict[str, RowSettings], Field(min_length=1)]
     reference: str
+    metric: str = ACCURACY
     grid: dict[str, Values] = field(default_factory=dict)
     each_also_with: Section | None = None
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0, 1, 2)
@@ -378,6 +407,7 @@ class Comparison(Plan):
     kind = "comparison"
 
     reference: str
+    metric: str = ACCURACY
 
 
 def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
@@ -396,8 +426,16 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
     ]
     titles = {point.variant: point.title for point in points}
     problems.extend(_title_problems("rows", titles))
+    metric = settings.metric
+    if figure_of(metric, "weighted") not in figures_of_all(points):
+        message = f"found {metric!r}, expected accuracy. {_NAME_METRICS}"
+        problems.append(Problem("metric", message))
     _raise(problems, source)
-    return Comparison(settings.name, settings.seeds, tuple(points), settings.reference)
+    reference = settings.reference
+    return Comparison(settings.name, settings.seeds, tuple(points), reference, metric)
+
+
+_NAME_METRICS = "Other metrics must be named in run.metrics of all that it runs"
 
 
 def _comparison_problems(
@@ -497,9 +535,6 @@ OF_THE_FILE = ("name", "seeds", "evaluate_on", "x", "series", "y", "group")
 
 VARIANT = "variant"  # what ``x`` and ``series`` call the names of the variants
 
-# What ``y`` can be, each also of the unpersonalised model.
-FIGURES = tuple(one for one in Summary.__dataclass_fields__ if one != "metrics")
-
 GLOBAL = "global."  # what the figures of the unpersonalised model begin with
 
 
@@ -596,8 +631,9 @@ class SweepSettings(Settings):
     series
         What tells its curves apart: another such key, or several.
     y
-        What is shown, and chosen by: a figure of a group, as in ``accuracy_weighted``;
-        of the unpersonalised model as in ``global.accuracy_weighted``.
+        What is shown, and chosen by: a figure of a group, as in ``accuracy_weighted``,
+        or ``macro_f1_mean`` where ``run.metrics`` has ``macro_f1``; of the
+        unpersonalised model as in ``global.accuracy_weighted``.
     group
         Whose: that of the clients seen in training, unseen ones, or all.
     """
@@ -675,9 +711,6 @@ def _axis_problems(settings: SweepSettings) -> Iterable[Problem]:
     if curves and x in (None, *curves):
         message = f"found {curves[0]!r}, expected x to be another key"
         yield Problem("series", message)
-    if settings.y.removeprefix(GLOBAL) not in FIGURES:
-        known = alternatives(settings.y, FIGURES)
-        yield Problem("y", f"found {settings.y!r}, expected a figure; {known}")
     # Not the keys of random points, which are scattered anyway.
     several = [key for key, values in settings.vary.items() if len(values) > 1]
     several += [VARIANT] if len(settings.variants) > 1 else []
@@ -758,6 +791,11 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
         )
     ]
     problems.extend(_coincidences(settings, points))
+    figures = figures_of_all(points)
+    if points and settings.y.removeprefix(GLOBAL) not in figures:
+        known = alternatives(settings.y, figures)
+        message = f"found {settings.y!r}, expected a figure; {known}. {_NAME_METRICS}"
+        problems.append(Problem("y", message))
     _raise(problems, source)
     return Sweep(
         settings.name, settings.seeds, tuple(points), settings, shared, of_runs

@@ -23,6 +23,8 @@ from knnper.experiment import (
     to_json,
 )
 from knnper.lifeline import die_with_parent
+from knnper.metrics import gain
+from knnper.server.results import figure_of
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import (
     Event,
@@ -55,7 +57,7 @@ class Tried:
     """A point and how it did on validation data."""
 
     point: Point
-    score: float | None  # weighted accuracy of the seen clients; None where it failed
+    score: float | None  # weighted metric of the seen clients; None where it failed
     failure: str | None
 
 
@@ -107,12 +109,17 @@ def run_batch(
         if tuned:
             # Nobody knows yet which points are chosen; they take about as long.
             make(families(plan.tuning), families(tested(_first_points(plan))))
-            tried = {name: _tried(points, folder) for name, points in tuned.items()}
+            tried = {
+                name: _tried(points, folder, plan.metric)
+                for name, points in tuned.items()
+            }
         chosen = [
             point
             for name, points in plan.variants.items()
             for point in (
-                [_best(name, tried[name], folder)] if name in tried else points
+                [_best(name, tried[name], folder, plan.metric)]
+                if name in tried
+                else points
             )
         ]
         make(ready or with_earlier_training(families(tested(chosen)), earlier))
@@ -147,7 +154,7 @@ def _first_points(plan: Plan) -> list[Point]:
     ]
 
 
-def _tried(points: Iterable[Point], folder: Path) -> list[Tried]:
+def _tried(points: Iterable[Point], folder: Path, metric: str) -> list[Tried]:
     found = []
     for point, tuning in ((one, one.tuning) for one in points):
         if tuning is None:
@@ -155,12 +162,12 @@ def _tried(points: Iterable[Point], folder: Path) -> list[Tried]:
         path = folder_of(tuning, folder)
         failure, score = why_failed(path), None
         if failure is None:
-            score = RunFolder(path).results()["seen"]["accuracy_weighted"]
+            score = RunFolder(path).results()["seen"][figure_of(metric, "weighted")]
         found.append(Tried(point, score, failure))
     return found
 
 
-def _best(name: str, tried: Sequence[Tried], folder: Path) -> Point:
+def _best(name: str, tried: Sequence[Tried], folder: Path, metric: str) -> Point:
     scored = [one for one in tried if one.score is not None]
     if not scored:
         reason = next((one.failure for one in tried if one.failure), "no score")
@@ -171,7 +178,7 @@ def _best(name: str, tried: Sequence[Tried], folder: Path) -> Point:
             f"{folder / RUNS} is deleted"
         )
     # The first of equal ones: max keeps it.
-    return max(scored, key=lambda one: one.score or 0.0).point
+    return max(scored, key=lambda one: gain(metric, one.score or 0.0, over=0.0)).point
 
 
 def _outcome(plan: Plan, point: Point, folder: Path, tried: Sequence[Tried]) -> Outcome:

@@ -3,13 +3,16 @@
 A row is a point of a sweep, or a method of a comparison with what was chosen for it.
 """
 
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from knnper.errors import RunError
+from knnper.metrics import ACCURACY, METRICS
+from knnper.server.results import OVER_CLIENTS, figure_of
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import (
     FIGURES,
@@ -19,6 +22,7 @@ from knnper.simulation.batches.plan import (
     PointsValues,
     Sweep,
     SweepSettings,
+    figures_of_metric,
     term_of,
 )
 from knnper.simulation.batches.runner import Outcome
@@ -38,13 +42,17 @@ from knnper.simulation.reports.runs import (
     load_run,
 )
 
-# What there is of each run, as in ``unseen.global.accuracy_weighted``.
-COLUMNS = tuple(
-    f"{group}.{prefix}{figure}"
-    for group in (*GROUPS, EVERYBODY)
-    for prefix in ("", GLOBAL)
-    for figure in FIGURES
-)
+
+def all_columns(figures: Sequence[str] = FIGURES) -> tuple[str, ...]:
+    """Return what there is of each run, as in ``unseen.global.accuracy_weighted``."""
+    return tuple(
+        f"{group}.{prefix}{figure}"
+        for group in (*GROUPS, EVERYBODY)
+        for prefix in ("", GLOBAL)
+        for figure in figures
+    )
+
+
 # The column of a comparison's run, training and personalisation together.
 SECONDS = "seconds"
 Figures = Mapping[str, float | None]  # by column; None where there is no such figure
@@ -65,20 +73,21 @@ class Row:
 
 def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
     """Return a row for each outcome, in their order."""
-    columns: Sequence[str] = COLUMNS
-    is_compared = isinstance(plan, Comparison)
-    base = dict[int, dict[str, float]]()  # accuracies of the reference row, by seed
+    columns: Sequence[str] = all_columns(plan.figures)
+    base = dict[int, dict[str, float]]()  # the metric of the reference row, by seed
+    metric = None
     if isinstance(plan, Comparison):
-        columns = (*_COMPARED_COLUMNS.values(), SECONDS)
+        metric = plan.metric
+        columns = (*compared_columns(metric).values(), SECONDS)
         (found,) = [one for one in outcomes if one.point.variant == plan.reference]
         base = {
-            seed: {one.client: one.accuracy for one in _clients(run)}
+            seed: {one.client: one.accuracy for one in _clients(run, metric)}
             for seed, run in found.runs.items()
         }
     rows = []
     for outcome in outcomes:
         figures = [
-            _compared_figures(run, base[seed]) if is_compared else figures_of(run)
+            _compared_figures(run, base[seed], metric) if metric else figures_of(run)
             for seed, run in outcome.runs.items()
         ]
         rows.append(
@@ -97,45 +106,50 @@ def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
 def figures_of(run: Path) -> Figures:
     """Return the figures of a finished run by column, fractions of 1."""
     found = load_run(run)
+    figures = (*FIGURES, *itertools.chain(*map(figures_of_metric, found.metrics)))
     return {
         f"{group}.{prefix}{figure}": document.get(figure)
         for group in (*GROUPS, EVERYBODY)
         for own in (found.figures(group),)
         for prefix, document in (("", own), (GLOBAL, own["global"]))
-        for figure in FIGURES
+        for figure in figures
     }
 
 
-# By their names in the files of a comparison, the figures that it shows.
+# By their names in the files of a comparison, the figures of a metric that it shows.
 _COMPARED = {
-    "average": "accuracy_weighted",
-    "bottom_decile": "accuracy_bottom_decile",
+    "average": "weighted",
+    "bottom_decile": "bottom_decile",
     "fraction_degraded": "fraction_degraded",
 }
-_COMPARED_COLUMNS = {
-    (group, name): f"{group}.{figure}"
-    for group in GROUPS
-    for name, figure in _COMPARED.items()
-}
 
 
-def _compared_figures(run: Path, base: Mapping[str, float]) -> Figures:
-    results, clients = RunFolder(run).results(), _clients(run)
+def compared_columns(metric: str) -> dict[tuple[str, str], str]:
+    """Return the columns of a comparison by group and name in its files."""
+    return {
+        (group, name): f"{group}.{figure_of(metric, figure)}"
+        for group in GROUPS
+        for name, figure in _COMPARED.items()
+    }
+
+
+def _compared_figures(run: Path, base: Mapping[str, float], metric: str) -> Figures:
+    results, clients = RunFolder(run).results(), _clients(run, metric)
     figures: dict[str, float | None] = {}
-    for group in GROUPS:
-        for figure in ("accuracy_weighted", "accuracy_bottom_decile"):
-            figures[f"{group}.{figure}"] = results[group][figure]
-        of_group = [one for one in clients if one.seen == (group == "seen")]
-        degraded = fraction_degraded_against(of_group, base)
-        figures[f"{group}.fraction_degraded"] = degraded
+    for (group, name), column in compared_columns(metric).items():
+        if name == "fraction_degraded":
+            of_group = [one for one in clients if one.seen == (group == "seen")]
+            figures[column] = fraction_degraded_against(of_group, base, metric)
+        else:
+            figures[column] = results[group][column.removeprefix(f"{group}.")]
     training = results["training"]
     figures[SECONDS] = training["seconds"] + training["personalization_seconds"]
     return figures
 
 
-def _clients(path: Path) -> list[ClientRow]:
+def _clients(path: Path, metric: str) -> list[ClientRow]:
     try:
-        return clients_of(path)
+        return clients_of(path, metric)
     except RunError as error:
         raise RunError(
             f"{error}. Delete {path}, and the same command makes the run anew"
@@ -148,14 +162,15 @@ def documents_of(
     """Return the rows as plain values, as ``--json`` prints them."""
     if not isinstance(plan, Comparison):
         return [asdict(row) for row in rows]
+    columns = compared_columns(plan.metric)
     return [
         {
             "name": row.variant,
             "title": row.title,
             **{
                 group: {
-                    name: asdict(row.estimates[f"{group}.{figure}"])
-                    for name, figure in _COMPARED.items()
+                    name: asdict(row.estimates[columns[group, name]])
+                    for name in _COMPARED
                 }
                 for group in GROUPS
             },
@@ -180,8 +195,9 @@ def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
     """Return every figure of each row, fractions of 1; empty where there is none."""
     if isinstance(plan, Sweep):
         return csv_text([_swept_line(row, plan.settings) for row in rows])
+    columns = compared_columns(plan.metric)
     lines = zip(outcomes, rows, strict=True)
-    return csv_text([_compared_line(outcome, row) for outcome, row in lines])
+    return csv_text([_compared_line(outcome, row, columns) for outcome, row in lines])
 
 
 def _swept_line(row: Row, settings: SweepSettings) -> dict[str, Any]:
@@ -190,14 +206,16 @@ def _swept_line(row: Row, settings: SweepSettings) -> dict[str, Any]:
         **{key: row.values[key] for key in settings.varied()},
     }
     line |= {"num_runs": row.num_runs, "num_failed": row.num_failed}
-    for column in COLUMNS:
-        line |= row.estimates[column].flat(column, ".sd", ".half_width")
+    for column, found in row.estimates.items():
+        line |= found.flat(column, ".sd", ".half_width")
     return line
 
 
-def _compared_line(outcome: Outcome, row: Row) -> dict[str, Any]:
+def _compared_line(
+    outcome: Outcome, row: Row, columns: Mapping[tuple[str, str], str]
+) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.variant, "method": row.title}
-    for (group, name), column in _COMPARED_COLUMNS.items():
+    for (group, name), column in columns.items():
         line |= row.estimates[column].flat(f"{group}_{name}")
     end, chosen = _end(outcome, row), json.dumps(dict(row.values))
     return {**line, "validation": end["validation"], "chosen": chosen, **end}
@@ -219,8 +237,6 @@ def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
-# What the table of a sweep shows beside its figure.
-BESIDE = ("global.accuracy_weighted", "accuracy_bottom_decile", "fraction_degraded")
 _WORDS = {
     "num_clients": "clients",
     "num_empty": "clients without test examples",
@@ -237,15 +253,52 @@ _WORDS = {
 _NOT_IN_PERCENT = ("log_loss", "num_clients", "num_empty", "num_test_examples")
 
 
+_LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")
+_WORDS_OVER_CLIENTS = {
+    "weighted": "average",
+    "mean": "mean over clients",
+    "bottom_decile": "bottom decile",
+    "worst": "worst client",
+    "std": "spread over clients",
+    "fraction_degraded": degraded_vs(VS_GLOBAL),
+    "num_undefined": "clients where it is not defined",
+}
+
+
+def _spread(figure: str) -> tuple[str, str]:
+    """Return metric and one of `OVER_CLIENTS`, of a figure that `figure_of` named."""
+    figure = figure.removeprefix(GLOBAL)
+    for name in OVER_CLIENTS:
+        if figure.endswith(f"_{name}"):
+            return figure.removesuffix(f"_{name}"), name
+    return ACCURACY, figure
+
+
 def label_of(figure: str) -> str:
     """Return what people call a figure, as in ``global.accuracy_weighted``."""
-    words = _WORDS[figure.removeprefix(GLOBAL)]
+    words = _WORDS.get(figure.removeprefix(GLOBAL))
+    if words is None:
+        metric, name = _spread(figure)
+        words = f"{METRICS[metric].title}, {_WORDS_OVER_CLIENTS[name]}"
     return f"global model's {words}" if figure.startswith(GLOBAL) else words
 
 
 def is_percent(figure: str) -> bool:
     """Return whether a figure is a fraction, which people read in percent."""
-    return figure.removeprefix(GLOBAL) not in _NOT_IN_PERCENT
+    if (plain := figure.removeprefix(GLOBAL)) in _WORDS:
+        return plain not in _NOT_IN_PERCENT
+    metric, name = _spread(figure)
+    of_metric = METRICS[metric].is_fraction and name != "num_undefined"
+    return of_metric or name == "fraction_degraded"
+
+
+def lower_is_better(figure: str) -> bool:
+    """Return whether the smallest value of a figure is the best."""
+    if (plain := figure.removeprefix(GLOBAL)) in _WORDS:
+        return plain in _LOWER_IS_BETTER
+    metric, name = _spread(figure)
+    is_count = name in ("std", "fraction_degraded", "num_undefined")
+    return is_count or METRICS[metric].lower_is_better
 
 
 def column_of(settings: SweepSettings) -> str:
@@ -260,16 +313,19 @@ def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
     titles = {row.variant: row.title for row in rows}
     reference = titles[plan.reference] if isinstance(plan, Comparison) else VS_GLOBAL
     of_group = ("bottom decile", degraded_vs(reference))
-    header = ["method", "seen", *of_group, "unseen", *of_group, "s a run"]
-    return Table.of_cells(plan.name, [header, *map(_compared_cells, rows)])
+    named = "" if plan.metric == ACCURACY else f" {METRICS[plan.metric].title}"
+    header = ["method", f"seen{named}", *of_group, f"unseen{named}", *of_group]
+    columns = compared_columns(plan.metric).values()
+    cells = [_compared_cells(row, columns) for row in rows]
+    return Table.of_cells(plan.name, [[*header, "s a run"], *cells])
 
 
-def _compared_cells(row: Row) -> list[str]:
+def _compared_cells(row: Row, columns: Iterable[str]) -> list[str]:
     cells = [f"{row.title}{_failed(row)}"]
-    for column in _COMPARED_COLUMNS.values():
-        found = row.estimates[column]
-        std = "" if found.std is None else f" ± {100 * found.std:.1f}"
-        cells.append(f"{_number(found.mean, 'accuracy')}{std}")
+    for column in columns:
+        found, figure = row.estimates[column], column.partition(".")[2]
+        std = "" if found.std is None else f" ± {_number(found.std, figure)}"
+        cells.append(f"{_number(found.mean, figure)}{std}")
     seconds = row.estimates[SECONDS].mean
     return [*cells, "-" if seconds is None else f"{seconds:.1f}"]
 
@@ -279,7 +335,9 @@ def _failed(row: Row) -> str:
 
 
 def _swept_cells(settings: SweepSettings, rows: Sequence[Row]) -> list[list[str]]:
-    beside = [figure for figure in BESIDE if figure != settings.y]
+    metric, _ = _spread(settings.y)
+    average, *more = (figure_of(metric, name) for name in _COMPARED.values())
+    beside = [one for one in (GLOBAL + average, *more) if one != settings.y]
     variant = ["variant"] if settings.variants else []
     shown = [label_of(settings.y), "sd", "95 % interval", *map(label_of, beside)]
     cells = [[*variant, *map(term_of, settings.varied()), *shown, "runs"]]

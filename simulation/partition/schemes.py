@@ -1,7 +1,7 @@
 """Partition schemes: who gets which sample; none is lost or given twice."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ class Assignment:
     # P_m(y), what an example of each label counts when client m is tested, shape (c,);
     # None where all count the same.
     class_weights: tuple[ClassWeights, ...] | None = None
+    names: tuple[str, ...] = ()  # what the data calls the clients, where it does
 
 
 def assignment_of(
@@ -204,7 +205,9 @@ class NaturalSettings(PartitionSettings):
 
 
 def natural(
-    train_client_ids: Integers | None, test_client_ids: Integers | None
+    train_client_ids: Integers | None,
+    test_client_ids: Integers | None,
+    names: Sequence[str] = (),
 ) -> Assignment:
     """Give each client its own samples; clients are ordered by their ids."""
     if train_client_ids is None or test_client_ids is None:
@@ -218,7 +221,8 @@ def natural(
         np.concatenate([train_client_ids, test_client_ids]), return_inverse=True
     )
     num_train = len(train_client_ids)
-    return assignment_of(owner[:num_train], owner[num_train:], len(clients))
+    found = assignment_of(owner[:num_train], owner[num_train:], len(clients))
+    return replace(found, names=tuple(names[one] for one in clients) if names else ())
 
 
 _LARGEST_DROP = 1e300
@@ -616,7 +620,7 @@ PARTITIONS: Mapping[str, PartitionSpec] = {
         "the clients that the data set itself names",
         NaturalSettings,
         lambda data, _settings, _key: natural(
-            data.train.client_ids, data.test.client_ids
+            data.train.client_ids, data.test.client_ids, data.client_names
         ),
     ),
     "pflbed": PartitionSpec(

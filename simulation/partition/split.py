@@ -1,9 +1,10 @@
 """A partition: which samples each client trains on, tunes on and is tested on."""
 
 import hashlib
+import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -117,6 +118,7 @@ def _labels_at(arrays: LabelledArrays, positions: Integers) -> LabelledArrays:
 
 
 _MIN_NAME_WIDTH = 4
+_LONGEST_TITLE = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +132,14 @@ class ClientPart:
     test: Integers  # sorted int64 indices into the test split
     # What a test example of each label counts, shape (c,); None: all the same.
     class_weights: ClassWeights | None = None
+    # What the data calls the client, fit for a file's name; empty where it does not.
+    # Nothing random depends on it.
+    title: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What tables and files call the client."""
+        return self.title or self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +183,7 @@ def partition_of(
         len(names), settings.unseen_fraction, key.child("unseen")
     )
     weights = assignment.class_weights or (None,) * len(names)
+    titles = titles_of(assignment.names) or ("",) * len(names)
     clients = []
     for number, name in enumerate(names):
         test, own_weights = assignment.test[number], weights[number]
@@ -193,7 +204,10 @@ def partition_of(
                 for of, samples in (("train", train), ("validation", validation))
             )
         clients.append(
-            ClientPart(name, seen[number], train, validation, test, own_weights)
+            ClientPart(
+                *(name, seen[number], train, validation, test, own_weights),
+                title=titles[number],
+            )
         )
     return Partition(tuple(clients))
 
@@ -202,6 +216,27 @@ def client_names(num_clients: int) -> tuple[str, ...]:
     """Return "0000", "0001", ...; longer where four digits are too few."""
     width = max(_MIN_NAME_WIDTH, len(str(num_clients - 1)))
     return tuple(f"{number:0{width}d}" for number in range(num_clients))
+
+
+def titles_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names that files can have and that differ, also where case does not count.
+
+    Letters and digits of any alphabet stay, and so do ``.``, ``_`` and ``-``.
+    """
+    taken = set[str]()
+    titles = []
+    for name in names:
+        kept = "".join(one if one.isalnum() or one in "._-" else "_" for one in name)
+        short = kept.lstrip("._-")[:_LONGEST_TITLE] or "client"
+        others = (f"{short}-{number}" for number in itertools.count(2))
+        title = next(
+            one
+            for one in itertools.chain([short], others)
+            if one.casefold() not in taken
+        )
+        taken.add(title.casefold())
+        titles.append(title)
+    return tuple(titles)
 
 
 def fingerprint(partition: Partition) -> str:
@@ -254,12 +289,12 @@ def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[
                 arrays[f"{split}_inputs"] = np.asarray(source.images[positions])
                 arrays[f"{split}_labels"] = np.asarray(source.labels[positions])
                 about[f"num_{split}"] = len(positions)
-            np.savez(draft / f"{client.name}.npz", **arrays)
-            agreement["clients"][client.name] = about
+            np.savez(draft / f"{client.shown}.npz", **arrays)
+            agreement["clients"][client.shown] = about
         (draft / LABELS_FILE).write_text(json.dumps(agreement, indent=2))
         draft.rename(folder)
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return [f"{client.name}.npz" for client in partition.clients]
+    return [f"{client.shown}.npz" for client in partition.clients]

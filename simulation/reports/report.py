@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from knnper.errors import RunError
 from knnper.files import write_atomically
+from knnper.metrics import ACCURACY, METRICS
 from knnper.simulation.reports.charts import (
     MOST_SHOWN,
     THEMED,
@@ -44,6 +45,7 @@ from knnper.simulation.reports.runs import (
     in_common,
     markdown_cell,
     markdown_text,
+    metrics_of,
     missing_files,
     repetition_of,
     setups_of,
@@ -200,7 +202,7 @@ class Chapter:
     name: str
     over: FederatedData
     setups: tuple[Setup, ...]
-    rows: tuple[Row, ...]
+    tables: Mapping[str, tuple[Row, ...]]  # by metric, that of the accuracy first
     remarks: tuple[str, ...]
     facts: Mapping[str, str]  # what stands at the top, by its name
     departures: tuple[list[str], list[list[str]]]  # in which settings the setups differ
@@ -210,6 +212,11 @@ class Chapter:
     def split(self) -> str:
         """Which split the clients were tested on."""
         return split_of(self.setups)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Those of the accuracy."""
+        return self.tables[ACCURACY]
 
     @functools.cached_property
     def sections(self) -> tuple[Section, ...]:
@@ -283,7 +290,7 @@ def report_of(paths: Sequence[Path]) -> Report:
                 name,
                 over,
                 setups,
-                tuple(table_of(setups)),
+                {one: tuple(table_of(setups, one)) for one in metrics_of(setups)},
                 tuple(comparability(setups)),
                 facts_of(over, setups),
                 departures(firsts),
@@ -312,6 +319,7 @@ def template_environment(*, autoescape: bool, more: Sequence[Path] = ()) -> Envi
     )
     environment.filters["cell"] = markdown_cell
     environment.filters["text"] = markdown_text
+    environment.globals["metric_of"] = METRICS.get
     return environment
 
 

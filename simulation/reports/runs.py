@@ -23,8 +23,14 @@ from scipy.special import stdtrit
 from knnper.data.catalogue import DATA_SETS
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import dotted, dump_yaml, load_experiment, to_document
+from knnper.metrics import ACCURACY, METRICS, gain
 from knnper.models import MODELS
-from knnper.server.results import fraction_degraded, summarise
+from knnper.server.results import (
+    columns_of,
+    figure_of,
+    fraction_degraded,
+    summarise,
+)
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs
 from knnper.simulation.batches.plan import TERMS
@@ -282,8 +288,14 @@ class Run:
     def _of_everybody(self) -> Mapping[str, Any]:
         model = self.results["training"]["state_sha256"]
         handed = self.folder.distributed.reported(model).values()
-        everybody = summarise([result for result in handed if result is not None])
-        return everybody.as_document()
+        results = [result for result in handed if result is not None]
+        return summarise(results, self.metrics).as_document()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What its clients were measured by; the accuracy always."""
+        named = self.experiment.get("run", {}).get("metrics", ())
+        return tuple(dict.fromkeys((ACCURACY, *named)))
 
     @property
     def average(self) -> float:
@@ -449,7 +461,7 @@ class ClientRow:
     client: str
     seen: bool
     num_test: int
-    accuracy: float
+    accuracy: float  # or another metric, as it was asked for
     accuracy_global: float
     knn_weight: float | None = None
     num_stored: int | None = None
@@ -469,14 +481,21 @@ def has_clients(run: Path) -> bool:
     return (run / _CLIENTS).is_file()
 
 
-def clients_of(run: Path) -> list[ClientRow]:
-    """Return the clients of a finished run that have test examples."""
-    path = run / _CLIENTS
+def clients_of(run: Path, metric: str = ACCURACY) -> list[ClientRow]:
+    """Return the clients of a finished run that have test examples, and the metric."""
+    path, names = run / _CLIENTS, columns_of(ACCURACY)
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["accuracy"]]
+        for row in rows:
+            values = [row.get(column, "") for column in columns_of(metric)]
+            row.update(zip(names, values, strict=True))
         return _CLIENT_ROWS.validate_python(
-            [{key: one for key, one in row.items() if one} for row in rows]
+            [
+                {key: one for key, one in row.items() if one}
+                for row in rows
+                if all(row[name] for name in names)
+            ]
         )
     except (OSError, KeyError, ValueError) as error:
         raise RunError(
@@ -485,10 +504,11 @@ def clients_of(run: Path) -> list[ClientRow]:
 
 
 def fraction_degraded_against(
-    clients: Iterable[ClientRow], by_client: Mapping[str, float]
+    clients: Iterable[ClientRow], by_client: Mapping[str, float], metric: str = ACCURACY
 ) -> float | None:
-    """Return `fraction_degraded` against another model's accuracies by client."""
-    return fraction_degraded((it.accuracy, by_client.get(it.client)) for it in clients)
+    """Return `fraction_degraded` against another model's metric by client."""
+    pairs = ((it.accuracy, by_client.get(it.client)) for it in clients)
+    return fraction_degraded(pairs, metric)
 
 
 def comparability(setups: Sequence[Setup]) -> Iterator[str]:
@@ -730,16 +750,15 @@ def environment_text(manifest: Mapping[str, Any]) -> str:
     return f"{', '.join(packages) or UNKNOWN}; {machine}; {cores} CPU cores"
 
 
-# What a row calls the figures of `knnper.server.results.Summary`.
+# What a row calls the figures of a metric, see `figure_of`.
 FIGURES: Mapping[str, str] = {
-    "average": "accuracy_weighted",
-    "mean": "accuracy_mean",
-    "bottom_decile": "accuracy_bottom_decile",
-    "worst": "accuracy_worst",
+    "average": "weighted",
+    "mean": "mean",
+    "bottom_decile": "bottom_decile",
+    "worst": "worst",
     "fraction_degraded": "fraction_degraded",
-    "ece": "ece",
-    "log_loss": "log_loss",
 }
+_POOLED = ("ece", "log_loss")  # and those of all examples together, by their own names
 FEDAVG = METHODS["fedavg"].title
 VS_FEDAVG = "fraction_degraded_vs_fedavg"
 VS_GLOBAL = "global"  # the unpersonalised model of the same run, see `degraded_vs`
@@ -760,6 +779,7 @@ class Row:
     group: str
     runs: tuple[str, ...]  # the names of the folders, one a seed
     model: str
+    metric: str
     # By the names of `FIGURES`; ``gain`` is over the unpersonalised model of the same
     # run, `VS_FEDAVG` against the one FedAvg of the table over the same split.
     figures: Mapping[str, Estimate]
@@ -768,6 +788,13 @@ class Row:
     seconds: float | None  # training, and personalisation where there is one: mean
     is_reference: bool  # an unpersonalised model
 
+    def text(self, name: str, *, sign: bool = False) -> str:
+        """Return a figure as text, in percent where it is a fraction."""
+        found = self.figures[name]
+        if METRICS[self.metric].is_fraction or "degraded" in name:
+            return found.percent() if sign else found.text()
+        return found.text(1, 3)
+
     @property
     def times(self) -> list[str]:
         """Rounds and seconds as text."""
@@ -775,11 +802,17 @@ class Row:
         return ["-" if self.num_rounds is None else str(self.num_rounds), seconds]
 
 
-def table_of(setups: Sequence[Setup]) -> list[Row]:
+def metrics_of(setups: Iterable[Setup]) -> list[str]:
+    """Return what the clients of some run were measured by, the accuracy first."""
+    named = [one for setup in setups for run in setup.runs for one in run.metrics]
+    return list(dict.fromkeys(named))
+
+
+def table_of(setups: Sequence[Setup], metric: str = ACCURACY) -> list[Row]:
     """Return the rows of a table that compares setups: seen clients, then unseen."""
-    fedavg = _fedavg_of(setups)
+    fedavg = _fedavg_of(setups, metric)
     found = [
-        (_model(setup, is_reference), _row(setup, group, fedavg, is_reference))
+        (_model(setup, is_reference), _row(setup, group, fedavg, is_reference, metric))
         for group in GROUPS
         for setup in setups
         if setup.runs[0].figures(group)["num_clients"]
@@ -804,14 +837,15 @@ def table_of(setups: Sequence[Setup]) -> list[Row]:
     return table
 
 
-def table_of_run(run: Run) -> list[Row]:
-    """Return the rows of one run."""
-    return table_of(setups_of([run]))
+def tables_of_run(folder: Path) -> list[list[list[str]]]:
+    """Return the table of one run, and one of each other metric, see `as_cells`."""
+    run = load_run(folder)
+    return [as_cells(table_of(setups_of([run]), metric)) for metric in run.metrics]
 
 
 def as_documents(rows: Iterable[Row], over: FederatedData) -> list[dict[str, Any]]:
     """Return the rows as plain values, fractions of 1; None is not known."""
-    before = ("model", "label", "method", "setup", "group")
+    before = ("model", "label", "method", "setup", "group", "metric")
     behind = ("num_clients", "num_rounds", "seconds", "is_reference")
     documents = []
     for row in rows:
@@ -839,12 +873,14 @@ def as_cells(rows: Sequence[Row]) -> list[list[str]]:
     """Return a header and the rows as text; with the seeds where there are several."""
     several = any(len(row.runs) > 1 for row in rows)
     degraded = degraded_columns(rows)
-    header = ["method", "group", "average", "bottom decile", *degraded]
+    others = {METRICS[row.metric].title for row in rows if row.metric != ACCURACY}
+    average = " ".join(["average", *others])
+    header = ["method", "group", average, "bottom decile", *degraded]
     header += ["clients", *(["seeds"] if several else []), "rounds", "seconds"]
     shown = ("average", "bottom_decile", *degraded.values())
     cells = [header]
     for row in rows:
-        figures = [row.figures[name].percent() for name in shown]
+        figures = [row.text(name, sign=True) for name in shown]
         seeds = [str(len(row.runs))] if several else []
         numbers = [*figures, str(row.num_clients), *seeds, *row.times]
         cells.append([row.label, row.group, *numbers])
@@ -863,11 +899,11 @@ def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
     return columns
 
 
-# By seed the split, and the clients' accuracies with FedAvg's model.
+# By seed the split, and the clients' metric with FedAvg's model.
 Fedavg = Mapping[int | None, tuple[str, Mapping[str, float]]]
 
 
-def _fedavg_of(setups: Sequence[Setup]) -> Fedavg:
+def _fedavg_of(setups: Sequence[Setup], metric: str) -> Fedavg:
     """Return FedAvg's model of a table; nothing where there is none, or several."""
     whole = [setup for setup in setups if setup.title == FEDAVG]
     column = "accuracy" if whole else "accuracy_global"
@@ -879,7 +915,7 @@ def _fedavg_of(setups: Sequence[Setup]) -> Fedavg:
     return {
         run.seed: (
             run.split_hash,
-            {one.client: getattr(one, column) for one in clients_of(run.path)},
+            {one.client: getattr(one, column) for one in clients_of(run.path, metric)},
         )
         for run in setup.runs
         if has_clients(run.path)
@@ -887,15 +923,16 @@ def _fedavg_of(setups: Sequence[Setup]) -> Fedavg:
 
 
 def _vs_fedavg(
-    run: Run, group: str, fedavg: Fedavg, is_reference: bool
+    run: Run, group: str, fedavg: Fedavg, is_reference: bool, metric: str
 ) -> float | None:
-    split, accuracies = fedavg.get(run.seed, ("", {}))
+    split, values = fedavg.get(run.seed, ("", {}))
     if split != run.split_hash or not has_clients(run.path):
         return None
-    clients = [one for one in clients_of(run.path) if one.seen == (group == "seen")]
+    is_seen = group == "seen"
+    clients = [one for one in clients_of(run.path, metric) if one.seen == is_seen]
     if is_reference:
         clients = [replace(one, accuracy=one.accuracy_global) for one in clients]
-    return fraction_degraded_against(clients, accuracies)
+    return fraction_degraded_against(clients, values, metric)
 
 
 def _is_apart(setup: Setup, group: str) -> bool:
@@ -904,18 +941,23 @@ def _is_apart(setup: Setup, group: str) -> bool:
     return setup.has_reference and any(one.pop("global") != one for one in personal)
 
 
-def _row(setup: Setup, group: str, fedavg: Fedavg, is_reference: bool) -> Row:
+def _row(
+    setup: Setup, group: str, fedavg: Fedavg, is_reference: bool, metric: str
+) -> Row:
     first = setup.runs[0]
     by_seed = [run.figures(group) for run in setup.runs]
     if is_reference:
         by_seed = [one["global"] for one in by_seed]
+    names = {name: figure_of(metric, key) for name, key in FIGURES.items()}
+    names |= {name: name for name in _POOLED}
     figures = {
-        name: estimate(one.get(key) for one in by_seed) for name, key in FIGURES.items()
+        name: estimate(one.get(key) for one in by_seed) for name, key in names.items()
     }
     is_compared = setup.has_reference and not is_reference
-    figures["gain"] = estimate(map(_gain, by_seed) if is_compared else ())
+    gains = (_gain(one, metric) for one in by_seed)
+    figures["gain"] = estimate(gains if is_compared else ())
     figures[VS_FEDAVG] = estimate(
-        _vs_fedavg(run, group, fedavg, is_reference) for run in setup.runs
+        _vs_fedavg(run, group, fedavg, is_reference, metric) for run in setup.runs
     )
     method = str(first.reference_title) if is_reference else setup.title
     return Row(
@@ -925,6 +967,7 @@ def _row(setup: Setup, group: str, fedavg: Fedavg, is_reference: bool) -> Row:
         group=group,
         runs=tuple(run.name for run in setup.runs),
         model=model_of(first),
+        metric=metric,
         figures=figures,
         num_clients=by_seed[0]["num_clients"],
         num_rounds=first.results["training"].get("num_rounds"),
@@ -950,11 +993,10 @@ def _model(setup: Setup, is_reference: bool) -> Model:
     )
 
 
-def _gain(figures: Mapping[str, Any]) -> float | None:
-    own, reference = (
-        one.get(FIGURES["average"]) for one in (figures, figures.get("global", {}))
-    )
-    return None if own is None or reference is None else own - reference
+def _gain(figures: Mapping[str, Any], metric: str) -> float | None:
+    name = figure_of(metric, FIGURES["average"])
+    own, reference = (one.get(name) for one in (figures, figures.get("global", {})))
+    return None if own is None or reference is None else gain(metric, own, reference)
 
 
 def _seconds(run: Run, is_reference: bool) -> float | None:

@@ -15,6 +15,7 @@ from knnper.datastore.prediction import KnnPredictor, Prediction
 from knnper.errors import RunError
 from knnper.experiment import Experiment, results_identity
 from knnper.networks import TinyCnn
+from knnper.predictions import FILE
 from knnper.server import sites
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
@@ -26,6 +27,7 @@ from knnper.strategies.core.task import evaluate as score
 from knnper_cli.flower_apps import Order, lead_sites
 from tests.apps.site_grid import SiteGrid, experiment
 
+parquet: Any = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("inside_a_run")
 SEEN = ("0000", "0001", "0003")
 
@@ -68,6 +70,12 @@ def serving(file: Path, name: str) -> Any:
     return found
 
 
+def predicted(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = parquet.read_table(folder / FILE).to_pylist()
+    # A site has names of its own for what the simulation has by index.
+    return [{key: row[key] for key in row if key != "example"} for row in rows]
+
+
 def test_figures_are_those_of_the_simulation_and_of_what_is_served(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,10 +86,19 @@ def test_figures_are_those_of_the_simulation_and_of_what_is_served(
         return embed(model, x) * (1 + len(x) % 7 / 10)
 
     monkeypatch.setattr(TinyCnn, "embed", by_batch)
-    ran = lead(three(files), experiment(), tmp_path / "run")
-    expected = simulated(tmp_path / "serial", experiment())
+    settings = experiment(**{"run.save_predictions": "true"})
+    ran = lead(three(files), settings, tmp_path / "run")
+    expected = simulated(tmp_path / "serial", settings)
     assert weights_of(ran) == weights_of(expected)
     assert rows(ran) == {name: rows(expected)[name] for name in SEEN}
+    whole = predicted(expected.path)
+    for name, file in files.items():
+        if name in SEEN:
+            (folder,) = (file.parent / f"state-{name}" / "runs").iterdir()
+            own = predicted(folder)
+            assert own
+            assert own == [one for one in whole if one["client"] == name]
+    assert not (ran.path / FILE).exists(), "what a site predicts stays there"
     model = find_model(ran.path / "model")
     for name, row in rows(ran).items():
         served = serving(files[name], name)

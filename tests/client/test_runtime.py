@@ -37,6 +37,9 @@ class Source:
         self.num_test_reads += 1
         return examples([1, 1])
 
+    def test_names(self, client: str) -> list[str]:
+        return ["a", "b"]
+
     def class_weights(self, client: str) -> Tensor | None:
         return None
 

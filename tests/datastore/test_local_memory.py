@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from knnper.datastore.examples import StoreBusyError, StoreError, StoreMismatchError
 from knnper.datastore.local_memory import LocalMemory
 from knnper.datastore.tuning import PAPER_KNN_WEIGHTS
-from knnper.errors import ConfigError, DataError, RunError
+from knnper.errors import ConfigError, DataError, OwnCodeError, RunError
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 # A little noise: no two examples are equally far from a third.
@@ -37,11 +37,11 @@ class Net(nn.Module):
         self.features, self.classifier = nn.Linear(64, 32), nn.Linear(32, 10)
         self.dropout = nn.Dropout()
 
-    def embed(self, x: Tensor) -> Tensor:
-        return torch.relu(self.features(self.dropout(x)))
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.representation(x))  # type: ignore[no-any-return]
 
-    def head(self, z: Tensor) -> Tensor:
-        return self.classifier(z)  # type: ignore[no-any-return]
+    def representation(self, x: Tensor) -> Tensor:
+        return torch.relu(self.features(self.dropout(x)))
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +81,8 @@ def test_with_a_model_it_chooses_how_much_the_neighbours_count(model: Net) -> No
     memory.fit(PIXELS[TRAIN], LABELS[TRAIN], PIXELS[HELD_OUT], LABELS[HELD_OUT])
     both = slice(0, HELD_OUT.stop)
     with torch.inference_mode():
-        embeddings = model.eval().embed(torch.from_numpy(PIXELS))
-        alone = torch.softmax(model.head(embeddings), dim=1).numpy()
+        embeddings = model.eval().representation(torch.from_numpy(PIXELS))
+        alone = torch.softmax(model.classifier(embeddings), dim=1).numpy()
     z = embeddings.numpy()
     model.train()
 
@@ -255,6 +255,9 @@ def test_all_parameters_that_are_wrong_are_told_together() -> None:
         wrong.fit(PIXELS[TRAIN], LABELS[TRAIN])
     places = {one.place for one in caught.value.problems}
     assert places == {"num_neighbors", "kernel", "store.capcity", "batch_size"}
+    headless = nn.Sequential(nn.Linear(64, 10), nn.Softmax(dim=1))
+    with pytest.raises(OwnCodeError, match=r"no softmax .* write an Emb"):
+        LocalMemory(headless).fit(PIXELS[TRAIN], LABELS[TRAIN])
     with pytest.raises(ConfigError, match="found a str, expected a torch"):
         LocalMemory("net").fit(PIXELS[TRAIN], LABELS[TRAIN])  # type: ignore[arg-type]
 
@@ -278,8 +281,13 @@ def test_labels_and_data_that_do_not_fit_are_refused(model: Net) -> None:
         LocalMemory(model).fit(pairs, labels)
     with pytest.raises(ValueError, match="NaN"):
         LocalMemory(model).fit(inputs * np.nan, labels)
-    with pytest.raises(DataError, match="expected finite numbers"):
+    with pytest.raises(ValueError, match="expected finite numbers"):
         LocalMemory(model).fit(torch.from_numpy(inputs * np.nan), labels)
+    diverged = copy.deepcopy(model)
+    with torch.no_grad():
+        diverged.features.weight.fill_(torch.inf)
+    with pytest.raises(DataError, match="the model that embedded it has diverged"):
+        LocalMemory(diverged).fit(inputs, labels)
     memory = LocalMemory().fit(inputs, labels)
     with pytest.raises(ValueError, match="found the label 77"):
         memory.partial_fit(inputs[:1], [77])

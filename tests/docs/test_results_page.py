@@ -16,13 +16,14 @@ from safetensors.torch import load_file
 
 from knnper.data.examples import DataFormat, Normalizer
 from knnper.datastore.memory import KnnSettings
-from knnper.embedding_model import FlatModel
 from knnper.errors import DataError
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.trained_model import trained_model
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 
+read_schema = pytest.importorskip("pyarrow.parquet").read_schema
 Listings = Callable[[str, str], list[str]]
 Tables = Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]
 PAGE = "docs/results.md"
@@ -34,7 +35,7 @@ DOCUMENT = {
     "model": {"name": "tiny_cnn", "embedding_dim": 8},
     "training": {"num_rounds": 2, "batch_size": 64},
     "method": {"name": "scaffold"},
-    "run": {"engine": "serial", "validate_every": 1},
+    "run": {"engine": "serial", "validate_every": 1, "save_predictions": True},
 }
 
 
@@ -74,6 +75,11 @@ def test_the_columns_are_described(tables: Tables, place: Path) -> None:
     assert list(tables(PAGE)["`clients.csv`", ""]) == columns
 
 
+def test_the_columns_of_predictions_are_described(tables: Tables, place: Path) -> None:
+    found = read_schema(place / "runs/demo/predictions.parquet").names
+    assert list(tables(PAGE)["`predictions.parquet`", ""]) == found
+
+
 def test_the_figures_of_a_round_are_described(tables: Tables, place: Path) -> None:
     lines = (place / "runs/demo/rounds.jsonl").read_text().splitlines()
     described = tables(PAGE)["`rounds.jsonl`", ""]
@@ -90,17 +96,22 @@ def test_the_files_are_described(tables: Tables, place: Path) -> None:
     assert (run / "clients").is_dir()
 
 
-def test_the_listing_loads_the_model(
-    place: Path, listings: Listings, monkeypatch: pytest.MonkeyPatch, results: Any
+def test_the_listings_read_the_run(
+    place: Path,
+    listings: Listings,
+    monkeypatch: pytest.MonkeyPatch,
+    results: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(place)
-    (listing,) = listings(PAGE, "python")
+    of_predictions, listing = listings(PAGE, "python")
+    exec(compile(of_predictions, PAGE, "exec"), {})
+    average = results["seen"]["accuracy_weighted"]
+    assert capsys.readouterr().out.endswith(f"seen clients: {average:.4f}\n")
     names: dict[str, Any] = {}
     exec(compile(listing, PAGE, "exec"), names)
-    model, dataset = names["model"], names["dataset"]
-    assert isinstance(model, FlatModel)
-    assert names["newest"].name == "round-000002"
-    assert not names["module"].training
+    trained = trained_model(place / "runs/demo")
+    model, dataset = trained.task.model, trained.dataset
     images = Normalizer(dataset.spec)(torch.from_numpy(dataset.test.images.copy()))
     predicted = names["module"](images).argmax(dim=1).numpy()
     groups = [results["seen"], results["unseen"]]
@@ -109,10 +120,10 @@ def test_the_listing_loads_the_model(
     ]
     assert (predicted == dataset.test.labels).sum() == round(sum(num_correct))
     exported = load_file("global.safetensors")
-    assert torch.equal(model.flatten(exported), names["weights"])
+    assert torch.equal(model.flatten(exported), trained.weights)
     overrides = ["model.weights=global.safetensors"]
     again = load_experiment(DOCUMENT, experiment_catalogue(), overrides)
-    assert torch.equal(open_workbench(again).task.initial_weights, names["weights"])
+    assert torch.equal(open_workbench(again).task.initial_weights, trained.weights)
 
 
 DATASET_PAGE = "docs/adding_a_dataset.md"

@@ -97,6 +97,9 @@ class _Source:
     def test(self, client: str) -> Examples:
         return self.inner.test(client)
 
+    def test_names(self, client: str) -> Any:
+        return self.inner.test_names(client)
+
     def class_weights(self, client: str) -> Tensor | None:
         return self.inner.class_weights(client)
 

@@ -11,6 +11,8 @@ REQUIRED = {
     "domain_folder": {"root": "/data"},
     "user_csv": {"root": "/data", "train": "train.csv"},
     "table": {"train": "rows.csv", "label": "kind"},
+    "npz": {"path": "own.npz"},
+    "hugging_face": {"path": "own", "label": "kind"},
     "plays": {"path": "plays.json"},
     "leaf_femnist": {"root": "/data"},
     "leaf_shakespeare": {"root": "/data"},

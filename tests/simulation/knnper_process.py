@@ -16,11 +16,13 @@ def simulate(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def outcome(folder: Path) -> tuple[str, bytes]:
-    """Return what must be the same: the last state's digest, and clients.csv."""
+def outcome(folder: Path) -> tuple[str, bytes, bytes | None]:
+    """Return what must be the same: the last state's digest, and files of clients."""
     results = json.loads((folder / "results.json").read_text())
     digest: str = results["training"]["state_sha256"]
-    return digest, (folder / "clients.csv").read_bytes()
+    predicted = folder / "predictions.parquet"
+    clients = (folder / "clients.csv").read_bytes()
+    return digest, clients, predicted.read_bytes() if predicted.exists() else None
 
 
 def descendants(pid: int) -> Iterator[tuple[int, str]]:

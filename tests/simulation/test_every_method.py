@@ -59,7 +59,7 @@ def experiment(method: str, on_top: str = AS_IT_IS) -> Experiment:
     return load_experiment(document, experiment_catalogue())
 
 
-def whole(chosen: Experiment, path: Path) -> tuple[str, bytes]:
+def whole(chosen: Experiment, path: Path) -> tuple[str, bytes, bytes | None]:
     folder = RunFolder.create(path, chosen)
     simulate(open_workbench(chosen), folder, Observer(), ["test"])
     return outcome(path)

@@ -25,6 +25,7 @@ run:
   seed: 3
   checkpoint_every: 2
   metrics: [balanced_accuracy, macro_f1, auroc, log_loss, ece]
+  save_predictions: true
 """
 LONGER = ("--set", "training.num_rounds=20")
 SLOW_RAY = [pytest.mark.slow, pytest.mark.ray]
@@ -44,7 +45,7 @@ def start(commands: Commands, folder: Path, *arguments: str | Path) -> Running:
 
 def simulate(
     commands: Commands, folder: Path, *arguments: str | Path
-) -> tuple[str, bytes]:
+) -> tuple[str, bytes, bytes | None]:
     process = start(commands, folder, *arguments)
     assert process.wait() == 0, process.written
     return outcome(folder)

@@ -74,7 +74,7 @@ def test_counts_are_written_once_and_read_again(
     assert path.stat().st_mtime_ns == written
     # It holds counts alone.
     document = json.loads(path.read_text())
-    assert document.keys() == {"class_names", "clients"}
+    assert document.keys() == {"class_names", "clients", "num_skipped"}
     keys = {tuple(one) for one in document["clients"]}
     assert keys == {("client", "seen", "train", "validation", "test")}
     path.write_text('{"class_names": ["a"]}')

@@ -229,7 +229,7 @@ GOOD: dict[str, Any] = {"inputs": pixels(3), "labels": np.array([0, 1, 2])}
         ({"names": np.array(["a", "b", ""])}, "or cannot be written as UTF-8"),
         ({"names": np.array(["a"])}, r"names: expected texts of shape \(3,\)"),
         ({"split": np.array(["train", "val", "val"])}, "the split 'val' in 2 examples"),
-        ({"train_inputs": pixels(3)}, "expected inputs and labels, or train_inputs"),
+        ({"train_inputs": pixels(3)}, "or train_inputs and train_labels"),
         ({"labels": np.array([0, None, 1], object)}, "cannot be read as .npz"),
     ],
 )

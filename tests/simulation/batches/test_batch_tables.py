@@ -20,8 +20,8 @@ from knnper.simulation.batches.outputs import best_points, chosen_sweep, plot_of
 from knnper.simulation.batches.plan import Comparison, Sweep, read_sweep
 from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.batches.tables import (
-    COLUMNS,
     Row,
+    all_columns,
     csv_of,
     documents_of,
     rows_of,
@@ -42,7 +42,7 @@ def row(
     figures: Mapping[str, Sequence[float | None]],
     variant: str = "alone",
 ) -> Row:
-    estimates = {column: estimate(figures.get(column, ())) for column in COLUMNS}
+    estimates = {column: estimate(figures.get(column, ())) for column in all_columns()}
     return Row(variant, variant.upper(), values, 3, 0, estimates)
 
 

@@ -15,7 +15,12 @@ STATE = "5" * 64
 
 
 def client_result(
-    number: int, seed: int = 0, *, num_test: int | None = None, own: bool = True
+    number: int,
+    seed: int = 0,
+    *,
+    num_test: int | None = None,
+    own: bool = True,
+    metrics: Sequence[str] = (),
 ) -> ClientResult:
     """Return what a client reports of random probabilities over three classes."""
     random = np.random.default_rng((seed, number))
@@ -24,7 +29,7 @@ def client_result(
     def evaluation(size: int) -> Any:
         chances = torch.from_numpy(random.dirichlet([0.7] * 3, size=size))
         labels = torch.from_numpy(random.integers(0, 3, size=size))
-        return score(chances.reshape(size, 3), labels)
+        return score(chances.reshape(size, 3), labels, metrics=metrics)
 
     personal = evaluation(size)
     chosen = {
@@ -51,11 +56,12 @@ def made_run(
     method: str = "knn_per",
     losses: Sequence[float] = (2.0, 1.5),
     evaluate_on: str = "test",
+    metrics: Sequence[str] = (),
     **settings: Any,
 ) -> Path:
     """Write the folder of a finished run, but for ``partition.json``; return it."""
     on_top = "knn" if method == "knn_per" else "none"
-    clients = [client_result(number, seed) for number in range(12)]
+    clients = [client_result(number, seed, metrics=metrics) for number in range(12)]
     results = clients if results is None else results
     path.mkdir(parents=True)
     (path / EXPERIMENT).write_text(FIRST_LINE)
@@ -66,21 +72,21 @@ def made_run(
         )
     for result in results:
         folder.distributed.append(STATE, result.client, result)
-    folder.write_clients_csv(results)
+    folder.write_clients_csv(results, metrics)
     experiment = {
         "name": "made",
         "partition": {"name": "iid", "evaluate_on": evaluate_on},
         "training": settings,
         "method": {"name": method},
         "personalization": {"name": on_top},
-        "run": {"seed": seed},
+        "run": {"seed": seed, "metrics": list(metrics)},
     }
     training = training_summary(folder.rounds(), results)
     folder.write_results(
         {
             "method": method,
             "personalization": on_top,
-            **summarise_groups(results),
+            **summarise_groups(results, metrics),
             "training": {**training, "personalization_seconds": 1.0}
             | {"state_sha256": STATE},
             "manifest": {

@@ -21,7 +21,6 @@ from knnper.simulation.reports.runs import (
     load_run,
     setups_of,
     table_of,
-    table_of_run,
 )
 from knnper.simulation.workbench import experiment_catalogue
 from tests.simulation.reporting.made_runs import client_result, made_run
@@ -66,7 +65,7 @@ def average(row: Row) -> float | None:
 def test_knn_per_is_shown_beside_the_fedavg_it_goes_on_from() -> None:
     seen_and_unseen = run("knn_per", 0.8, 0.6)
     results = {**seen_and_unseen.results, "unseen": group(0.7, 0.5, num_clients=1)}
-    rows = table_of_run(Run(Path("demo"), results))
+    rows = table_of(setups_of([Run(Path("demo"), results)]))
     assert [(row.label, row.group, average(row)) for row in rows] == [
         ("FedAvg", "seen", 0.6),
         ("kNN-Per", "seen", 0.8),
@@ -82,7 +81,7 @@ def test_methods_with_another_global_model_or_none_of_its_own() -> None:
     rows = table(run("local", 0.8, 0.6), run("not_shipped", 0.5, 0.4))
     names = ["Local", "not_shipped (global)", "not_shipped"]
     assert [row.label for row in rows] == names
-    rows = table_of_run(run("fedavg", 0.6, 0.6))
+    rows = table_of(setups_of([run("fedavg", 0.6, 0.6)]))
     assert [(row.label, row.is_reference) for row in rows] == [("FedAvg", False)]
 
 

@@ -1,0 +1,106 @@
+"""What the models of a run say of each test example: one Parquet file."""
+
+import hashlib
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from knnper.files import draft_of, sync_to_disc, write_atomically
+from knnper.process import import_extra
+
+FILE = "predictions.parquet"
+
+
+def require_arrow() -> None:
+    """Refuse to begin what could not be written in the end."""
+    _arrow("parquet")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Those of a run, in its folder: a part a client, in the end one file.
+
+    Whoever is killed writes a client's part anew, whole and the same, so no row is lost
+    and none is there twice.
+    """
+
+    folder: Path
+    split: str = "test"  # the split that clients are tested on
+
+    def write(
+        self,
+        client: str,
+        seen: bool,
+        examples: Sequence[str] | NDArray[np.int64],
+        labels: Tensor,
+        personal: Tensor,
+        reference: Tensor,
+    ) -> None:
+        """Write a client's part; on return it is on disk.
+
+        ``examples``: Names, or indices. ``labels``: int64 (n,). ``personal``,
+        ``reference``: Probabilities of its own and of the unpersonalised model, float32
+        (n, c).
+        """
+        arrow, count = _arrow("lib"), len(labels)
+        is_index = isinstance(examples, np.ndarray)
+        found = {"personal": personal.numpy(), "global": reference.numpy()}
+        table = arrow.table(
+            {
+                "client": arrow.array([client] * count, arrow.string()),
+                "seen": arrow.array([seen] * count, arrow.bool_()),
+                "example": arrow.array(
+                    examples, arrow.int64() if is_index else arrow.string()
+                ),
+                "split": arrow.array([self.split] * count, arrow.string()),
+                "label": arrow.array(labels.numpy(), arrow.int64()),
+                **{
+                    f"probabilities_{name}": arrow.ListArray.from_arrays(
+                        np.arange(len(one) + 1, dtype=np.int32) * one.shape[1],
+                        one.astype(np.float32).ravel(),
+                    )
+                    for name, one in found.items()
+                },
+            }
+        )
+        content = arrow.BufferOutputStream()
+        _arrow("parquet").write_table(table, content)
+        part = self._part(client)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(part, content.getvalue().to_pybytes())
+
+    def has(self, client: str) -> bool:
+        """Return whether there is a client's part, until `forget_parts`."""
+        return self._part(client).exists()
+
+    def merge(self, clients: Iterable[str]) -> None:
+        """Make one file of the parts of ``clients``, sorted by their names."""
+        parquet, path = _arrow("parquet"), self.folder / FILE
+        parts = (parquet.read_table(self._part(client)) for client in sorted(clients))
+        draft, first = draft_of(path), next(parts)
+        with parquet.ParquetWriter(draft, first.schema) as writer:
+            writer.write_table(first)
+            for table in parts:
+                writer.write_table(table)
+        sync_to_disc(draft)
+        draft.replace(path)
+        sync_to_disc(self.folder)
+
+    def forget_parts(self) -> None:
+        """Remove the parts, which the file has."""
+        shutil.rmtree(self._part("").parent, ignore_errors=True)
+
+    def _part(self, client: str) -> Path:
+        # A name may be no file's.
+        name = hashlib.sha256(client.encode()).hexdigest()[:32]
+        return self.folder / "predictions" / f"{name}.parquet"
+
+
+def _arrow(module: str) -> Any:
+    return import_extra(f"pyarrow.{module}", "tables", "run.save_predictions")

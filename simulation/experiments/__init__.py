@@ -1,0 +1,32 @@
+"""The experiments that are shipped, found by name: ``demo`` is ``demo.yaml`` here."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from knnper.errors import ConfigError, Problem
+
+
+def shipped_experiments() -> Mapping[str, Path]:
+    """Return the files of experiments, sweeps and comparisons by name, sorted."""
+    return {one.stem: one for one in sorted(Path(__file__).parent.glob("*.yaml"))}
+
+
+def find_experiment(place: str | Path) -> Path:
+    """Return what is shipped under a name, where there is no such file; else the path.
+
+    Raises
+    ------
+    ConfigError
+        If a name, which no path would be, is not that of anything that is shipped.
+    """
+    path, shipped = Path(place), shipped_experiments()
+    if path.exists() or path.suffix or path.name != str(place):
+        return path
+    if path.name not in shipped:
+        # It loads NumPy, which `knnper --help` need not wait for.
+        from knnper.experiment import alternatives
+
+        known = alternatives(path.name, shipped)
+        message = f"found neither a file nor an experiment that is shipped; {known}"
+        raise ConfigError([Problem(path.name, message)])
+    return shipped[path.name]

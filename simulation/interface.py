@@ -1,0 +1,297 @@
+"""Simulations from Python: begin a run, go on with it, and read what it left."""
+
+import contextlib
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic_core import to_jsonable_python
+from torch import Tensor, nn
+
+from knnper.data.examples import ClientData, Examples, normalizer
+from knnper.errors import RunError
+from knnper.experiment import Experiment, load_experiment, read_experiment, to_document
+from knnper.process import with_fixed_threads
+from knnper.server.observer import Observer, progress_observer
+from knnper.server.run import ModelDistribution
+from knnper.server.run_folder import RunFolder
+from knnper.simulation import workbench
+from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign
+from knnper.simulation.experiments import find_experiment
+from knnper.simulation.trained_model import ended_run, find_model
+from knnper.simulation.workbench import (
+    SerialFederation,
+    Workbench,
+    experiment_catalogue,
+    open_workbench,
+    runtime_of,
+)
+from knnper.strategies.core.task import Predictor
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_COMMAND = ("knnper.simulate",)  # what a run's manifest says that began it
+
+
+def simulate(
+    experiment: str | Path | Mapping[str, Any] | Experiment,
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+    **overrides: Any,
+) -> "Run":
+    """Train, personalise and evaluate virtual clients; return the finished run.
+
+    Parameters
+    ----------
+    experiment
+        A YAML file's path, the name of an experiment that is shipped (such as
+        ``demo``), its content as a mapping, or an `Experiment`.
+    output
+        The run's folder; by default ``runs/NAME``.
+    overwrite
+        Whether the run that is in the folder is deleted first.
+    progress
+        Whether bars are drawn, or lines written where nothing can be drawn.
+    overrides
+        Settings that replace those of the experiment, with two underscores for a dot,
+        as in ``training__num_rounds=5``; a mapping replaces a whole section.
+
+    Raises
+    ------
+    ConfigError
+        If the experiment is described wrongly: all that is, together.
+    DataError
+        If the data is not there, or not what it should be.
+    FolderTakenError
+        If the folder holds something.
+    RunError
+        If the run cannot go on. What was done is kept: see `Run.resume`.
+    """
+    with _threads_kept():
+        changes = as_changes(overrides)
+        bench, folder = begin(experiment, changes, output, overwrite=overwrite)
+        with _observed(progress=progress) as observer:
+            workbench.simulate(bench, folder, observer, _COMMAND)
+    return Run(folder.path)
+
+
+class Run:
+    """The folder of a run, finished or not.
+
+    Parameters
+    ----------
+    path
+        As given to ``output``.
+
+    Raises
+    ------
+    RunError
+        If it holds no run.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._folder = RunFolder.open(Path(path))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self._folder.path
+
+    @property
+    def experiment(self) -> Experiment:
+        """All its settings."""
+        return self._folder.experiment(experiment_catalogue())
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has results."""
+        return self._folder.is_finished()
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The content of ``results.json``."""
+        return self._folder.results()
+
+    @property
+    def clients(self) -> "DataFrame":
+        """The content of ``clients.csv``, a row a client, by name."""
+        if not self.is_finished:
+            raise RunError(f"the run in {self.path} is not done; go on with resume()")
+        names = {"client": str}
+        table = _pandas().read_csv(self.path / "clients.csv", converters=names)
+        return table.set_index("client")
+
+    @property
+    def rounds(self) -> "DataFrame":
+        """The figures of the rounds so far, a row a round."""
+        found = _pandas().DataFrame(self._folder.rounds())
+        return found.set_index("server_round") if len(found) else found
+
+    def resume(self, *, progress: bool = True, **overrides: Any) -> "Run":
+        """Go on with a run that was cut short; return it, finished.
+
+        ``overrides`` are settings that change no result, such as ``run__num_workers``.
+        """
+        with _threads_kept():
+            bench, folder = reopen(self.path, as_changes(overrides))
+            with _observed(progress=progress) as observer:
+                workbench.simulate(bench, folder, observer, _COMMAND)
+        return self
+
+    def model(self) -> nn.Module:
+        """Return the trained global model, in evaluation mode, on the CPU.
+
+        It takes what `preprocess` returns, and returns logits (n, c). With its methods
+        ``embed`` and ``head`` it is a model for `LocalMemory`.
+
+        Raises
+        ------
+        RunError
+            If the method does not end with one model for all clients.
+        """
+        with _threads_kept():
+            found = find_model(self.path)
+        found.task.model.load(found.weights)
+        return copy.deepcopy(found.task.model.module).eval()
+
+    def preprocess(self, inputs: Tensor) -> Tensor:
+        """Return inputs as the model takes them, from those that data sets hold.
+
+        From uint8 images (n, height, width, channels), which `data` and `test` return,
+        to normalised ones, float32 (n, channels, height, width).
+        """
+        prepared: Tensor = normalizer(find_model(self.path).spec)(inputs)
+        return prepared
+
+    def predictor(self, client: str) -> Predictor:
+        """Return what a client of the run serves: from inputs to probabilities (n, c).
+
+        It is personalised anew from the end of the training, as in the run. It takes
+        inputs as `data` and `test` return them. A `LocalMemory`'s also has ``explain``.
+
+        Raises
+        ------
+        RunError
+            If there is no such client, or the run is not done.
+        """
+        with _threads_kept():
+            ended = ended_run(self.path)
+            bench, predictors = ended.bench, list[Predictor]()
+            clients = {one.name: one.num_examples for one in bench.roster.members}
+            _require_client(client, clients, self.path)
+            runtime = replace(
+                runtime_of(bench, self.path),
+                keep=lambda served: predictors.append(served.predictor),
+            )
+            federation = SerialFederation(runtime)
+            distribution = ModelDistribution(bench.method, federation, bench.key)
+            asked, seen = {client: clients[client]}, bench.roster.seen()
+            list(distribution.personalize(ended.last, asked, seen, ()))
+        return predictors[0]
+
+    def data(self, client: str) -> ClientData:
+        """Return the examples that a client learns from: ``train``, ``validation``."""
+        return self._bench(client).clients.data(client)
+
+    def test(self, client: str) -> Examples:
+        """Return the test split of a client."""
+        return self._bench(client).clients.test(client)
+
+    def _bench(self, client: str) -> Workbench:
+        with _threads_kept():
+            bench = open_workbench(self.experiment)
+        _require_client(client, bench.clients.parts, self.path)
+        return bench
+
+
+def begin(
+    experiment: str | Path | Mapping[str, Any] | Experiment,
+    changes: Sequence[str] = (),
+    output: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+) -> tuple[Workbench, RunFolder]:
+    """Open an experiment, changed by ``KEY=VALUE``, and a new folder for its run."""
+    catalogue = experiment_catalogue()
+    if isinstance(experiment, Experiment):
+        experiment = to_document(experiment)
+    if isinstance(experiment, Mapping):
+        # Code of one's own is then looked for in the working folder.
+        here = Path.cwd()
+        settings = load_experiment(experiment, catalogue, changes, folder=here)
+    else:
+        settings = read_experiment(find_experiment(experiment), catalogue, changes)
+    settings = with_fixed_threads(settings)
+    place = Path(output) if output is not None else Path("runs") / settings.name
+    RunFolder.require_free(place, overwrite=overwrite)
+    # Whatever is wrong with data or model shows before an earlier run is deleted.
+    bench = open_workbench(settings)
+    inputs = inputs_of(settings)
+    folder = RunFolder.create(place, settings, overwrite=overwrite)
+    sign(folder.path)
+    keep_inputs(folder.path, inputs)
+    return bench, folder
+
+
+def reopen(path: Path, changes: Sequence[str] = ()) -> tuple[Workbench, RunFolder]:
+    """Open the experiment of a run, changed where that changes no result."""
+    folder = RunFolder.open(path)
+    settings = folder.experiment(experiment_catalogue(), changes)
+    return open_workbench(settings), folder
+
+
+def as_changes(overrides: Mapping[str, Any]) -> list[str]:
+    """Return ``KEY=VALUE`` of settings whose names may have ``__`` for a dot."""
+    return [
+        f"{name.replace('__', '.')}={json.dumps(to_jsonable_python(value))}"
+        for name, value in overrides.items()
+    ]
+
+
+@contextlib.contextmanager
+def _observed(*, progress: bool) -> Iterator[Observer]:
+    if progress:
+        with progress_observer() as observer:
+            yield observer
+    else:
+        yield Observer()
+
+
+@contextlib.contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Give torch the threads back that it had: a run sets what its results need."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _require_client(client: str, known: Mapping[str, object], run: Path) -> None:
+    if client not in known:
+        first = ", ".join(list(known)[:3])
+        raise RunError(
+            f"the run in {run} has no client {client!r}, expected one of its "
+            f"{len(known)}: {first}, ...; Run.clients lists them"
+        )
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise RunError(
+            "tables are read with pandas, which is not installed; install it: "
+            "pip install 'knnper[notebook]'"
+        ) from error
+    return pandas

@@ -1,0 +1,167 @@
+"""Runs from Python: what `knnper.simulate` makes, and what `Run` reads of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from knnper.datastore.local_memory import LocalMemory
+from knnper.datastore.prediction import KnnPredictor
+from knnper.errors import ConfigError, FolderTakenError, RunError
+from knnper.experiment import load_experiment
+from knnper.simulation.experiments import find_experiment, shipped_experiments
+from knnper.simulation.interface import Run, simulate
+from knnper.simulation.trained_model import trained_model
+from knnper.simulation.workbench import experiment_catalogue
+from knnper_cli.app import app
+
+SMALL: dict[str, Any] = {
+    "partition": {
+        "name": "dirichlet",
+        "num_clients": 6,
+        "alpha": 0.3,
+        "unseen_fraction": 0.2,
+    },
+    "training__num_rounds": 2,
+    "training__learning_rate": 0.05,
+    "run__engine": "serial",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("interface") / "run"
+    return simulate("demo", output=folder, progress=False, **SMALL)
+
+
+def test_it_is_what_the_command_line_makes(run: Run, tmp_path: Path) -> None:
+    split = "{name: dirichlet, num_clients: 6, alpha: 0.3, unseen_fraction: 0.2}"
+    changes = [f"partition={split}", "training.num_rounds=2"]
+    changes += ["training.learning_rate=0.05", "run.engine=serial"]
+    options = [word for one in changes for word in ("--set", one)]
+    command = ["simulate", "demo", *options, "--output", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    for name in ("clients.csv", "experiment.yaml"):
+        expected = (tmp_path / "run" / name).read_bytes()
+        assert (run.path / name).read_bytes() == expected
+
+
+@pytest.mark.parametrize("kind", ["a mapping", "an experiment", "a path"])
+def test_an_experiment_may_be_given_as(kind: str, run: Run, tmp_path: Path) -> None:
+    path = run.path / "experiment.yaml"
+    given: Any = path
+    if kind != "a path":
+        given = run.results["manifest"]["experiment"]
+    if kind == "an experiment":
+        given = load_experiment(given, experiment_catalogue())
+    threads = torch.get_num_threads()
+    again = simulate(given, output=tmp_path / "run", progress=False, name="again")
+    assert torch.get_num_threads() == threads
+    assert again.experiment.name == "again"
+    expected = run.results["training"]["state_sha256"]
+    assert again.results["training"]["state_sha256"] == expected
+
+
+def test_its_tables_are_those_of_the_files(run: Run) -> None:
+    clients, results = run.clients, run.results
+    assert len(clients) == 6
+    assert clients.index.name == "client"
+    assert clients["seen"].tolist().count(False) == 1
+    seen = clients[clients["seen"]]
+    average = np.average(seen["accuracy"], weights=seen["num_test"])
+    assert average == pytest.approx(results["seen"]["accuracy_weighted"])
+    assert run.rounds.index.tolist() == [1, 2]
+
+
+def test_the_model_is_the_global_one(run: Run) -> None:
+    client = run.clients.index[0]
+    images = run.test(client).images
+    model, expected = run.model(), trained_model(run.path)
+    assert not model.training
+    with torch.no_grad():
+        found = torch.softmax(model(run.preprocess(images)), dim=1)
+    expected_rows = expected.head(expected.embed(images))
+    torch.testing.assert_close(found, expected_rows)
+
+
+def test_each_client_serves_what_it_served_in_the_run(run: Run) -> None:
+    for client, row in run.clients.iterrows():
+        predictor, test = run.predictor(str(client)), run.test(str(client))
+        found = predictor(test.images)
+        right = (found.argmax(dim=1) == test.labels).double().mean()
+        assert float(right) == pytest.approx(row["accuracy"])
+        assert predictor.describe()["knn_weight"] == row["knn_weight"]
+
+
+def test_a_local_memory_on_the_model_predicts_as_the_client_does(run: Run) -> None:
+    client = max(run.clients.index, key=lambda one: run.clients["num_train"][one])
+    predictor, data, test = run.predictor(client), run.data(client), run.test(client)
+    assert isinstance(predictor, KnnPredictor)
+    settings: Any = run.experiment.personalization.settings
+    memory = LocalMemory(run.model(), kernel=settings.kernel, tuning=settings.tuning)
+    memory.fit(
+        run.preprocess(data.train.images),
+        data.train.labels,
+        run.preprocess(data.validation.images),
+        data.validation.labels,
+    )
+    assert memory.knn_weight_ == predictor.knn_weight
+    found = torch.from_numpy(memory.predict_proba(run.preprocess(test.images)))
+    torch.testing.assert_close(found, predictor(test.images), atol=1e-5, rtol=0)
+
+
+def test_a_run_that_was_cut_short_goes_on(run: Run, tmp_path: Path) -> None:
+    short = simulate("demo", output=tmp_path / "run", progress=False, **SMALL)
+    for path in ("results.json", "clients.csv", "personalization.jsonl"):
+        (short.path / path).unlink()
+    assert not short.is_finished
+    with pytest.raises(RunError, match="is not done"):
+        _ = short.clients
+    with pytest.raises(RunError, match="is not done"):
+        short.predictor("client-0")
+    short.resume(progress=False, run__num_workers=1)
+    assert (short.path / "clients.csv").read_bytes() == (
+        run.path / "clients.csv"
+    ).read_bytes()
+    with pytest.raises(ConfigError, match="makes it another experiment"):
+        short.resume(progress=False, run__seed=7)
+
+
+def test_what_is_wrong_is_said(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(FolderTakenError, match="holds a run already"):
+        simulate("demo", output=run.path, **SMALL)
+    with pytest.raises(ConfigError, match="did you mean 'num_rounds'"):
+        simulate("demo", output=tmp_path / "run", training__num_round=1)
+    with pytest.raises(ConfigError, match="did you mean 'demo'"):
+        simulate("demoo", output=tmp_path / "run")
+    with pytest.raises(RunError, match="holds no run"):
+        Run(tmp_path)
+    with pytest.raises(RunError, match=r"no client 'nobody', expected one of its 6: "):
+        run.predictor("nobody")
+    assert not (tmp_path / "run").exists()
+
+
+def test_progress_is_written_where_nothing_can_be_drawn(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    simulate("demo", output=tmp_path / "run", **SMALL)
+    told = capfd.readouterr()
+    assert "training: rounds 1 to 2" in told.err
+    assert told.out == ""
+
+
+def test_names_of_what_is_shipped_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_experiment("demo") == shipped_experiments()["demo"]
+    monkeypatch.chdir(tmp_path)
+    for name in ("demo", "demo.yaml", "a/demo"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+        # A file of one's own goes first.
+        assert find_experiment(name) == Path(name)
+    assert find_experiment("elsewhere/demo") == Path("elsewhere/demo")

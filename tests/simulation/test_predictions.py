@@ -1,0 +1,144 @@
+"""What models say of each test example, in a file of the run."""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from knnper.errors import DataError
+from knnper.experiment import Experiment, load_experiment
+from knnper.predictions import FILE, Predictions
+from knnper.server.observer import Observer
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.reports.runs import clients_of
+from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+
+parquet: Any = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    document = {
+        "name": "predicted",
+        "data": {"name": "digits"},
+        "partition": {
+            "name": "dirichlet",
+            "num_clients": 8,
+            "alpha": 0.3,
+            "unseen_fraction": 0.25,
+        },
+        "model": {"name": "tiny_cnn", "embedding_dim": 8},
+        "training": {"num_rounds": 2, "batch_size": 16},
+        "method": {"name": "knn_per"},
+        "run": {"seed": 3, "engine": "serial", "save_predictions": True},
+    }
+    return load_experiment(document, experiment_catalogue())
+
+
+class Interrupting(Observer):
+    """Stops the run when so many clients have told their results."""
+
+    def __init__(self, clients: int) -> None:
+        self.left = clients
+
+    def client_personalized(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def run(path: Path, experiment: Experiment, observer: Observer | None = None) -> Path:
+    made = RunFolder(path)
+    if not path.exists():
+        made = RunFolder.create(path, experiment)
+    simulate(open_workbench(experiment), made, observer or Observer(), ["test"])
+    return path
+
+
+def test_figures_follow_from_them(tmp_path: Path, experiment: Experiment) -> None:
+    folder = run(tmp_path / "run", experiment)
+    table = parquet.read_table(folder / FILE).to_pydict()
+    labels, clients = np.array(table["label"]), np.array(table["client"])
+    test = open_workbench(experiment).clients.dataset.test
+    assert labels.tolist() == test.labels[table["example"]].tolist()
+    assert sorted(table["example"]) == list(range(len(test.labels)))
+    assert table["client"] == sorted(table["client"])
+    assert set(table["split"]) == {"test"}
+    assert not (folder / "predictions").exists()
+    rows = clients_of(folder)
+    assert {row.client for row in rows} == set(table["client"])
+    for row in rows:
+        own = clients == row.client
+        assert own.sum() == row.num_test
+        assert {table["seen"][place] for place in own.nonzero()[0]} == {row.seen}
+        for column, accuracy in (
+            ("probabilities_personal", row.accuracy),
+            ("probabilities_global", row.accuracy_global),
+        ):
+            found = np.array(table[column], np.float32)[own]
+            assert found.sum(axis=1) == pytest.approx(1, abs=1e-5)
+            assert (found.argmax(axis=1) == labels[own]).mean() == pytest.approx(
+                accuracy
+            )
+
+
+@pytest.mark.parametrize("clients", [1, 5])
+def test_a_run_that_was_ended_loses_none_and_has_none_twice(
+    tmp_path: Path, experiment: Experiment, clients: int
+) -> None:
+    whole = run(tmp_path / "whole", experiment)
+    ended = tmp_path / "ended"
+    with pytest.raises(KeyboardInterrupt):
+        run(ended, experiment, Interrupting(clients))
+    assert not (ended / FILE).exists()
+    # What is noted and has no part, as where it was not asked for, is made up for.
+    noted = (ended / "personalization.jsonl").read_text().splitlines()
+    assert len(noted) == clients
+    first = json.loads(noted[0])["result"]["client"]
+    (lost,) = (
+        part
+        for part in (ended / "predictions").iterdir()
+        if first in parquet.read_table(part).to_pydict()["client"]
+    )
+    lost.unlink()
+    run(ended, experiment)
+    for name in (FILE, "clients.csv"):
+        assert (ended / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_the_package_is_asked_for_at_the_start(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    message = r"run\.save_predictions needs .* pip install 'knnper\[tables\]'"
+    with pytest.raises(DataError, match=message):
+        open_workbench(experiment)
+
+
+def test_a_client_without_examples_has_no_row(tmp_path: Path) -> None:
+    kept = Predictions(tmp_path)
+    nothing = torch.empty((0, 0)), torch.empty((0, 0))
+    none = torch.empty(0, dtype=torch.int64)
+    kept.write("b", True, np.array([], np.int64), none, *nothing)
+    one = torch.tensor([[0.25, 0.75]])
+    kept.write("../a", False, np.array([7]), torch.tensor([1]), one, 1 - one)
+    assert (kept.has("b"), kept.has("c")) == (True, False)
+    kept.merge(["b", "../a"])
+    assert parquet.read_table(tmp_path / FILE).to_pylist() == [
+        {
+            "client": "../a",
+            "seen": False,
+            "example": 7,
+            "split": "test",
+            "label": 1,
+            "probabilities_personal": [0.25, 0.75],
+            "probabilities_global": [0.75, 0.25],
+        }
+    ]
