@@ -27,6 +27,7 @@ from knnper.experiment import (
     SettingsTypes,
     TrainingSettings,
 )
+from knnper.metrics import METRICS, OWN_METRIC
 from knnper.models import MODELS, OWN_MODEL, build_model
 from knnper.own import Door, Kind, explained
 from knnper.process import prepare_process, require_precision
@@ -201,6 +202,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "training.optimizer": OWN_OPTIMIZER,
     "training.loss": OWN_LOSS,
+    "run.metrics": OWN_METRIC,
 }
 """What users can bring, by section."""
 
@@ -268,6 +270,7 @@ def catalogue_of(
         open_own=open_own,
         optimizer=OPTIMIZERS,
         loss=LOSSES,
+        metric=dict.fromkeys(METRICS, Settings),
     )
 
 
