@@ -17,7 +17,9 @@ from knnper.data.examples import (
     DataFormat,
     Examples,
     InputSpec,
+    channel_statistics,
     no_examples,
+    real_statistics,
 )
 from knnper.data.images import digests_of, require_all_read
 from knnper.data.site_data import (
@@ -346,7 +348,25 @@ def _own_task(found: Collected) -> SiteTask:
     class_names = tuple(sorted(set(found.labels), key=key))
     channels = 0 if dtype in TEXTS else shape[2]
     described = ((0.0,) * channels, (1.0,) * channels, dtype, found.inputs.vocabulary)
-    return SiteTask(InputSpec(shape, len(class_names), *described), class_names)
+    spec = InputSpec(shape, len(class_names), *described)
+    return SiteTask(spec, class_names, found.feature_names)
+
+
+def described_task(data: SiteData) -> SiteTask:
+    """Return the task of data that was surveyed without one, by its training inputs.
+
+    Mean and deviation per channel are those that `SitesSettings` has.
+    """
+    spec, images = data.task.spec, data.train.examples.images.numpy()
+    if spec.dtype in TEXTS or not len(images):
+        return data.task
+    is_real = spec.dtype == "float32"
+    found = real_statistics([images]) if is_real else channel_statistics([images])
+    # A pixel's place behind the comma says nothing; a feature may be of any size.
+    mean, std = (
+        part if is_real else tuple(round(value, 4) for value in part) for part in found
+    )
+    return replace(data.task, spec=replace(spec, mean=mean, std=std))
 
 
 def open_site(

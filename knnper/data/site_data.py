@@ -275,6 +275,7 @@ class Collected:
     given_splits: frozenset[Split] = frozenset()
     numbered: bool = False  # whether labels are numbers that no class names belong to
     num_ignored: int = 0  # files beside them that are no images by their names
+    feature_names: tuple[str, ...] = ()  # of rows that name them
 
 
 _NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
