@@ -57,7 +57,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installed into $(VENV). To use it in this shell: source $(BIN)/activate"
 
 demo: $(STAMP) ## Run the main job on real handwriting: twenty seconds
-	$(BIN)/knnper simulate simulation/experiments/demo.yaml --output runs/demo --overwrite
+	$(BIN)/knnper simulate demo --output runs/demo --overwrite
 	@$(BIN)/knnper report runs/demo --html runs/demo/report.html >/dev/null
 
 # Without data/cifar10 those on its images are left out, and the report says so.

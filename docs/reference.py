@@ -33,6 +33,8 @@ from knnper_cli.app import app
 from papers.catalogue import FIGURES, FigureFileSettings
 
 PYTHON = {
+    "Runs": ["knnper.simulation.interface"],
+    "A local memory": ["knnper.datastore.local_memory", "knnper.datastore.memory"],
     "Experiments": ["knnper.experiment"],
     "Methods": ["knnper.strategies.core.method"],
     "Data and models": ["knnper.data.examples", "knnper.models"],

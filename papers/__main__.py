@@ -7,6 +7,7 @@ import typer
 
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment, parse_yaml, read_experiment
+from knnper.simulation.experiments import find_experiment
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.terminal import (
@@ -102,7 +103,8 @@ def figure(
     if of is not None and chosen.needs == RUN:
         subject = trained_model(of)
     elif of is not None:
-        subject = read_experiment(of, experiment_catalogue(), overrides or ())
+        described = find_experiment(of)
+        subject = read_experiment(described, experiment_catalogue(), overrides or ())
     with progress(chosen.parts) as on_part:
         shown = make_figure(name, subject, settings, output, on_part)
     print_shown(shown)

@@ -18,9 +18,9 @@ from knnper.data.examples import DataFormat, Normalizer
 from knnper.datastore.memory import KnnSettings
 from knnper.errors import DataError
 from knnper.experiment import load_experiment
-from knnper.models import FlatModel
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.trained_model import trained_model
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 
 read_schema = pytest.importorskip("pyarrow.parquet").read_schema
@@ -110,10 +110,8 @@ def test_the_listings_read_the_run(
     assert capsys.readouterr().out.endswith(f"seen clients: {average:.4f}\n")
     names: dict[str, Any] = {}
     exec(compile(listing, PAGE, "exec"), names)
-    model, dataset = names["model"], names["dataset"]
-    assert isinstance(model, FlatModel)
-    assert names["newest"].name == "round-000002"
-    assert not names["module"].training
+    trained = trained_model(place / "runs/demo")
+    model, dataset = trained.task.model, trained.dataset
     images = Normalizer(dataset.spec)(torch.from_numpy(dataset.test.images.copy()))
     predicted = names["module"](images).argmax(dim=1).numpy()
     groups = [results["seen"], results["unseen"]]
@@ -122,10 +120,10 @@ def test_the_listings_read_the_run(
     ]
     assert (predicted == dataset.test.labels).sum() == round(sum(num_correct))
     exported = load_file("global.safetensors")
-    assert torch.equal(model.flatten(exported), names["weights"])
+    assert torch.equal(model.flatten(exported), trained.weights)
     overrides = ["model.weights=global.safetensors"]
     again = load_experiment(DOCUMENT, experiment_catalogue(), overrides)
-    assert torch.equal(open_workbench(again).task.initial_weights, names["weights"])
+    assert torch.equal(open_workbench(again).task.initial_weights, trained.weights)
 
 
 DATASET_PAGE = "docs/adding_a_dataset.md"
