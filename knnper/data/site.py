@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from knnper.data.arrays import collect_own
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
 from knnper.data.examples import (
@@ -17,14 +18,14 @@ from knnper.data.examples import (
     DataFormat,
     Examples,
     InputSpec,
-    channel_statistics,
     no_examples,
-    real_statistics,
+    statistics_of,
 )
 from knnper.data.images import digests_of, require_all_read
 from knnper.data.site_data import (
     SITES,
     Collected,
+    LabelSettings,
     NamedExamples,
     ReadInputs,
     SiteData,
@@ -245,7 +246,7 @@ _MOST_SHOWN = 20
 
 
 def agree_labels(
-    found: Collected, settings: SiteSettings, class_names: Sequence[str]
+    found: Collected, settings: LabelSettings, class_names: Sequence[str]
 ) -> tuple[tuple[int | None, ...], dict[str, int]]:
     """Find labels among the federation's by name; count those that it has not."""
     for name, target in settings.label_map.items():
@@ -292,7 +293,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _settled(
-    found: Collected, settings: SiteSettings, task: SiteTask, cache: Path | None = None
+    found: Collected, settings: LabelSettings, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
     """Agree on labels, split, and read the inputs."""
     labels, unknown = agree_labels(found, settings, task.class_names)
@@ -360,8 +361,7 @@ def described_task(data: SiteData) -> SiteTask:
     spec, images = data.task.spec, data.train.examples.images.numpy()
     if spec.dtype in TEXTS or not len(images):
         return data.task
-    is_real = spec.dtype == "float32"
-    found = real_statistics([images]) if is_real else channel_statistics([images])
+    is_real, found = spec.dtype == "float32", statistics_of(images)
     # A pixel's place behind the comma says nothing; a feature may be of any size.
     mean, std = (
         part if is_real else tuple(round(value, 4) for value in part) for part in found
@@ -391,10 +391,14 @@ def survey_site(
 
 def _collected(
     choice: Choice[Settings], base: Path, task: SiteTask | None
-) -> tuple[Collected, SiteSettings]:
-    if not isinstance(choice.settings, SiteSettings):
-        raise TypeError(f"{choice.name} is no site's data: {choice.settings}")
-    found = choice.settings.collect(base, task)
+) -> tuple[Collected, LabelSettings]:
+    settings = choice.settings
+    if not isinstance(settings, LabelSettings):
+        raise TypeError(f"{choice.name} is no site's data: {settings}")
+    if isinstance(settings, SiteSettings):
+        found = settings.collect(base, task)
+    else:
+        found = collect_own(choice, base, task)
     if not found.names:
         raise DataError(f"{found.source} holds no examples; expected at least one")
     counts = Counter(found.names)
@@ -407,7 +411,7 @@ def _collected(
             f"empty or cannot be written as UTF-8, such as {wrong[0]!r}; expected one "
             "name for each example"
         )
-    return found, choice.settings
+    return found, settings
 
 
 def _can_be_kept(name: str) -> bool:
