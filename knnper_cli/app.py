@@ -10,7 +10,7 @@ import typer
 import knnper
 from knnper_cli.batches import compare, moved, report, sweep
 from knnper_cli.federation import federation
-from knnper_cli.simulate import list_choices, partition, simulate
+from knnper_cli.simulate import init, list_choices, partition, simulate
 from knnper_cli.site import site
 from knnper_cli.store import store
 from knnper_cli.terminal import ErrorReportingGroup, say
@@ -132,7 +132,7 @@ def root(
     """Personalised federated learning through local memorisation (kNN-Per)."""
 
 
-for _command in (simulate, sweep, compare, report, partition):
+for _command in (init, simulate, sweep, compare, report, partition):
     app.command()(_command)
 
 app.command(name="list")(list_choices)

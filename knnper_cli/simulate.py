@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
@@ -10,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from knnper.errors import CheckpointError, OwnCodeError, RunError
+from knnper.errors import (
+    CheckpointError,
+    FolderTakenError,
+    OwnCodeError,
+    RunError,
+)
 from knnper.server.observer import progress_observer
 from knnper.simulation.experiments import shipped_experiments
 from knnper_cli.terminal import (
@@ -152,6 +158,32 @@ def _list_experiments(as_json: bool) -> None:
 
 # By a key that its file has: an experiment, a sweep or a comparison.
 _COMMAND_OF = {"data": "simulate", "vary": "sweep", "rows": "compare"}
+_TEMPLATE = Path(__file__).parent / "new_experiment"
+NewFolder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="A new folder, or an empty one.")
+]
+
+
+def init(folder: NewFolder) -> None:
+    """Make a folder with an experiment, a network of your own and a README."""
+    from knnper.experiment import is_name
+
+    name = folder.absolute().name
+    if not is_name(name):
+        raise typer.BadParameter(
+            f"{name!r}: expected letters, digits, '.', '_' and '-', a letter or digit "
+            "first: the folder names the experiment"
+        )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FolderTakenError(f"{folder} is not empty; choose a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("experiment.yaml", "model.py", "README.md"):
+        text = (_TEMPLATE / file).read_text(encoding="utf-8")
+        text = text.replace("my-experiment", name)
+        (folder / file).write_text(text, encoding="utf-8")
+    say(f"Next: knnper simulate {shlex.quote(str(folder / 'experiment.yaml'))}")
+
+
 _LARGEST_BUBBLE = 120.0  # square points
 _INCHES_PER_CLIENT, _INCHES_PER_CLASS = 0.12, 0.22
 PLOT_FORMATS = (".png", ".pdf", ".svg")
@@ -188,7 +220,7 @@ def partition(
 
     settings = read_experiment(experiment, experiment_catalogue(), overrides or ())
     bench = open_workbench(settings)
-    data = bench.clients.dataset
+    data = bench.dataset
     counts = count_labels(bench.clients).local
     _show(bench.partition, counts, data.num_skipped, as_json)
     if plot is not None:

@@ -63,6 +63,12 @@ def test_a_wheel_leaves_two_packages(installed: Path) -> None:
     assert own - {"bin", "__pycache__"} == {"knnper", "knnper_cli"}
     for room in FOREIGN:
         assert (installed / "knnper" / room / "__init__.py").is_file()
+    for files in (
+        "knnper/simulation/experiments/*.yaml",
+        "knnper_cli/new_experiment/*",
+    ):
+        expected = {one.name for one in ROOT.glob(files) if one.is_file()}
+        assert {one.name for one in installed.glob(files)} - {"__pycache__"} == expected
 
 
 def test_every_module_is_imported_beside_a_users_own(
@@ -72,10 +78,15 @@ def test_every_module_is_imported_beside_a_users_own(
 
 
 @pytest.mark.slow
-def test_the_demo_runs_beside_a_users_own(installed: Path, users_folder: Path) -> None:
-    demo = "knnper/simulation/experiments/demo.yaml"
-    shutil.copy(installed / demo, users_folder)
-    rounds = ("--set", "training.num_rounds=1")
-    command = "import sys; from knnper_cli.app import main; sys.exit(main())"
-    python(installed, users_folder, "-c", command, "simulate", "demo.yaml", *rounds)
-    assert list(users_folder.glob("runs/*/results.json"))
+def test_a_new_experiment_and_the_demo_run_beside_a_users_own(
+    installed: Path, users_folder: Path
+) -> None:
+    def knnper(*arguments: str) -> None:
+        command = "import sys; from knnper_cli.app import main; sys.exit(main())"
+        python(installed, users_folder, "-c", command, *arguments)
+
+    knnper("init", "mine")
+    for name in ("mine/experiment.yaml", "demo"):
+        knnper("simulate", name, "--set", "training.num_rounds=1")
+    results = {path.parent.name for path in users_folder.glob("runs/*/results.json")}
+    assert results == {"mine", "demo"}
