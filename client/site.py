@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import re
@@ -28,13 +29,20 @@ from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
-from knnper.strategies.catalogue import Assembly, assemble, site_catalogue, title_of
+from knnper.strategies.catalogue import (
+    Assembly,
+    bound,
+    site_catalogue,
+    task_of_experiment,
+    title_of,
+)
 from knnper.strategies.core.exported_model import (
     ModelError,
     ends_with_global_model,
     global_model,
     require_fingerprint,
 )
+from knnper.strategies.core.frozen import embedded_examples, of_embeddings
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import ClientResults, Evaluation
 from knnper.transport.credentials import fingerprint, read_node_key
@@ -245,12 +253,14 @@ class _SiteSource:
 
     site: SiteData
     train: bool
+    embed: Callable[[Examples], Examples] = lambda examples: examples
 
     def data(self, client: str) -> ClientData:  # noqa: ARG002 (there is one)
-        return self.site.client_data()
+        own = self.site.client_data()
+        return ClientData(self.embed(own.train), self.embed(own.validation))
 
     def test(self, client: str) -> Examples:  # noqa: ARG002
-        return self.site.test.examples
+        return self.embed(self.site.test.examples)
 
     def test_names(self, client: str) -> Sequence[str]:  # noqa: ARG002
         return self.site.test.names
@@ -275,23 +285,34 @@ class SiteNode:
             experiment, limits = _allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             trained: list[tuple[int, float]] = []
-            assembly = assemble(
-                experiment,
-                task.spec,
-                compute_device(experiment.run),
-                on_trained=lambda *found: trained.append(found),
+            device = compute_device(experiment.run)
+            whole = task_of_experiment(experiment, task.spec, device)
+            learned = dataclasses.replace(
+                of_embeddings(whole), on_trained=lambda *found: trained.append(found)
             )
+            assembly = bound(experiment, learned)
+            source = _SiteSource(data, job.seen and settings.train)
+            if learned.spec != whole.spec:
+                embed = functools.partial(
+                    embedded_examples,
+                    task=whole,
+                    model=experiment.model,
+                    root=settings.cache / "embeddings",
+                )
+                source = dataclasses.replace(source, embed=embed)
             keep_freed_memory()
             states = run_states(settings.state, experiment, job.session)
             wants_predictions = experiment.run.save_predictions
             runtime = ClientRuntime(
                 method=assembly.method,
-                spec=task.spec,
-                source=_SiteSource(data, job.seen and settings.train),
+                spec=learned.spec,
+                source=source,
                 states=ClientStateStore(states),
                 key=assembly.key,
                 pool=assembly.task.pool,
-                keep=installer_of(settings, assembly, data, job.model),
+                keep=installer_of(
+                    settings, dataclasses.replace(assembly, task=whole), data, job.model
+                ),
                 metrics=experiment.run.metrics,
                 predictions=Predictions(states) if wants_predictions else None,
             )

@@ -52,10 +52,10 @@ from knnper.datastore.tuning import (
     TuningSettings,
     no_evidence,
 )
+from knnper.embedding_model import EmbeddingModel, split
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import parse_settings
 from knnper.files import read_document, write_atomically
-from knnper.models import EmbeddingModel, split
 
 Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]
 """n inputs, or a data set or loader of pairs of an input and a label."""

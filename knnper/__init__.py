@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     )
     from knnper.datastore.examples import StoreError
     from knnper.datastore.local_memory import LocalMemory, NeighborTable
+    from knnper.embedding_model import EmbeddingModel
     from knnper.errors import ConfigError, DataError, KnnPerError, RunError
     from knnper.experiment import Experiment, Settings
-    from knnper.models import EmbeddingModel
     from knnper.seeding import RandomKey
     from knnper.simulation.interface import Run, simulate
     from knnper.strategies.core.method import Method, Personalizer
@@ -68,7 +68,7 @@ else:
         "knnper.datastore.local_memory": "LocalMemory NeighborTable",
         "knnper.errors": "ConfigError DataError KnnPerError RunError",
         "knnper.experiment": "Experiment Settings",
-        "knnper.models": "EmbeddingModel",
+        "knnper.embedding_model": "EmbeddingModel",
         "knnper.seeding": "RandomKey",
         "knnper.simulation.interface": "Run simulate",
         "knnper.strategies.core.method": "Method Personalizer",

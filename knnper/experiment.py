@@ -1134,19 +1134,19 @@ _NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio", "metrics")
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
     """Return every setting of ``experiment``, defaults too, as plain values."""
-    document = {name: _plain(getattr(experiment, name)) for name in SECTIONS}
+    document = {name: plain(getattr(experiment, name)) for name in SECTIONS}
     if experiment.own_code is None:
         del document["own_code"]
     return document
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
     """Return settings as plain values, what is chosen by name as in a file."""
     if isinstance(value, Choice):
-        return {"name": value.name, **_plain(value.settings)}
+        return {"name": value.name, **plain(value.settings)}
     if isinstance(value, Settings):
         names = [field.name for field in dataclasses.fields(value)]
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {name: plain(getattr(value, name)) for name in names}
     return to_jsonable_python(value)
 
 
@@ -1204,14 +1204,14 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     left_out = ("name", "run", "own_code")
     relevant = {key: document[key] for key in document if key not in left_out}
     for section, values in relevant.items():
-        for name in _later_defaults(getattr(experiment, section)):
+        for name in later_defaults(getattr(experiment, section)):
             del values[name]
     if own := experiment.own():
         relevant["own_code"] = {place: one.fingerprint for place, one in own.items()}
     return {**relevant, "run": run}
 
 
-def _later_defaults(chosen: Choice[Settings] | Settings) -> list[str]:
+def later_defaults(chosen: Choice[Settings] | Settings) -> list[str]:
     """Return those of the settings in ``later`` that are the default."""
     settings = chosen.settings if isinstance(chosen, Choice) else chosen
     default_of = {one.name: one.default for one in dataclasses.fields(settings)}

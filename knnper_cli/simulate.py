@@ -220,7 +220,7 @@ def partition(
 
     settings = read_experiment(experiment, experiment_catalogue(), overrides or ())
     bench = open_workbench(settings)
-    data = bench.clients.dataset
+    data = bench.dataset
     counts = count_labels(bench.clients).local
     _show(bench.partition, counts, data.num_skipped, as_json)
     if plot is not None:

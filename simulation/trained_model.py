@@ -34,7 +34,7 @@ class TrainedModel(GlobalModel):
     @property
     def dataset(self) -> Dataset:
         """The central data set of the run, memory-mapped."""
-        return self.bench.clients.dataset
+        return self.bench.dataset
 
     @property
     def partition(self) -> Partition:
@@ -98,8 +98,8 @@ def ended_run(run: Path) -> EndedRun:
 
 def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
     """Return the model of an experiment with weights w, shape (num_weights,)."""
-    learned = SiteTask(bench.task.spec, bench.clients.dataset.class_names)
-    model = global_model(bench.experiment, bench.task, learned, weights)
+    learned = SiteTask(bench.whole.spec, bench.dataset.class_names)
+    model = global_model(bench.experiment, bench.whole, learned, weights)
     return TrainedModel(
         model.card,
         model.task,

@@ -53,13 +53,15 @@ from knnper.strategies.catalogue import (
     SITE_DATA_SETS,
     SITE_PARTITIONS,
     Assembly,
-    assemble,
+    bound,
     catalogue_of,
     personalizer_of,
     settings_types,
+    task_of_experiment,
 )
+from knnper.strategies.core.frozen import embedded, of_embeddings
 from knnper.strategies.core.method import NoSettings
-from knnper.strategies.core.task import EmbeddingPool
+from knnper.strategies.core.task import EmbeddingPool, Task
 from knnper.transport.messages import Purpose
 
 # Rounding must not make a client disappear: 0.1 of 30 is 3.0000000000000004.
@@ -188,6 +190,8 @@ class Workbench(Assembly):
 
     partition: Partition
     clients: VirtualClients
+    dataset: Dataset  # as it is; the clients' may be of embeddings
+    whole: Task  # as the task, with the whole network where that trains a head alone
 
     @property
     def roster(self) -> Roster:
@@ -237,12 +241,19 @@ def build_workbench(
     pool: EmbeddingPool | None = None,
 ) -> Workbench:
     """Build model and method on data that is split; see `open_workbench`."""
+    whole = task_of_experiment(experiment, dataset.spec, device)
+    task, inputs = of_embeddings(whole), dataset
+    if task is not whole:
+        inputs = embedded(dataset, whole, experiment.model, task.spec)
     proxy = None
     if len(partition.proxy) > 0:
-        proxy = functools.partial(dataset.train.examples_at, partition.proxy)
-    made = assemble(experiment, dataset.spec, device, proxy, pool)
-    clients = VirtualClients.of(dataset, partition)
-    return Workbench(experiment, made.key, made.task, made.method, partition, clients)
+        proxy = functools.partial(inputs.train.examples_at, partition.proxy)
+    task = replace(task, proxy=proxy, pool=pool or EmbeddingPool())
+    made = bound(experiment, task)
+    return Workbench(
+        *(made.experiment, made.key, made.task, made.method),
+        *(partition, VirtualClients.of(inputs, partition), dataset, whole),
+    )
 
 
 log = logging.getLogger(__name__)

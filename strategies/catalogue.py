@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from knnper.data.examples import (
-    Examples,
     InputSpec,
     augmentation_problems,
-    normalizer,
     require_augmentable,
 )
 from knnper.data.site_data import SITES, SitesSettings
+from knnper.embedding_model import ModelSettings
 from knnper.errors import OwnCodeError, Problem
 from knnper.experiment import (
     Catalogue,
@@ -28,7 +27,7 @@ from knnper.experiment import (
     SettingsTypes,
     TrainingSettings,
 )
-from knnper.models import MODELS, OWN_MODEL, ModelSettings, build_model
+from knnper.models import MODELS, OWN_MODEL, build_model
 from knnper.own import Door, Kind, explained
 from knnper.process import prepare_process, require_precision
 from knnper.seeding import RandomKey
@@ -39,7 +38,7 @@ from knnper.strategies.core.method import (
     NoSettings,
     Personalizer,
 )
-from knnper.strategies.core.task import EmbeddingPool, Task
+from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import (
     LOSSES,
     OPTIMIZERS,
@@ -91,33 +90,53 @@ class Assembly:
 
 
 @explained()
-def assemble(
+def task_of_experiment(
     experiment: Experiment,
     spec: InputSpec,
     device: torch.device = torch.device("cpu"),
-    proxy: Callable[[], Examples] | None = None,
-    pool: EmbeddingPool | None = None,
-    on_trained: Callable[[int, float], None] | None = None,
-) -> Assembly:
-    """Build model and method; set what torch takes from the whole process."""
+) -> Task:
+    """Build the model; set what torch takes from the whole process."""
     require_precision(experiment.training.precision, device)
     prepare_process(experiment.run, device)
-    key = RandomKey(experiment.run.seed)
-    task = build_task(
+    return build_task(
         experiment.model,
         experiment.training,
         spec,
-        key,
+        RandomKey(experiment.run.seed),
         evaluation_batch_size=experiment.run.evaluation_batch_size,
         device=device,
     )
-    task = replace(task, proxy=proxy, pool=pool or EmbeddingPool())
+
+
+def assemble(
+    experiment: Experiment,
+    spec: InputSpec,
+    on_trained: Callable[[int, float], None] | None = None,
+) -> Assembly:
+    """Build model and method."""
+    task = task_of_experiment(experiment, spec)
     if on_trained is not None:
         task = replace(task, on_trained=on_trained)
+    return bound(experiment, task)
+
+
+@explained()
+def bound(experiment: Experiment, task: Task) -> Assembly:
+    """Build the method; the experiment then says what its model has frozen."""
     chosen, on_top = experiment.method, experiment.personalization
     method = method_of(chosen)(task, chosen.settings)
     method = personalizer_of(on_top)(task, method, on_top.settings)
-    return Assembly(experiment, key, task, method)
+    key = RandomKey(experiment.run.seed)
+    return Assembly(_with_frozen(experiment, task), key, task, method)
+
+
+def _with_frozen(experiment: Experiment, task: Task) -> Experiment:
+    """Return the experiment that only a model with this frozen part fits."""
+    settings = experiment.model.settings
+    if not task.frozen or not isinstance(settings, ModelSettings):
+        return experiment
+    known = replace(settings, frozen=task.frozen)
+    return replace(experiment, model=replace(experiment.model, settings=known))
 
 
 def trained_as(name: str) -> str:
@@ -146,10 +165,11 @@ def build_task(
         model=built,
         initial_weights=built.read(),
         fresh_weights=lambda rng: build_model(model, spec, rng).read(),
-        normalize=normalizer(spec, device),
+        normalize=built.module.normalizer(spec, device),
         spec=spec,
         training=training,
         evaluation_batch_size=evaluation_batch_size,
+        frozen=built.frozen,
     )
 
 
@@ -306,6 +326,8 @@ def without_start(experiment: Experiment) -> Experiment:
     settings = experiment.model.settings
     if not isinstance(settings, ModelSettings):
         raise TypeError(f"expected ModelSettings, found {type(settings).__name__}")
+    if settings.trained != "all":
+        return experiment
     choice = replace(experiment.model, settings=replace(settings, weights=None))
     return replace(experiment, model=choice)
 

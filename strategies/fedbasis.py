@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples
+from knnper.embedding_model import FlatModel
 from knnper.errors import RunError
 from knnper.experiment import (
     PositiveFloat,
@@ -41,7 +42,6 @@ from knnper.experiment import (
     Settings,
     TrainingSettings,
 )
-from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, unlike_sent

@@ -45,8 +45,8 @@ from pydantic import Field
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
+from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.experiment import PositiveFloat, PositiveInt, Settings, UnitInterval
-from knnper.models import EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import ALL_DIFFER, Method, Personalizer
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState

@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.data.examples import ClientData
+from knnper.embedding_model import EmbeddingModel
 from knnper.errors import Problem
 from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings
-from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.method import Method, wrong_shape

@@ -379,11 +379,26 @@ def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
         writer = EntryWriter(folder)
         writer.seal(name, build(writer))
 
-    text = json.dumps([FORMAT_VERSION, dict(source)], sort_keys=True)
+    return cached(name, [FORMAT_VERSION, dict(source)], read_entry, fill)
+
+
+def cached(
+    name: str,
+    source: object,
+    read: Callable[[Path], T],
+    fill: Callable[[Path], None],
+    root: Path | None = None,
+) -> T:
+    """Return what ``read`` makes of an entry of the cache, or of ``root``.
+
+    ``fill`` makes it, in one process at a time, where it is not there. Of each
+    ``source``, a JSON value, there is one.
+    """
+    text = json.dumps(source, sort_keys=True)
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
-    entry = cache_root() / f"{name}-{fingerprint}"
+    entry = (root or cache_root()) / f"{name}-{fingerprint}"
     try:
-        return _cached(entry, entry.with_name(f"{entry.name}.lock"), read_entry, fill)
+        return _cached(entry, entry.with_name(f"{entry.name}.lock"), read, fill)
     except _NoCacheError as error:
         raise DataError(
             f"the data cache cannot be written ({error}); point KNNPER_CACHE to a "

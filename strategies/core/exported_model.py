@@ -24,6 +24,7 @@ from knnper.experiment import (
     Precision,
     Settings,
     TrainingSettings,
+    later_defaults,
     parse_settings,
     to_document,
 )
@@ -101,7 +102,8 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
     """Return the card of the model that an experiment trains."""
     model = to_document(experiment)["model"]
     later = _LATER.get(model["name"], {}).items()
-    left_out = {"weights", *(name for name, old in later if model[name] == old)}
+    left_out = {"weights", *later_defaults(experiment.model)}
+    left_out |= {name for name, old in later if model[name] == old}
     chosen = experiment.personalization.settings
     if isinstance(chosen, FineTunedMemorySettings):
         chosen = chosen.memory

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData
+from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Settings
-from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.data.examples import Examples, InputSpec
+from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel
 from knnper.experiment import TrainingSettings
 from knnper.metrics import computed
-from knnper.models import Criterion, EmbeddingModel, FlatModel
 from knnper.seeding import RandomKey
 
 NUM_CALIBRATION_BINS = 15
@@ -129,6 +129,7 @@ class Task:
     training: TrainingSettings  # The experiment's training section
     # Images in one forward pass where nothing is trained.
     evaluation_batch_size: int = 256
+    frozen: str = ""  # SHA-256 of the model's weights that are not trained
     # Where embeddings that clients have in common are looked for first.
     pool: EmbeddingPool = field(default_factory=EmbeddingPool)
     # Returns the examples that the server has of its own; None where it has none.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
+from knnper.embedding_model import Criterion, EmbeddingModel, OwnLoss
 from knnper.experiment import (
     Choice,
     Settings,
@@ -24,7 +25,6 @@ from knnper.experiment import (
     SgdSettings,
     TrainingSettings,
 )
-from knnper.models import Criterion, EmbeddingModel, OwnLoss
 from knnper.own import Kind, arguments, given_to, settings_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core.records import ModelUpdate

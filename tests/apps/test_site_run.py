@@ -14,7 +14,7 @@ from knnper.client.state import Accuracy, Gain
 from knnper.datastore.prediction import KnnPredictor, Prediction
 from knnper.errors import RunError
 from knnper.experiment import Experiment, results_identity
-from knnper.models import TinyCnn
+from knnper.networks import TinyCnn
 from knnper.predictions import FILE
 from knnper.server import sites
 from knnper.server.observer import Observer, RoundRecord

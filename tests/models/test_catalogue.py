@@ -8,16 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import InputSpec, normalizer
+from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
-from knnper.models import (
-    MODELS,
-    NORMS,
-    FlatModel,
-    MlpSettings,
-    TolerantBatchNorm2d,
-    build_model,
-)
+from knnper.models import MODELS, build_model
+from knnper.networks import NORMS, MlpSettings, TolerantBatchNorm2d
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 
@@ -212,9 +207,16 @@ def test_mobilenet_v2_repeats_a_grey_channel_and_drops_features_in_training() ->
             spec_of(8, 1),
             r"text \(token\), found 8x8 .* images \(uint8\)",
         ),
+        (
+            "torchvision",
+            {"architecture": "resnet18"},
+            TEXT,
+            r"images \(uint8\), found .* text \(token\)",
+        ),
         *(
             (name, {}, TEXT, r"images \(uint8\) or .*, found .* text \(token\)")
-            for name in sorted(set(MODELS) - {"stacked_lstm"})
+            for name in sorted(MODELS)
+            if MODELS[name].takes == ("uint8", "float32")
         ),
     ],
 )

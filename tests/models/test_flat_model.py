@@ -5,14 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import InputSpec
+from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.experiment import Choice
-from knnper.models import (
-    EmbeddingModel,
-    FlatModel,
-    StackedLstmSettings,
-    TolerantBatchNorm2d,
-    build_model,
-)
+from knnper.models import build_model
+from knnper.networks import StackedLstmSettings, TolerantBatchNorm2d
 from knnper.seeding import RandomKey
 
 

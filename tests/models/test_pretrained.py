@@ -8,9 +8,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from knnper.data.examples import InputSpec
+from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
-from knnper.models import MODELS, FlatModel, TinyCnnSettings, build_model
+from knnper.models import MODELS, build_model
+from knnper.networks import TinyCnnSettings
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 
@@ -111,7 +113,7 @@ def test_all_misfits_outside_the_head_are_reported(
     ("content", "message"),
     [
         ("infinite", r"classifier\.bias: expected finite"),
-        (None, r"expected a readable \.safetensors file"),
+        (None, r"expected a readable file of tensors"),
         (b"not a tensor in sight", "correct the path, or leave it out"),
     ],
 )

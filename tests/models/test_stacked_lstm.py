@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import InputSpec
+from knnper.embedding_model import FlatModel
 from knnper.experiment import Choice
-from knnper.models import FlatModel, StackedLstm, StackedLstmSettings, build_model
+from knnper.models import build_model
+from knnper.networks import StackedLstm, StackedLstmSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.sharing import first_layers
 from knnper.strategies.fedbasis import layers

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from knnper.embedding_model import OwnModelSettings, split
 from knnper.errors import ConfigError, OwnCodeError, RunError
 from knnper.experiment import (
     Choice,
@@ -22,7 +23,7 @@ from knnper.experiment import (
     to_json,
     to_yaml,
 )
-from knnper.models import OwnModelSettings, build_model, split
+from knnper.models import build_model
 from knnper.own import Door, Kind, explained
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer

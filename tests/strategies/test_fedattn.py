@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.embedding_model import EmbeddingModel
 from knnper.experiment import TrainingSettings
-from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import Task

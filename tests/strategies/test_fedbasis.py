@@ -13,10 +13,10 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, InputSpec
+from knnper.embedding_model import FlatModel
 from knnper.errors import RunError
 from knnper.experiment import Choice, MultiStepSchedule, TrainingSettings
-from knnper.models import (
-    FlatModel,
+from knnper.networks import (
     Mlp,
     MlpSettings,
     MobileNetV2,

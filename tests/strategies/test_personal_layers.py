@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.experiment import MultiStepSchedule, TrainingSettings
-from knnper.models import EmbeddingModel, FlatModel, TolerantBatchNorm2d
+from knnper.networks import TolerantBatchNorm2d
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.strategies.core.sharing import PartlyShared, PersonalPart

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
+from knnper.embedding_model import EmbeddingModel
 from knnper.experiment import TrainingSettings
-from knnper.models import EmbeddingModel
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import Task

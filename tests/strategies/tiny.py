@@ -8,15 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
+from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.experiment import Choice, TrainingSettings
-from knnper.models import (
-    EmbeddingModel,
-    FlatModel,
-    StackedLstmSettings,
-    TinyCnnSettings,
-    TolerantBatchNorm2d,
-    build_model,
-)
+from knnper.models import build_model
+from knnper.networks import StackedLstmSettings, TinyCnnSettings, TolerantBatchNorm2d
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, build_task
 from knnper.strategies.core.method import Method

@@ -18,7 +18,8 @@ from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import CheckpointError, FolderTakenError, RunError
 from knnper.experiment import Choice, Settings
-from knnper.models import TinyCnnSettings, build_model
+from knnper.models import build_model
+from knnper.networks import TinyCnnSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError

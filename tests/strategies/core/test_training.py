@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.embedding_model import FlatModel
 from knnper.experiment import TrainingSettings
-from knnper.models import FlatModel
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd

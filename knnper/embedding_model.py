@@ -1,0 +1,887 @@
+"""A network as methods see it: representation and head, its weights one flat vector."""
+
+import contextlib
+import hashlib
+import pickle  # noqa: TID251 (the name of an error)
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper.data.examples import (
+    KINDS_OF_INPUT,
+    InputDtype,
+    InputSpec,
+    normalizer,
+)
+from knnper.errors import ConfigError, OwnCodeError, Problem
+from knnper.experiment import (
+    PositiveFloat,
+    PositiveInt,
+    ProperFraction,
+    Settings,
+    alternatives,
+)
+from knnper.own import explained
+from knnper.process import import_extra
+
+
+@dataclass(frozen=True)
+class LoraSettings(Settings):
+    """Settings of LoRA: W + (α / r) B A is used in place of W, and B and A trained.
+
+    Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2022.
+
+    Attributes
+    ----------
+    rank
+        r, the rows of A.
+    alpha
+        α, the scale of what is added, times r.
+    dropout
+        Probability of dropping an input of A in training.
+    targets
+        What the names of the adapted layers end in, as in ``query``; null is every
+        linear layer and 1x1 convolution of the representation.
+    """
+
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    dropout: ProperFraction = 0.0
+    targets: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ModelSettings(Settings):
+    """What can be set for every model.
+
+    Attributes
+    ----------
+    weights
+        Path of a local file to start from, ``.safetensors``, ``.pt`` or ``.pth``, its
+        tensors named as in the model's ``state_dict``; null starts from random weights.
+        A head for another number of classes is left out.
+    trained
+        What clients train, and all that travels and is kept of a model: ``all``, the
+        ``head``, the ``last_blocks`` with the head, or adapters beside frozen layers
+        (``lora``) with the head. What is frozen stays in evaluation mode.
+    num_blocks
+        How many of the last blocks are trained with ``last_blocks``.
+    lora
+        See `LoraSettings`; with ``trained`` of that name.
+    frozen
+        SHA-256 of the weights that are not trained, which every client must have; a run
+        fills it in.
+    """
+
+    later = ("trained", "num_blocks", "lora", "frozen")
+
+    weights: str | None = None
+    trained: Literal["all", "head", "last_blocks", "lora"] = "all"
+    num_blocks: PositiveInt = 1
+    lora: LoraSettings = LoraSettings()
+    frozen: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+
+
+class Criterion:
+    """What training minimises: -log of the label's probability."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each example, (n,), of logits (n, c)."""
+        return functional.cross_entropy(logits, labels, reduction="none")
+
+    def require_one_each(self) -> None:
+        """Refuse a loss that cannot be weighted by example."""
+
+
+class OwnLoss(Criterion):
+    """A user's ``(logits, labels) ->`` loss of each example, or their mean."""
+
+    def __init__(self, name: str, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._name = name
+        self._function = function
+        self._is_mean = False
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each example, (n,), or their mean n times."""
+        found = self._function(logits, labels)
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found)
+        if shape not in ((), tuple(labels.shape)):
+            raise OwnCodeError(
+                f"{self._name} returned {shape} of logits {tuple(logits.shape)}, "
+                f"expected a tensor of shape {tuple(labels.shape)}, or their mean"
+            )
+        self._is_mean = shape == ()
+        return found.expand(len(labels)) if self._is_mean else found
+
+    def require_one_each(self) -> None:
+        """See `Criterion`."""
+        if self._is_mean:
+            raise OwnCodeError(
+                f"{self._name} returns a mean, and examples are weighted here, by the "
+                "method or by training.class_weights; expected the loss of each "
+                "example, shape (n,)"
+            )
+
+
+class EmbeddingModel(nn.Module):
+    """A classifier split into φ (the representation) and the head.
+
+    Attributes
+    ----------
+    embedding_dim
+        p, the size of the representation.
+    num_classes
+        c, the number of labels.
+    features
+        What `embed` calls, unless a model has another one.
+    classifier
+        The layers of the head, from (n, p) to logits (n, c). Whatever lies outside
+        belongs to φ.
+    published_head
+        What files from elsewhere may call the head instead of ``classifier``.
+    learns_from_embeddings
+        Whether `losses` depends on the inputs through φ(x) alone.
+    criterion
+        The loss of each example, from logits (n, c) and labels (n,).
+    trained
+        The modules that own what is trained; None is all of them.
+    """
+
+    embedding_dim: int
+    num_classes: int
+    features: nn.Module
+    classifier: nn.Module
+    published_head: str = "classifier"
+    learns_from_embeddings: bool = True
+    criterion: Criterion = Criterion()
+    trained: frozenset[nn.Module] | None = None
+
+    @property
+    def body_is_frozen(self) -> bool:
+        """Whether nothing but the head is trained, and φ the same in every round."""
+        return self.trained is not None and self.trained <= {*self.classifier.modules()}
+
+    def normalizer(
+        self, spec: InputSpec, device: torch.device
+    ) -> Callable[[Tensor], Tensor]:
+        """Return what brings stored inputs (n, h, w, ch) to the form `embed` takes."""
+        return normalizer(spec, device)
+
+    def train(self, mode: bool = True) -> Self:
+        """Go to training mode, but for what is not trained."""
+        super().train(mode)
+        if mode and self.trained is not None:
+            kept = {one for one in self.modules() if self.trained & {*one.modules()}}
+            for module in self.modules():
+                module.training = module in kept
+        return self
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return φ(x), float32 of shape (n, p); by default what ``features`` returns.
+
+        ``x`` are normalised images, float32 of shape (n, channels, height, width), or
+        ids of text, int64 of shape (n, T, 1, 1).
+        """
+        embeddings: Tensor = self.features(x)
+        return embeddings
+
+    def head(self, z: Tensor) -> Tensor:
+        """Return the logits, float32 of shape (n, c), of representations (n, p)."""
+        logits: Tensor = self.classifier(z)
+        return logits
+
+    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return what training minimises the mean of: -log h(x)[y], float32 (n,).
+
+        ``inputs`` are as `embed` takes them, ``labels`` int64 of shape (n,).
+        """
+        return self.position_losses(inputs, labels).mean(dim=1)
+
+    def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return -log h(x)[y] of each prediction that `losses` is the mean of.
+
+        Shape (n, T) for T predictions an example; here one, of the label.
+        """
+        return self.criterion(self(inputs).float(), labels)[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of ``x``, shape (n, c)."""
+        return self.head(self.embed(x))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor of the model lies in the flat vector."""
+
+    name: str  # as in ``state_dict``
+    shape: tuple[int, ...]  # of the tensor
+    # Its slice of the flat vector.
+    start: int
+    stop: int
+    is_parameter: bool  # false for a buffer such as BatchNorm's running mean
+    # The module that owns it; methods choose by its type, never by its name.
+    module: nn.Module
+
+
+class FlatModel:
+    """A model that keeps all its weights in one vector, and its gradients in another.
+
+    Parameters come first, in their order in the model, then the floating-point
+    buffers. Counters (BatchNorm's ``num_batches_tracked``) are left out: they are not
+    averaged between clients. Four-dimensional tensors lie channels-last inside the
+    vector, the layout in which convolutions train fastest.
+    """
+
+    def __init__(
+        self, module: EmbeddingModel, device: torch.device = torch.device("cpu")
+    ) -> None:
+        self.module = module.to(device)
+        self.device = device
+        self.entries = _layout(module)
+        self.num_parameters = sum(
+            entry.stop - entry.start for entry in self.entries if entry.is_parameter
+        )
+        self._vector = torch.empty(self.entries[-1].stop, device=device)
+        self._parameters = nn.Parameter(self._vector[: self.num_parameters])
+        self._parameters.grad = torch.zeros(self.num_parameters, device=device)
+        self._shown: tuple[Tensor, int] | None = None
+        # SHA-256 of the weights that are not in the vector; empty where all are.
+        self.frozen = frozen_fingerprint(module) if module.trained is not None else ""
+        self._tie()
+
+    @property
+    def num_weights(self) -> int:
+        """d, the length of the flat vector."""
+        return int(self._vector.shape[0])
+
+    @property
+    def parameters(self) -> nn.Parameter:
+        """The trainable part as one parameter of shape (num_parameters,).
+
+        It shares memory with the module, so an optimizer that is given this one
+        tensor trains the whole model; ``.grad`` is filled by ``backward``.
+        """
+        return self._parameters
+
+    @property
+    def buffers(self) -> Tensor:
+        """The rest of the weights, shape (num_weights - num_parameters,).
+
+        The module's own memory, on `device`.
+        """
+        return self._vector[self.num_parameters :]
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient of `parameters`, shape (num_parameters,), filled in place.
+
+        It lies on `device`, as `parameters` do.
+        """
+        gradient = self._parameters.grad
+        assert gradient is not None, "set in the constructor and never removed"
+        return gradient
+
+    def load(self, weights: Tensor) -> None:
+        """Copy ``weights``, shape (num_weights,), into the model, to its device."""
+        if weights.shape != self._vector.shape:
+            raise ValueError(
+                f"expected {self.num_weights} weights for this model, found a tensor "
+                f"of shape {tuple(weights.shape)}; it belongs to another architecture"
+            )
+        self._shown = None
+        self._vector.copy_(weights)
+
+    def show(self, weights: Tensor) -> None:
+        """Load ``weights`` to be used as they are."""
+        # The version is torch's count of the changes that were made in place.
+        version = weights._version
+        last = self._shown
+        if last is None or last[0] is not weights or last[1] != version:
+            self.load(weights)
+            self._shown = (weights, version)
+
+    def read(self) -> Tensor:
+        """Return a copy of the weights on the CPU, shape (num_weights,)."""
+        return self._vector.to("cpu", copy=True)
+
+    def named(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return ``weights`` as contiguous tensors by their ``state_dict`` names."""
+        return {one.name: _view(weights, one).contiguous() for one in self.entries}
+
+    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+        """Return the flat vector of named tensors; the inverse of `named`."""
+        weights = torch.empty(self.num_weights, dtype=torch.float32)
+        for entry in self.entries:
+            found = tensors.get(entry.name)
+            if found is None or tuple(found.shape) != entry.shape:
+                what = "nothing" if found is None else f"shape {tuple(found.shape)}"
+                raise ValueError(
+                    f"expected {entry.name!r} with shape {entry.shape}, found {what}"
+                )
+            _view(weights, entry).copy_(found)
+        return weights
+
+    def mask(self, chosen: Callable[[nn.Module], bool]) -> Tensor:
+        """Mark the weights of modules that ``chosen`` accepts, bool (num_weights,)."""
+        mask = torch.zeros(self.num_weights, dtype=torch.bool)
+        for entry in self.entries:
+            mask[entry.start : entry.stop] = chosen(entry.module)
+        return mask
+
+    @contextlib.contextmanager
+    def freezing(self, trainable: Tensor) -> Iterator[None]:
+        """Spare the backward pass what is not trained, inside a ``with`` block.
+
+        A tensor of which nothing is ``trainable``, bool of shape (num_weights,), gets
+        no gradient. A module is in evaluation mode if it, and what lies below it, has
+        such tensors and no others; then all below it is too, dropout as well. Recurrent
+        layers alone stay as they are.
+        """
+        kept, frozen = list[Entry](), list[Entry]()
+        for entry in self.entries:
+            is_chosen = bool(trainable[entry.start : entry.stop].any())
+            (kept if is_chosen else frozen).append(entry)
+        owners = dict(self.module.named_modules())
+        tensors = [_tensor_of(owners, entry.name) for entry in frozen]
+        parameters = [tensor for tensor in tensors if tensor.requires_grad]
+        fixed, trained = ({one.module for one in part} for part in (frozen, kept))
+        # cuDNN has no backward pass through a recurrent layer in evaluation mode.
+        modules = [
+            module
+            for module in _fixed_subtrees(self.module, fixed, trained)
+            if module.training and not isinstance(module, nn.RNNBase)
+        ]
+        try:
+            for tensor in parameters:
+                tensor.requires_grad_(False)
+            for module in modules:
+                module.training = False
+            yield
+        finally:
+            for tensor in parameters:
+                tensor.requires_grad_(True)
+            for module in modules:
+                module.training = True
+
+    def _tie(self) -> None:
+        """Make every tensor of the module a view into the flat vectors."""
+        owners = dict(self.module.named_modules())
+        for entry in self.entries:
+            tensor = _tensor_of(owners, entry.name)
+            view = _view(self._vector, entry)
+            with torch.no_grad():
+                view.copy_(tensor)
+            tensor.data = view
+            if entry.is_parameter:
+                tensor.grad = _view(self.gradient, entry)
+
+
+def _tensor_of(owners: Mapping[str, nn.Module], name: str) -> Tensor:
+    """Return the tensor of a module that has this ``state_dict`` name."""
+    owner_name, _, attribute = name.rpartition(".")
+    tensor: Tensor = getattr(owners[owner_name], attribute)
+    return tensor
+
+
+def _fixed_subtrees(
+    module: nn.Module, fixed: set[nn.Module], trained: set[nn.Module]
+) -> set[nn.Module]:
+    """Return the modules of all subtrees that have fixed weights and no others."""
+    below = set(module.modules())
+    if below & fixed and not below & trained:
+        return below
+    parts = (_fixed_subtrees(part, fixed, trained) for part in module.children())
+    return set[nn.Module]().union(*parts)
+
+
+def _trained_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Yield what is trained, and buffers of what is; with whether it is a parameter."""
+    owners = dict(module.named_modules())
+    trained = getattr(module, "trained", None)
+
+    def is_trained(name: str) -> bool:
+        return trained is None or owners[name.rpartition(".")[0]] in trained
+
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and is_trained(name):
+            yield name, parameter, True
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and is_trained(name):
+            yield name, buffer, False
+
+
+def frozen_fingerprint(module: EmbeddingModel) -> str:
+    """Return the SHA-256, in hexadecimal, of what is not trained; empty for nothing."""
+    trained = {name for name, _, _ in _trained_tensors(module)}
+    digest, is_whole = hashlib.sha256(), True
+    for name, tensor in sorted(module.state_dict().items()):
+        if name not in trained and tensor.is_floating_point():
+            is_whole = False
+            digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.detach().float().contiguous().numpy().data)
+    return "" if is_whole else digest.hexdigest()
+
+
+def train_only(module: EmbeddingModel, settings: ModelSettings) -> None:
+    """Freeze what is not to be trained; with LoRA, add the adapters."""
+    if settings.trained == "all":
+        return
+    trained = {*module.classifier.modules()}
+    if settings.trained == "last_blocks":
+        trained |= _last_blocks(module, settings.num_blocks)
+    elif settings.trained == "lora":
+        trained |= _adapters(module, settings.lora)
+    module.trained = frozenset(trained)
+    for owner in module.modules():
+        for parameter in owner.parameters(recurse=False):
+            parameter.requires_grad_(owner in trained)
+    module.train()
+
+
+_MOST = 0.8  # of all weights but those of tables: the blocks have them
+
+
+def _last_blocks(module: EmbeddingModel, count: int) -> set[nn.Module]:
+    """Return the modules of the last blocks, and of what is defined behind them.
+
+    The blocks are the parts of the smallest module that has most of the weights of φ.
+    """
+    head = {*module.classifier.modules()}
+
+    def size(part: nn.Module) -> int:
+        return sum(
+            parameter.numel()
+            for one in part.modules()
+            if one not in head and not isinstance(one, nn.Embedding)
+            for parameter in one.parameters(recurse=False)
+        )
+
+    def parts(part: nn.Module) -> list[nn.Module]:
+        return [one for one in part.children() if one not in head and size(one)]
+
+    whole = size(module)
+    holders = [
+        one
+        for one in module.modules()
+        if size(one) > _MOST * whole and len(parts(one)) > 1
+    ]
+    blocks = parts(min(holders, key=size)) if holders else []
+    if count >= len(blocks):
+        message = (
+            f"found {count}, expected at most {len(blocks) - 1} of this model's "
+            f"{len(blocks)} blocks; with all of them give trained: all"
+        )
+        raise ConfigError([Problem("model.num_blocks", message)])
+    ordered = list(module.modules())  # as they are defined
+    behind = ordered[ordered.index(blocks[-count]) :]
+    return {one for one in behind if one not in head}
+
+
+def _adapters(module: EmbeddingModel, settings: LoraSettings) -> set[nn.Module]:
+    """Add LoRA's adapters to φ; return their modules."""
+    peft = import_extra("peft", "pretrained", "model.trained: lora")
+    head = {*module.classifier.modules()}
+
+    def is_target(name: str, layer: nn.Module) -> bool:
+        if settings.targets is not None:
+            return name.endswith(settings.targets)
+        if isinstance(layer, nn.Conv2d):
+            return layer.groups == 1 and layer.kernel_size == (1, 1)
+        return isinstance(layer, nn.Linear)
+
+    layers = {name: one for name, one in module.named_modules() if one not in head}
+    targets = [name for name, one in layers.items() if is_target(name, one)]
+    if not targets:
+        known = f"expected what names of its layers end in, such as {[*layers][-1]!r}"
+        message = f"found no layer of the model to adapt; {known}"
+        raise ConfigError([Problem("model.lora.targets", message)])
+    config = peft.LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+    )
+    peft.inject_adapter_in_model(config, module)
+    return {one for name, one in module.named_modules() if "lora_" in name}
+
+
+def _layout(module: nn.Module) -> tuple[Entry, ...]:
+    owners = dict(module.named_modules())
+    tensors = list(_trained_tensors(module))
+    entries, start = [], 0
+    for name, tensor, is_parameter in tensors:
+        stop = start + tensor.numel()
+        owner = owners[name.rpartition(".")[0]]
+        shape = tuple(tensor.shape)
+        entries.append(Entry(name, shape, start, stop, is_parameter, owner))
+        start = stop
+    return tuple(entries)
+
+
+def _view(vector: Tensor, entry: Entry) -> Tensor:
+    part = vector[entry.start : entry.stop]
+    if len(entry.shape) != 4:
+        return part.view(entry.shape)
+    out_channels, in_channels, height, width = entry.shape
+    return part.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)
+
+
+def require_input(spec: InputSpec, model: str, *, holds: bool, expected: str) -> None:
+    """Refuse inputs that are not what a model takes."""
+    if not holds:
+        height, width, channels = spec.image_shape
+        message = (
+            f"{model} takes {expected}, found {height}x{width} with {channels} channels"
+            f", {KINDS_OF_INPUT[spec.dtype]}; choose another model or data set"
+        )
+        raise ConfigError([Problem("model", message)])
+
+
+class Network(EmbeddingModel):
+    """Base of the models that can be chosen by name.
+
+    Built of ``(settings, spec)``, with random weights from torch's generator.
+
+    Attributes
+    ----------
+    name
+        In experiments.
+    title, summary
+        For people.
+    settings_type
+        What the section ``model`` of an experiment takes beside the name.
+    takes
+        The types of inputs that it is made for.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    settings_type: ClassVar[type[ModelSettings]]
+    takes: ClassVar[tuple[InputDtype, ...]] = ("uint8", "float32")
+
+    def __init__(self, settings: Any, spec: InputSpec) -> None:  # noqa: ARG002
+        super().__init__()
+        self.num_classes = spec.num_classes
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the named tensors of a file of weights, of which no code is run."""
+    try:
+        if path.suffix not in (".pt", ".pth"):
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = found.get("state_dict", found)
+        return {str(name): found[name] for name in found}
+    except (
+        *(OSError, SafetensorError, RuntimeError, AttributeError, EOFError),
+        pickle.UnpicklingError,
+    ) as error:
+        reason = str(error).partition("\n")[0]
+        message = (
+            f"expected a readable file of tensors, .safetensors, .pt or .pth, at "
+            f"{path}: {reason}; correct the path, or leave it out to start from random "
+            "weights"
+        )
+        raise ConfigError([Problem("model.weights", message)]) from error
+
+
+def load_weights(
+    module: nn.Module, path: Path, head: str = "classifier", published: str = ""
+) -> None:
+    """Copy the tensors of a file into ``module``; see `load_tensors`."""
+    load_tensors(module, read_tensors(path), str(path), head, published)
+
+
+def load_tensors(
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    source: str,
+    head: str,
+    published: str = "",
+) -> None:
+    """Copy named tensors into ``module``.
+
+    The head is left as it is when there are none of it or of another shape: it was made
+    for other classes. Its names begin with ``head``, or ``published`` there. Counters
+    of BatchNorm may be missing.
+    """
+    own = re.compile(rf"^{re.escape(published or head)}\.")
+    found = {own.sub(f"{head}.", name): one for name, one in tensors.items()}
+    expected = module.state_dict()
+    of_head = {name for name in (*expected, *found) if name.startswith(f"{head}.")}
+    if any(
+        name not in found or found[name].shape != expected[name].shape
+        for name in of_head & expected.keys()
+    ):
+        found = {name: found[name] for name in found.keys() - of_head}
+        needed = {name: expected[name] for name in expected if name not in of_head}
+    else:
+        needed = expected
+    problems = [
+        Problem(name, misfit)
+        for name, tensor in needed.items()
+        if (misfit := _misfit(tensor, found.get(name))) is not None
+    ]
+    problems += [
+        Problem(name, "the model has no such tensor; is it for another model?")
+        for name in sorted(found.keys() - expected.keys())
+    ]
+    if problems:
+        raise ConfigError(problems, source=source)
+    module.load_state_dict({**expected, **found})
+
+
+def _misfit(wanted: Tensor, given: Tensor | None) -> str | None:
+    """Return what is wrong with one tensor of the file, or None."""
+    if given is None:
+        return "the file has no such tensor" if wanted.is_floating_point() else None
+    if wanted.shape != given.shape:
+        return f"expected shape {tuple(wanted.shape)}, found {tuple(given.shape)}"
+    if not bool(torch.isfinite(given).all()):
+        return "expected finite numbers, found NaN or infinity"
+    return None
+
+
+@dataclass(frozen=True)
+class OwnModelSettings(ModelSettings):
+    """What can be set for a network of your own, beside its own parameters.
+
+    Attributes
+    ----------
+    representation
+        The module whose output is the representation, as in ``features.18``; null is
+        whatever goes into the last linear layer, which is the head then. Of a map the
+        mean over its positions is taken, and a linear layer on it is the head. What
+        the network has behind it is left out.
+    """
+
+    representation: str | None = None
+
+
+def natural(x: Tensor) -> Tensor:
+    """Return rows of features, and text, as (n, d); images as they are."""
+    return x.flatten(start_dim=1) if x.shape[2:] == (1, 1) else x
+
+
+class SplitNetwork(EmbeddingModel):
+    """Any network, split at its last linear layer; made by `split`."""
+
+    def __init__(self, features: nn.Module, classifier: nn.Linear) -> None:
+        super().__init__()
+        self.features = features
+        self.classifier: nn.Linear = classifier
+        self.embedding_dim = classifier.in_features
+        self.num_classes = classifier.out_features
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return what the head is given, shape (n, p); rows and text come as (n, d)."""
+        return super().embed(natural(x))
+
+
+class UpTo(nn.Module):
+    """A network up to one of its modules, whose output it returns as rows."""
+
+    def __init__(self, network: nn.Module, path: str) -> None:
+        super().__init__()
+        self.network = network
+        self._path = path
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the module's output, of maps and sequences the mean, (n, p)."""
+        found: list[Tensor] = []
+
+        def stop(module: nn.Module, given: Any, output: Any) -> None:  # noqa: ARG001
+            found.append(output)
+            raise _ReachedError
+
+        hook = self.network.get_submodule(self._path).register_forward_hook(stop)
+        try:
+            with contextlib.suppress(_ReachedError):
+                self.network(x)
+        finally:
+            hook.remove()
+        output = found[0]
+        # Maps have their channels second, sequences last.
+        return output if output.dim() == 2 else _means(output)
+
+
+class _ReachedError(Exception):
+    """The module whose output is wanted has run."""
+
+
+def _means(output: Tensor) -> Tensor:
+    axes = (1,) if output.dim() == 3 else tuple(range(2, output.dim()))
+    return output.mean(dim=axes)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What one forward pass showed."""
+
+    output: object
+    calls: Sequence[tuple[str, nn.Linear, Tensor, Tensor]]  # of linear layers
+    reached: frozenset[nn.Module]
+
+
+NAME_IT = "; or name the module of the representation: model.representation: features"
+
+
+def split(
+    network: nn.Module,
+    sample: Tensor,
+    num_classes: int | None = None,
+    representation: str | None = None,
+    name: str = "the model",
+    mend: str = "",
+    load: Callable[[nn.Module, str], None] | None = None,
+) -> SplitNetwork:
+    """Return a network as representation and head, which share its weights.
+
+    Parameters
+    ----------
+    network
+        From inputs such as ``sample`` to logits (n, c).
+    sample
+        Two inputs, to find the last linear layer with.
+    num_classes
+        c; null is what the network has.
+    representation
+        As of `OwnModelSettings`; the head is a new layer then.
+    name
+        What errors call the network.
+    mend
+        What else may be done where it has no such layer.
+    load
+        ``(network, head)``: loads weights, before anything is taken away, into the
+        network, whose last linear layer is called so.
+    """
+    run = _observed(network, sample, name)
+    if load is not None:
+        load(network, run.calls[-1][0] if run.calls else "")
+    if representation is not None:
+        return _split_at(network, sample, num_classes, representation, name)
+    if reason := _no_logits(run.output, len(sample), num_classes):
+        raise OwnCodeError(f"{name} {reason}")
+    if reason := _no_head(run):
+        raise OwnCodeError(f"{name} {reason}{mend}")
+    path, head, *_ = run.calls[-1]
+    if path:
+        _replace(network, path, nn.Identity())
+    return SplitNetwork(network if path else nn.Identity(), head)
+
+
+def _no_logits(output: object, num_inputs: int, num_classes: int | None) -> str:
+    """Return why an output cannot be logits; empty if it can."""
+    if not isinstance(output, Tensor):
+        found = type(output).__name__
+        return f"returned {found}, expected logits (n, c)"
+    shape = tuple(output.shape)
+    if len(shape) != 2 or shape[0] != num_inputs:
+        return (
+            f"returned shape {shape} of {num_inputs} inputs, expected ({num_inputs}, "
+            "number of classes)"
+        )
+    if shape[1] != (num_classes or shape[1]):
+        return (
+            f"returned {shape[1]} logits, expected {num_classes}, one for each class; "
+            "let it take the parameter num_classes"
+        )
+    return ""
+
+
+def _no_head(run: "_Run") -> str:
+    """Return why the last linear layer is not the head; empty if it is."""
+    if not run.calls:
+        return "has no linear layer to be the head; give it one"
+    path, _, given, logits = run.calls[-1]
+    # Of a network that has diverged they may all be NaN.
+    passed_on, output = logits.nan_to_num(), run.output
+    if not isinstance(output, Tensor) or not passed_on.equal(output.nan_to_num()):
+        return (
+            f"goes on behind its last linear layer, {path}: expected that its output "
+            "are the logits, with no softmax behind it"
+        )
+    if given.dim() != 2 or [one for one, *_ in run.calls].count(path) > 1:
+        return (
+            f"calls its last linear layer, {path}, more than once or on inputs of "
+            f"shape {tuple(given.shape)}, expected once on (n, p)"
+        )
+    return ""
+
+
+def _split_at(
+    network: nn.Module,
+    sample: Tensor,
+    num_classes: int | None,
+    representation: str,
+    name: str,
+) -> SplitNetwork:
+    modules = dict(network.named_modules())
+    if representation not in modules:
+        known = alternatives(representation, [one for one in modules if one])
+        message = f"found {representation!r}, which {name} does not have; {known}"
+        raise ConfigError([Problem("model.representation", message)])
+    features = UpTo(network, representation)
+    run = _observed(features, sample, name)
+    found = run.output
+    if not isinstance(found, Tensor) or found.dim() != 2:
+        message = f"found an output that is no tensor (n, p, ...) of {representation}"
+        raise ConfigError([Problem("model.representation", message)])
+    for path, module in modules.items():
+        # What is not run on the way would travel for nothing.
+        is_left = module not in run.reached and path in dict(network.named_modules())
+        if (
+            path
+            and is_left
+            and next(module.parameters(recurse=False), None) is not None
+        ):
+            _replace(network, path, nn.Identity())
+    return SplitNetwork(features, nn.Linear(found.shape[1], num_classes or 2))
+
+
+def _observed(network: nn.Module, sample: Tensor, name: str) -> _Run:
+    """Run a network on two inputs, in evaluation mode."""
+    calls: list[tuple[str, nn.Linear, Tensor, Tensor]] = []
+    reached = set[nn.Module]()
+    hooks = []
+
+    def watch(path: str, module: nn.Module) -> None:
+        def note(one: nn.Module, given: Any, output: Any) -> None:
+            reached.add(one)
+            if isinstance(one, nn.Linear):
+                calls.append((path, one, given[0], output))
+
+        hooks.append(module.register_forward_hook(note))
+
+    for path, module in network.named_modules():
+        watch(path, module)
+    was_training = network.training
+    try:
+        network.eval()
+        with torch.no_grad(), explained():
+            output = network(sample)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        shape = tuple(sample.shape)
+        raise OwnCodeError(
+            f"{name} failed on inputs {sample.dtype} of shape {shape}: {error}"
+        ) from error
+    finally:
+        network.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return _Run(output, calls, frozenset(reached))
+
+
+def _replace(network: nn.Module, path: str, other: nn.Module) -> None:
+    above, _, name = path.rpartition(".")
+    setattr(network.get_submodule(above), name, other)
