@@ -17,8 +17,8 @@ from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.experiment import Experiment, load_experiment, read_experiment, to_document
 from knnper.process import with_fixed_threads
+from knnper.server.distribution import ModelDistribution
 from knnper.server.observer import Observer, progress_observer
-from knnper.server.run import ModelDistribution
 from knnper.server.run_folder import RunFolder
 from knnper.simulation import workbench
 from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign
