@@ -373,7 +373,9 @@ class SerialFederation(Federation):
                 client, payload, step.server_round, state_round, step.keep_rounds
             )
         if step.purpose is Purpose.VALIDATE:
-            return self.runtime.validate(clients, payload)
+            reference = request.reference and canonical(request.reference)
+            number, rounds = step.server_round, request.state_rounds
+            return self.runtime.validate(clients, payload, reference, number, rounds)
         reference, rounds = canonical(request.reference), request.state_rounds
         return self.runtime.personalize(clients, payload, reference, rounds)
 
