@@ -23,8 +23,9 @@ from benchmarks.command import make_parser, say
 from benchmarks.measurement import Measurement, Turns, in_turn, rounded, seconds_of
 from benchmarks.processes import Processes
 from benchmarks.workload import Workload, on_flower
+from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation
-from knnper.server.run import ModelDistribution, untrained
+from knnper.server.run import untrained
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.core.task import ClientResult, Evaluation
 

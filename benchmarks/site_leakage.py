@@ -293,7 +293,7 @@ def label_counts_of_validation(worker: SiteWorker) -> tuple[Tensor, Tensor, int]
         logits[some] = -20 * float(radix) ** -torch.arange(len(some)).double()
         weights = torch.zeros(NUM_LABELS * (NUM_PIXELS + 1))
         weights[-NUM_LABELS:] = logits.float()
-        answer = worker.validate([CLIENT], ModelPayload(weights))
+        answer = worker.validate([CLIENT], ModelPayload(weights)).reference
         excess = answer.log_loss_sum - len(labels) * float(logits.logsumexp(0))
         number = round(excess / 20 * radix ** (len(some) - 1))
         for label in reversed(some.tolist()):
@@ -322,7 +322,8 @@ def presence(worker: SiteWorker, images: Tensor) -> list[bool]:
         head[0, 0] = 100
         parts = [both, -both @ image, near, one, head, torch.zeros(NUM_LABELS)]
         weights = torch.cat([part.double().flatten() for part in parts]).float()
-        told.append(worker.validate([CLIENT], ModelPayload(weights)).bin_counts[-1] > 0)
+        answer = worker.validate([CLIENT], ModelPayload(weights)).reference
+        told.append(answer.bin_counts[-1] > 0)
     return told
 
 

@@ -214,13 +214,50 @@ class ClientRuntime:
         return update
 
     @explained()
-    def validate(self, clients: Sequence[str], reference: object) -> task.Evaluation:
-        """Evaluate the unpersonalised model on all the clients' validation splits."""
-        model = self._unpersonalised(reference)
-        held_out = [self.source.data(client).validation for client in clients]
+    def validate(
+        self,
+        clients: Sequence[str],
+        payload: object,
+        reference: object | None = None,
+        server_round: int = 0,
+        state_rounds: Sequence[int] = (),
+    ) -> task.Validation:
+        """Evaluate on all the clients' validation splits; no state changes.
+
+        Without ``reference`` the payload is that of the unpersonalised model, which
+        alone is evaluated.
+        """
+        model = self._unpersonalised(payload if reference is None else reference)
+        data = {client: self.source.data(client) for client in clients}
+        held_out = [one.validation for one in data.values()]
         # Each client's by themselves, as at a site: bits depend on the batch.
         probabilities = torch.cat([model(examples.images) for examples in held_out])
-        return task.score(probabilities, torch.cat([one.labels for one in held_out]))
+        labels = torch.cat([one.labels for one in held_out])
+        found = task.score(probabilities, labels)
+        if reference is None:
+            return task.Validation(found)
+        rounds = dict(zip(clients, state_rounds, strict=True))
+        halves = {client: _halves(one.validation) for client, one in data.items()}
+        failures: dict[str, str] = {}
+
+        def num_correct(client: str) -> int:
+            state, correct = self._state(client, rounds[client]), 0
+            pairs = zip(halves[client], reversed(halves[client]), strict=True)
+            # Each half is predicted by what is chosen on the other one.
+            for number, (chosen_on, asked) in enumerate(pairs):
+                own = ClientData(data[client].train, chosen_on)
+                rng = self.key.child("validate", server_round, client, number)
+                if len(asked) > 0:
+                    served = self.method.personalize(payload, state, own, rng)
+                    correct += task.evaluate(served, asked).num_correct
+            return correct
+
+        trained_on = [one.train for one in data.values()]
+        splits = [*trained_on, *itertools.chain.from_iterable(halves.values())]
+        with self._embedding_once((payload, reference), splits, keep=False):
+            right = _for_each(clients, num_correct, failures)
+        total = sum(len(data[client].validation) for client in right)
+        return task.Validation(found, total, sum(right.values()), failures)
 
     @explained()
     def personalize(
@@ -285,14 +322,19 @@ class ClientRuntime:
         return task.ClientResults(tuple(results.values()), failures)
 
     def _embedding_once(
-        self, records: Sequence[object], splits: Sequence[Examples]
+        self,
+        records: Sequence[object],
+        splits: Sequence[Examples],
+        *,
+        keep: bool = True,
     ) -> contextlib.AbstractContextManager[None]:
         """Hold the images that predictors will embed with the records' models."""
         if not self.method.personalizes_by_inference:
             return contextlib.nullcontext()
         parts = [take_apart(record).tensors.values() for record in records]
         models = list(itertools.chain.from_iterable(parts))
-        return self.pool.holding(models, [split.images for split in splits])
+        images = [split.images for split in splits]
+        return self.pool.holding(models, images, keep=keep)
 
     def _state(self, client: str, after_round: int) -> Any:
         state_type = self.method.client_state_type
@@ -320,6 +362,12 @@ def _for_each(
         except KnnPerError as error:
             failures[client] = str(error)
     return done
+
+
+def _halves(examples: Examples) -> tuple[Examples, Examples]:
+    """Return every other example: files may lie sorted by class."""
+    positions = torch.arange(len(examples))
+    return examples.take(positions[::2]), examples.take(positions[1::2])
 
 
 def _require_finite(what: str, record: object) -> None:
@@ -376,8 +424,14 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     @_no_clients_fault
     def validate(message: Message, context: Context) -> Message:
         job, worker, folder = _opened(node_of(context), message, context)
-        reference = _record(message, "payload", worker.method.payload_type, folder)
-        return _reply(message, worker.validate(job.clients, reference), folder)
+        kind, content = worker.method.payload_type, message.content
+        payload, reference = _record(message, "payload", kind, folder), None
+        if packed_of(content, "reference") is not None:
+            reference = _record(message, "reference", kind, folder)
+        found = worker.validate(
+            job.clients, payload, reference, job.server_round, job.state_rounds
+        )
+        return _reply(message, found, folder)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
     @_no_clients_fault

@@ -44,7 +44,7 @@ from knnper.strategies.core.exported_model import (
 )
 from knnper.strategies.core.frozen import embedded_examples, of_embeddings
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.task import ClientResults, Evaluation
+from knnper.strategies.core.task import ClientResults, Evaluation, Validation
 from knnper.transport.credentials import fingerprint, read_node_key
 from knnper.transport.messages import Introduction, Job, introduction_content
 
@@ -176,14 +176,29 @@ class SiteWorker:
         self.limits.require_behind(self.trained)
         return self.discretion.update(update)
 
-    def validate(self, clients: Sequence[str], reference: object) -> Evaluation:
+    def validate(
+        self,
+        clients: Sequence[str],
+        payload: object,
+        reference: object | None = None,
+        server_round: int = 0,
+        state_rounds: Sequence[int] = (),
+    ) -> Validation:
         """See `ClientRuntime.validate`; of no example where metrics are not shared."""
         self._require_this(clients)
         if not self.discretion.share_metrics:
-            return Evaluation(0, 0, 0.0, (), (), ())
+            return Validation(Evaluation(0, 0, 0.0, (), (), ()))
         self.limits.count("validation")
         with self._doing("an evaluation"):
-            return self.runtime.validate(clients, reference)
+            found = self.runtime.validate(
+                clients, payload, reference, server_round, state_rounds
+            )
+        for reason in found.failures.values():
+            log.error("the model is not personalised: %s", reason)
+        reasons = {
+            name: self.discretion.reason(w) for name, w in found.failures.items()
+        }
+        return dataclasses.replace(found, failures=reasons)
 
     def personalize(
         self,
@@ -207,7 +222,7 @@ class SiteWorker:
             log.error("the model cannot be used here: %s", reason)
         predictions = self.runtime.predictions
         if predictions is not None and predictions.has(self.name):
-            predictions.merge([self.name])
+            predictions.merge({self.name: self.name})
             predictions.forget_parts()
             log.info("%s has what is predicted of the test split", predictions.folder)
         return discretion.results(found)

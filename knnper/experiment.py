@@ -326,8 +326,11 @@ class RunSettings(Settings):
     checkpoint_every
         Rounds between checkpoints. A resumed run repeats the rounds since the last.
     validate_every
-        Rounds between evaluations of the unpersonalised model on the seen clients'
-        validation splits; 0 is never.
+        Rounds between evaluations on the seen clients' validation splits; 0 is never.
+    validate_personal
+        Whether these are of the personalised models too, beside the unpersonalised one.
+        Each seen client then personalises twice: each half of its validation split is
+        predicted by what was chosen on the other half.
     metrics
         What clients are measured by on their test splits, beside what every run has:
         ``balanced_accuracy``, ``macro_f1`` and ``auroc``; each that is named, also
@@ -371,6 +374,7 @@ class RunSettings(Settings):
     carrier: Literal["auto", "shared_memory", "message"] = "auto"
     checkpoint_every: PositiveInt = 1
     validate_every: NonNegativeInt = 0
+    validate_personal: bool = True
     metrics: tuple[Annotated[str, AfterValidator(_known_metric)], ...] = ()
     save_predictions: bool = False
     evaluation_batch_size: PositiveInt = 256

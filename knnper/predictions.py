@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,11 @@ class Predictions:
         """Return whether there is a client's part, until `forget_parts`."""
         return self._part(client).exists()
 
-    def merge(self, clients: Iterable[str]) -> None:
-        """Make one file of the parts of ``clients``, sorted by their names."""
+    def merge(self, titles: Mapping[str, str]) -> None:
+        """Make one file of clients' parts, sorted by what each name is called there."""
         parquet, path = _arrow("parquet"), self.folder / FILE
-        parts = (parquet.read_table(self._part(client)) for client in sorted(clients))
+        ordered = sorted(titles, key=lambda client: titles[client])
+        parts = (self._titled(client, titles[client]) for client in ordered)
         draft, first = draft_of(path), next(parts)
         with parquet.ParquetWriter(draft, first.schema) as writer:
             writer.write_table(first)
@@ -95,6 +96,11 @@ class Predictions:
     def forget_parts(self) -> None:
         """Remove the parts, which the file has."""
         shutil.rmtree(self._part("").parent, ignore_errors=True)
+
+    def _titled(self, client: str, title: str) -> Any:
+        table = _arrow("parquet").read_table(self._part(client))
+        names = _arrow("lib").array([title] * len(table), table.schema.types[0])
+        return table.set_column(0, table.schema.field(0), names)
 
     def _part(self, client: str) -> Path:
         # A name may be no file's.

@@ -20,9 +20,10 @@ from knnper.data.examples import ClientData
 from knnper.errors import RunError
 from knnper.experiment import Choice, Experiment, Settings, results_identity
 from knnper.seeding import RandomKey
+from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.rounds import RoundLoop
-from knnper.server.run import ModelDistribution, untrained
+from knnper.server.run import untrained
 from knnper.server.run_folder import Checkpoint, CheckpointFolder
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.runs import Table, percent

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.records import is_same
-from knnper.strategies.core.task import ClientResults, Evaluation
+from knnper.strategies.core.task import ClientResults, Validation
 from knnper.transport import polling
 from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (
@@ -229,7 +229,7 @@ class FlowerFederation(Federation):
             raise CodecError("the reply is empty")
         answers: dict[Purpose, type] = {
             Purpose.TRAIN: self.update_type,
-            Purpose.VALIDATE: Evaluation,
+            Purpose.VALIDATE: Validation,
             Purpose.PERSONALIZE: ClientResults,
         }
         try:

@@ -112,6 +112,9 @@ def round_figures(record: Mapping[str, float | int]) -> str:
     phrases = [f"train loss {record['train_loss']:.3f}"]
     if "validation_accuracy" in record:
         phrases.append(f"validation {100 * record['validation_accuracy']:.1f} %")
+    if "validation_accuracy_personal" in record:
+        personal = 100 * record["validation_accuracy_personal"]
+        phrases.append(f"personalised {personal:.1f} %")
     phrases.append(f"{record['num_clients']} clients")
     if record["num_failed"]:
         phrases.append(f"{record['num_failed']} failed")

@@ -13,7 +13,12 @@ from typing import Any
 from knnper.experiment import LARGEST_COUNT
 from knnper.files import write_atomically
 from knnper.metrics import ACCURACY, is_worse, worst_first
-from knnper.strategies.core.task import NUM_CALIBRATION_BINS, ClientResult, Evaluation
+from knnper.strategies.core.task import (
+    NUM_CALIBRATION_BINS,
+    ClientResult,
+    Evaluation,
+    Validation,
+)
 
 MOST_CHOSEN = 64
 
@@ -55,6 +60,19 @@ def evaluation_problem(
         if value is not None and not _is_between(value, 1.0):
             return f"{value!r} cannot be the {name} of a model"
     return None if _bins_fit(evaluation) else "the calibration bins do not fit"
+
+
+def validation_problem(validation: object, most_examples: int) -> str | None:
+    """Return why an answer between two rounds cannot be true; None if it can."""
+    if not isinstance(validation, Validation):
+        return f"expected a Validation, found a {type(validation).__name__}"
+    correct, total = validation.num_personal_correct, validation.num_personal
+    if not _are_counts((correct, total)) or not correct <= total <= most_examples:
+        return (
+            f"personalised models cannot be right on {correct!r} of {total!r} examples "
+            f"where there are at most {most_examples}"
+        )
+    return evaluation_problem(validation.reference, most_examples)
 
 
 def result_problem(result: ClientResult, metrics: Collection[str] = ()) -> str | None:

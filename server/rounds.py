@@ -5,6 +5,7 @@ import logging
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,9 +15,10 @@ from torch import Tensor
 from knnper.errors import RunError, printable
 from knnper.records import canonical, is_finite, take_apart
 from knnper.seeding import RandomKey
+from knnper.server.distribution import requests_to_personalize
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import RoundRecord
-from knnper.server.results import evaluation_problem, in_groups
+from knnper.server.results import in_groups, validation_problem
 from knnper.server.run_folder import Checkpoint, CheckpointFolder, History, Roster
 from knnper.server.screening import (
     LARGEST_LOSS,
@@ -32,6 +34,7 @@ from knnper.server.screening import (
 from knnper.strategies.catalogue import Assembly
 from knnper.strategies.core.method import UNSEEN_CLIENT, Origin, UpdateProblem
 from knnper.strategies.core.records import Update
+from knnper.strategies.core.task import Validation
 from knnper.transport.messages import Purpose
 
 
@@ -252,7 +255,7 @@ class RoundLoop:
         self.training, self.run = assembly.experiment.training, assembly.experiment.run
         self.federation, self.checkpoints = federation, checkpoints
         self.clients, self.claimed = roster.trainable(), roster.claimed()
-        self.num_validation = roster.num_validation()
+        self.sizes, self.num_validation = roster.sizes(), roster.num_validation()
         self.titles = roster.titles()
         self.on_round = on_round
         self._warned_of: set[str] = set()
@@ -276,7 +279,8 @@ class RoundLoop:
             }
             last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
-                figures.update(self._validate(state, server_round))
+                at_present = Checkpoint(server_round, state, "", history)
+                figures.update(self._validate(at_present))
             figures["seconds"] = time.monotonic() - began
             if tally.failures:
                 named = itertools.islice(tally.failures.items(), MOST_NAMED)
@@ -404,24 +408,41 @@ class RoundLoop:
             state_rounds = history.state_rounds([client], server_round - 1)
             yield Request((client,), payload, state_rounds=state_rounds)
 
-    def _validate(self, state: Any, server_round: int) -> RoundRecord:
-        key = self.key.child("broadcast", server_round, UNSEEN_CLIENT)
-        reference = self.method.broadcast(state, UNSEEN_CLIENT, key)
-        replies = self.federation.exchange(
-            Step(Purpose.VALIDATE, server_round, self.checkpoints.ways_back()),
-            (Request(group, reference) for group in in_groups(self.num_validation)),
-        )
-        correct = total = 0
-        for reply in replies:
+    def _validate(self, trained: Checkpoint) -> RoundRecord:
+        server_round, state = trained.server_round, trained.state
+        key = self.key.child("broadcast", server_round)
+        if self.run.validate_personal:
+            sizes = {name: self.sizes[name] for name in self.num_validation}
+            requests = requests_to_personalize(self.method, trained, key, sizes, sizes)
+        else:
+            unseen = key.child(UNSEEN_CLIENT)
+            reference = self.method.broadcast(state, UNSEEN_CLIENT, unseen)
+            groups = in_groups(self.num_validation)
+            requests = (Request(group, reference) for group in groups)
+        step = Step(Purpose.VALIDATE, server_round, self.checkpoints.ways_back())
+        counts: Counter[str] = Counter()
+        for reply in self.federation.exchange(step, requests):
             most = sum(self.num_validation[name] for name in reply.clients)
-            problem = reply.failure or evaluation_problem(reply.record, most)
+            problem = reply.failure or validation_problem(reply.record, most)
             if problem:
                 named = ", ".join(self.titles[one] for one in reply.clients)
                 log.warning(_FAILED, server_round, named, problem)
                 continue
-            correct += reply.record.num_correct
-            total += reply.record.num_examples
-        return {"validation_accuracy": correct / total} if total else {}
+            found: Validation = reply.record
+            for name, why in found.failures.items():
+                told = self.titles.get(name, printable(name))
+                log.warning(_FAILED, server_round, told, printable(why))
+            counts["right"] += found.reference.num_correct
+            counts["all"] += found.reference.num_examples
+            counts["personal right"] += found.num_personal_correct
+            counts["personal"] += found.num_personal
+        figures = {}
+        if counts["all"]:
+            figures["validation_accuracy"] = counts["right"] / counts["all"]
+        if total := counts["personal"]:
+            right = counts["personal right"]
+            figures["validation_accuracy_personal"] = right / total
+        return figures
 
 
 def _leeway(counts: Mapping[str, int], claimed: Collection[str]) -> dict[str, float]:

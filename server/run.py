@@ -2,26 +2,22 @@
 
 import contextlib
 import dataclasses
-import itertools
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from knnper.data.site_data import SITES
-from knnper.errors import RunError, printable
+from knnper.errors import RunError
 from knnper.experiment import results_identity, to_document
 from knnper.own import explained
 from knnper.predictions import Predictions
-from knnper.records import canonical, fingerprint, is_same
-from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.records import canonical, fingerprint
+from knnper.server.distribution import ModelDistribution
+from knnper.server.federation import Federation
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.results import (
-    in_groups,
-    result_problem,
     summarise_groups,
     training_summary,
 )
@@ -34,129 +30,8 @@ from knnper.server.run_folder import (
     RunFolder,
 )
 from knnper.strategies.catalogue import Assembly, own_title
-from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.records import NoState
-from knnper.strategies.core.task import ClientResult, ClientResults
-from knnper.transport.messages import Purpose
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ModelDistribution:
-    """Gives the trained state to clients, seen or unseen."""
-
-    method: Method
-    federation: Federation
-    key: RandomKey
-    metrics: Sequence[str] = ()
-    titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
-
-    def personalize(
-        self,
-        trained: Checkpoint,
-        sizes: Mapping[str, int],
-        seen: Collection[str],
-        done: Collection[str] = (),
-    ) -> Iterator[tuple[str, ClientResult | None]]:
-        """Yield who gets the model and is not ``done``, and the result if shown."""
-        last = trained.server_round
-        requests = self._requests(trained, self._groups(sizes, seen), seen, set(done))
-        step = Step(Purpose.PERSONALIZE, last, [last])
-        for reply in self.federation.exchange(step, requests):
-            for name, found in _told(reply, seen, self.metrics).items():
-                if isinstance(found, str):
-                    self._failed(name, found)
-                elif name not in done:
-                    yield name, found
-
-    def _groups(
-        self, sizes: Mapping[str, int], seen: Collection[str]
-    ) -> list[tuple[str, ...]]:
-        groups: list[tuple[str, ...]] = [(client,) for client in sizes]
-        if self.method.personalizes_by_inference:
-            kinds = (
-                {name: one for name, one in sizes.items() if (name in seen) == is_seen}
-                for is_seen in (True, False)
-            )
-            groups = [group for kind in kinds for group in in_groups(kind)]
-        # Those with most images first: workers end together.
-        return sorted(groups, key=lambda group: -sum(sizes[client] for client in group))
-
-    def _requests(
-        self,
-        trained: Checkpoint,
-        groups: list[tuple[str, ...]],
-        seen: Collection[str],
-        done: set[str],
-    ) -> Iterator[Request]:
-        key, state = self.key.child("broadcast", "hand-over"), trained.state
-        unseen = key.child(UNSEEN_CLIENT)
-        reference = self.method.broadcast(state, UNSEEN_CLIENT, unseen)
-
-        def payload_of(client: str) -> object:
-            if client not in seen:
-                return reference
-            return self.method.broadcast(state, client, key.child(client))
-
-        for group in groups:
-            if done.issuperset(group):
-                continue
-            for clients, payload in _sent_the_same(group, payload_of):
-                if not done.issuperset(clients):
-                    rounds = trained.history.state_rounds(clients, trained.server_round)
-                    is_seen = clients[0] in seen
-                    yield Request(clients, payload, reference, is_seen, rounds)
-
-    def _failed(self, client: str, reason: str) -> None:
-        told = self.titles.get(client, client)
-        message = f"client {told} could not personalise: {reason}"
-        if not self.federation.may_be_away:
-            raise DistributionError(message)
-        log.warning("%s", message)
-
-
-class DistributionError(RunError):
-    """A client could not be served, where none may be away."""
-
-
-def _told(
-    reply: Reply, seen: Collection[str], metrics: Collection[str]
-) -> dict[str, ClientResult | str | None]:
-    """Return clients' results, None of those that withhold them, or why they failed."""
-    told, names = reply.record, ", ".join(reply.clients)
-    if not isinstance(told, ClientResults):
-        return {names: str(reply.failure)}
-    results = {one.client: one for one in told.results}
-    reported = [*(one.client for one in told.results), *told.failures, *told.withheld]
-    if sorted(reported) != sorted(reply.clients):
-        others = printable(", ".join(reported))
-        return {names: f"expected results of {names}, found those of {others}"}
-    problems = {name: result_problem(one, metrics) for name, one in results.items()}
-    return {
-        **{
-            name: dataclasses.replace(one, seen=name in seen)
-            for name, one in results.items()
-            if not problems[name]
-        },
-        **dict.fromkeys(told.withheld),
-        **{name: printable(reason) for name, reason in told.failures.items()},
-        **{name: problem for name, problem in problems.items() if problem},
-    }
-
-
-def _sent_the_same(
-    group: tuple[str, ...], payload_of: Callable[[str], object]
-) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield the group in runs of clients that are sent one payload, and the payload."""
-    payloads = [(client, payload_of(client)) for client in group]
-    run = [payloads[0][0]]
-    for (_, before), (client, payload) in itertools.pairwise(payloads):
-        if not is_same(before, payload):
-            yield tuple(run), before
-            run = []
-        run.append(client)
-    yield tuple(run), payloads[-1][1]
+from knnper.strategies.core.task import ClientResult
 
 
 @contextlib.contextmanager
@@ -258,7 +133,7 @@ class Conductor:
         }
         predictions = self._predictions
         if predictions is not None:
-            predictions.merge(served)
+            predictions.merge({name: titles[name] for name in served})
         self.folder.write_clients_csv(results, self._metrics)
         self.folder.write_results(document)
         if predictions is not None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from knnper.errors import CheckpointError, RunError
 from knnper.experiment import Choice, Experiment, from_json, results_identity
 from knnper.files import write_atomically
+from knnper.server.distribution import DistributionError
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
-from knnper.server.run import DistributionError
 from knnper.server.run_folder import CheckpointFolder, RunFolder
 from knnper.server.screening import ExplodedError
 from knnper.simulation.batches.folder import (

@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
@@ -174,6 +174,8 @@ FIGURES: Mapping[str, str] = {
     "validation_accuracy": "validation accuracy, unpersonalised",
 }
 
+_PERSONAL = "validation_accuracy_personal"
+_BOTH = "validation accuracy, personalised; dashed: unpersonalised"
 _CURVES_HEIGHT = 2.8  # inches
 _LINE = 0.062  # of the height of a panel
 
@@ -188,6 +190,8 @@ class Curve:
     labels: tuple[str, ...]
     rounds: tuple[int, ...]
     by_seed: tuple[tuple[float, ...], ...]
+    setup: str = ""  # whose colour it has
+    is_dashed: bool = False
 
     @property
     def mean(self) -> list[float]:
@@ -197,11 +201,36 @@ class Curve:
 
 def learning_curves(setups: Sequence[Setup], figure: str) -> list[Curve]:
     """Return the curves of a figure of ``rounds.jsonl``; none where no run has it."""
-    curves = first_found((setup.label, _curve(setup, figure)) for setup in setups)
-    labels: dict[tuple[Any, ...], list[str]] = {}
-    for label, values in curves.items():
-        labels.setdefault(values, []).append(label)
-    return [Curve(tuple(shared), *values) for values, shared in labels.items()]
+    return _shared((label, label, one) for label, one in _found(setups, figure).items())
+
+
+def validation_curves(setups: Sequence[Setup]) -> list[Curve]:
+    """Return those of the personalised models, and of global ones that differ."""
+    own = _found(setups, _PERSONAL)
+    if not own:
+        return learning_curves(setups, "validation_accuracy")
+    of_global = [
+        (label, f"{label}, unpersonalised", values)
+        for label, values in _found(setups, "validation_accuracy").items()
+        if own.get(label) != values
+    ]
+    return [
+        *_shared((label, label, values) for label, values in own.items()),
+        *(replace(one, is_dashed=True) for one in _shared(of_global)),
+    ]
+
+
+def _found(setups: Sequence[Setup], figure: str) -> dict[str, tuple[Any, ...]]:
+    return first_found((setup.label, _curve(setup, figure)) for setup in setups)
+
+
+def _shared(found: Iterable[tuple[str, str, tuple[Any, ...]]]) -> list[Curve]:
+    """Return one curve of equal values, each of a setup and with a name."""
+    curves: dict[tuple[Any, ...], Curve] = {}
+    for setup, name, values in found:
+        named = curves.setdefault(values, Curve((), values[0], values[1], setup))
+        curves[values] = replace(named, labels=(*named.labels, name))
+    return list(curves.values())
 
 
 def _curve(setup: Setup, figure: str) -> tuple[Any, ...] | None:
@@ -223,8 +252,14 @@ def _curve(setup: Setup, figure: str) -> tuple[Any, ...] | None:
 
 def draw_curves(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     """Draw all learning curves, a panel a figure; None where there are none."""
-    curves = {name: learning_curves(setups, name) for name in FIGURES}
+    curves = {
+        "train_loss": learning_curves(setups, "train_loss"),
+        "validation_accuracy": validation_curves(setups),
+    }
     drawn = {name: found for name, found in curves.items() if found}
+    titles = dict(FIGURES)
+    if _found(setups, _PERSONAL):
+        titles["validation_accuracy"] = _BOTH
     if not drawn:
         return None
     size, told = (WIDTH, _CURVES_HEIGHT * len(drawn)), list[str]()
@@ -232,17 +267,18 @@ def draw_curves(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     panels = figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, found) in zip(panels, drawn.items(), strict=True):
         for curve in found:
-            color = colors[curve.labels[0]].light
+            color = colors[curve.setup].light
             for values in curve.by_seed if len(curve.by_seed) > 1 else ():
                 axes.plot(curve.rounds, values, color=color, linewidth=0.6, alpha=0.45)
             marker = "o" if len(curve.rounds) == 1 else ""
-            axes.plot(curve.rounds, curve.mean, color=color, marker=marker)
+            style = "--" if curve.is_dashed else "-"
+            axes.plot(curve.rounds, curve.mean, style, color=color, marker=marker)
             told.append(
-                f"{FIGURES[name]} of {', '.join(curve.labels)} goes from "
+                f"{titles[name]} of {', '.join(curve.labels)} goes from "
                 f"{curve.mean[0]:.3f} in round {curve.rounds[0]} to "
                 f"{curve.mean[-1]:.3f} in round {curve.rounds[-1]}"
             )
-        axes.set_title(FIGURES[name])
+        axes.set_title(titles[name])
         if name == "validation_accuracy":
             whole_fractions(axes)
         else:
@@ -268,7 +304,7 @@ def _name_curves(axes: Axes, curves: Sequence[Curve], colors: Colors) -> None:
             xytext=(5, 0),
             textcoords="offset points",
             verticalalignment="center",
-            color=colors[curve.labels[0]].light,
+            color=colors[curve.setup].light,
             annotation_clip=False,
         )
 

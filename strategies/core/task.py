@@ -73,12 +73,17 @@ class EmbeddingPool:
 
     @contextlib.contextmanager
     def holding(
-        self, models: Sequence[Tensor], images: Iterable[Tensor]
+        self, models: Sequence[Tensor], images: Iterable[Tensor], *, keep: bool = True
     ) -> Iterator[None]:
-        """Hold models, of which equal ones are one, and splits of images."""
+        """Hold models, of which equal ones are one, and splits of images.
+
+        ``keep``: Whether others may ask for the same later, so that it is worth room.
+        """
         if self._held:
             raise RuntimeError("the pool already holds images; one group at a time")
+        kept = self._kept
         try:
+            self._kept = kept if keep else None
             for weights in models:
                 equal = (n for held, n in self._models if torch.equal(held, weights))
                 self._models.append((weights, next(equal, len(self._models))))
@@ -86,6 +91,7 @@ class EmbeddingPool:
             yield
         finally:
             self._models, self._held, self._embedded = [], {}, {}
+            self._kept = kept
 
     def embed(self, weights: Tensor, images: Tensor, embed: Embed) -> Tensor:
         """Return ``embed(weights, images)``, computed once where both are held."""
@@ -326,6 +332,19 @@ class ClientResult:
     validation: Evaluation  # The unpersonalised model on the validation split
     # What the method chose for this client, as in ``{"knn_weight": 0.7}``.
     chosen: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How clients do on their validation splits between two rounds."""
+
+    reference: Evaluation  # the unpersonalised model
+    # Of the personalised models: examples that they are asked for, and right about. No
+    # more of them than these counts leaves a site.
+    num_personal: int = 0
+    num_personal_correct: int = 0
+    # Why, by name, of the clients that could not be personalised.
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

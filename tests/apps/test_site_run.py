@@ -10,7 +10,9 @@ from torch import Tensor
 
 from knnper.client import install
 from knnper.client.install import SiteState
+from knnper.client.site import _SiteSource
 from knnper.client.state import Accuracy, Gain
+from knnper.data.examples import Examples
 from knnper.datastore.prediction import KnnPredictor, Prediction
 from knnper.errors import RunError
 from knnper.experiment import Experiment, results_identity
@@ -22,10 +24,9 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation.trained_model import find_model
 from knnper.simulation.workbench import open_workbench, over_sites, simulate
 from knnper.strategies.core import task
-from knnper.strategies.core.task import Evaluation
-from knnper.strategies.core.task import evaluate as score
 from knnper_cli.flower_apps import Order, lead_sites
 from tests.apps.site_grid import SiteGrid, experiment
+from tests.simulation.knnper_process import validations
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("inside_a_run")
@@ -105,10 +106,8 @@ def test_figures_are_those_of_the_simulation_and_of_what_is_served(
         assert served.model == model.fingerprint
         assert served.knn_weight == float(row["knn_weight"])
         assert served.accuracy.mixed == float(row["accuracy"])
-    accuracies = [
-        [one["validation_accuracy"] for one in run.rounds()] for run in (ran, expected)
-    ]
-    assert accuracies[0] == accuracies[1]
+    assert validations(ran.path) == validations(expected.path)
+    assert None not in validations(ran.path)
 
 
 def test_who_comes_late_gets_the_model_as_an_unseen_client(
@@ -299,19 +298,24 @@ def test_the_report_of_another_method_is_that_methods(
 def test_a_test_split_is_looked_at_once(
     tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = list[str]()
-    whole = KnnPredictor.explain
+    shown, tests = list[Tensor](), list[Tensor]()
+    explain, predict, test_of = KnnPredictor.explain, task.predict, _SiteSource.test
 
-    def explain(predictor: KnnPredictor, images: Tensor) -> Prediction:
-        looks.append("install")
-        return whole(predictor, images)
+    def explaining(predictor: KnnPredictor, images: Tensor) -> Prediction:
+        shown.append(images)
+        return explain(predictor, images)
 
-    def evaluate(*given: Any) -> Evaluation:
-        # With the classes' weights it is the test split.
-        looks.extend(["run"] * (len(given) == 3))
-        return score(*given)
+    def predicting(predictor: Any, examples: Examples) -> Tensor:
+        shown.append(examples.images)
+        return predict(predictor, examples)
 
-    monkeypatch.setattr(KnnPredictor, "explain", explain)
-    monkeypatch.setattr(task, "evaluate", evaluate)
+    def read(source: _SiteSource, client: str) -> Examples:
+        tests.append(test_of(source, client).images)
+        return test_of(source, client)
+
+    monkeypatch.setattr(KnnPredictor, "explain", explaining)
+    monkeypatch.setattr(task, "predict", predicting)
+    monkeypatch.setattr(_SiteSource, "test", read)
     lead(three(files), experiment(), tmp_path / "run")
-    assert looks == ["install"] * 3
+    assert len(tests) == 3
+    assert [sum(one is images for images in shown) for one in tests] == [1, 1, 1]

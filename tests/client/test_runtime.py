@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ SPEC = InputSpec((2, 2, 1), 2, (0.5,), (0.5,))
 
 def examples(labels: list[int]) -> Examples:
     images = torch.zeros((len(labels), 2, 2, 1), dtype=torch.uint8)
-    return Examples(images, torch.tensor(labels))
+    return Examples(images, torch.tensor(labels, dtype=torch.int64))
 
 
 class Source:
@@ -143,9 +144,66 @@ def test_validation_uses_the_unpersonalised_model(tmp_path: Path) -> None:
     sizes: list[int] = []
     client, source, _ = runtime(tmp_path, sizes)
     found = client.validate(["unseen", "seen"], ModelPayload(torch.ones(1)))
-    assert (found.num_examples, found.num_correct) == (2, 0)
+    assert (found.reference.num_examples, found.reference.num_correct) == (2, 0)
+    assert found.num_personal == 0
     assert sizes == [1, 1], "a batch has rows of one client"
     assert source.num_test_reads == 0
+
+
+class Remembering(Method):
+    """Serves every class that the validation split has, and nothing else."""
+
+    client_state_type = ModelState
+
+    def __init__(self) -> None:
+        self.given: list[tuple[list[int], float | None]] = []
+
+    def personalize(
+        self,
+        payload: ModelPayload,
+        state: ModelState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> Any:
+        labels = data.validation.labels.tolist()
+        if payload.weights.sum() < 0 and labels:
+            raise TrainingDivergedError("too fast")
+        self.given.append((labels, None if state is None else float(state.weights[0])))
+        return Always(0 if labels.count(0) > labels.count(1) else 1, [])
+
+
+class Halves(Source):
+    """Clients with as many validation examples as their names say."""
+
+    def data(self, client: str) -> ClientData:
+        return ClientData(examples([0, 0]), examples([*map(int, client)]))
+
+
+def test_a_personalised_model_is_asked_what_nothing_was_chosen_on(
+    tmp_path: Path,
+) -> None:
+    method, states = Remembering(), ClientStateStore(tmp_path)
+    made = (method, SPEC, Halves(), states, RandomKey(0), EmbeddingPool())
+    client, one = ClientRuntime(*made), ModelPayload(torch.ones(1))
+    states.save("00101", 4, state(7.0), [0])
+    before = [path.read_bytes() for path in tmp_path.rglob("*.safetensors")]
+    asked = ["00101", "1", ""]
+    found = client.validate(asked, one, ModelPayload(torch.zeros(1)), 5, [4, 0, 0])
+    # The unpersonalised model first; then 0, 1, 1 is told and 0, 0 asked, and so on.
+    assert method.given == [
+        ([], None),
+        *(([0, 1, 1], 7.0), ([0, 0], 7.0)),
+        ([], None),
+    ]
+    # 1 is wrong on 0, 0; 0 is right on one of 0, 1, 1; without any it is 1.
+    assert (found.num_personal, found.num_personal_correct) == (6, 0 + 1 + 1)
+    assert (found.reference.num_examples, found.failures) == (6, {})
+    assert [path.read_bytes() for path in tmp_path.rglob("*.safetensors")] == before
+    fast = ModelPayload(-torch.ones(1))
+    failing = client.validate(["0011", "1"], fast, one, 5, [0, 0])
+    assert failing.failures == {"0011": "too fast"}
+    assert (failing.num_personal, failing.num_personal_correct) == (1, 1)
+    assert failing.reference.num_examples == 5
 
 
 def test_a_round_sees_only_what_was_before_it(tmp_path: Path) -> None:

@@ -411,7 +411,7 @@ def test_an_honest_reply_is_taken() -> None:
 
 def test_an_update_is_no_evaluation() -> None:
     reply = told(said(layout()), Purpose.VALIDATE)
-    assert "expected a Evaluation, found a ModelUpdate" in str(reply.failure)
+    assert "expected a Validation, found a ModelUpdate" in str(reply.failure)
 
 
 @pytest.mark.parametrize("in_memory", [False, True])

@@ -26,7 +26,7 @@ from knnper.server.run_folder import Checkpoint, CheckpointFolder, Member, Roste
 from knnper.server.screening import ExplodedError
 from knnper.strategies.core.method import Method, UpdateProblem
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.task import NUM_CALIBRATION_BINS, Evaluation
+from knnper.strategies.core.task import NUM_CALIBRATION_BINS, Evaluation, Validation
 from knnper.transport.messages import Purpose
 
 CLIENTS = ("a", "b", "c", "d")
@@ -44,6 +44,7 @@ class Functions(Federation):
         self.answer = answer
         self.keep_rounds: list[Sequence[int]] = []
         self.awaited: list[tuple[Sequence[str], int]] = []
+        self.validated: list[Request] = []
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:
         self.awaited.append((clients, least))
@@ -58,13 +59,23 @@ class Functions(Federation):
             yield self.answer(request.client, request.payload, step.server_round)
 
     def validate(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        """Client a has nothing, b fails, c is right once of twice, d twice of twice."""
-        for request, correct in zip(requests, (0, None, 1, 2), strict=True):
-            if correct is None:
+        """Client a has nothing, b fails, c is right once of twice, d twice of twice.
+
+        Of their own models c's is right twice; d's fails, and a's is said to be right.
+        """
+        answers = {"a": (0, 1), "c": (1, 2), "d": (2, 0)}
+        for request in requests:
+            self.validated.append(request)
+            if request.client not in answers:
                 yield Reply(request.clients, None, "asleep")
                 continue
-            total = 2 if correct else 0
-            yield Reply(request.clients, evaluation(total, correct))
+            correct, own = answers[request.client]
+            found = evaluation(2 if correct else 0, correct)
+            total = {"a": 2000, "c": 2, "d": 0}[request.client]
+            failures = {} if own else {request.client: "too fast"}
+            if request.reference is None:
+                total, own, failures = 0, 0, {}
+            yield Reply(request.clients, Validation(found, total, own, failures))
 
 
 def evaluation(total: int, correct: int) -> Evaluation:
@@ -218,10 +229,19 @@ def test_an_interrupted_run_ends_with_the_same_state(tmp_path: Path) -> None:
 def test_validation_pools_all_clients_that_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, records, _ = train(tmp_path, add_one, num_rounds=3, validate_every=2)
+    _, records, ran = train(tmp_path / "own", add_one, num_rounds=3, validate_every=2)
     found = [record.get("validation_accuracy") for record in records]
     assert found == [None, 3 / 4, None]
+    own = [record.get("validation_accuracy_personal") for record in records]
+    assert own == [None, 2 / 2, None]
     assert "round 2: client b failed: asleep" in caplog.text
+    assert "round 2: client d failed: too fast" in caplog.text
+    assert "right on 1 of 2000 examples where there are at most 1000" in caplog.text
+    assert [one.state_rounds for one in ran.validated] == [(2,)] * 4
+    settings: dict[str, Any] = {"validate_every": 2, "validate_personal": False}
+    _, records, _ = train(tmp_path / "global", add_one, num_rounds=2, **settings)
+    assert records[1]["validation_accuracy"] == 3 / 4
+    assert "validation_accuracy_personal" not in records[1]
 
 
 def test_the_client_with_most_to_do_comes_first(tmp_path: Path) -> None:

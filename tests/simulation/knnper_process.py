@@ -25,6 +25,16 @@ def outcome(folder: Path) -> tuple[str, bytes, bytes | None]:
     return digest, clients, predicted.read_bytes() if predicted.exists() else None
 
 
+def validations(folder: Path) -> list[tuple[float, float] | None]:
+    """Return by round how the models did on validation data, global and own."""
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    names = ("validation_accuracy", "validation_accuracy_personal")
+    return [
+        tuple(record[name] for name in names) if names[0] in record else None
+        for record in map(json.loads, lines)
+    ]
+
+
 def descendants(pid: int) -> Iterator[tuple[int, str]]:
     """Yield process id and name of all processes that ``pid`` started, and theirs."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -4,6 +4,7 @@
 every method, in this process.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from knnper.server.run_folder import RunFolder, asides
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import AS_IT_IS
-from tests.simulation.knnper_process import outcome
+from tests.simulation.knnper_process import outcome, validations
 from tests.simulation.knnper_process import simulate as run_command
 
 NUM_ROUNDS = 6
@@ -78,6 +79,8 @@ def test_a_run_that_went_back_ends_the_same(tmp_path: Path, method: str) -> None
     expected = whole(chosen, tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
     folder.go_back(2)
+    # What is looked at on the way changes nothing.
+    chosen = replace(chosen, run=replace(chosen.run, validate_every=2))
     with pytest.raises(KeyboardInterrupt):
         simulate(open_workbench(chosen), folder, Leaving(), ["test"])
     (aside,) = asides(folder.checkpoints)
@@ -91,6 +94,8 @@ def test_a_run_that_went_back_ends_the_same(tmp_path: Path, method: str) -> None
     simulate(open_workbench(chosen), folder, Observer(), ["test"])
     assert outcome(folder.path) == expected
     assert not asides(folder.checkpoints)
+    validated = enumerate(validations(folder.path), 1)
+    assert [number for number, found in validated if found] == [4, 6]
 
 
 @pytest.mark.slow
@@ -99,6 +104,7 @@ def test_a_run_that_went_back_ends_the_same(tmp_path: Path, method: str) -> None
 def test_both_engines_end_with_the_same_bits(tmp_path: Path, method: str) -> None:
     on_top = "knn" if METHODS[method].personalization == AS_IT_IS else AS_IT_IS
     chosen = experiment(method, on_top)
+    chosen = replace(chosen, run=replace(chosen.run, validate_every=3))
     expected = whole(chosen, tmp_path / "serial")
     path = tmp_path / "every.yaml"
     path.write_text(to_yaml(chosen))
@@ -110,3 +116,4 @@ def test_both_engines_end_with_the_same_bits(tmp_path: Path, method: str) -> Non
         )
         found = outcome(folder)
         assert found == expected, f"{workers} workers, {carrier}: differs"
+        assert validations(folder) == validations(tmp_path / "serial")

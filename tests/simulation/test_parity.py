@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes import KNNPER, Commands, Running, wait_until
-from tests.simulation.knnper_process import descendants, outcome
+from tests.simulation.knnper_process import descendants, outcome, validations
 
 EXPERIMENT = """
 name: parity
@@ -26,6 +26,7 @@ run:
   checkpoint_every: 2
   metrics: [balanced_accuracy, macro_f1, auroc, log_loss, ece]
   save_predictions: true
+  validate_every: 2
 """
 LONGER = ("--set", "training.num_rounds=20")
 SLOW_RAY = [pytest.mark.slow, pytest.mark.ray]
@@ -68,6 +69,9 @@ def test_engines_agree(experiment: Path, tmp_path: Path, commands: Commands) -> 
     assert simulate(commands, tmp_path / "two", experiment, "--workers", "2") == (
         expected
     )
+    found = [validations(tmp_path / name) for name in ("one", "two")]
+    assert found[0] == found[1]
+    assert [one is None for one in found[0]] == [True, False] * 2
 
 
 @pytest.mark.slow
@@ -112,6 +116,7 @@ def test_a_run_that_was_ended_resumes_to_the_same_bits(
         assert "Traceback" not in process.written
     commands.run("resume", KNNPER, "simulate", "--resume", folder, *serial)
     assert outcome(folder) == expected
+    assert validations(folder) == validations(tmp_path / "whole")
     rounds = (folder / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["server_round"] for line in rounds] == [*range(1, 21)]
 

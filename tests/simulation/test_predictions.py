@@ -126,11 +126,11 @@ def test_a_client_without_examples_has_no_row(tmp_path: Path) -> None:
     kept = Predictions(tmp_path)
     nothing = torch.empty((0, 0)), torch.empty((0, 0))
     none = torch.empty(0, dtype=torch.int64)
-    kept.write("b", True, np.array([], np.int64), none, *nothing)
+    kept.write("1", True, np.array([], np.int64), none, *nothing)
     one = torch.tensor([[0.25, 0.75]])
-    kept.write("../a", False, np.array([7]), torch.tensor([1]), one, 1 - one)
-    assert (kept.has("b"), kept.has("c")) == (True, False)
-    kept.merge(["b", "../a"])
+    kept.write("0", False, np.array([7]), torch.tensor([1]), one, 1 - one)
+    assert (kept.has("1"), kept.has("2")) == (True, False)
+    kept.merge({"1": "b", "0": "../a"})
     assert parquet.read_table(tmp_path / FILE).to_pylist() == [
         {
             "client": "../a",

@@ -501,7 +501,7 @@ def test_rounds_of_validation_are_limited(file: Path) -> None:
     limit(file, "validation_rounds: 2")
     server = HostileServer(file)
     worker, payload = server.worker(asked()), server.payload(asked())
-    assert worker.validate([CLIENT], payload).num_examples > 0
+    assert worker.validate([CLIENT], payload).reference.num_examples > 0
     shown = worker.personalize([CLIENT], payload, payload, [2])
     assert len(shown.results) + len(shown.failures) == 1
     again = HostileServer(file, run=2).worker(asked())

@@ -21,9 +21,9 @@ from knnper.experiment import Choice, Settings
 from knnper.models import build_model
 from knnper.networks import TinyCnnSettings
 from knnper.seeding import RandomKey
+from knnper.server.distribution import DistributionError
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
-from knnper.server.run import DistributionError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches import folder as inputs
 from knnper.simulation.batches.family import FAILED, Event, Family, is_done, why_failed

@@ -211,6 +211,37 @@ def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
     assert [curve.labels for curve in found] == [("kNN-Per", "FedAvg"), ("Local",)]
 
 
+def test_own_models_are_drawn_beside_the_global_one(tmp_path: Path) -> None:
+    chosen = {"a": "kNN-Per", "b": "FedAvg", "c": "Local"}
+    paths = [
+        made_run(tmp_path / name, method=method, losses=[])
+        for name, method in zip(chosen, ("knn_per", "fedavg", "local"), strict=True)
+    ]
+    for path, own in zip(paths, (0.75, 0.5, None), strict=True):
+        figures: dict[str, Any] = {"server_round": 2, "validation_accuracy": 0.5}
+        if own is not None:
+            figures["validation_accuracy_personal"] = own
+        RunFolder(path).append_round(figures)
+    found = [
+        (curve.labels, curve.mean, curve.setup, curve.is_dashed)
+        for curve in charts.validation_curves(setups(*paths))
+    ]
+    shared = ("kNN-Per, unpersonalised", "Local, unpersonalised")
+    assert found == [
+        (("kNN-Per",), [0.75], "kNN-Per", False),
+        (("FedAvg",), [0.5], "FedAvg", False),
+        (shared, [0.5], "kNN-Per", True),
+    ]
+    colors = dict(zip(chosen.values(), SERIES, strict=False))
+    picture = charts.draw_curves(setups(*paths), colors)
+    assert picture is not None
+    (axes,) = picture.figure.axes
+    assert [line.get_linestyle() for line in axes.lines] == ["-", "-", "--"]
+    assert "dashed: unpersonalised of kNN-Per, unpersonalised, Local" in (
+        picture.alternative
+    )
+
+
 def client(name: str, seen: bool, *train: int) -> ClientCounts:
     return ClientCounts(name, seen, train, validation=(1, 0, 0), test=(9, 9, 9))
 

@@ -1,0 +1,144 @@
+"""A trained state goes to clients, seen or unseen, which personalise it."""
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from knnper.errors import RunError, printable
+from knnper.records import is_same
+from knnper.seeding import RandomKey
+from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.server.results import in_groups, result_problem
+from knnper.server.run_folder import Checkpoint
+from knnper.strategies.core.method import UNSEEN_CLIENT, Method
+from knnper.strategies.core.task import ClientResult, ClientResults
+from knnper.transport.messages import Purpose
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelDistribution:
+    """Gives the trained state to clients, seen or unseen."""
+
+    method: Method
+    federation: Federation
+    key: RandomKey
+    metrics: Sequence[str] = ()
+    titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
+
+    def personalize(
+        self,
+        trained: Checkpoint,
+        sizes: Mapping[str, int],
+        seen: Collection[str],
+        done: Collection[str] = (),
+    ) -> Iterator[tuple[str, ClientResult | None]]:
+        """Yield who gets the model and is not ``done``, and the result if shown."""
+        last = trained.server_round
+        key = self.key.child("broadcast", "hand-over")
+        requests = requests_to_personalize(
+            self.method, trained, key, sizes, seen, set(done)
+        )
+        step = Step(Purpose.PERSONALIZE, last, [last])
+        for reply in self.federation.exchange(step, requests):
+            for name, found in _told(reply, seen, self.metrics).items():
+                if isinstance(found, str):
+                    self._failed(name, found)
+                elif name not in done:
+                    yield name, found
+
+    def _failed(self, client: str, reason: str) -> None:
+        told = self.titles.get(client, client)
+        message = f"client {told} could not personalise: {reason}"
+        if not self.federation.may_be_away:
+            raise DistributionError(message)
+        log.warning("%s", message)
+
+
+class DistributionError(RunError):
+    """A client could not be served, where none may be away."""
+
+
+def requests_to_personalize(
+    method: Method,
+    trained: Checkpoint,
+    key: RandomKey,
+    sizes: Mapping[str, int],
+    seen: Collection[str],
+    done: Collection[str] = (),
+) -> Iterator[Request]:
+    """Yield what all clients of ``sizes`` are sent that are not ``done``.
+
+    ``key``: Of the broadcast.
+    """
+    state, last_round = trained.state, trained.server_round
+    reference = method.broadcast(state, UNSEEN_CLIENT, key.child(UNSEEN_CLIENT))
+
+    def payload_of(client: str) -> object:
+        if client not in seen:
+            return reference
+        return method.broadcast(state, client, key.child(client))
+
+    for group in _groups(method, sizes, seen):
+        if set(done).issuperset(group):
+            continue
+        for clients, payload in _sent_the_same(group, payload_of):
+            if not set(done).issuperset(clients):
+                rounds = trained.history.state_rounds(clients, last_round)
+                yield Request(clients, payload, reference, clients[0] in seen, rounds)
+
+
+def _groups(
+    method: Method, sizes: Mapping[str, int], seen: Collection[str]
+) -> list[tuple[str, ...]]:
+    groups: list[tuple[str, ...]] = [(client,) for client in sizes]
+    if method.personalizes_by_inference:
+        kinds = (
+            {name: one for name, one in sizes.items() if (name in seen) == is_seen}
+            for is_seen in (True, False)
+        )
+        groups = [group for kind in kinds for group in in_groups(kind)]
+    # Those with most images first: workers end together.
+    return sorted(groups, key=lambda group: -sum(sizes[client] for client in group))
+
+
+def _told(
+    reply: Reply, seen: Collection[str], metrics: Collection[str]
+) -> dict[str, ClientResult | str | None]:
+    """Return clients' results, None of those that withhold them, or why they failed."""
+    told, names = reply.record, ", ".join(reply.clients)
+    if not isinstance(told, ClientResults):
+        return {names: str(reply.failure)}
+    results = {one.client: one for one in told.results}
+    reported = [*(one.client for one in told.results), *told.failures, *told.withheld]
+    if sorted(reported) != sorted(reply.clients):
+        others = printable(", ".join(reported))
+        return {names: f"expected results of {names}, found those of {others}"}
+    problems = {name: result_problem(one, metrics) for name, one in results.items()}
+    return {
+        **{
+            name: dataclasses.replace(one, seen=name in seen)
+            for name, one in results.items()
+            if not problems[name]
+        },
+        **dict.fromkeys(told.withheld),
+        **{name: printable(reason) for name, reason in told.failures.items()},
+        **{name: problem for name, problem in problems.items() if problem},
+    }
+
+
+def _sent_the_same(
+    group: tuple[str, ...], payload_of: Callable[[str], object]
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the group in runs of clients that are sent one payload, and the payload."""
+    payloads = [(client, payload_of(client)) for client in group]
+    run = [payloads[0][0]]
+    for (_, before), (client, payload) in itertools.pairwise(payloads):
+        if not is_same(before, payload):
+            yield tuple(run), before
+            run = []
+        run.append(client)
+    yield tuple(run), payloads[-1][1]
