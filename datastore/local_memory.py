@@ -164,6 +164,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     store_: Store
     model_: nn.Module | None  # the copy; an `EmbeddingModel` once it has run
+    _fitted: KnnSettings  # the parameters as they were
     _choice: TunedParameters
     _folder: Path | None  # that `load` opened
 
@@ -243,6 +244,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             most = max(settings.candidates().num_neighbors)
             prior = settings.class_prior
             evidence = left_out_evidence(store, positions, self._head, most, prior)
+        self._fitted = settings
         self._choice = choose_on(evidence, len(store), settings)
         if self._folder is not None:
             self._describe(self._folder)
@@ -362,7 +364,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         memory.store_ = open_store(
             folder / STORE, writable=True, fingerprint=fingerprint
         )
-        memory.classes_, memory._choice, memory._folder = classes, saved.choice, folder
+        memory.classes_, memory._folder = classes, folder
+        memory._fitted, memory._choice = settings, saved.choice
         if saved.num_features is not None:
             memory.n_features_in_ = saved.num_features
         return memory
@@ -432,7 +435,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         self.close()
         self.store_ = store
-        self._choice, self._folder = tuned.choice, None
+        self._fitted, self._choice, self._folder = settings, tuned.choice, None
         return self
 
     def _settings(self) -> KnnSettings:
@@ -588,7 +591,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _predictor(self, names: Names | None = None) -> KnnPredictor:
         """Return what evaluation and the service predict with, too."""
         k, scale = self._choice.num_neighbors, self._choice.kernel_scale
-        near = NeighborClassifier(self.store_, k, self.kernel, scale, names=names)
+        kernel = self._fitted.kernel
+        near = NeighborClassifier(self.store_, k, kernel, scale, names=names)
         weight, prior = self._choice.knn_weight, self._choice.class_prior
         return KnnPredictor(self._queried, self._head, near, weight, prior)
 
@@ -602,7 +606,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _describe(self, folder: Path) -> None:
         """Write all but the store."""
         saved = _Saved(
-            self._settings(),
+            self._fitted,
             self._choice,
             tuple(self.classes_.tolist()),
             self.classes_.dtype.str,

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 from pydantic_core import to_jsonable_python
 from torch import Tensor, nn
 
-from knnper.data.examples import ClientData, Examples, normalizer
+from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.experiment import Experiment, load_experiment, read_experiment, to_document
 from knnper.process import with_fixed_threads
@@ -30,6 +31,7 @@ from knnper.simulation.workbench import (
     open_workbench,
     runtime_of,
 )
+from knnper.strategies.core.exported_model import GlobalModel
 from knnper.strategies.core.task import Predictor
 
 if TYPE_CHECKING:
@@ -159,8 +161,7 @@ class Run:
         RunError
             If the method does not end with one model for all clients.
         """
-        with _threads_kept():
-            found = find_model(self.path)
+        found = self._global_model
         found.task.model.load(found.weights)
         return copy.deepcopy(found.task.model.module).eval()
 
@@ -170,8 +171,7 @@ class Run:
         From uint8 images (n, height, width, channels), which `data` and `test` return,
         to normalised ones, float32 (n, channels, height, width).
         """
-        prepared: Tensor = normalizer(find_model(self.path).spec)(inputs)
-        return prepared
+        return self._global_model.task.normalize(inputs)
 
     def predictor(self, client: str) -> Predictor:
         """Return what a client of the run serves: from inputs to probabilities (n, c).
@@ -201,17 +201,23 @@ class Run:
 
     def data(self, client: str) -> ClientData:
         """Return the examples that a client learns from: ``train``, ``validation``."""
-        return self._bench(client).clients.data(client)
+        _require_client(client, self._bench.clients.parts, self.path)
+        return self._bench.clients.data(client)
 
     def test(self, client: str) -> Examples:
         """Return the test split of a client."""
-        return self._bench(client).clients.test(client)
+        _require_client(client, self._bench.clients.parts, self.path)
+        return self._bench.clients.test(client)
 
-    def _bench(self, client: str) -> Workbench:
+    @functools.cached_property
+    def _global_model(self) -> GlobalModel:
         with _threads_kept():
-            bench = open_workbench(self.experiment)
-        _require_client(client, bench.clients.parts, self.path)
-        return bench
+            return find_model(self.path)
+
+    @functools.cached_property
+    def _bench(self) -> Workbench:
+        with _threads_kept():
+            return open_workbench(self.experiment)
 
 
 def begin(

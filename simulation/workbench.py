@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime, ClientStateStore
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.arrays import OWN_DATA
+from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.examples import (
     ClientData,
     Dataset,
     Examples,
     LabelledArrays,
-    load_data,
 )
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
@@ -38,6 +38,7 @@ from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Member, Roster, RunFolder
+from knnper.simulation.partition.own import OWN_PARTITION
 from knnper.simulation.partition.schemes import (
     PARTITIONS,
     CountedSettings,
@@ -51,6 +52,7 @@ from knnper.simulation.partition.split import (
     make_partition,
 )
 from knnper.strategies.catalogue import (
+    KINDS,
     SITE_DATA_SETS,
     SITE_PARTITIONS,
     Assembly,
@@ -75,6 +77,7 @@ def experiment_catalogue() -> Catalogue:
         {**settings_types(DATA_SETS), **SITE_DATA_SETS},
         {**settings_types(PARTITIONS), **SITE_PARTITIONS},
         check_experiment,
+        {**KINDS, "data": OWN_DATA, "partition": OWN_PARTITION},
     )
 
 

@@ -301,6 +301,15 @@ def test_the_first_part_may_lack_classes_that_are_named() -> None:
     assert memory.predict([[1.0], [8.0]]).tolist() == ["a", "b"]
 
 
+def test_a_parameter_counts_from_the_next_fit_on() -> None:
+    memory = LocalMemory().fit(PIXELS[TRAIN], LABELS[TRAIN])
+    expected = memory.predict_proba(PIXELS[ASKED])
+    memory.set_params(kernel="squared", num_neighbors=3)
+    np.testing.assert_array_equal(memory.predict_proba(PIXELS[ASKED]), expected)
+    memory.fit(PIXELS[TRAIN], LABELS[TRAIN])
+    assert (memory.predict_proba(PIXELS[ASKED]) != expected).any()
+
+
 def test_a_grid_search_takes_it() -> None:
     search = GridSearchCV(LocalMemory(), {"num_neighbors": np.arange(1, 4)}, cv=3)
     search.fit(PIXELS[TRAIN], LABELS[TRAIN])
@@ -310,7 +319,7 @@ def test_a_grid_search_takes_it() -> None:
 IMPORTS = """
 import sys
 import numpy as np
-from knnper.datastore.local_memory import LocalMemory
+from knnper import LocalMemory
 LocalMemory().fit(np.eye(4), [0, 1, 0, 1]).predict(np.eye(4))
 print(sorted({"flwr", "ray", "knnper.strategies"} & set(sys.modules)))
 """

@@ -50,8 +50,6 @@ LIGHT = """
 import sys, knnper
 heavy = {"torch", "numpy", "pydantic", "sklearn", "flwr", "ray"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-knnper.LocalMemory, knnper.Method, knnper.Settings, knnper.EmbeddingModel
-assert not {"flwr", "ray"} & set(sys.modules)
 """
 
 

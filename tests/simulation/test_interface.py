@@ -1,5 +1,6 @@
 """Runs from Python: what `knnper.simulate` makes, and what `Run` reads of it."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,12 @@ def test_what_is_wrong_is_said(run: Run, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no client 'nobody', expected one of its 6: "):
         run.predictor("nobody")
     assert not (tmp_path / "run").exists()
+
+
+def test_tables_need_pandas(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(RunError, match=r"pip install 'knnper\[notebook\]'"):
+        _ = run.clients
 
 
 def test_progress_is_written_where_nothing_can_be_drawn(
