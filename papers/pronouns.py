@@ -1,8 +1,8 @@
 """``python -m papers.pronouns``: does a speaker say thou or you? A table of sentences.
 
-A client is a speaking role of Shakespeare's plays. An example is one of its sentences in
-which somebody is addressed by forms of one of the two pronouns alone, all of them masked;
-the label is which. It depends on who speaks to whom, so on the client.
+A client is a speaking role of Shakespeare's plays. An example is one of its sentences
+in which somebody is addressed by forms of one of the two pronouns alone, all of them
+masked; the label is which. It depends on who speaks to whom, so on the client.
 """
 
 import csv
