@@ -1243,6 +1243,8 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     for section, values in relevant.items():
         for name in later_defaults(getattr(experiment, section)):
             del values[name]
+    # It follows from the rest, and is known only once the model is built.
+    relevant["model"].pop("frozen", None)
     if own := experiment.own():
         relevant["own_code"] = {place: one.fingerprint for place, one in own.items()}
     return {**relevant, "run": run}

@@ -259,7 +259,7 @@ def begin(
     # Whatever is wrong with data or model shows before an earlier run is deleted.
     bench = open_workbench(settings)
     inputs = inputs_of(settings)
-    folder = RunFolder.create(place, settings, overwrite=overwrite)
+    folder = RunFolder.create(place, bench.experiment, overwrite=overwrite)
     sign(folder.path)
     keep_inputs(folder.path, inputs)
     return bench, folder
