@@ -218,8 +218,14 @@ def open_workbench(
     experiment: Experiment,
     device: torch.device = torch.device("cpu"),
     pool: EmbeddingPool | None = None,
+    *,
+    as_embeddings: bool = True,
 ) -> Workbench:
-    """Load the data, split it, build model and method."""
+    """Load the data, split it, build model and method.
+
+    Where a head alone is trained, ``as_embeddings`` says whether clients have the
+    embeddings of their inputs, computed once, or the inputs.
+    """
     require_central(experiment)
     if experiment.run.save_predictions:
         require_arrow()
@@ -228,7 +234,8 @@ def open_workbench(
     partition = make_partition(dataset, experiment.partition, key)
     if evaluated_on(experiment) == "validation":
         dataset = replace(dataset, test=dataset.train)
-    return build_workbench(experiment, dataset, partition, device, pool)
+    made = experiment, dataset, partition, device, pool
+    return build_workbench(*made, as_embeddings=as_embeddings)
 
 
 def evaluated_on(experiment: Experiment) -> str:
@@ -242,10 +249,12 @@ def build_workbench(
     partition: Partition,
     device: torch.device,
     pool: EmbeddingPool | None = None,
+    *,
+    as_embeddings: bool = True,
 ) -> Workbench:
     """Build model and method on data that is split; see `open_workbench`."""
     whole = task_of_experiment(experiment, dataset.spec, device)
-    task, inputs = of_embeddings(whole), dataset
+    task, inputs = of_embeddings(whole) if as_embeddings else whole, dataset
     if task is not whole:
         inputs = embedded(dataset, whole, experiment.model, task.spec)
     proxy = None
