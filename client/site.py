@@ -27,6 +27,7 @@ from knnper.datastore.memory import KnnSettings
 from knnper.errors import KnnPerError, RefusedError, RunError
 from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
+from knnper.metrics import computations
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.strategies.catalogue import (
@@ -328,7 +329,7 @@ class SiteNode:
                 keep=installer_of(
                     settings, dataclasses.replace(assembly, task=whole), data, job.model
                 ),
-                metrics=experiment.run.metrics,
+                metrics=computations(experiment.run.metrics),
                 predictions=Predictions(states) if wants_predictions else None,
             )
         num_train = len(data.train)
