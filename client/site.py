@@ -24,12 +24,15 @@ from knnper.data.examples import ClientData, Examples
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SitesSettings, SiteTask
 from knnper.datastore.memory import KnnSettings
-from knnper.errors import KnnPerError, RefusedError, RunError
+from knnper.errors import ConfigError, KnnPerError, RefusedError, RunError
 from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
+from knnper.models import located
+from knnper.own import Door
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.strategies.catalogue import (
+    KINDS,
     Assembly,
     bound,
     site_catalogue,
@@ -70,7 +73,9 @@ class Discretion:
             is_known = isinstance(error, KnnPerError | OSError)
             text = str(error) if is_known else f"{type(error).__name__}: {error}"
             log.error("%s failed: %s", what, text, exc_info=not is_known)
-            raise RunError(self.reason(text)) from error
+            # What users' code says may hold data.
+            told = getattr(error, "place", "") or text
+            raise RunError(self.reason(told)) from error
 
     def reason(self, text: str) -> str:
         """Return what the server is told of an error."""
@@ -98,7 +103,7 @@ def state_of(settings: ClientSettings) -> SiteState:
     key = None
     if settings.key is not None:
         key = fingerprint(read_node_key(settings.key).public_key())
-    return SiteState(settings.state, settings.name, key)
+    return SiteState(settings.state, settings.name, key, settings.door)
 
 
 def installer_of(
@@ -376,7 +381,7 @@ class SiteNode:
 
 def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, Limits]:
     """Return the experiment of a job, and what it may do here; refuse another."""
-    experiment = site_experiment(job.experiment)
+    experiment = site_experiment(job.experiment, settings.door)
     limits = Limits(settings, experiment, run)
     limits.require_allowed()
     if experiment.run.save_predictions:
@@ -384,16 +389,22 @@ def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, 
     return experiment, limits
 
 
-def site_experiment(text: str) -> Experiment:
-    """Return the experiment that a job is for."""
+_OF_OWN_CODE = {f"{section}.name" for section in KINDS}
+
+
+def site_experiment(text: str, door: Door) -> Experiment:
+    """Return the experiment that a job is for, with what is the site's own of it."""
     try:
-        return from_json(text, site_catalogue())
-    except KnnPerError as error:
+        found = from_json(text, site_catalogue(door))
+    except ConfigError as error:
+        if all(one.place in _OF_OWN_CODE for one in error.problems):
+            raise RunError(f"the experiment cannot be run here: {error}") from error
         raise RunError(
             "this client has data of its own, and the experiment is not one over data "
             "that stays with the sites; submit it with `knnper fed submit`. If it was, "
             f"the two sides run different versions: {error}"
         ) from error
+    return dataclasses.replace(found, model=located(found.model, door))
 
 
 def site_data(

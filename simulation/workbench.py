@@ -28,7 +28,7 @@ from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import read_document, write_atomically
-from knnper.own import explained
+from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
@@ -53,6 +53,7 @@ from knnper.strategies.catalogue import (
     SITE_DATA_SETS,
     SITE_PARTITIONS,
     Assembly,
+    OpenDoor,
     bound,
     catalogue_of,
     personalizer_of,
@@ -68,12 +69,16 @@ from knnper.transport.messages import Purpose
 _TOLERANCE = 1e-9
 
 
-def experiment_catalogue() -> Catalogue:
-    """Return the catalogue of everything this project ships."""
+def experiment_catalogue(door: OpenDoor = Door) -> Catalogue:
+    """Return the catalogue of everything this project ships.
+
+    Users' code comes through the ``door`` of the folder that an experiment names.
+    """
     return catalogue_of(
         {**settings_types(DATA_SETS), **SITE_DATA_SETS},
         {**settings_types(PARTITIONS), **SITE_PARTITIONS},
         check_experiment,
+        door=door,
     )
 
 
