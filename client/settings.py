@@ -7,12 +7,14 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from knnper.data.arrays import OWN_SITE_DATA
 from knnper.data.catalogue import SITE_DATA
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Choice,
     Name,
     NonNegativeInt,
+    Own,
     PositiveInt,
     Sections,
     Settings,
@@ -25,7 +27,7 @@ from knnper.experiment import (
     shown,
 )
 from knnper.models import MODELS
-from knnper.own import LocalSettings
+from knnper.own import Door, LocalSettings
 from knnper.strategies.catalogue import METHODS
 from knnper.transport.credentials import parse_address
 
@@ -214,8 +216,12 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
         raise ConfigError([Problem("document", message)], str(file))
     problems: list[Problem] = []
     merged = apply_overrides(document, parse_overrides(overrides, problems), problems)
-    data = Sections(merged, (), problems).choice("data", SITE_DATA)
-    merged.pop("data", None)
+    section = {"data": merged.pop("data")} if "data" in merged else {}
+
+    def open_own(_section: str, reference: str, _folder: Path | None) -> Own:
+        return Door(file.parent).open(reference, OWN_SITE_DATA)
+
+    data = Sections(section, (), problems, open_own).choice("data", SITE_DATA)
     parsed = parse_settings(ClientDocument, merged, "", problems)
     if parsed is not None:
         problems.extend(_contradictions(parsed))

@@ -155,6 +155,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ------
     ConfigError
         From `fit`, if parameters are wrong: all that is, together.
+    OwnCodeError
+        If the model does not end with a linear layer.
     ValueError
         If data does not fit: shapes, labels that are not known, NaN.
     DataError
@@ -226,7 +228,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Remember more examples; the first call is as `fit`.
 
-        λ stays as it is until `tune`. The store's policy says what leaves a memory that
+        λ stays as it is until `tune`, which a memory that began small is to be given
+        when it has grown. The store's policy says what leaves a memory that
         is full. ``classes`` are all that will ever come, if the first call has not all.
         """
         if not hasattr(self, "store_"):

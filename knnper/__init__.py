@@ -33,6 +33,7 @@ __all__ = [
     "LocalMemory",
     "Method",
     "NeighborTable",
+    "OwnCodeError",
     "Personalizer",
     "RandomKey",
     "Run",
@@ -54,7 +55,13 @@ if TYPE_CHECKING:
     from knnper.datastore.examples import StoreError
     from knnper.datastore.local_memory import LocalMemory, NeighborTable
     from knnper.embedding_model import EmbeddingModel
-    from knnper.errors import ConfigError, DataError, KnnPerError, RunError
+    from knnper.errors import (
+        ConfigError,
+        DataError,
+        KnnPerError,
+        OwnCodeError,
+        RunError,
+    )
     from knnper.experiment import Experiment, Settings
     from knnper.seeding import RandomKey
     from knnper.simulation.interface import Run, simulate
@@ -66,7 +73,7 @@ else:
         "LabelledArrays",
         "knnper.datastore.examples": "StoreError",
         "knnper.datastore.local_memory": "LocalMemory NeighborTable",
-        "knnper.errors": "ConfigError DataError KnnPerError RunError",
+        "knnper.errors": "ConfigError DataError KnnPerError OwnCodeError RunError",
         "knnper.experiment": "Experiment Settings",
         "knnper.embedding_model": "EmbeddingModel",
         "knnper.seeding": "RandomKey",

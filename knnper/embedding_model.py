@@ -31,7 +31,7 @@ from knnper.experiment import (
     alternatives,
 )
 from knnper.own import explained
-from knnper.process import import_extra
+from knnper.process import import_extra, import_torchvision
 
 
 @dataclass(frozen=True)
@@ -488,6 +488,7 @@ def _last_blocks(module: EmbeddingModel, count: int) -> set[nn.Module]:
 
 def _adapters(module: EmbeddingModel, settings: LoraSettings) -> set[nn.Module]:
     """Add LoRA's adapters to φ; return their modules."""
+    import_torchvision()  # peft does, in the plain way
     peft = import_extra("peft", "pretrained", "model.trained: lora")
     head = {*module.classifier.modules()}
 

@@ -211,6 +211,7 @@ class TimmNetwork(Pretrained):
 
     def made(self, settings: PretrainedSettings, spec: InputSpec) -> nn.Module:
         """See `Pretrained`."""
+        import_torchvision()  # timm does, in the plain way
         timm = import_extra("timm", "pretrained", "the model timm")
         name, size = settings.architecture, settings.image_size
         if not timm.is_model(name.partition(".")[0]):
@@ -261,6 +262,7 @@ class TransformersNetwork(Pretrained):
 
     def made(self, settings: TransformersSettings, spec: InputSpec) -> nn.Module:
         """See `Pretrained`."""
+        import_torchvision()  # transformers does, in the plain way
         library = import_extra("transformers", "pretrained", "the model transformers")
         where = {"local_files_only": not settings.download}
         try:

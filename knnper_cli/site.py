@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from knnper.client.settings import ClientSettings
     from knnper.client.state import Accuracy, Serving
     from knnper.data.site import DataCheck
+    from knnper.data.site_data import SiteData
     from knnper.experiment import Experiment
     from knnper.own import Door
     from knnper.strategies.core.exported_model import GlobalModel
@@ -52,10 +53,21 @@ TaskFile = Annotated[
 ]
 
 
+Describe = Annotated[
+    bool,
+    typer.Option(
+        "--describe",
+        help="Write instead the section data of an experiment over sites, as this "
+        "site's data suggests it.",
+    ),
+]
+
+
 def check(
     config: ClientFile,
     task: TaskFile = None,
     overrides: Overrides = None,
+    describe: Describe = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what a client's data holds, and whether it can be learned from.
@@ -69,7 +81,11 @@ def check(
 
     settings = read_client(config, overrides or ())
     agreed = None if task is None else read_task(task)
-    found = check_site(survey_site(settings.data, settings.base, agreed))
+    data = survey_site(settings.data, settings.base, agreed)
+    if describe:
+        _describe(data, is_agreed=agreed is not None)
+        return
+    found = check_site(data)
     experiment = None if task is None else _experiment(task, settings.door)
     asked: dict[str, object] = {}
     if experiment is not None:
@@ -89,6 +105,29 @@ def check(
             say(f"Warning: {asked['without_training']}.")
     if found.problems or asked.get("refused"):
         raise typer.Exit(RUN_FAILED)
+
+
+def _describe(data: "SiteData", *, is_agreed: bool) -> None:
+    from pydantic_core import to_jsonable_python
+
+    from knnper.data.site import described_task
+    from knnper.data.site_data import SITES, sites_settings
+    from knnper.experiment import dump_yaml
+
+    if is_agreed:
+        raise typer.BadParameter("--describe is for what nobody agreed on: no --task")
+    if data.unreadable:
+        reasons = "; ".join(list(data.unreadable.values())[:_MOST_SHOWN])
+        say(f"Warning: {len(data.unreadable)} examples cannot be read: {reasons}")
+    made = to_jsonable_python(sites_settings(described_task(data)))
+    # Text has neither mean nor deviation, which have no defaults.
+    needed = {"mean": made["mean"], "std": made["std"]}
+    section = {name: made[name] for name in made if made[name]} | needed
+    typer.echo(dump_yaml({"data": {"name": SITES, **section}}), nl=False)
+    say(
+        "The classes are those of this site: add what others have, in the order that "
+        "all of them take. Nothing was sent anywhere."
+    )
 
 
 def _experiment(task: Path, door: "Door") -> "Experiment | None":

@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from knnper.data.examples import load_data
+from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
 from knnper.errors import (

@@ -31,6 +31,7 @@ from knnper.simulation.workbench import (
     open_workbench,
     runtime_of,
 )
+from knnper.strategies.catalogue import without_start
 from knnper.strategies.core.exported_model import GlobalModel
 from knnper.strategies.core.task import Predictor
 
@@ -185,8 +186,8 @@ class Run:
             If there is no such client, or the run is not done.
         """
         with _threads_kept():
-            ended = ended_run(self.path)
-            bench, predictors = ended.bench, list[Predictor]()
+            last, predictors = ended_run(self.path).last, list[Predictor]()
+            bench = self._bench
             clients = {one.name: one.num_examples for one in bench.roster.members}
             _require_client(client, clients, self.path)
             runtime = replace(
@@ -196,7 +197,7 @@ class Run:
             federation = SerialFederation(runtime)
             distribution = ModelDistribution(bench.method, federation, bench.key)
             asked, seen = {client: clients[client]}, bench.roster.seen()
-            list(distribution.personalize(ended.last, asked, seen, ()))
+            list(distribution.personalize(last, asked, seen, ()))
         return predictors[0]
 
     def data(self, client: str) -> ClientData:
@@ -216,8 +217,10 @@ class Run:
 
     @functools.cached_property
     def _bench(self) -> Workbench:
+        """The run's, whose clients have their inputs as they are."""
         with _threads_kept():
-            return open_workbench(self.experiment)
+            experiment = without_start(self.experiment)
+            return open_workbench(experiment, as_embeddings=False)
 
 
 def begin(

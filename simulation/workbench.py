@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime, ClientStateStore
-from knnper.data.catalogue import DATA_SETS
+from knnper.data.arrays import OWN_DATA
+from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.examples import (
     ClientData,
     Dataset,
     Examples,
     LabelledArrays,
-    load_data,
 )
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
@@ -37,6 +37,7 @@ from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Member, Roster, RunFolder
+from knnper.simulation.partition.own import OWN_PARTITION
 from knnper.simulation.partition.schemes import (
     PARTITIONS,
     CountedSettings,
@@ -50,6 +51,7 @@ from knnper.simulation.partition.split import (
     make_partition,
 )
 from knnper.strategies.catalogue import (
+    KINDS,
     SITE_DATA_SETS,
     SITE_PARTITIONS,
     Assembly,
@@ -78,7 +80,8 @@ def experiment_catalogue(door: OpenDoor = Door) -> Catalogue:
         {**settings_types(DATA_SETS), **SITE_DATA_SETS},
         {**settings_types(PARTITIONS), **SITE_PARTITIONS},
         check_experiment,
-        door=door,
+        {**KINDS, "data": OWN_DATA, "partition": OWN_PARTITION},
+        door,
     )
 
 
@@ -220,8 +223,14 @@ def open_workbench(
     experiment: Experiment,
     device: torch.device = torch.device("cpu"),
     pool: EmbeddingPool | None = None,
+    *,
+    as_embeddings: bool = True,
 ) -> Workbench:
-    """Load the data, split it, build model and method."""
+    """Load the data, split it, build model and method.
+
+    Where a head alone is trained, ``as_embeddings`` says whether clients have the
+    embeddings of their inputs, computed once, or the inputs.
+    """
     require_central(experiment)
     if experiment.run.save_predictions:
         require_arrow()
@@ -230,7 +239,8 @@ def open_workbench(
     partition = make_partition(dataset, experiment.partition, key)
     if evaluated_on(experiment) == "validation":
         dataset = replace(dataset, test=dataset.train)
-    return build_workbench(experiment, dataset, partition, device, pool)
+    made = experiment, dataset, partition, device, pool
+    return build_workbench(*made, as_embeddings=as_embeddings)
 
 
 def evaluated_on(experiment: Experiment) -> str:
@@ -244,10 +254,12 @@ def build_workbench(
     partition: Partition,
     device: torch.device,
     pool: EmbeddingPool | None = None,
+    *,
+    as_embeddings: bool = True,
 ) -> Workbench:
     """Build model and method on data that is split; see `open_workbench`."""
     whole = task_of_experiment(experiment, dataset.spec, device)
-    task, inputs = of_embeddings(whole), dataset
+    task, inputs = of_embeddings(whole) if as_embeddings else whole, dataset
     if task is not whole:
         inputs = embedded(dataset, whole, experiment.model, task.spec)
     proxy = None

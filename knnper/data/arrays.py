@@ -1,15 +1,9 @@
 """Data as arrays: in an .npz file, or from a function of a site's own."""
 
-import contextlib
-import importlib
-import importlib.util
-import sys
-import traceback
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from importlib.machinery import SourceFileLoader
+import inspect
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import CodeType, ModuleType
 from typing import Annotated, Any
 
 import numpy as np
@@ -33,10 +27,17 @@ from knnper.data.dividing import (
     require_known,
     values_in_order,
 )
-from knnper.data.examples import DataFormat, Dataset, InputSpec
+from knnper.data.examples import (
+    DataFormat,
+    Dataset,
+    InputSpec,
+    LabelledArrays,
+    statistics_of,
+)
 from knnper.data.site_data import (
     ArrayInputs,
     Collected,
+    LabelSettings,
     SiteData,
     SiteSettings,
     SiteTask,
@@ -44,10 +45,12 @@ from knnper.data.site_data import (
     place_of,
     split_texts,
 )
-from knnper.errors import DataError, KnnPerError
-from knnper.experiment import NonNegativeInt, alternatives
+from knnper.errors import DataError, OwnCodeError
+from knnper.experiment import Choice, NonNegativeInt, Settings, alternatives
+from knnper.own import Door, Kind, arguments, explained, given_to
 
 Arrays = Mapping[str, NDArray[Any]]
+TestFraction = Annotated[float, Field(gt=0, lt=1)]
 WHOLE = ("inputs", "labels", "names", "split")
 PER_SPLIT = tuple(f"{one}_{what}" for one in SPLITS for what in WHOLE[:3])
 
@@ -68,12 +71,16 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file by their names in `collect_arrays`."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; give that of an .npz file")
-    found = load_arrays(path, (*KEYS, *_CLIENTS, *_ALIASES))
+    return _canonical(load_arrays(path, (*KEYS, *_CLIENTS, *_ALIASES)), str(path))
+
+
+def _canonical(found: Arrays, source: str) -> dict[str, NDArray[Any]]:
+    """Return arrays by the names that `collect_arrays` knows."""
     arrays = {name: found[name] for name in found if name not in _ALIASES}
     for name in found.keys() - arrays.keys():
         if _ALIASES[name] in arrays:
             raise DataError(
-                f"{path}: found the array {name} and another that means the same, "
+                f"{source}: found the array {name} and another that means the same, "
                 f"{_ALIASES[name]}; leave out one of the two"
             )
         arrays[_ALIASES[name]] = found[name]
@@ -238,7 +245,7 @@ class NpzFileSettings(DataFormat):
     summary = "your own arrays: x and y, or x_train, y_train, x_test, y_test"
 
     path: str
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    test_fraction: TestFraction = 0.2
     seed: NonNegativeInt = 0
 
     def load(self) -> Dataset:
@@ -256,37 +263,68 @@ class NpzFileSettings(DataFormat):
 
     def _write(self, writer: EntryWriter, path: Path) -> Contents:
         arrays = read_arrays(path)
-        found = collect_arrays(arrays, str(path))
-        clients = _clients(arrays, len(found.names), str(path))
-        if "test" in found.given_splits:
-            is_test = np.array([split == "test" for split in found.splits or ()])
-        else:
-            groups = found.labels if clients is None else clients
-            marks = mark_by_group(
-                groups, found.names, found.labels, self.test_fraction, self.seed
+        made = dataset_of(arrays, str(path), self.test_fraction, self.seed)
+        splits: tuple[tuple[CentralSplit, LabelledArrays], ...] = (
+            ("train", made.train),
+            ("test", made.test),
+        )
+        for split, part in splits:
+            writer.put_images(split, part.images)
+            writer.put_labels(split, part.labels)
+            if part.client_ids is not None:
+                writer.put_client_ids(split, part.client_ids)
+        names = made.client_names
+        return Contents(made.class_names, dtype=made.spec.dtype, client_names=names)
+
+
+def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Dataset:
+    """Return arrays as a data set; without a test split, a part is tested on.
+
+    The arrays are those of `collect_arrays`, and who each input belongs to: ``clients``
+    (n,), or ``train_clients`` and ``test_clients``.
+    """
+    found = collect_arrays(arrays, source)
+    clients = _clients(arrays, len(found.names), source)
+    if "test" in found.given_splits:
+        is_test = np.array([split == "test" for split in found.splits or ()])
+    else:
+        groups = found.labels if clients is None else clients
+        marks = mark_by_group(groups, found.names, found.labels, fraction, seed)
+        is_test = np.array(marks)
+    labels = np.array(found.labels, dtype=object)
+    given = tuple(str(name) for name in arrays.get("class_names", np.empty(0)))
+    class_names = given or values_in_order(labels[~is_test])
+    require_known(labels[is_test], class_names, source)
+    shape, dtype = found.inputs.form()
+    one = (0.0,) * shape[2], (1.0,) * shape[2]
+    spec = InputSpec(shape, len(class_names), *one, dtype)
+    assert isinstance(found.inputs, ArrayInputs), "of arrays"
+    inputs = fit_inputs(found.inputs.array, spec, source)
+    names = values_in_order(clients or ())
+
+    def part(chosen: NDArray[np.bool_]) -> LabelledArrays:
+        if not chosen.any():
+            raise DataError(
+                f"{source}: there is nothing to train on, or to test on; raise "
+                "data.test_fraction, or give more"
             )
-            is_test = np.array(marks)
-        labels = np.array(found.labels, dtype=object)
-        given = tuple(str(name) for name in arrays.get("class_names", np.empty(0)))
-        class_names = given or values_in_order(labels[~is_test])
-        require_known(labels[is_test], class_names, str(path))
-        shape, dtype = found.inputs.form()
-        one = (0.0,) * shape[2], (1.0,) * shape[2]
-        spec = InputSpec(shape, len(class_names), *one, dtype)
-        assert isinstance(found.inputs, ArrayInputs), "of arrays"
-        inputs = fit_inputs(found.inputs.array, spec, str(path))
-        names = values_in_order(clients or ())
-        parts: dict[CentralSplit, NDArray[np.bool_]] = {
-            "train": ~is_test,
-            "test": is_test,
-        }
-        for split, chosen in parts.items():
-            writer.put_images(split, inputs[chosen])
-            writer.put_labels(split, numbered(labels[chosen], class_names))
-            if clients is not None:
-                owners = np.array(clients, dtype=object)[chosen]
-                writer.put_client_ids(split, numbered(owners, names))
-        return Contents(class_names, dtype=dtype, client_names=names)
+        owners = None
+        if clients is not None:
+            owners = numbered(np.array(clients, dtype=object)[chosen], names)
+        return LabelledArrays(
+            inputs[chosen], numbered(labels[chosen], class_names), owners
+        )
+
+    train = part(~is_test)
+    mean, std = statistics_of(train.images)
+    return Dataset(
+        name=source,
+        train=train,
+        test=part(is_test),
+        spec=replace(spec, mean=mean, std=std),
+        class_names=class_names,
+        client_names=names,
+    )
 
 
 def _clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
@@ -304,12 +342,21 @@ def _clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
     return _texts(joined, "clients", count, source)
 
 
-_MODULE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+OWN_SITE_DATA = Kind(
+    "a function that returns SiteData, or a mapping of arrays (inputs and labels)",
+    base=LabelSettings,
+    given=("base", "task"),
+)
+"""What a site can bring as its data: ``f(base, task, **settings)``.
+
+``base`` is the folder of the client's file, ``task`` the `SiteTask`, or None where none
+is known yet; a function that takes neither gets neither.
+"""
 
 
 @dataclass(frozen=True)
 class PythonSettings(SiteSettings):
-    """Which function is called, and with what.
+    """The same with the function's name as a setting, as it was written before.
 
     Attributes
     ----------
@@ -323,103 +370,92 @@ class PythonSettings(SiteSettings):
 
     name = "python"
     title = "Python function"
-    summary = "your own code: module:function, beside the client's file or installed"
+    summary = "your own code, as name: module:function says it in fewer words"
 
-    entry: Annotated[str, Field(pattern=rf"^{_MODULE}:[A-Za-z_]\w*$")]
+    entry: Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
     arguments: dict[str, Any] = field(default_factory=dict)
 
     def collect(self, base: Path, task: SiteTask | None) -> Collected:
         """Return what a function gives: `SiteData`, or a mapping of arrays."""
-        source = f"data.entry {self.entry}"
-        module_name, _, name = self.entry.partition(":")
-        with _importable(base, module_name), _owners_code(base, source):
-            module = _module(module_name, base)
-            function = getattr(module, name, None)
-            if not callable(function):
-                known = [one for one, value in vars(module).items() if callable(value)]
-                raise DataError(
-                    f"{source}: {module.__file__} has no function {name!r}; "
-                    f"{alternatives(name, known)}"
-                )
-            returned = function(base, task, **self.arguments)
-        with _owners_code(base, source):
-            if isinstance(returned, SiteData):
-                return _of_site_data(returned, source)
-            if not isinstance(returned, Mapping):
-                raise DataError(
-                    f"{source} returned {type(returned).__name__}, expected SiteData "
-                    "or a mapping of arrays such as inputs and labels"
-                )
-            for key in returned:
-                if key not in KEYS:
-                    raise DataError(
-                        f"{source} returned an array {key!r}; "
-                        f"{alternatives(str(key), KEYS)}"
-                    )
-            arrays = {key: np.asarray(value) for key, value in returned.items()}
-        return collect_arrays(arrays, source)
+        own = Door(base).open(self.entry, OWN_SITE_DATA)
+        try:
+            inspect.signature(own.entry).bind(base, task, **self.arguments)
+        except TypeError as error:
+            raise OwnCodeError(f"{self.entry}: {error}; see data.arguments") from error
+        with explained():
+            returned = own.entry(base, task, **self.arguments)
+        return _of_own(returned, self.entry)
 
 
-def _module(name: str, base: Path) -> ModuleType:
-    """Return the module beside the client's file as it is now, or an installed one."""
-    place = base.joinpath(*name.split("."))
-    for file in (place.with_suffix(".py"), place / "__init__.py"):
-        if file.is_file():
-            return _fresh(name, file)
-    return importlib.import_module(name)
+def collect_own(
+    choice: Choice[Settings], base: Path, task: SiteTask | None
+) -> Collected:
+    """Return what a site's own function gives; see `OWN_SITE_DATA`."""
+    given = given_to(choice.entry, base=base, task=task)
+    with explained():
+        returned = choice.entry(**given, **arguments(choice.settings, LabelSettings))
+    return _of_own(returned, choice.name)
 
 
-class _AsItIsNow(SourceFileLoader):
-    """Compiles the file each time: kept bytecode is told from it by whole seconds."""
-
-    def get_code(self, fullname: str) -> CodeType:
-        """Return the code of what the file holds."""
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
-
-
-def _fresh(name: str, file: Path) -> ModuleType:
-    loader = _AsItIsNow(name, str(file))
-    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
-    assert spec is not None, "a file that ends in .py has a loader"
-    assert spec.loader is not None, "as above"
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look for their module there while it is being executed.
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+def _of_own(returned: object, source: str) -> Collected:
+    if isinstance(returned, SiteData):
+        return _of_site_data(returned, source)
+    return collect_arrays(
+        _canonical(_as_arrays(returned, source, KEYS), source), source
+    )
 
 
-@contextlib.contextmanager
-def _importable(base: Path, name: str) -> Iterator[None]:
-    """Let modules in ``base`` import each other inside the block."""
-    before = sys.modules.get(name)
-    sys.path.insert(0, str(base))
+def _as_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
+    """Return arrays that a function gave; refuse what is none, or has another name."""
+    if not isinstance(returned, Mapping):
+        raise OwnCodeError(
+            f"{source} returned {type(returned).__name__}, expected a mapping of "
+            f"arrays such as {', '.join(list(known)[:2])}, or a data set"
+        )
+    for key in returned:
+        if key not in known and key not in _ALIASES:
+            raise OwnCodeError(
+                f"{source} returned an array {key!r}; {alternatives(str(key), known)}"
+            )
     try:
-        yield
-    finally:
-        sys.path.remove(str(base))
-        sys.modules.pop(name, None)
-        if before is not None:
-            sys.modules[name] = before
+        return {key: np.asarray(value) for key, value in returned.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OwnCodeError(f"{source} returned what is no array: {error}") from error
 
 
-@contextlib.contextmanager
-def _owners_code(base: Path, source: str) -> Iterator[None]:
-    """Make errors of the owner's code ours, with their place."""
-    try:
-        yield
-    except KnnPerError:
-        raise
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [one for one in frames if Path(one.filename).is_relative_to(base)]
-        frame = (own or frames)[-1]
-        raise DataError(
-            f"{source} failed with {type(error).__name__}: {error} "
-            f"({frame.filename}, line {frame.lineno}); mend the function, or its "
-            "data.arguments"
-        ) from error
+@dataclass(frozen=True, kw_only=True)
+class OwnDataSettings(Settings):
+    """How arrays are divided that a function returns without a test split.
+
+    Attributes
+    ----------
+    test_fraction, seed
+        As of `NpzFileSettings`.
+    """
+
+    test_fraction: TestFraction = 0.2
+    seed: NonNegativeInt = 0
+
+
+OWN_DATA = Kind(
+    "a function that returns a knnper.Dataset or a mapping of arrays, or a subclass of "
+    "knnper.DataFormat",
+    base=OwnDataSettings,
+)
+"""What an experiment can bring as its data."""
+
+
+def load_own(choice: Choice[Settings]) -> Dataset:
+    """Return the data set that a user's function returns; see `OWN_DATA`."""
+    settings = choice.settings
+    assert isinstance(settings, OwnDataSettings), "as `OWN_DATA` says"
+    with explained():
+        returned = choice.entry(**arguments(settings, OwnDataSettings))
+    if isinstance(returned, Dataset):
+        return returned
+    known = (*KEYS, *_CLIENTS)
+    arrays = _canonical(_as_arrays(returned, choice.name, known), choice.name)
+    return dataset_of(arrays, choice.name, settings.test_fraction, settings.seed)
 
 
 def _of_site_data(data: SiteData, source: str) -> Collected:
@@ -427,6 +463,12 @@ def _of_site_data(data: SiteData, source: str) -> Collected:
     parts = list(data.splits())
     class_of = dict(enumerate(data.task.class_names))
     labels = [label for _, one in parts for label in one.examples.labels.tolist()]
+    wrong = sorted(set(labels) - class_of.keys())
+    if wrong:
+        raise OwnCodeError(
+            f"{source} returned the label {wrong[0]}, expected 0 to "
+            f"{len(class_of) - 1}: a place in its task's class_names"
+        )
     images = np.concatenate([one.examples.images.numpy() for _, one in parts])
     return Collected(
         source=source,

@@ -14,8 +14,9 @@ from knnper.data import (
     torchvision_sets,
     user_csv,
 )
-from knnper.data.examples import DataFormat
+from knnper.data.examples import DataFormat, Dataset
 from knnper.data.site_data import SiteSettings
+from knnper.experiment import Choice, Settings
 
 DATA_SETS: Mapping[str, type[DataFormat]] = {
     one.name: one
@@ -52,3 +53,12 @@ SITE_DATA: Mapping[str, type[SiteSettings]] = {
     )
 }
 """What the section ``data`` of a client's file names."""
+
+
+def load_data(choice: Choice[Settings]) -> Dataset:
+    """Return the data set that the section ``data`` of an experiment names."""
+    if isinstance(choice.settings, DataFormat):
+        return choice.settings.load()
+    if choice.entry is None:
+        raise TypeError(f"{choice.name} is no data format: {choice.settings}")
+    return arrays.load_own(choice)

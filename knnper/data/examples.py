@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch.nn import functional
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import (
     Augmentation,
-    Choice,
     NonNegativeInt,
     PositiveInt,
     Settings,
@@ -367,13 +366,6 @@ class DataFormat(Settings, ABC):
         """Return the data set; a `DataError` says what is wrong with its files."""
 
 
-def load_data(choice: Choice[Settings]) -> Dataset:
-    """Return the data set that the section ``data`` of an experiment names."""
-    if not isinstance(choice.settings, DataFormat):
-        raise TypeError(f"{choice.name} is no data format: {choice.settings}")
-    return choice.settings.load()
-
-
 _PIXELS_AT_ONCE = 2**20
 
 
@@ -394,6 +386,15 @@ def channel_statistics(
     constant = np.count_nonzero(histograms, axis=1) == 1
     deviations = np.where(constant, 1.0, np.sqrt(variances))
     return tuple(means.tolist()), tuple(deviations.tolist())
+
+
+def statistics_of(
+    images: NDArray[Any],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel, in the unit of `InputSpec`."""
+    if images.dtype == np.uint8:
+        return channel_statistics([images])
+    return real_statistics([images])
 
 
 def real_statistics(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from knnper.data.arrays import collect_own
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
 from knnper.data.examples import (
@@ -18,11 +19,13 @@ from knnper.data.examples import (
     Examples,
     InputSpec,
     no_examples,
+    statistics_of,
 )
 from knnper.data.images import digests_of, require_all_read
 from knnper.data.site_data import (
     SITES,
     Collected,
+    LabelSettings,
     NamedExamples,
     ReadInputs,
     SiteData,
@@ -243,7 +246,7 @@ _MOST_SHOWN = 20
 
 
 def agree_labels(
-    found: Collected, settings: SiteSettings, class_names: Sequence[str]
+    found: Collected, settings: LabelSettings, class_names: Sequence[str]
 ) -> tuple[tuple[int | None, ...], dict[str, int]]:
     """Find labels among the federation's by name; count those that it has not."""
     for name, target in settings.label_map.items():
@@ -290,7 +293,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _settled(
-    found: Collected, settings: SiteSettings, task: SiteTask, cache: Path | None = None
+    found: Collected, settings: LabelSettings, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
     """Agree on labels, split, and read the inputs."""
     labels, unknown = agree_labels(found, settings, task.class_names)
@@ -346,7 +349,24 @@ def _own_task(found: Collected) -> SiteTask:
     class_names = tuple(sorted(set(found.labels), key=key))
     channels = 0 if dtype in TEXTS else shape[2]
     described = ((0.0,) * channels, (1.0,) * channels, dtype, found.inputs.vocabulary)
-    return SiteTask(InputSpec(shape, len(class_names), *described), class_names)
+    spec = InputSpec(shape, len(class_names), *described)
+    return SiteTask(spec, class_names, found.feature_names)
+
+
+def described_task(data: SiteData) -> SiteTask:
+    """Return the task of data that was surveyed without one, by its training inputs.
+
+    Mean and deviation per channel are those that `SitesSettings` has.
+    """
+    spec, images = data.task.spec, data.train.examples.images.numpy()
+    if spec.dtype in TEXTS or not len(images):
+        return data.task
+    is_real, found = spec.dtype == "float32", statistics_of(images)
+    # A pixel's place behind the comma says nothing; a feature may be of any size.
+    mean, std = (
+        part if is_real else tuple(round(value, 4) for value in part) for part in found
+    )
+    return replace(data.task, spec=replace(spec, mean=mean, std=std))
 
 
 def open_site(
@@ -371,10 +391,14 @@ def survey_site(
 
 def _collected(
     choice: Choice[Settings], base: Path, task: SiteTask | None
-) -> tuple[Collected, SiteSettings]:
-    if not isinstance(choice.settings, SiteSettings):
-        raise TypeError(f"{choice.name} is no site's data: {choice.settings}")
-    found = choice.settings.collect(base, task)
+) -> tuple[Collected, LabelSettings]:
+    settings = choice.settings
+    if not isinstance(settings, LabelSettings):
+        raise TypeError(f"{choice.name} is no site's data: {settings}")
+    if isinstance(settings, SiteSettings):
+        found = settings.collect(base, task)
+    else:
+        found = collect_own(choice, base, task)
     if not found.names:
         raise DataError(f"{found.source} holds no examples; expected at least one")
     counts = Counter(found.names)
@@ -387,7 +411,7 @@ def _collected(
             f"empty or cannot be written as UTF-8, such as {wrong[0]!r}; expected one "
             "name for each example"
         )
-    return found, choice.settings
+    return found, settings
 
 
 def _can_be_kept(name: str) -> bool:

@@ -201,8 +201,8 @@ class SiteData:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SiteSettings(Settings, ABC):
-    """Base of a kind of a site's own data, and what can be set for all of them.
+class LabelSettings(Settings):
+    """What can be set for all kinds of a site's own data.
 
     Attributes
     ----------
@@ -216,13 +216,18 @@ class SiteSettings(Settings, ABC):
         How the examples are split where the data does not say it.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
-    summary: ClassVar[str]
-
     label_map: dict[str, str] = field(default_factory=dict)
     unknown_labels: Literal["error", "drop"] = "error"
     fractions: FractionSettings = field(default_factory=FractionSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteSettings(LabelSettings, ABC):
+    """Base of a kind of a site's own data."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
 
     @abstractmethod
     def collect(self, base: Path, task: SiteTask | None) -> "Collected":
@@ -275,6 +280,7 @@ class Collected:
     given_splits: frozenset[Split] = frozenset()
     numbered: bool = False  # whether labels are numbers that no class names belong to
     num_ignored: int = 0  # files beside them that are no images by their names
+    feature_names: tuple[str, ...] = ()  # of rows that name them
 
 
 _NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats

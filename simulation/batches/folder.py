@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 import knnper
-from knnper.data.examples import Dataset, LabelledArrays, load_data
+from knnper.data.catalogue import load_data
+from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Experiment
 from knnper.files import draft_of, read_document, write_atomically

@@ -18,6 +18,7 @@ from knnper.data.site_data import SITES, sites_settings, task_of
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey
+from knnper.simulation.partition.own import own_partition
 from knnper.simulation.partition.schemes import (
     PARTITIONS,
     Assignment,
@@ -158,14 +159,19 @@ def make_partition(
     settings = choice.settings
     if not isinstance(settings, PartitionSettings):
         raise TypeError(f"expected PartitionSettings, found {type(settings).__name__}")
-    split, part = PARTITIONS[choice.name].split, settings.used_fraction
+    part = settings.used_fraction
     key = run_key.child("partition")
     train = part_used(len(dataset.train), part, key.child("used", "train"))
     test = part_used(len(dataset.test), part, key.child("used", "test"))
     kept, rest = keep_back(train, settings.proxy_fraction, key.child("proxy"))
-    assignment = assign_part(
-        dataset, rest, test, lambda one: split(one, settings, key.child("assignment"))
-    )
+    own = key.child("assignment")
+
+    def split(one: Dataset) -> Assignment:
+        if choice.entry is not None:
+            return own_partition(choice, one, own)
+        return PARTITIONS[choice.name].split(one, settings, own)
+
+    assignment = assign_part(dataset, rest, test, split)
     hold_out = hold_out_last if dataset.spec.dtype == "token" else hold_out_random
     return replace(partition_of(assignment, settings, key, hold_out), proxy=kept)
 

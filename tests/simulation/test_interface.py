@@ -89,9 +89,18 @@ def test_the_model_is_the_global_one(run: Run) -> None:
     torch.testing.assert_close(found, expected_rows)
 
 
-def test_each_client_serves_what_it_served_in_the_run(run: Run) -> None:
+@pytest.mark.parametrize("trained", ["all", "head"])
+def test_each_client_serves_what_it_served_in_the_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: str
+) -> None:
+    if trained == "head":  # on embeddings; what is served takes the inputs
+        monkeypatch.setenv("KNNPER_CACHE", str(tmp_path / "cache"))
+        place = tmp_path / "run"
+        settings = SMALL | {"model__trained": "head"}
+        run = simulate("demo", output=place, progress=False, **settings)
     for client, row in run.clients.iterrows():
         predictor, test = run.predictor(str(client)), run.test(str(client))
+        assert test.images.shape[1:] == (8, 8, 1)
         found = predictor(test.images)
         right = (found.argmax(dim=1) == test.labels).double().mean()
         assert float(right) == pytest.approx(row["accuracy"])

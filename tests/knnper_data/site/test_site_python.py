@@ -1,12 +1,13 @@
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from knnper.client.settings import read_client
+from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SiteTask
-from knnper.errors import DataError
+from knnper.errors import ConfigError, OwnCodeError
 from tests.knnper_data.site.site_cases import (
     IMAGES,
     classes,
@@ -53,12 +54,9 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_a_function_beside_the_clients_file(base: Path) -> None:
-    before = list(sys.path)
     data = opened("python", base, IMAGES, entry="own_data:load", arguments={"count": 5})
     assert classes(data) == {f"{n:05d}": "cat" for n in range(5)}
     assert (base / "called").read_text() == "(4, 4, 3)"
-    assert sys.path == before
-    assert "own_data" not in sys.modules
     # Without a task there is none.
     assert surveyed("python", base, entry="own_data:load").task.class_names == ("cat",)
 
@@ -117,24 +115,41 @@ def wrong_labels(base: Path, task: SiteTask) -> SiteData:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("own_data:fails", r"failed with IndexError: .*own_data\.py, line 18\)"),
-        ("own_data:laod", r"has no function 'laod'; did you mean 'load'\?"),
-        ("own_data:wrong", "returned int, expected SiteData or a mapping"),
+        (
+            "own_data:fails",
+            r"own_data\.py failed:(?s:.*)line 18(?s:.*)IndexError",
+        ),
+        ("own_data:laod", r"has no 'laod'; did you mean 'load'\?"),
+        ("own_data:wrong", "wrong returned int, expected a mapping of arrays"),
         ("own_data:odd", r"an array 'input'; did you mean 'inputs'\?"),
-        ("own_data:ragged", "failed with ValueError"),
-        ("no_such_module:load", "failed with ModuleNotFoundError: No module named"),
-        ("broken_data:load", "failed with SyntaxError"),
-        (f"{__name__}:wrong_labels", "failed with KeyError: -1"),
+        ("own_data:ragged", "ragged returned what is no array"),
+        ("no_such_module:load", "found no module 'no_such_module' in .* or on the"),
+        ("broken_data:load", "SyntaxError|cannot be"),
+        (f"{__name__}:wrong_labels", "returned the label -1, expected 0 to 2"),
     ],
 )
 def test_what_goes_wrong_is_shown(base: Path, entry: str, message: str) -> None:
     (base / "broken_data.py").write_text("x = 1\ny = x +\n")
-    with pytest.raises(DataError, match=message) as caught:
+    with pytest.raises(OwnCodeError, match=message):
         opened("python", base, IMAGES, entry=entry)
-    assert str(caught.value).startswith(f"data.entry {entry}")
-    assert "broken_data" not in sys.modules
+
+
+def test_the_reference_is_a_name_too(base: Path) -> None:
+    file = base / "client.yaml"
+
+    def read(data: str) -> SiteData:
+        file.write_text(f"name: a\nserver: b:1\ninsecure: true\ndata: {data}\n")
+        settings = read_client(file)
+        return open_site(settings.data, settings.base, IMAGES)
+
+    found = read("{name: 'own_data:load', count: 3, label_map: {cat: dog}}")
+    assert classes(found) == {f"{n:05d}": "dog" for n in range(3)}
+    with pytest.raises(ConfigError, match=r"data\.cuont: unknown .* did you mean"):
+        read("{name: 'own_data:load', cuont: 3}")
+    with pytest.raises(ConfigError, match=r"has no 'laod'; did you mean 'load'\?"):
+        read("{name: 'own_data:laod'}")
 
 
 def test_wrong_arguments_are_shown(base: Path) -> None:
-    with pytest.raises(DataError, match=r"failed with TypeError: .*'size'"):
+    with pytest.raises(OwnCodeError, match=r"unexpected .*'size'; see data\.argum"):
         opened("python", base, IMAGES, entry="own_data:load", arguments={"size": 3})

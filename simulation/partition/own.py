@@ -1,0 +1,142 @@
+"""Partitions that users bring: functions, and partitioners of flwr_datasets."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from knnper.data.examples import Dataset
+from knnper.errors import OwnCodeError
+from knnper.experiment import Choice, Settings
+from knnper.own import Kind, arguments, explained, given_to
+from knnper.process import import_extra
+from knnper.seeding import RandomKey
+from knnper.simulation.partition.schemes import (
+    Assignment,
+    Integers,
+    PartitionSettings,
+    allocate_test_like_train,
+    assignment_of,
+    count_labels,
+    num_labels_of,
+)
+
+OWN_PARTITION = Kind(
+    "a function that returns the places of each client's training examples, or a "
+    "partitioner of flwr_datasets",
+    base=PartitionSettings,
+    given=("dataset", "labels", "test_labels", "rng"),
+)
+"""What an experiment can bring as its partition.
+
+A function gets those of these that it has parameters for: ``labels`` (n,) and
+``test_labels`` of both splits, int64; the `Dataset`, whose images may be left out; and
+``rng``, a `numpy.random.Generator` that the experiment's seed decides. It returns a
+list of places in the training split, one array a client, or a mapping from clients'
+names to these. Test examples then follow the labels of the training examples; a tuple
+of two such lists or mappings, or an `Assignment`, says who is tested on which.
+"""
+
+
+def own_partition(
+    choice: Choice[Settings], dataset: Dataset, key: RandomKey
+) -> Assignment:
+    """Return how a user's code splits a data set; see `OWN_PARTITION`."""
+    train, test = dataset.train.labels, dataset.test.labels
+    values = arguments(choice.settings, PartitionSettings)
+    given = given_to(
+        choice.entry,
+        dataset=dataset,
+        labels=np.array(train),
+        test_labels=np.array(test),
+        rng=key.child("own").numpy(),
+    )
+    with explained():
+        made = choice.entry(**given, **values)
+        if hasattr(made, "load_partition"):
+            made = _partitioned(made, dataset)
+    if isinstance(made, Assignment):
+        return made
+    of_test = None
+    if isinstance(made, tuple) and len(made) == 2:
+        made, of_test = made
+    names, owner = _owners(made, len(train), choice.name)
+    if not names:
+        raise OwnCodeError(f"{choice.name} returned no clients, expected at least one")
+    if of_test is not None:
+        tested, test_owner = _owners(of_test, len(test), choice.name)
+        if tested != names:
+            raise OwnCodeError(
+                f"{choice.name} returned other clients for the test split, "
+                f"{len(tested)} of them, than the {len(names)} for the training split"
+            )
+        found = _assignment(owner, test_owner, len(names))
+    else:
+        has_owner = owner >= 0
+        shape = (num_labels_of(train, test), len(names))
+        counts = count_labels(train[has_owner], owner[has_owner], shape)
+        test_owner = allocate_test_like_train(counts, test, key.child("test"))
+        found = _assignment(owner, test_owner, len(names))
+    is_named = isinstance(made, Mapping)
+    return Assignment(found.train, found.test, names=names if is_named else ())
+
+
+def _assignment(train: Integers, test: Integers, num_clients: int) -> Assignment:
+    """Return the samples of each client; those of the owner -1 are nobody's."""
+    found = assignment_of(train + 1, test + 1, num_clients + 1)
+    return Assignment(found.train[1:], found.test[1:])
+
+
+def _owners(made: object, count: int, source: str) -> tuple[tuple[str, ...], Integers]:
+    """Return the clients' names, and the client of each of n samples or -1."""
+    if isinstance(made, Mapping):
+        names, parts = tuple(map(str, made)), list(made.values())
+    elif isinstance(made, Sequence | np.ndarray):
+        names, parts = tuple(map(str, range(len(made)))), list(made)
+    else:
+        raise OwnCodeError(
+            f"{source} returned {type(made).__name__}, expected a list of places in "
+            "the training split, one array a client, or a mapping from names to these"
+        )
+    owner = np.full(count, -1, dtype=np.int64)
+    for number, (name, part) in enumerate(zip(names, parts, strict=True)):
+        places = np.asarray(part)
+        if places.size == 0:
+            continue
+        if places.ndim != 1 or places.dtype.kind not in "iu":
+            raise OwnCodeError(
+                f"{source}: client {name}: found {places.dtype} of shape "
+                f"{places.shape}, expected whole numbers: places of its examples"
+            )
+        if places.min() < 0 or places.max() >= count:
+            raise OwnCodeError(
+                f"{source}: client {name}: found the places {places.min()} to "
+                f"{places.max()}, expected those of {count} examples, from 0 on"
+            )
+        taken = owner[places] >= 0
+        if taken.any() or len(np.unique(places)) < len(places):
+            raise OwnCodeError(
+                f"{source}: client {name}: found examples that it, or another client, "
+                "has already; expected each at most once"
+            )
+        owner[places] = number
+    return names, owner
+
+
+def _partitioned(partitioner: Any, dataset: Dataset) -> Any:
+    """Return the places of each partition's examples, by name where there are names."""
+    package = import_extra("datasets", "hf", "a partitioner of flwr_datasets")
+    labels, clients = dataset.train.labels, dataset.train.client_ids
+    columns: dict[str, Iterable[Any]] = {"label": labels, "place": range(len(labels))}
+    if clients is not None:
+        names = dataset.client_names
+        columns["client"] = [names[one] if names else str(one) for one in clients]
+    partitioner.dataset = package.Dataset.from_dict(columns)
+    parts = [
+        partitioner.load_partition(number)["place"][:]
+        for number in range(partitioner.num_partitions)
+    ]
+    natural = getattr(partitioner, "partition_id_to_natural_id", None)
+    if not natural:
+        return parts
+    return {str(natural[number]): part for number, part in enumerate(parts)}
