@@ -27,10 +27,11 @@ from knnper.datastore.memory import KnnSettings
 from knnper.errors import ConfigError, KnnPerError, RefusedError, RunError
 from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
-from knnper.models import located
-from knnper.own import Door
+from knnper.models import build_model, located
+from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
+from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import (
     KINDS,
     Assembly,
@@ -353,8 +354,9 @@ class SiteNode:
         try:
             with Discretion(settings.share_metrics).around("reading the data"):
                 experiment, limits = _allowed(settings, job, context.run_id)
-                data, _ = site_data(settings, experiment)
+                data, task = site_data(settings, experiment)
                 limits.require_plan(len(data.train))
+                _require_model(experiment, task)
         except RunError as error:
             return introduction_content(Introduction(name, train, problem=str(error)))
         remark = limits.without_training(len(data.train)) if train else ""
@@ -405,6 +407,14 @@ def site_experiment(text: str, door: Door) -> Experiment:
             f"the two sides run different versions: {error}"
         ) from error
     return dataclasses.replace(found, model=located(found.model, door))
+
+
+@explained()
+def _require_model(experiment: Experiment, task: SiteTask) -> None:
+    """Refuse a model that needs files or code that the site has not, or others."""
+    chosen = experiment.model
+    if chosen.entry is not None or getattr(chosen.settings, "frozen", None):
+        build_model(chosen, task.spec, RandomKey(experiment.run.seed))
 
 
 def site_data(

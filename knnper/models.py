@@ -121,7 +121,7 @@ def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
     settings, files = choice.settings, door.pretrained
     if files is None or not isinstance(settings, ModelSettings):
         return choice
-    stated = getattr(settings, "architecture", choice.name)
+    stated = _stated(choice)
     keys = (stated, Path(stated).name, choice.name)
     file = next((str(files[key]) for key in keys if key in files), None)
     if file is None and not alone:
@@ -138,6 +138,10 @@ def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
             raise ConfigError([Problem("model.architecture", message)])
         here |= {"architecture": file, "weights": None}
     return replace(choice, here=replace(settings, **here))
+
+
+def _stated(choice: Choice[Settings]) -> str:
+    return str(getattr(choice.settings, "architecture", choice.name))
 
 
 def with_whole_paths(choice: Choice[S]) -> Choice[S]:
@@ -164,7 +168,7 @@ def build_model(
         with rng.torch():
             module = _own_model(replace(choice, settings=settings), spec)
             train_only(module, settings)
-        return _flat(module, settings, device)
+        return _flat(module, choice, device)
     kind = MODELS[choice.name]
     if not isinstance(settings, kind.settings_type):
         found = type(settings).__name__
@@ -181,22 +185,23 @@ def build_model(
                 module, Path(settings.weights), published=module.published_head
             )
         train_only(module, settings)
-    return _flat(module, settings, device)
+    return _flat(module, choice, device)
 
 
 def _flat(
-    module: EmbeddingModel, settings: ModelSettings, device: torch.device
+    module: EmbeddingModel, choice: Choice[Settings], device: torch.device
 ) -> FlatModel:
     """Return the model, whose frozen part must be what the settings say."""
-    flat = FlatModel(module, device)
+    flat, settings = FlatModel(module, device), choice.here or choice.settings
+    assert isinstance(settings, ModelSettings), "asked before"
     if settings.frozen is not None and flat.frozen != settings.frozen:
         message = (
             f"expected a model whose frozen weights have the fingerprint "
-            f"{settings.frozen[:12]}, found {flat.frozen[:12] or 'none frozen'}, from "
-            f"{settings.weights or 'random weights'}; give the file of weights that "
-            "the others have, in model.weights, and where the experiment is from "
-            "elsewhere in the client's file: pretrained: {NAME: FILE}, with the name "
-            "of the architecture"
+            f"{settings.frozen[:12]}, found {flat.frozen[:12] or 'none frozen'}, "
+            f"{'made of ' + settings.weights if settings.weights else 'random ones'}; "
+            "give the file of weights that the others have, in model.weights, and "
+            "where experiment or model are from elsewhere in the file of the client "
+            f"or server: pretrained: {{{_stated(choice).rpartition('/')[2]}: FILE}}"
         )
         raise ConfigError([Problem("model.weights", message)])
     return flat

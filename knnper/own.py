@@ -31,6 +31,7 @@ from knnper.experiment import (
     Reference,
     Settings,
     alternatives,
+    nearest,
     parse_settings,
     read_yaml,
 )
@@ -65,12 +66,11 @@ class Door:
     def open(self, reference: str, kind: Kind) -> Own:
         """Return what ``reference`` names; an `OwnCodeError` says why it is not."""
         if self.allowed is not None and reference not in self.allowed:
-            known = alternatives(reference, self.allowed)
+            guess = nearest(reference, self.allowed)
             raise OwnCodeError(
-                f"found {reference!r}, which may not be used here: no code comes with "
-                "an experiment or a model. Who operates this machine, has that code "
-                "and trusts it, writes in the client's or the server's own file: "
-                f"own_code: {{folder: FOLDER, allowed: [{reference!r}]}}; {known}"
+                f"found {reference!r}, which may not be used here: it needs own_code: "
+                f"{{folder: FOLDER, allowed: [{reference}]}} in the file of the client "
+                f"or server; {guess}".rstrip("; ")
             )
         module_name, _, path = reference.partition(":")
         module, fingerprint = _module(module_name, self.folder, reference)

@@ -1,6 +1,6 @@
 """Sites in one process: the real ClientApp behind a grid of functions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -15,11 +15,13 @@ from tests.server.fake_grid import FakeGrid
 CLIENTS = ("0000", "0001", "0002", "0003")
 
 
-def experiment(folder: Path | None = None, **changes: object) -> Experiment:
-    """Return an experiment with four clients, of which 0002 is unseen.
+def experiment(**changes: object) -> Experiment:
+    """Return an experiment with four clients, of which 0002 is unseen."""
+    return own_experiment(None, changes)
 
-    Code of its user's lies in the ``folder``.
-    """
+
+def own_experiment(folder: Path | None, changes: Mapping[str, object]) -> Experiment:
+    """Return the same, changed, with code of its user's that lies in ``folder``."""
     document = {
         "name": "four",
         "data": {"name": "digits"},

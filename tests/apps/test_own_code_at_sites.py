@@ -35,7 +35,7 @@ from knnper.strategies.core.exported_model import (
 )
 from knnper.transport.messages import Introduction, Job, read_introduction
 from knnper_cli.flower_apps import Order, lead_sites, order_of
-from tests.apps.site_grid import SiteGrid, experiment, make_sites
+from tests.apps.site_grid import SiteGrid, experiment, make_sites, own_experiment
 
 pytestmark = pytest.mark.usefixtures("inside_a_run", "own_modules")
 CODE = """
@@ -64,7 +64,7 @@ class Same(Method):
 OWN = {
     "model": "{name: 'mine:Net', hidden: 8}",
     "method": "{name: 'mine:Same'}",
-    "personalization": "{name: knn_per}",
+    "personalization": "{name: knn}",
     "training.loss": "{name: 'mine:smoothed', amount: 0.2}",
     "training.optimizer": "{name: 'torch.optim:NAdam'}",
     "training.learning_rate": 0.01,
@@ -131,7 +131,7 @@ def introduced(file: Path, text: str) -> Introduction:
 def test_three_sites_train_what_a_simulation_does_and_a_fourth_serves_it(
     tmp_path: Path, code: Path
 ) -> None:
-    settings = experiment(code, **OWN)
+    settings = own_experiment(code, OWN)
     files = make_sites(tmp_path, settings)
     append(files, ALLOWED)
     run = lead(files, settings, tmp_path / "run")
@@ -155,7 +155,7 @@ def test_three_sites_train_what_a_simulation_does_and_a_fourth_serves_it(
 def test_a_model_from_elsewhere_comes_through_a_file_that_is_named(
     tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = experiment(code, **OWN)
+    settings = own_experiment(code, OWN)
     trained = find_model(simulated(tmp_path / "run", settings).path)
     save_model(tmp_path / "exported", trained)
     (tmp_path / "local.yaml").write_text(ALLOWED)
@@ -172,15 +172,15 @@ def test_a_model_from_elsewhere_comes_through_a_file_that_is_named(
 
 
 def test_a_site_without_leave_or_with_other_code_refuses(
-    tmp_path: Path, code: Path
+    tmp_path: Path, code: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = over_sites(experiment(code, **OWN))
+    settings = over_sites(own_experiment(code, OWN))
     file = make_sites(tmp_path, experiment())["0000"]
     text = for_sites(settings)
     assert str(tmp_path) not in text
     told = introduced(file, text).problem
     assert "'mine:Net', which may not be used here" in told
-    assert "own_code: {folder: FOLDER, allowed: ['mine:Net']}" in told
+    assert "own_code: {folder: FOLDER, allowed: [mine:Net]}" in caplog.text
     append({"": file}, ALLOWED)
     assert introduced(file, text).problem == ""
     (tmp_path / "code" / "mine.py").write_text(CODE.replace("ReLU", "GELU"))
@@ -198,18 +198,20 @@ def test_what_fails_in_users_code_is_told_without_what_it_says(
     tmp_path: Path, code: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = over_sites(
-        experiment(code, **{**OWN, "training.loss": "'mine:failing'"})
+        own_experiment(code, {**OWN, "training.loss": "'mine:failing'"})
     )
     file = make_sites(tmp_path, experiment())["0000"]
     append({"": file}, ALLOWED)
     worker = SiteNode().open(
         context_of(file), Job(["0000"], 1, [0], for_sites(settings))
     )
-    bench = open_workbench(experiment(code, **OWN))
-    payload = bench.method.broadcast(bench.method.init(), "0000", RandomKey(0))
+    bench = open_workbench(own_experiment(code, OWN))
+    payload = bench.method.broadcast(
+        bench.method.init(["0000"], RandomKey(0)), "0000", RandomKey(0)
+    )
     with pytest.raises(RunError) as caught:
         worker.train("0000", payload, 1, 0, [])
-    assert str(caught.value).startswith("mine.py, line 19, in failing: ValueError")
+    assert str(caught.value).startswith("mine.py, line 18, in failing: ValueError")
     assert "a secret" not in str(caught.value)
     assert "a secret" in caplog.text
 
@@ -277,22 +279,27 @@ def test_no_card_can_name_code_or_files(tmp_path: Path) -> None:
 def test_weights_of_others_lie_where_each_site_says(tmp_path: Path) -> None:
     plain = over_sites(experiment())
     module = open_workbench(experiment()).task.model
-    weights = module.named(torch.randn(module.num_weights))
+    weights = module.named(torch.linspace(-1, 1, module.num_weights))
     for name in ("server", "site"):
         (tmp_path / f"{name}.safetensors").parent.mkdir(exist_ok=True)
         save_file(weights, tmp_path / f"{name}.safetensors")
-    head = experiment(
-        **{"model.trained": "head", "model.weights": tmp_path / "server.safetensors"}
-    )
-    files = make_sites(tmp_path, head)
-    with pytest.raises(RunError):
-        lead(files, head, tmp_path / "refused")
+    chosen = {
+        "model.trained": "head",
+        "model.weights": tmp_path / "server.safetensors",
+    }
+    head = own_experiment(None, chosen)
+    files = make_sites(tmp_path, experiment())
+    text = for_sites(over_sites(open_workbench(head).experiment))
+    assert "server.safetensors" not in text
+    told = introduced(files["0000"], text).problem
+    assert "expected a model whose frozen weights have the fingerprint" in told
+    assert "pretrained: {tiny_cnn: FILE}" in told
     append(files, "pretrained: {tiny_cnn: site.safetensors}\n")
     run = lead(files, head, tmp_path / "run")
     assert digest(run) == digest(simulated(tmp_path / "serial", head))
     exported = find_model(run.path)
     save_model(tmp_path / "exported", exported)
-    with pytest.raises(ConfigError, match=r"pretrained: \{NAME: FILE\}"):
+    with pytest.raises(ConfigError, match=r"pretrained: \{tiny_cnn: FILE\}"):
         load_model(tmp_path / "exported")
     client = read_client(files["0002"])
     assert find_model(tmp_path / "exported", client.door).fingerprint
