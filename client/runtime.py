@@ -5,7 +5,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -29,6 +29,7 @@ from knnper.errors import (
     printable,
 )
 from knnper.files import write_atomically
+from knnper.metrics import Compute
 from knnper.own import explained
 from knnper.predictions import Predictions
 from knnper.records import Parts, canonical, is_finite, put_together, take_apart
@@ -187,7 +188,7 @@ class ClientRuntime:
     # Is given each client that has the model. Returns what is served from then on makes
     # of the test split; None where the predictor is to be tested.
     keep: Callable[[Personalized], Served | None] = lambda _: None
-    metrics: Sequence[str] = ()  # of the test split, `run.metrics`
+    metrics: Mapping[str, Compute] = field(default_factory=dict)  # of the test split
     predictions: Predictions | None = None  # where those of the test split are kept
 
     @explained()

@@ -27,6 +27,7 @@ from knnper.datastore.memory import KnnSettings
 from knnper.errors import ConfigError, KnnPerError, RefusedError, RunError
 from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
+from knnper.metrics import computations
 from knnper.models import build_model, located
 from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
@@ -334,7 +335,7 @@ class SiteNode:
                 keep=installer_of(
                     settings, dataclasses.replace(assembly, task=whole), data, job.model
                 ),
-                metrics=experiment.run.metrics,
+                metrics=computations(experiment.run.metrics),
                 predictions=Predictions(states) if wants_predictions else None,
             )
         num_train = len(data.train)

@@ -27,12 +27,11 @@ from typing import (
 )
 
 import yaml
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from knnper.errors import ConfigError, OwnCodeError, Problem
-from knnper.metrics import METRICS
 
 _PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
@@ -114,6 +113,16 @@ class Choice(Generic[S_co]):
     entry: Any = field(default=None, compare=False, repr=False)
     fingerprint: str = field(default="", repr=False)
     here: S_co | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def metric_name(self) -> str:
+        """What results call it where it is a metric: a user's by its attribute."""
+        return metric_name(self.name)
+
+
+def metric_name(name: str) -> str:
+    """Return what results call the metric that an experiment names so."""
+    return name.rpartition(":")[2]
 
 
 @dataclass(frozen=True)
@@ -304,14 +313,6 @@ class FederationSettings(Settings):
     stay_s: NonNegativeFloat = 3600.0
 
 
-def _known_metric(name: str) -> str:
-    if name not in METRICS:
-        raise ValueError(
-            f"found {name!r}, expected a metric; {alternatives(name, METRICS)}"
-        )
-    return name
-
-
 @dataclass(frozen=True)
 class RunSettings(Settings):
     """How the experiment is carried out.
@@ -352,8 +353,9 @@ class RunSettings(Settings):
         predicted by what was chosen on the other half.
     metrics
         What clients are measured by on their test splits, beside what every run has:
-        ``balanced_accuracy``, ``macro_f1`` and ``auroc``; each that is named, also
-        ``log_loss`` or ``ece``, with its spread over the clients.
+        ``balanced_accuracy``, ``macro_f1`` and ``auroc``, or functions of your own
+        ``(labels (n,), probabilities (n, c)) -> float``, higher being better; each that
+        is named, also ``log_loss`` or ``ece``, with its spread over the clients.
     save_predictions
         Whether the probabilities of each test example are kept, in
         ``predictions.parquet``; a site keeps its own in its state folder. It needs
@@ -394,7 +396,7 @@ class RunSettings(Settings):
     checkpoint_every: PositiveInt = 1
     validate_every: NonNegativeInt = 0
     validate_personal: bool = True
-    metrics: tuple[Annotated[str, AfterValidator(_known_metric)], ...] = ()
+    metrics: tuple[Choice[Settings], ...] = ()
     save_predictions: bool = False
     evaluation_batch_size: PositiveInt = 256
     max_failed_fraction: UnitInterval = 0.5
@@ -403,6 +405,11 @@ class RunSettings(Settings):
     exploding_rounds: NonNegativeInt = 3
     keep_checkpoints: PositiveInt = 6
     federation: FederationSettings = field(default_factory=FederationSettings)
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """What results call the `metrics`."""
+        return tuple(one.metric_name for one in self.metrics)
 
 
 @dataclass(frozen=True)
@@ -421,7 +428,7 @@ class Experiment:
     own_code
         Folder in which ``module:attribute`` is looked for before the Python path. In a
         file it is relative to that, and by default its own folder. What is sent to
-        others has fingerprints instead, by section.
+        others has fingerprints instead, by reference.
     """
 
     name: str
@@ -441,6 +448,7 @@ class Experiment:
             **{name: getattr(self, name) for name in SECTIONS},
             "training.optimizer": training.optimizer,
             "training.loss": training.loss,
+            **{f"run.metrics.{one.metric_name}": one for one in self.run.metrics},
         }
         return {
             place: one
@@ -469,8 +477,8 @@ class Catalogue:
     open_own
         ``(section, reference, folder) -> Own``: finds what a user brought; an
         `OwnCodeError` says why it is not there.
-    optimizer, loss
-        As the others, of the section ``training``.
+    optimizer, loss, metric
+        As the others, of the sections ``training`` and ``run``.
     """
 
     data: SettingsTypes
@@ -483,6 +491,7 @@ class Catalogue:
     open_own: "OpenOwn | None" = None
     optimizer: SettingsTypes = field(default_factory=lambda: {"SGD": SgdSettings})
     loss: SettingsTypes = field(default_factory=lambda: {"cross_entropy": Settings})
+    metric: SettingsTypes = field(default_factory=dict)
 
 
 OpenOwn = Callable[[str, str, Path | None], Own]
@@ -957,7 +966,7 @@ class Sections:
         training = self._training(catalogue)
         method = self.choice("method", catalogue.method)
         personalization = self._personalization(catalogue, method)
-        run = self._settings("run", RunSettings)
+        run = self._run(catalogue)
         if run is not None:
             self.problems.extend(run_problems(run))
         sections = (name, data, partition, model, training, method)
@@ -987,6 +996,28 @@ class Sections:
         training = dataclasses.replace(training, **chosen)  # type: ignore[arg-type]
         self.problems.extend(training_problems(training))
         return training
+
+    def _run(self, catalogue: Catalogue) -> RunSettings | None:
+        """Return the section ``run``, in which metrics are chosen by name."""
+        given, section = self.document.get("run", {}), "run.metrics"
+        if not isinstance(given, Mapping) or not isinstance(given.get("metrics"), list):
+            return self._settings("run", RunSettings)
+        rest = {key: value for key, value in given.items() if key != "metrics"}
+        run = self._settings("run", RunSettings, rest)
+        found = [
+            self.choice(section, catalogue.metric, value=one)
+            for one in given["metrics"]
+        ]
+        metrics = tuple(one for one in found if one is not None)
+        names = [one.metric_name for one in metrics]
+        for one in metrics:
+            is_ours = one.entry is not None and one.metric_name in catalogue.metric
+            if is_ours or names.count(one.metric_name) > 1:
+                message = f"found {one.metric_name} twice, expected different names"
+                self._add(section, message)
+        if run is None or len(metrics) < len(found):
+            return None
+        return dataclasses.replace(run, metrics=metrics)
 
     def _own_code(self) -> Path | None:
         """Return the folder in which users' code is looked for first."""
@@ -1051,7 +1082,7 @@ class Sections:
         try:
             own = self.open_own(section, reference, self._own_code())
             if isinstance(expected, Mapping):
-                own.require(reference, str(expected.get(section, "")))
+                own.require(reference, str(expected.get(reference, "")))
         except OwnCodeError as error:
             self._add(f"{section}.name", str(error))
             return None
@@ -1177,6 +1208,8 @@ def plain(value: object) -> Any:
     if isinstance(value, Settings):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, tuple):
+        return [plain(one) for one in value]
     return to_jsonable_python(value)
 
 
@@ -1236,6 +1269,8 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     for section, values in relevant.items():
         for name in later_defaults(getattr(experiment, section)):
             del values[name]
+    # It follows from the rest, and is known only once the model is built.
+    relevant["model"].pop("frozen", None)
     if own := experiment.own():
         relevant["own_code"] = {place: one.fingerprint for place, one in own.items()}
     return {**relevant, "run": run}

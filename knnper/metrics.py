@@ -1,11 +1,17 @@
 """How well probabilities fit labels: the metrics that an experiment can name."""
 
+import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from knnper.errors import OwnCodeError
+from knnper.experiment import Choice, Settings
+from knnper.own import Kind, arguments, given_to
 
 Labels: TypeAlias = NDArray[np.int64]  # (n,), n at least 1
 Probabilities: TypeAlias = NDArray[
@@ -53,9 +59,12 @@ def auroc(labels: Labels, probabilities: Probabilities) -> float | None:
 def _macro(
     function: Callable[..., float], labels: Labels, probabilities: Probabilities
 ) -> float:
-    predicted = np.where(probabilities.any(axis=1), probabilities.argmax(axis=1), -1)
-    present = np.unique(labels)
+    predicted, present = _predicted(probabilities), np.unique(labels)
     return function(labels, predicted, labels=present, average="macro", zero_division=0)
+
+
+def _predicted(probabilities: Probabilities) -> Labels:
+    return np.where(probabilities.any(axis=1), probabilities.argmax(axis=1), -1)
 
 
 @dataclass(frozen=True)
@@ -93,12 +102,47 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def computed(
-    names: Iterable[str], labels: Labels, probabilities: Probabilities
-) -> dict[str, float | None]:
-    """Return the metrics that do not follow from an `Evaluation`, by name."""
-    asked = ((name, METRICS[name].compute) for name in names)
-    return {name: compute(labels, probabilities) for name, compute in asked if compute}
+_CLASSES = "y_pred"  # of an own metric: what takes classes in place of probabilities
+
+OWN_METRIC = Kind(
+    "a function (labels, probabilities) -> float",
+    given=("labels", "probabilities", "y_true", "y_score", "y_prob", _CLASSES),
+)
+"""For all of them higher is better: a loss returns its negative."""
+
+
+def called(name: str) -> Metric:
+    """Return the metric of that name; one that is not ours is a user's."""
+    return METRICS.get(name) or Metric(name, is_fraction=False)
+
+
+def computations(chosen: Iterable[Choice[Settings]]) -> dict[str, Compute]:
+    """Return what computes the metrics that do not follow from an `Evaluation`."""
+    found = {
+        one.metric_name: METRICS[one.name].compute
+        if one.entry is None
+        else functools.partial(_own, one)
+        for one in chosen
+    }
+    return {name: compute for name, compute in found.items() if compute}
+
+
+def _own(
+    choice: Choice[Settings], labels: Labels, probabilities: Probabilities
+) -> float | None:
+    takes_classes = given_to(choice.entry, **{_CLASSES: None})
+    asked = _predicted(probabilities) if takes_classes else probabilities
+    value: Any = choice.entry(labels, asked, **arguments(choice.settings, Settings))
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise OwnCodeError(
+            f"{choice.name} returned {value!r}, expected a number, or None where it "
+            "is not defined"
+        ) from error
+    return number if math.isfinite(number) else None
 
 
 # Which values are better is decided here, and nowhere else.
@@ -106,7 +150,7 @@ def computed(
 
 def gain(metric: str, value: float, over: float) -> float:
     """Return by how much a value of a metric is better than another."""
-    return over - value if METRICS[metric].lower_is_better else value - over
+    return over - value if called(metric).lower_is_better else value - over
 
 
 def is_worse(metric: str, value: float, than: float) -> bool:
@@ -116,4 +160,4 @@ def is_worse(metric: str, value: float, than: float) -> bool:
 
 def worst_first(metric: str, values: Iterable[float]) -> list[float]:
     """Return values of a metric, the worst one first."""
-    return sorted(values, reverse=METRICS[metric].lower_is_better)
+    return sorted(values, reverse=called(metric).lower_is_better)

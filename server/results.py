@@ -12,7 +12,7 @@ from typing import Any
 
 from knnper.experiment import LARGEST_COUNT
 from knnper.files import write_atomically
-from knnper.metrics import ACCURACY, is_worse, worst_first
+from knnper.metrics import ACCURACY, METRICS, is_worse, worst_first
 from knnper.strategies.core.task import (
     NUM_CALIBRATION_BINS,
     ClientResult,
@@ -54,12 +54,22 @@ def evaluation_problem(
         return f"{evaluation.log_loss_sum!r} cannot be the log-loss of {total} examples"
     if not _weights_fit(evaluation):
         return "the weights of the labels do not fit"
-    for name, value in evaluation.metrics.items():
-        if name not in metrics:
-            return f"found a metric {name[:_LONGEST_NAME]!r} that was not asked for"
-        if value is not None and not _is_between(value, 1.0):
-            return f"{value!r} cannot be the {name} of a model"
-    return None if _bins_fit(evaluation) else "the calibration bins do not fit"
+    if not _bins_fit(evaluation):
+        return "the calibration bins do not fit"
+    return next(_metric_problems(evaluation.metrics, metrics), None)
+
+
+def _metric_problems(
+    found: Mapping[str, float | None], asked: Collection[str]
+) -> Iterator[str]:
+    for name, value in found.items():
+        if name not in asked:
+            yield f"found a metric {name[:_LONGEST_NAME]!r} that was not asked for"
+        # Those of ours that are sent are fractions.
+        elif value is not None and not (
+            _is_between(value, 1.0) if name in METRICS else _is_finite(value)
+        ):
+            yield f"{value!r} cannot be the {name} of a model"
 
 
 def validation_problem(validation: object, most_examples: int) -> str | None:

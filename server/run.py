@@ -143,7 +143,7 @@ class Conductor:
 
     @property
     def _metrics(self) -> Sequence[str]:
-        return self.assembly.experiment.run.metrics
+        return self.assembly.experiment.run.metric_names
 
     @property
     def _predictions(self) -> Predictions | None:

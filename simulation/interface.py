@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.experiment import Experiment, load_experiment, read_experiment, to_document
+from knnper.predictions import FILE, require_arrow
 from knnper.process import with_fixed_threads
 from knnper.server.distribution import ModelDistribution
 from knnper.server.observer import Observer, progress_observer
@@ -140,6 +141,18 @@ class Run:
         found = _pandas().DataFrame(self._folder.rounds())
         return found.set_index("server_round") if len(found) else found
 
+    @property
+    def predictions(self) -> "DataFrame":
+        """The content of ``predictions.parquet``, a row a test example."""
+        path = self.path / FILE
+        if not path.exists():
+            raise RunError(
+                f"{path} is missing, expected a finished run with "
+                "run.save_predictions=true; simulate it again with that"
+            )
+        require_arrow()
+        return _pandas().read_parquet(path)
+
     def resume(self, *, progress: bool = True, **overrides: Any) -> "Run":
         """Go on with a run that was cut short; return it, finished.
 
@@ -246,7 +259,7 @@ def begin(
     # Whatever is wrong with data or model shows before an earlier run is deleted.
     bench = open_workbench(settings)
     inputs = inputs_of(settings)
-    folder = RunFolder.create(place, settings, overwrite=overwrite)
+    folder = RunFolder.create(place, bench.experiment, overwrite=overwrite)
     sign(folder.path)
     keep_inputs(folder.path, inputs)
     return bench, folder

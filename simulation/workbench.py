@@ -28,6 +28,7 @@ from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import read_document, write_atomically
+from knnper.metrics import computations
 from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
@@ -356,7 +357,7 @@ def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
         states=ClientStateStore(run_folder / "clients"),
         key=bench.key,
         pool=bench.task.pool,
-        metrics=run.metrics,
+        metrics=computations(run.metrics),
         predictions=Predictions(run_folder, split) if run.save_predictions else None,
     )
 

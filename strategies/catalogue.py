@@ -19,7 +19,7 @@ from knnper.data.examples import (
 )
 from knnper.data.site_data import SITES, SitesSettings
 from knnper.embedding_model import ModelSettings
-from knnper.errors import OwnCodeError, Problem
+from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
     Catalogue,
     Choice,
@@ -31,6 +31,7 @@ from knnper.experiment import (
     results_identity,
     to_document,
 )
+from knnper.metrics import METRICS, OWN_METRIC
 from knnper.models import MODELS, OWN_MODEL, build_model
 from knnper.own import Door, Kind, explained
 from knnper.process import prepare_process, require_precision
@@ -165,6 +166,13 @@ def build_task(
 ) -> Task:
     """Return the task of training ``model`` on inputs as ``spec`` says."""
     require_augmentable(training.augmentation, spec)
+    weights = training.class_weights
+    if isinstance(weights, tuple) and len(weights) != spec.num_classes:
+        message = (
+            f"found {len(weights)} values, expected one for each of the data's "
+            f"{spec.num_classes} classes"
+        )
+        raise ConfigError([Problem("training.class_weights", message)])
     built = build_model(model, spec, key.child("model"), device)
     built.module.criterion = criterion(training.loss)
     return Task(
@@ -207,6 +215,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "training.optimizer": OWN_OPTIMIZER,
     "training.loss": OWN_LOSS,
+    "run.metrics": OWN_METRIC,
 }
 """What users can bring, by section."""
 
@@ -259,7 +268,7 @@ def catalogue_of(
             *check(experiment),
             *of_input,
             *method_of(chosen).check(chosen.settings, experiment),
-            *_optimizer_problems(experiment),
+            *_training_problems(experiment),
             *_personalization_problems(experiment),
             *personalizer_of(on_top).check(on_top.settings, experiment),
         )
@@ -277,6 +286,7 @@ def catalogue_of(
         open_own=open_own,
         optimizer=OPTIMIZERS,
         loss=LOSSES,
+        metric=dict.fromkeys(METRICS, Settings),
     )
 
 
@@ -300,14 +310,18 @@ def own_title(experiment: Experiment) -> Mapping[str, str]:
     return {"title": kind.title + (f" + {top.title}" if has_more else "")}
 
 
-def _optimizer_problems(experiment: Experiment) -> Iterable[Problem]:
-    """Yield why a method, or what is on top, cannot train with the optimizer."""
-    optimizer = experiment.training.optimizer.name
+def _training_problems(experiment: Experiment) -> Iterable[Problem]:
+    """Yield why a method, or what is on top, cannot train as the section says."""
+    training = experiment.training
     kinds = method_of(experiment.method), personalizer_of(experiment.personalization)
     for kind in kinds:
-        if optimizer != "SGD" and kind.needs_sgd:
-            message = f"found {optimizer} with {kind.title}, expected SGD: "
-            yield Problem("training.optimizer.name", message + kind.needs_sgd)
+        needs = {"optimizer": kind.needs_sgd, "loss": kind.needs_cross_entropy}
+        for name, reason in needs.items():
+            found = getattr(training, name).name
+            expected = getattr(TrainingSettings, name).name
+            if reason and found != expected:
+                message = f"found {found} with {kind.title}, expected {expected}: "
+                yield Problem(f"training.{name}.name", message + reason)
 
 
 def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:
@@ -348,18 +362,18 @@ def for_sites(experiment: Experiment) -> str:
     """
     document = to_document(_elsewhere(experiment))
     if own := experiment.own():
-        document["own_code"] = {place: one.fingerprint for place, one in own.items()}
+        document["own_code"] = {one.name: one.fingerprint for one in own.values()}
     return json.dumps(document)
 
 
 def identity_at_sites(experiment: Experiment) -> str:
     """Return the `results_identity` by which a site can tell an experiment."""
-    # What is frozen is the site's own file, or follows from the seed.
-    return results_identity(_elsewhere(experiment, frozen=None))
+    return results_identity(_elsewhere(experiment))
 
 
-def _elsewhere(experiment: Experiment, **changes: object) -> Experiment:
-    settings = replace(experiment.model.settings, **{"weights": None, **changes})
+def _elsewhere(experiment: Experiment) -> Experiment:
+    nothing: dict[str, Any] = {"weights": None}
+    settings = replace(experiment.model.settings, **nothing)
     return replace(experiment, model=replace(experiment.model, settings=settings))
 
 

@@ -80,6 +80,7 @@ class FedEM(Method):
     """Each client mixes a few shared models with weights of its own."""
 
     title = "FedEM"
+    needs_cross_entropy = "its responsibilities take a loss to be -log p(y|x)"
     source = "Marfoq et al. 2021, Algorithm 1"
     upload = "M (num_components)"
     download = "M (num_components)"

@@ -112,6 +112,7 @@ class Mapper(Method):
     """A central and a local model at each client, trained for their mixture."""
 
     title = "Mapper"
+    needs_cross_entropy = "its loss is -log of a mixture of probabilities"
     source = "Mansour et al. 2020, appendix E.2, Eq. 10-12"
     unseen = "trains and mixes a local model like any other client"
     reference_title = "Mapper (central model)"
@@ -186,6 +187,7 @@ class TwoStageMapper(Personalizer):
 
     name = "mapper_two_stage"
     title = "Mapper (two stages)"
+    needs_cross_entropy = Mapper.needs_cross_entropy
     source = "Mansour et al. 2020, section 6"
     unseen = "trains and mixes a local model like any other client"
     needs_one_model = True

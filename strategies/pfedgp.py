@@ -426,6 +426,7 @@ class PFedGP(Method):
     """A shared network; each client's classifier is Gaussian processes on it."""
 
     title = "pFedGP"
+    needs_cross_entropy = "its loss is that of the Gaussian process"
     source = "Achituve et al. 2021 (NeurIPS), Algorithm 1; Marfoq et al. 2022"
     unseen = "the shared network and Gaussian processes over the client's own examples"
     reference_title = None

@@ -106,7 +106,7 @@ FIGURES = tuple(one for one in Summary.__dataclass_fields__ if one != "metrics")
 
 def figures_of_all(points: Iterable[Point]) -> tuple[str, ...]:
     """Return `FIGURES`, and those of the metrics that all runs of points name."""
-    named = [run.run.metrics for run in tested(points)]
+    named = [run.run.metric_names for run in tested(points)]
     metrics = dict.fromkeys(
         one for one in itertools.chain(*named) if all(one in other for other in named)
     )

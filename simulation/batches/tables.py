@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from knnper.errors import RunError
-from knnper.metrics import ACCURACY, METRICS
+from knnper.metrics import ACCURACY, called
 from knnper.server.results import OVER_CLIENTS, figure_of
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import (
@@ -279,7 +279,7 @@ def label_of(figure: str) -> str:
     words = _WORDS.get(figure.removeprefix(GLOBAL))
     if words is None:
         metric, name = _spread(figure)
-        words = f"{METRICS[metric].title}, {_WORDS_OVER_CLIENTS[name]}"
+        words = f"{called(metric).title}, {_WORDS_OVER_CLIENTS[name]}"
     return f"global model's {words}" if figure.startswith(GLOBAL) else words
 
 
@@ -288,7 +288,7 @@ def is_percent(figure: str) -> bool:
     if (plain := figure.removeprefix(GLOBAL)) in _WORDS:
         return plain not in _NOT_IN_PERCENT
     metric, name = _spread(figure)
-    of_metric = METRICS[metric].is_fraction and name != "num_undefined"
+    of_metric = called(metric).is_fraction and name != "num_undefined"
     return of_metric or name == "fraction_degraded"
 
 
@@ -298,7 +298,7 @@ def lower_is_better(figure: str) -> bool:
         return plain in _LOWER_IS_BETTER
     metric, name = _spread(figure)
     is_count = name in ("std", "fraction_degraded", "num_undefined")
-    return is_count or METRICS[metric].lower_is_better
+    return is_count or called(metric).lower_is_better
 
 
 def column_of(settings: SweepSettings) -> str:
@@ -313,7 +313,7 @@ def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
     titles = {row.variant: row.title for row in rows}
     reference = titles[plan.reference] if isinstance(plan, Comparison) else VS_GLOBAL
     of_group = ("bottom decile", degraded_vs(reference))
-    named = "" if plan.metric == ACCURACY else f" {METRICS[plan.metric].title}"
+    named = "" if plan.metric == ACCURACY else f" {called(plan.metric).title}"
     header = ["method", f"seen{named}", *of_group, f"unseen{named}", *of_group]
     columns = compared_columns(plan.metric).values()
     cells = [_compared_cells(row, columns) for row in rows]

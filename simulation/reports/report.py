@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from knnper.errors import RunError
 from knnper.files import write_atomically
-from knnper.metrics import ACCURACY, METRICS
+from knnper.metrics import ACCURACY, called
 from knnper.simulation.reports.charts import (
     MOST_SHOWN,
     THEMED,
@@ -319,7 +319,7 @@ def template_environment(*, autoescape: bool, more: Sequence[Path] = ()) -> Envi
     )
     environment.filters["cell"] = markdown_cell
     environment.filters["text"] = markdown_text
-    environment.globals["metric_of"] = METRICS.get
+    environment.globals["metric_of"] = called
     return environment
 
 

@@ -22,8 +22,14 @@ from scipy.special import stdtrit
 
 from knnper.data.catalogue import DATA_SETS
 from knnper.errors import ConfigError, RunError
-from knnper.experiment import dotted, dump_yaml, load_experiment, to_document
-from knnper.metrics import ACCURACY, METRICS, gain
+from knnper.experiment import (
+    dotted,
+    dump_yaml,
+    load_experiment,
+    metric_name,
+    to_document,
+)
+from knnper.metrics import ACCURACY, called, gain
 from knnper.models import MODELS
 from knnper.server.results import (
     columns_of,
@@ -295,7 +301,8 @@ class Run:
     def metrics(self) -> tuple[str, ...]:
         """What its clients were measured by; the accuracy always."""
         named = self.experiment.get("run", {}).get("metrics", ())
-        return tuple(dict.fromkeys((ACCURACY, *named)))
+        names = (metric_name(one["name"]) for one in named)
+        return tuple(dict.fromkeys((ACCURACY, *names)))
 
     @property
     def average(self) -> float:
@@ -791,7 +798,7 @@ class Row:
     def text(self, name: str, *, sign: bool = False) -> str:
         """Return a figure as text, in percent where it is a fraction."""
         found = self.figures[name]
-        if METRICS[self.metric].is_fraction or "degraded" in name:
+        if called(self.metric).is_fraction or "degraded" in name:
             return found.percent() if sign else found.text()
         return found.text(1, 3)
 
@@ -873,7 +880,7 @@ def as_cells(rows: Sequence[Row]) -> list[list[str]]:
     """Return a header and the rows as text; with the seeds where there are several."""
     several = any(len(row.runs) > 1 for row in rows)
     degraded = degraded_columns(rows)
-    others = {METRICS[row.metric].title for row in rows if row.metric != ACCURACY}
+    others = {called(row.metric).title for row in rows if row.metric != ACCURACY}
     average = " ".join(["average", *others])
     header = ["method", "group", average, "bottom decile", *degraded]
     header += ["clients", *(["seeds"] if several else []), "rounds", "seconds"]

@@ -95,8 +95,8 @@ class Method:
         Whether an update says how the received model does on the client's data, or how
         that data is made up, beside its number of examples: a client that shares no
         metrics takes no part.
-    needs_sgd
-        Why clients must train with SGD, where they must.
+    needs_sgd, needs_cross_entropy
+        Why clients must train with that optimizer, or that loss, where they must.
     serves_global_model
         Whether what a client is served rests on ``weights`` of the payload as they
         are: to serve them with a memory, apart from the method, is to serve the method.
@@ -137,6 +137,7 @@ class Method:
     ends_with_global_model: ClassVar[bool] = False
     needs_metrics: ClassVar[bool] = False
     needs_sgd: ClassVar[str] = ""
+    needs_cross_entropy: ClassVar[str] = ""
 
     serves_global_model: bool = False
     personalizes_by_inference: bool = False

@@ -5,6 +5,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.nn import functional
 from knnper.data.examples import Examples, InputSpec
 from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel
 from knnper.experiment import TrainingSettings
-from knnper.metrics import computed
+from knnper.metrics import Compute
 from knnper.seeding import RandomKey
 
 NUM_CALIBRATION_BINS = 15
@@ -374,12 +375,12 @@ def score(
     probabilities: Tensor,
     labels: Tensor,
     class_weights: Tensor | None = None,
-    metrics: Sequence[str] = (),
+    metrics: Mapping[str, Compute] = MappingProxyType({}),
 ) -> Evaluation:
     """Return how probabilities (n, c) fit int64 labels (n,) that count P(y), (c,).
 
-    ``metrics``: What to compute beside the sums, by the names of `run.metrics`; there
-    all examples count alike.
+    ``metrics``: What to compute beside the sums, by name; there all examples count
+    alike.
     """
     if len(labels) == 0:
         empty = (0,) * NUM_CALIBRATION_BINS
@@ -402,7 +403,10 @@ def score(
         bin_correct=tuple(_counts(bins[correct], NUM_CALIBRATION_BINS).tolist()),
         weight_sum=_weight_of(labels, class_weights),
         weight_correct=_weight_of(labels[correct], class_weights),
-        metrics=computed(metrics, labels.numpy(), probabilities.numpy()),
+        metrics={
+            name: compute(labels.numpy(), probabilities.numpy())
+            for name, compute in metrics.items()
+        },
     )
 
 

@@ -1,6 +1,8 @@
 """``knnper init``: a folder whose experiment runs as it is."""
 
+import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import click.testing
@@ -9,6 +11,10 @@ import typer
 from typer.testing import CliRunner
 
 import knnper
+from knnper.experiment import read_experiment
+from knnper.simulation.batches.plan import read_comparison, read_sweep
+from knnper.simulation.experiments import find_experiment, shipped_experiments
+from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.app import app
 
 
@@ -45,6 +51,23 @@ def test_its_readme_names_commands_that_exist(tmp_path: Path) -> None:
     for line in lines:
         _, name, *arguments = shlex.split(line, comments=True)
         group.commands[name].make_context(name, arguments)
+
+
+def test_what_is_shipped_is_listed_with_its_command() -> None:
+    rows = json.loads(run("list", "experiments", "--json").stdout)
+    read: dict[str, Callable[[Path], object]] = {
+        "simulate": lambda path: read_experiment(path, experiment_catalogue()),
+        "sweep": read_sweep,
+        "compare": read_comparison,
+    }
+    for row in rows:
+        _, command, name = row["command"].split()
+        read[command](find_experiment(name))
+        file = find_experiment(name).read_text(encoding="utf-8")
+        assert file.startswith(f"# {row['about'][:40]}")
+    assert len(rows) == len(shipped_experiments()) > 5
+    shown = run("list", "experiments").stdout
+    assert "knnper compare table2_digits" in shown
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:

@@ -100,13 +100,17 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_files_in_listings_can_be_read(
     page: str, listings: Listings, tmp_path: Path
 ) -> None:
+    for code in listings(page, "python"):
+        if named := re.match(r"# (\w+\.py)", code):
+            (tmp_path / named[1]).write_text(code)
     for text in listings(page, "ya?ml"):
         document = parse_yaml(text, page)
         if "server" in document:
             (tmp_path / "client.yaml").write_text(text)
             read_client(tmp_path / "client.yaml")
         elif page in PAGES_OF_WHAT_IS_THERE and {*document} & {*SECTIONS} - {"name"}:
-            load_experiment(REST | document, experiment_catalogue(), source=page)
+            catalogue = experiment_catalogue()
+            load_experiment(REST | document, catalogue, source=page, folder=tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -308,6 +308,8 @@ def build_copy(module: nn.Module) -> nn.Sequential:
 def test_other_optimizers_are_refused_by_methods_of_sgd(folder: Path) -> None:
     told = problem(folder, method={"name": "scaffold"})
     assert "found AdamW with SCAFFOLD, expected SGD: its control variates" in told
+    told = problem(folder, method={"name": "fedem"})
+    assert "found model:smoothed with FedEM, expected cross_entropy: its resp" in told
     training = {"momentum": 0.9, "optimizer": "Adam"}
     told = problem(folder, training=training)
     assert "training.momentum: found 0.9, which is SGD's, with Adam" in told
@@ -335,6 +337,12 @@ def test_class_weights_and_clipping(folder: Path) -> None:
     assert float(gradient.norm()) > 0.05
     expected = start - gradient * (0.05 / gradient.norm())
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_each_class_has_a_weight(folder: Path) -> None:
+    training = {"class_weights": [1.0, 2.0]}
+    with pytest.raises(ConfigError, match="found 2 values, expected one for each of"):
+        open_workbench(load(folder, training=training))
 
 
 def test_a_mean_cannot_be_weighted(folder: Path) -> None:

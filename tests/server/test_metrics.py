@@ -14,8 +14,21 @@ from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from knnper.errors import ConfigError
-from knnper.experiment import Experiment, load_experiment, results_identity
-from knnper.metrics import METRICS, auroc, balanced_accuracy, macro_f1
+from knnper.experiment import (
+    Choice,
+    Experiment,
+    Settings,
+    load_experiment,
+    results_identity,
+)
+from knnper.metrics import (
+    METRICS,
+    Compute,
+    auroc,
+    balanced_accuracy,
+    computations,
+    macro_f1,
+)
 from knnper.server.results import (
     evaluation_problem,
     metric_of,
@@ -26,6 +39,10 @@ from knnper.server.results import (
 from knnper.server.run_folder import DistributionLog
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.core.task import ClientResult, Evaluation, score
+
+
+def named(*names: str) -> dict[str, Compute]:
+    return computations(Choice(name, Settings()) for name in names)
 
 
 @settings(deadline=None, max_examples=60)
@@ -64,14 +81,14 @@ def test_only_classes_of_the_client_count() -> None:
 def test_what_is_not_defined_or_not_finite() -> None:
     one_class = torch.zeros(3, dtype=torch.int64)
     probabilities = torch.tensor([[0.9, 0.1], [0.2, 0.8], [math.nan, 0.5]])
-    found = score(probabilities, one_class, metrics=tuple(METRICS))
+    found = score(probabilities, one_class, metrics=named(*METRICS))
     # What is not finite is no prediction, not one of class 0.
     assert found.metrics == {
         "balanced_accuracy": pytest.approx(1 / 3),
         "macro_f1": pytest.approx(2 * 1 * (1 / 3) / (1 + 1 / 3)),
         "auroc": None,
     }
-    nothing = score(torch.empty((0, 2)), one_class[:0], metrics=tuple(METRICS))
+    nothing = score(torch.empty((0, 2)), one_class[:0], metrics=named(*METRICS))
     assert [metric_of(nothing, name) for name in METRICS] == [None] * len(METRICS)
 
 
@@ -79,7 +96,7 @@ def evaluation(label: int, *sure: float, auroc: float | None = None) -> Evaluati
     """Return that of a model that gives class 0 so much, of examples of one class."""
     probabilities = torch.tensor([[one, 1 - one] for one in sure], dtype=torch.float64)
     labels = torch.full((len(sure),), label)
-    found = score(probabilities, labels, metrics=["macro_f1"])
+    found = score(probabilities, labels, metrics=named("macro_f1"))
     return dataclasses.replace(found, metrics={**found.metrics, "auroc": auroc})
 
 
@@ -180,5 +197,5 @@ def test_an_experiment_names_them() -> None:
     before = results_identity(experiment())
     assert results_identity(experiment(metrics=[])) == before
     assert results_identity(experiment(metrics=["auroc"])) != before
-    with pytest.raises(ConfigError, match=r"run\.metrics.*'macro_f2'.*macro_f1"):
+    with pytest.raises(ConfigError, match=r'run\.metrics.*"macro_f2".*macro_f1'):
         experiment(metrics=["auroc", "macro_f2"])

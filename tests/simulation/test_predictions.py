@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.errors import DataError
+from knnper.errors import DataError, RunError
 from knnper.experiment import Experiment, load_experiment
 from knnper.predictions import FILE, Predictions
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.interface import Run
 from knnper.simulation.reports.runs import clients_of
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 
@@ -84,6 +86,22 @@ def test_figures_follow_from_them(tmp_path: Path, experiment: Experiment) -> Non
             assert (found.argmax(axis=1) == labels[own]).mean() == pytest.approx(
                 accuracy
             )
+
+
+def test_they_are_a_table_in_a_notebook(tmp_path: Path, experiment: Experiment) -> None:
+    pytest.importorskip("pandas")
+    without = replace(experiment, run=replace(experiment.run, save_predictions=False))
+    folder = run(tmp_path / "run", without)
+    with pytest.raises(RunError, match=r"a finished run with run\.save_pred"):
+        _ = Run(folder).predictions
+    # What was not asked for at first is made up for.
+    (folder / "results.json").unlink()
+    run(folder, experiment)
+    table, clients = Run(folder).predictions, Run(folder).clients
+    right = table["probabilities_personal"].map(np.argmax) == table["label"]
+    assert right.groupby(table["client"]).mean().to_dict() == pytest.approx(
+        clients["accuracy"].dropna().to_dict()
+    )
 
 
 @pytest.mark.parametrize("clients", [1, 5])

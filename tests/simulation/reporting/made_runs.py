@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from knnper.experiment import Choice, Settings
+from knnper.metrics import computations
 from knnper.server.results import summarise_groups, training_summary
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE, RunFolder
 from knnper.strategies.core.task import ClientResult, score
@@ -29,7 +31,8 @@ def client_result(
     def evaluation(size: int) -> Any:
         chances = torch.from_numpy(random.dirichlet([0.7] * 3, size=size))
         labels = torch.from_numpy(random.integers(0, 3, size=size))
-        return score(chances.reshape(size, 3), labels, metrics=metrics)
+        named = computations(Choice(name, Settings()) for name in metrics)
+        return score(chances.reshape(size, 3), labels, metrics=named)
 
     personal = evaluation(size)
     chosen = {
@@ -79,7 +82,7 @@ def made_run(
         "training": settings,
         "method": {"name": method},
         "personalization": {"name": on_top},
-        "run": {"seed": seed, "metrics": list(metrics)},
+        "run": {"seed": seed, "metrics": [{"name": one} for one in metrics]},
     }
     training = training_summary(folder.rounds(), results)
     folder.write_results(
