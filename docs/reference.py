@@ -37,7 +37,8 @@ PYTHON = {
     "A local memory": ["knnper.datastore.local_memory", "knnper.datastore.memory"],
     "Experiments": ["knnper.experiment"],
     "Methods": ["knnper.strategies.core.method"],
-    "Data and models": ["knnper.data.examples", "knnper.models"],
+    "Data": ["knnper.data.examples"],
+    "Models": ["knnper.embedding_model", "knnper.models"],
     "Memory and prediction": ["knnper.datastore.store", "knnper.datastore.prediction"],
     "Results": ["knnper.server.results"],
 }

@@ -19,7 +19,8 @@ Probabilities: TypeAlias = NDArray[
 ]  # (n, c); a row of zeros predicts nothing
 Compute: TypeAlias = Callable[[Labels, Probabilities], float | None]
 
-# scikit-learn takes a second to import, which only who asks for a metric need wait for.
+# scikit-learn and scipy.stats take a second to import, for which only who asks for such
+# a metric need wait.
 
 
 def balanced_accuracy(labels: Labels, probabilities: Probabilities) -> float:
@@ -47,13 +48,18 @@ def auroc(labels: Labels, probabilities: Probabilities) -> float | None:
     Over the classes that are among the labels; None where there is only one, which no
     ranking can tell from others.
     """
-    from sklearn.metrics import roc_auc_score
+    from scipy.stats import rankdata
 
     present = np.unique(labels)
     if len(present) < 2:
         return None
+    # The Mann-Whitney statistic of each class. scikit-learn goes from class to class:
+    # 170 ms for 100 of them and 500 examples, in place of 11.
     is_class = labels[:, None] == present
-    return float(roc_auc_score(is_class, probabilities[:, present], average="macro"))
+    ranks = rankdata(probabilities[:, present], axis=0)
+    count = is_class.sum(axis=0)
+    won = (ranks * is_class).sum(axis=0) - count * (count + 1) / 2
+    return float(np.mean(won / (count * (len(labels) - count))))
 
 
 def _macro(

@@ -12,7 +12,7 @@ def shipped_experiments() -> Mapping[str, Path]:
 
 
 def find_experiment(place: str | Path) -> Path:
-    """Return what is shipped under a name, where there is no such file; else the path.
+    """Return the file that is meant: of a path, of a folder with one, or shipped.
 
     Raises
     ------
@@ -20,7 +20,9 @@ def find_experiment(place: str | Path) -> Path:
         If a name, which no path would be, is not that of anything that is shipped.
     """
     path, shipped = Path(place), shipped_experiments()
-    if path.exists() or path.suffix or path.name != str(place):
+    if (inside := path / "experiment.yaml").is_file():
+        return inside
+    if path.is_file() or path.suffix or path.name != str(place):
         return path
     if path.name not in shipped:
         # It loads NumPy, which `knnper --help` need not wait for.

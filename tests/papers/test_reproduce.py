@@ -89,7 +89,7 @@ def test_each_file_is_made_but_the_one_without_data(reproduced: Reproduced) -> N
     shown = {one.file.name for one in reproduced.made if one.shown}
     assert shown == {*NAMES} - {"lost"}
     assert all((output / name).is_dir() for name in shown)
-    assert "nowhere/train is not a folder; data.root" in watcher.failed["lost"]
+    assert "nowhere is not a folder; data.root" in watcher.failed["lost"]
     assert [one.file.name for one in reproduced.made if one.failure] == ["lost"]
     # Figures share a training; the other is of the experiment that is a file itself.
     assert len(list((output / "runs").iterdir())) == 1

@@ -175,9 +175,11 @@ def test_names_of_what_is_shipped_are_found(
 ) -> None:
     assert find_experiment("demo") == shipped_experiments()["demo"]
     monkeypatch.chdir(tmp_path)
-    for name in ("demo", "demo.yaml", "a/demo"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("")
-        # A file of one's own goes first.
-        assert find_experiment(name) == Path(name)
-    assert find_experiment("elsewhere/demo") == Path("elsewhere/demo")
+    (tmp_path / "demo").mkdir()
+    assert find_experiment("demo") == shipped_experiments()["demo"]
+    # A file of one's own goes first, and one in a folder as `knnper init` makes it.
+    (tmp_path / "demo/experiment.yaml").write_text("")
+    assert find_experiment("demo") == Path("demo/experiment.yaml")
+    (tmp_path / "cifar10").write_text("")
+    for path in ("cifar10", "demo/experiment.yaml", "elsewhere/demo", "demo.yaml"):
+        assert find_experiment(path) == Path(path)
