@@ -29,7 +29,7 @@ from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import read_document, write_atomically
 from knnper.metrics import computations
-from knnper.own import explained
+from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
@@ -56,6 +56,7 @@ from knnper.strategies.catalogue import (
     SITE_DATA_SETS,
     SITE_PARTITIONS,
     Assembly,
+    OpenDoor,
     bound,
     catalogue_of,
     personalizer_of,
@@ -71,13 +72,17 @@ from knnper.transport.messages import Purpose
 _TOLERANCE = 1e-9
 
 
-def experiment_catalogue() -> Catalogue:
-    """Return the catalogue of everything this project ships."""
+def experiment_catalogue(door: OpenDoor = Door) -> Catalogue:
+    """Return the catalogue of everything this project ships.
+
+    Users' code comes through the ``door`` of the folder that an experiment names.
+    """
     return catalogue_of(
         {**settings_types(DATA_SETS), **SITE_DATA_SETS},
         {**settings_types(PARTITIONS), **SITE_PARTITIONS},
         check_experiment,
         {**KINDS, "data": OWN_DATA, "partition": OWN_PARTITION},
+        door,
     )
 
 
