@@ -27,7 +27,7 @@ from knnper.errors import CredentialError, DataError
 from knnper.files import is_private
 from knnper.strategies.core.exported_model import (
     ModelError,
-    load_model,
+    read_model,
     require_fingerprint,
 )
 from knnper.transport import flower_protocol as flower
@@ -523,7 +523,7 @@ class _Site:
         for one in sorted(folder.iterdir()):
             try:
                 if not one.name.startswith("."):
-                    require_fingerprint(load_model(one), one.name, str(one))
+                    require_fingerprint(read_model(one), one.name, str(one))
             except ModelError as error:
                 broken.append(str(error))
         if broken:
@@ -584,5 +584,5 @@ class _Site:
         serving = read_serving(self._places.serving)
         with contextlib.suppress(ModelError):
             if serving is not None:
-                return load_model(self._places.model(serving.model)).card.learned
+                return read_model(self._places.model(serving.model)).card.learned
         return None

@@ -76,6 +76,7 @@ from knnper.datastore.store import (
 )
 from knnper.datastore.tuning import Evidence
 from knnper.files import sync_to_disc
+from knnper.own import CLOSED, Door
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import (
     GlobalModel,
@@ -414,9 +415,16 @@ def _taken(split: NamedExamples, places: list[int]) -> NamedExamples:
 class SiteState:
     """One client's models, memory and what it serves."""
 
-    def __init__(self, folder: Path, name: str, key_sha256: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        key_sha256: str | None = None,
+        door: Door = CLOSED,  # through which models get what is the site's own
+    ) -> None:
         self.name = name
         self.places = Places(folder)
+        self._door = door
         claim(self.places, name, key_sha256)
 
     def install(
@@ -448,7 +456,7 @@ class SiteState:
         """Return a model that was installed."""
         folder = self.places.model(fingerprint)
         try:
-            model = load_model(folder)
+            model = load_model(folder, self._door)
             require_fingerprint(model, fingerprint, str(folder))
         except ModelError as error:
             _LOG.error("%s", error)

@@ -18,9 +18,9 @@ from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from knnper.client.settings import ClientSettings
 from knnper.errors import RefusedError, RunError
-from knnper.experiment import Experiment, results_identity
+from knnper.experiment import Experiment
 from knnper.files import JsonLines, make_private
-from knnper.strategies.catalogue import method_of
+from knnper.strategies.catalogue import identity_at_sites, method_of
 from knnper.strategies.core.training import num_steps, steps_per_epoch
 
 REFUSALS, ANSWERS = "refusals.jsonl", "answers.jsonl"  # in the state folder
@@ -162,9 +162,9 @@ class Limits:
         """Return why the experiment is not one for this site, whoever runs it."""
         limits, found = self.client.limits, self.experiment
         reasons = []
-        if limits.experiment not in (None, self._fingerprint):
+        if limits.experiment not in (None, self.fingerprint):
             reasons.append(
-                f"found the experiment {self._fingerprint}, expected "
+                f"found the experiment {self.fingerprint}, expected "
                 f"{limits.experiment} (limits.experiment)"
             )
         for name, chosen, allowed in (
@@ -211,9 +211,9 @@ class Limits:
         """Refuse an experiment that is not for this site, or not that of its run."""
         reasons = self.objections()
         begun = [one for one in Answers(self.client).read() if one.run == self.run]
-        if begun and begun[0].experiment != self._fingerprint:
+        if begun and begun[0].experiment != self.fingerprint:
             reasons.append(
-                f"found the experiment {self._fingerprint}, expected "
+                f"found the experiment {self.fingerprint}, expected "
                 f"{begun[0].experiment}, with which this run began; begin another run"
             )
         self._require(reasons)
@@ -232,7 +232,7 @@ class Limits:
             needed["validation"] = 1 + (training.num_rounds // every if every else 0)
         answers = Answers(self.client)
         given = answers.read()
-        same = [one for one in given if one.experiment == self._fingerprint]
+        same = [one for one in given if one.experiment == self.fingerprint]
         for kind, number in needed.items():
             # A run that is resumed has had a part of them.
             missing = number - _count(kind, same) % number
@@ -284,12 +284,13 @@ class Limits:
         raise RefusedError(reason)
 
     def _note(self, kind: Kind) -> None:
-        answer = Answer(_now(), self.run, self._fingerprint, kind)
+        answer = Answer(_now(), self.run, self.fingerprint, kind)
         Answers(self.client).note(answer)
 
     @property
-    def _fingerprint(self) -> str:
-        return results_identity(self.experiment)
+    def fingerprint(self) -> str:
+        """What the site knows the experiment by."""
+        return identity_at_sites(self.experiment)
 
 
 def _now() -> datetime:

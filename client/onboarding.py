@@ -38,7 +38,7 @@ def onboard(
     settings: ClientSettings, model: GlobalModel, *, took_part: bool | None = None
 ) -> Onboarded:
     """Let a client remember its own data by ``model``; nothing leaves the machine."""
-    site_state = SiteState(settings.state, settings.name)
+    site_state = SiteState(settings.state, settings.name, door=settings.door)
     # As in the run, so that the last bits are those of the run, too.
     torch.set_num_threads(model.card.num_threads)
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)

@@ -20,13 +20,14 @@ from knnper.experiment import (
     Settings,
     alternatives,
     apply_overrides,
+    is_reference,
     parse_overrides,
     parse_settings,
     read_yaml,
     shown,
 )
 from knnper.models import MODELS
-from knnper.own import Door
+from knnper.own import Door, LocalSettings
 from knnper.strategies.catalogue import METHODS
 from knnper.transport.credentials import parse_address
 
@@ -35,7 +36,7 @@ def _one_of(known: Collection[str]) -> AfterValidator:
     """Return what refuses a name that is not in a catalogue."""
 
     def checked(name: str) -> str:
-        if name not in known:
+        if name not in known and not is_reference(name):
             raise ValueError(f"unknown name {shown(name)}; {alternatives(name, known)}")
         return name
 
@@ -58,7 +59,7 @@ class LimitSettings(Settings):
         Behind every update: different training examples, and steps of local training.
         Both are those of what really happened here.
     methods, models
-        What a run may train by, and train; null is all that are known.
+        What a run may train by, and train, with those of `own_code`; null is all.
     experiment
         Fingerprint of the only experiment that is taken part in, as ``knnper site check
         --task`` prints it; null is any.
@@ -133,7 +134,7 @@ class ServiceSettings(Settings):
 
 
 @dataclass(frozen=True)
-class ClientDocument(Settings):
+class ClientDocument(LocalSettings):
     """A client's file without the section ``data``.
 
     Attributes
@@ -156,6 +157,9 @@ class ClientDocument(Settings):
         Whether the server learns more than the counts that aggregation needs.
     limits
         See `LimitSettings`.
+    own_code, pretrained
+        What an experiment of the server's may use of this site's own code and files;
+        nothing comes with it. See `OwnCodeSettings` and `LocalSettings`.
     service
         See `ServiceSettings`.
     """
@@ -231,6 +235,7 @@ def read_client(path: Path, overrides: Sequence[str] = ()) -> ClientSettings:
         "key": None if parsed.key is None else base / parsed.key,
         "state": base / parsed.state,
         "service": replace(parsed.service, tls=tls),
+        **parsed.at(base),
     }
     return ClientSettings(file=file, data=data, **{**vars(parsed), **absolute})
 

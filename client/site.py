@@ -24,13 +24,17 @@ from knnper.data.examples import ClientData, Examples
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SitesSettings, SiteTask
 from knnper.datastore.memory import KnnSettings
-from knnper.errors import KnnPerError, RefusedError, RunError
+from knnper.errors import ConfigError, KnnPerError, RefusedError, RunError
 from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
 from knnper.metrics import computations
+from knnper.models import build_model, located
+from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
+from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import (
+    KINDS,
     Assembly,
     bound,
     site_catalogue,
@@ -71,7 +75,9 @@ class Discretion:
             is_known = isinstance(error, KnnPerError | OSError)
             text = str(error) if is_known else f"{type(error).__name__}: {error}"
             log.error("%s failed: %s", what, text, exc_info=not is_known)
-            raise RunError(self.reason(text)) from error
+            # What users' code says may hold data.
+            told = getattr(error, "place", "") or text
+            raise RunError(self.reason(told)) from error
 
     def reason(self, text: str) -> str:
         """Return what the server is told of an error."""
@@ -99,7 +105,7 @@ def state_of(settings: ClientSettings) -> SiteState:
     key = None
     if settings.key is not None:
         key = fingerprint(read_node_key(settings.key).public_key())
-    return SiteState(settings.state, settings.name, key)
+    return SiteState(settings.state, settings.name, key, settings.door)
 
 
 def installer_of(
@@ -349,8 +355,9 @@ class SiteNode:
         try:
             with Discretion(settings.share_metrics).around("reading the data"):
                 experiment, limits = _allowed(settings, job, context.run_id)
-                data, _ = site_data(settings, experiment)
+                data, task = site_data(settings, experiment)
                 limits.require_plan(len(data.train))
+                _require_model(experiment, task)
         except RunError as error:
             return introduction_content(Introduction(name, train, problem=str(error)))
         remark = limits.without_training(len(data.train)) if train else ""
@@ -377,7 +384,7 @@ class SiteNode:
 
 def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, Limits]:
     """Return the experiment of a job, and what it may do here; refuse another."""
-    experiment = site_experiment(job.experiment)
+    experiment = site_experiment(job.experiment, settings.door)
     limits = Limits(settings, experiment, run)
     limits.require_allowed()
     if experiment.run.save_predictions:
@@ -385,16 +392,30 @@ def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, 
     return experiment, limits
 
 
-def site_experiment(text: str) -> Experiment:
-    """Return the experiment that a job is for."""
+_OF_OWN_CODE = {f"{section}.name" for section in KINDS}
+
+
+def site_experiment(text: str, door: Door) -> Experiment:
+    """Return the experiment that a job is for, with what is the site's own of it."""
     try:
-        return from_json(text, site_catalogue())
-    except KnnPerError as error:
+        found = from_json(text, site_catalogue(door))
+    except ConfigError as error:
+        if all(one.place in _OF_OWN_CODE for one in error.problems):
+            raise RunError(f"the experiment cannot be run here: {error}") from error
         raise RunError(
             "this client has data of its own, and the experiment is not one over data "
             "that stays with the sites; submit it with `knnper fed submit`. If it was, "
             f"the two sides run different versions: {error}"
         ) from error
+    return dataclasses.replace(found, model=located(found.model, door))
+
+
+@explained()
+def _require_model(experiment: Experiment, task: SiteTask) -> None:
+    """Refuse a model that needs files or code that the site has not, or others."""
+    chosen = experiment.model
+    if chosen.entry is not None or getattr(chosen.settings, "frozen", None):
+        build_model(chosen, task.spec, RandomKey(experiment.run.seed))
 
 
 def site_data(

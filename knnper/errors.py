@@ -47,7 +47,13 @@ class DataError(KnnPerError):
 
 
 class OwnCodeError(KnnPerError):
-    """What a user brought, as ``module:attribute``, is not there, wrong, or failed."""
+    """What a user brought, as ``module:attribute``, is not there, wrong, or failed.
+
+    ``place`` says in which line a failure was, and of what type, and nothing of what
+    may be data; empty for another error.
+    """
+
+    place = ""
 
 
 class RunError(KnnPerError):

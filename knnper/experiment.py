@@ -40,7 +40,12 @@ Name = Annotated[str, Field(pattern=f"^{_PATTERN}$")]
 """A field of settings that is such a name."""
 
 
-_REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_REFERENCE = re.compile(f"{_DOTTED}:{_DOTTED}")
+
+Reference = Annotated[str, Field(pattern=f"^{_DOTTED}:{_DOTTED}$")]
+
+"""A field of settings that is ``module:attribute``."""
 
 
 def is_reference(name: object) -> bool:
@@ -99,12 +104,15 @@ class Choice(Generic[S_co]):
         A user's attribute; None for what is in the catalogue.
     fingerprint
         SHA-256, in hexadecimal, of the source of a user's; else empty.
+    here
+        The settings to build it with, where those of this machine's own replace some.
     """
 
     name: str
     settings: S_co
     entry: Any = field(default=None, compare=False, repr=False)
     fingerprint: str = field(default="", repr=False)
+    here: S_co | None = field(default=None, compare=False, repr=False)
 
     @property
     def metric_name(self) -> str:
@@ -124,6 +132,17 @@ class Own:
     entry: Any
     settings_type: type[Settings]
     fingerprint: str  # as of `Choice`
+    file: str = ""  # where the source is
+    folder: Path | None = None  # that was looked into before the Python path
+
+    def require(self, reference: str, expected: str) -> None:
+        """Refuse source other than that with the fingerprint ``expected``."""
+        if self.fingerprint != expected:
+            raise OwnCodeError(
+                f"{reference} is another one here: {self.file or 'it'}, with what it "
+                f"imports beside it, has the fingerprint {self.fingerprint[:12]}, "
+                f"expected {expected[:12] or 'none'}; bring the same files to all sides"
+            )
 
 
 @dataclass(frozen=True)
@@ -408,7 +427,8 @@ class Experiment:
         See `TrainingSettings` and `RunSettings`.
     own_code
         Folder in which ``module:attribute`` is looked for before the Python path. In a
-        file it is relative to that, and by default its own folder.
+        file it is relative to that, and by default its own folder. What is sent to
+        others has fingerprints instead, by reference.
     """
 
     name: str
@@ -931,6 +951,7 @@ class Sections:
     problems: list[Problem]
     open_own: OpenOwn | None = None
     folder: Path | None = None  # to which paths in the document refer
+    folders: list[Path] = field(default_factory=list)  # where users' code was found
 
     def experiment(self, catalogue: Catalogue) -> Experiment | None:
         """Return the experiment; None when a section of it is wrong."""
@@ -952,7 +973,7 @@ class Sections:
         if any(section is None for section in (*sections, personalization, run)):
             return None
         made = Experiment(*sections, personalization, run)  # type: ignore[arg-type]
-        folder = self._own_code() if made.own() else None
+        folder = next(iter(self.folders), None)
         return dataclasses.replace(
             made, own_code=None if folder is None else str(folder)
         )
@@ -1003,7 +1024,7 @@ class Sections:
         given = self.document.get("own_code")
         if isinstance(given, str):
             return Path(given) if self.folder is None else self.folder / given
-        if given is not None:
+        if given is not None and not isinstance(given, Mapping):
             self._add("own_code", f"found {shown(given)}, expected a folder")
         return self.folder
 
@@ -1057,11 +1078,16 @@ class Sections:
     ) -> Choice[Settings] | None:
         """Return what a user brought; None if it is not there or its settings wrong."""
         assert self.open_own is not None, "asked before"
+        expected = self.document.get("own_code")
         try:
             own = self.open_own(section, reference, self._own_code())
+            if isinstance(expected, Mapping):
+                own.require(reference, str(expected.get(reference, "")))
         except OwnCodeError as error:
             self._add(f"{section}.name", str(error))
             return None
+        if own.folder is not None:
+            self.folders.append(own.folder)
         parsed = self._settings(section, own.settings_type, settings)
         if parsed is None:
             return None

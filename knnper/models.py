@@ -1,7 +1,9 @@
 """The models that an experiment can choose, and how one is built."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -39,14 +41,17 @@ from knnper.networks import (
     StackedLstm,
     TinyCnn,
 )
-from knnper.own import Kind, arguments, explained, given_to
+from knnper.own import Door, Kind, arguments, explained, given_to
 from knnper.pretrained import (
     Pretrained,
+    PretrainedSettings,
     TimmNetwork,
     TorchvisionNetwork,
     TransformersNetwork,
 )
 from knnper.seeding import RandomKey
+
+S = TypeVar("S", bound=Settings)
 
 OWN_MODEL = Kind(
     "a torch.nn.Module class, or a function that returns a module",
@@ -108,6 +113,45 @@ MODELS: Mapping[str, type[Network]] = {
 """The models that can be chosen by name."""
 
 
+def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
+    """Return the choice, which is built with the files of this machine.
+
+    With ``alone`` those that an experiment names are not looked at.
+    """
+    settings, files = choice.settings, door.pretrained
+    if files is None or not isinstance(settings, ModelSettings):
+        return choice
+    stated = _stated(choice)
+    keys = (stated, Path(stated).name, choice.name)
+    file = next((str(files[key]) for key in keys if key in files), None)
+    if file is None and not alone:
+        return choice
+    here: dict[str, Any] = {"weights": file}
+    if isinstance(settings, PretrainedSettings):
+        here["download"] = False
+    if choice.name == TransformersNetwork.name:
+        if file is None:
+            message = (
+                f"found {stated}, and not where its folder is on this machine; write "
+                f"in the client's file pretrained: {{{keys[1]}: FOLDER}}"
+            )
+            raise ConfigError([Problem("model.architecture", message)])
+        here |= {"architecture": file, "weights": None}
+    return replace(choice, here=replace(settings, **here))
+
+
+def _stated(choice: Choice[Settings]) -> str:
+    return str(getattr(choice.settings, "architecture", choice.name))
+
+
+def with_whole_paths(choice: Choice[S]) -> Choice[S]:
+    """Return the choice with absolute paths of the files that it names."""
+    named = ("weights", "architecture")
+    paths = {name: Path(str(getattr(choice.settings, name, None))) for name in named}
+    found = {name: str(one.absolute()) for name, one in paths.items() if one.exists()}
+    return replace(choice, settings=replace(choice.settings, **found))
+
+
 def build_model(
     choice: Choice[Settings],
     spec: InputSpec,
@@ -118,13 +162,13 @@ def build_model(
 
     ``rng`` fixes the random initial weights, which are the same on every device.
     """
-    settings = choice.settings
+    settings = choice.here or choice.settings
     if choice.entry is not None:
         assert isinstance(settings, ModelSettings), "of the kind's base"
         with rng.torch():
-            module = _own_model(choice, spec)
+            module = _own_model(replace(choice, settings=settings), spec)
             train_only(module, settings)
-        return _flat(module, settings, device)
+        return _flat(module, choice, device)
     kind = MODELS[choice.name]
     if not isinstance(settings, kind.settings_type):
         found = type(settings).__name__
@@ -141,19 +185,23 @@ def build_model(
                 module, Path(settings.weights), published=module.published_head
             )
         train_only(module, settings)
-    return _flat(module, settings, device)
+    return _flat(module, choice, device)
 
 
 def _flat(
-    module: EmbeddingModel, settings: ModelSettings, device: torch.device
+    module: EmbeddingModel, choice: Choice[Settings], device: torch.device
 ) -> FlatModel:
     """Return the model, whose frozen part must be what the settings say."""
-    flat = FlatModel(module, device)
+    flat, settings = FlatModel(module, device), choice.here or choice.settings
+    assert isinstance(settings, ModelSettings), "asked before"
     if settings.frozen is not None and flat.frozen != settings.frozen:
         message = (
             f"expected a model whose frozen weights have the fingerprint "
-            f"{settings.frozen[:12]}, found {flat.frozen[:12] or 'none frozen'}; give "
-            "the file of weights that the others have, in model.weights"
+            f"{settings.frozen[:12]}, found {flat.frozen[:12] or 'none frozen'}, "
+            f"{'made of ' + settings.weights if settings.weights else 'random ones'}; "
+            "give the file of weights that the others have, in model.weights, and "
+            "where experiment or model are from elsewhere in the file of the client "
+            f"or server: pretrained: {{{_stated(choice).rpartition('/')[2]}: FILE}}"
         )
         raise ConfigError([Problem("model.weights", message)])
     return flat

@@ -12,9 +12,10 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -24,8 +25,16 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from knnper.errors import KnnPerError, OwnCodeError
-from knnper.experiment import Own, Settings, alternatives
+from knnper.errors import ConfigError, KnnPerError, OwnCodeError, Problem
+from knnper.experiment import (
+    Own,
+    Reference,
+    Settings,
+    alternatives,
+    nearest,
+    parse_settings,
+    read_yaml,
+)
 
 # The files of users' code: errors in them are theirs.
 _FILES = set[str]()
@@ -51,17 +60,21 @@ class Door:
 
     folder: Path | None = None  # looked into first; None is the Python path alone
     allowed: Collection[str] | None = None  # the references; None is all
+    # Where the weights of networks are; None is where an experiment says.
+    pretrained: Mapping[str, Path] | None = None
 
     def open(self, reference: str, kind: Kind) -> Own:
         """Return what ``reference`` names; an `OwnCodeError` says why it is not."""
         if self.allowed is not None and reference not in self.allowed:
-            known = alternatives(reference, self.allowed)
+            guess = nearest(reference, self.allowed)
             raise OwnCodeError(
-                f"found {reference!r}, which may not be used here: the operator names "
-                f"in own_code what may; {known}"
+                f"found {reference!r}, which may not be used here: it needs own_code: "
+                f"{{folder: FOLDER, allowed: [{reference}]}} in the file of the client "
+                f"or server; {guess}".rstrip("; ")
             )
         module_name, _, path = reference.partition(":")
         module, fingerprint = _module(module_name, self.folder, reference)
+        file = getattr(module, "__file__", None) or ""
         entry: Any = module
         for part in path.split("."):
             if not hasattr(entry, part):
@@ -79,7 +92,74 @@ class Door:
             given = frozenset(kind.given)
             # mypy takes the hash of a class for that of its instances.
             settings = settings_of(entry, kind.base, given)  # type: ignore[arg-type]
-        return Own(entry, settings, fingerprint)
+        return Own(entry, settings, fingerprint, file, self.folder)
+
+
+CLOSED = Door(None, (), {})
+"""Lets nothing in."""
+
+
+@dataclass(frozen=True)
+class OwnCodeSettings(Settings):
+    """Which of its operator's code an experiment, or a model, may name.
+
+    Attributes
+    ----------
+    folder
+        Looked into before the Python path; null is the latter alone.
+    allowed
+        What may be named, such as ``model:Net``. Its settings come from elsewhere.
+    """
+
+    folder: Path | None = None
+    allowed: tuple[Reference, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings(Settings):
+    """What a machine has of its own for experiments, and models, from elsewhere.
+
+    Attributes
+    ----------
+    own_code
+        See `OwnCodeSettings`.
+    pretrained
+        Files of weights that are not trained, by ``model.architecture`` or its last
+        part, or by the model's name; of ``transformers`` the model's folder.
+    """
+
+    own_code: OwnCodeSettings = OwnCodeSettings()
+    pretrained: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def door(self) -> Door:
+        """What of it may be used."""
+        return Door(self.own_code.folder, self.own_code.allowed, self.pretrained)
+
+    def at(self, base: Path) -> dict[str, Any]:
+        """Return both with paths that are relative to ``base`` no more."""
+        folder, allowed = self.own_code.folder, self.own_code.allowed
+        folder = None if folder is None else base / folder
+        return {
+            "own_code": OwnCodeSettings(folder, allowed),
+            "pretrained": {name: base / one for name, one in self.pretrained.items()},
+        }
+
+
+LOCAL_VARIABLE = "KNNPER_LOCAL"
+"""Names a YAML file of `LocalSettings`, for models from elsewhere."""
+
+
+def local_door() -> Door:
+    """Return what the user of this process lets models from elsewhere use."""
+    named = os.environ.get(LOCAL_VARIABLE)
+    if not named:
+        return CLOSED
+    file, problems = Path(named).absolute(), list[Problem]()
+    found = parse_settings(LocalSettings, read_yaml(file), "", problems)
+    if found is None:
+        raise ConfigError(problems, named)
+    return LocalSettings(**found.at(file.parent)).door
 
 
 def given_to(entry: Callable[..., Any], **possible: Any) -> dict[str, Any]:
@@ -108,10 +188,14 @@ def explained() -> Iterator[None]:
         if first < 0:
             raise
         lines = traceback.format_list(frames[first:])
-        raise OwnCodeError(
+        told = OwnCodeError(
             f"{frames[first].filename} failed:\n{''.join(lines)}"
             f"{''.join(traceback.format_exception_only(error)).rstrip()}"
-        ) from error
+        )
+        last = [one for one in frames if one.filename in _FILES][-1]
+        where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
+        told.place = f"{where}: {type(error).__name__}"
+        raise told from error
 
 
 @functools.cache
@@ -246,9 +330,13 @@ def _installed(
     file = getattr(module, "__file__", None)
     if file is None or not file.endswith(".py"):
         return module, ""
-    if not name.startswith("torch."):
-        _FILES.add(file)
-    return module, hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    if name.partition(".")[0] == "torch":
+        return module, ""  # of any version
+    _FILES.add(file)
+    # As of a file of that name beside an experiment.
+    depth = name.count(".") + (Path(file).stem == "__init__") + 1
+    source = f"{'/'.join(Path(file).parts[-depth:])}\n".encode()
+    return module, hashlib.sha256(source + Path(file).read_bytes()).hexdigest()
 
 
 def _file_of(name: str, folder: Path) -> Path | None:

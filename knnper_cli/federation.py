@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -263,6 +263,7 @@ def submit(  # noqa: PLR0913 (one parameter an option)
 ) -> None:
     """Train the clients of a federation, and hand the model to each of them."""
     from knnper.experiment import read_experiment, to_json
+    from knnper.models import with_whole_paths
     from knnper.server.link import submission
     from knnper.server.run_folder import RunFolder
     from knnper.server.settings import read_server
@@ -278,7 +279,10 @@ def submit(  # noqa: PLR0913 (one parameter an option)
         document, place = "", resume.resolve()
         RunFolder.open(place).require_idle()
     elif experiment is not None:
-        found = read_experiment(experiment, experiment_catalogue(), changes)
+        # The run will be on this server, with its own code.
+        catalogue = experiment_catalogue(lambda _: settings.door)
+        found = read_experiment(experiment, catalogue, changes)
+        found = replace(found, model=with_whole_paths(found.model))
         document, changes = to_json(over_sites(found)), []
         place = (output or settings.runs_folder / found.name).resolve()
         RunFolder.require_free(place, overwrite=overwrite)
@@ -451,10 +455,10 @@ def export(
     ],
 ) -> None:
     """Write a finished run's global model to a folder, for sites that join later."""
-    from knnper.simulation.trained_model import find_model
+    from knnper.simulation.trained_model import stored_model
     from knnper.strategies.core.exported_model import save_model
 
-    model = find_model(run)
+    model = stored_model(run)
     save_model(folder, model)
     say(f"{folder} holds the model {model.fingerprint[:12]} of {run}.")
     say(f"A site that joins runs: knnper site onboard client.yaml --model {folder}")

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flwr.app import Context
@@ -23,16 +23,17 @@ from knnper.experiment import (
     Experiment,
     from_json,
     read_experiment,
-    results_identity,
-    to_json,
 )
+from knnper.models import located
+from knnper.own import Door
 from knnper.process import with_fixed_threads
 from knnper.server.federation import FlowerFederation
 from knnper.server.link.authorized import read_roster
-from knnper.server.link.superlink import WARNINGS_VARIABLE
+from knnper.server.link.superlink import SERVER_FILE_VARIABLE, WARNINGS_VARIABLE
 from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Checkpoint, Roster, RunFolder
+from knnper.server.settings import read_server
 from knnper.server.sites import OVER_NETWORK, Directory, LateClients, SiteFederation
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.flower_engine import (
@@ -46,7 +47,12 @@ from knnper.simulation.workbench import (
     keep_label_counts,
     open_workbench,
 )
-from knnper.strategies.catalogue import Assembly, assemble, without_start
+from knnper.strategies.catalogue import (
+    Assembly,
+    assemble,
+    for_sites,
+    identity_at_sites,
+)
 from knnper.strategies.core.exported_model import (
     ends_with_global_model,
     global_model,
@@ -94,7 +100,10 @@ def order_of(run_config: Mapping[str, object]) -> Order:
     resume = bool(run_config["resume"])
     output = str(run_config["output"])
     registry = str(run_config["registry"])
-    catalogue = experiment_catalogue()
+    # Of a server of ours, what its operator lets in; else what the app's folder has.
+    file = os.environ.get(SERVER_FILE_VARIABLE)
+    door = None if file is None else read_server(Path(file)).door
+    catalogue = experiment_catalogue(Door if door is None else lambda _: door)
     if resume:
         place = _absolute(output)
         experiment = RunFolder.open(place).experiment(catalogue, changes)
@@ -108,6 +117,10 @@ def order_of(run_config: Mapping[str, object]) -> Order:
             described = read_experiment(path, catalogue, changes)
         experiment = with_fixed_threads(described)
         place = _absolute(output or f"runs/{experiment.name}")
+    if door is not None:
+        experiment = replace(
+            experiment, model=located(experiment.model, door, alone=False)
+        )
     return Order(
         experiment=experiment,
         output=place,
@@ -145,10 +158,12 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     experiment, stop, registry = order.experiment, threading.Event(), order.registry
     task = _task(experiment)
     assembly = assemble(experiment, task.spec)
-    sent = without_start(experiment)
-    log.info("the fingerprint of the experiment is %s", results_identity(sent))
+    identity = identity_at_sites(assembly.experiment)
+    log.info("the fingerprint of the experiment is %s", identity)
     directory = Directory(
-        grid, to_json(sent), lambda: read_roster(registry) if registry else {}
+        grid,
+        for_sites(assembly.experiment),
+        lambda: read_roster(registry) if registry else {},
     )
     messenger = _messenger(grid, assembly, directory, stop)
     federation = SiteFederation(directory, messenger, experiment.run.federation, stop)

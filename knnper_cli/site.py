@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from knnper.data.site import DataCheck
     from knnper.data.site_data import SiteData
     from knnper.experiment import Experiment
+    from knnper.own import Door
     from knnper.strategies.core.exported_model import GlobalModel
     from knnper.transport.diagnosis import Check, Examined
 
@@ -85,7 +86,7 @@ def check(
         _describe(data, is_agreed=agreed is not None)
         return
     found = check_site(data)
-    experiment = None if task is None else _experiment(task)
+    experiment = None if task is None else _experiment(task, settings.door)
     asked: dict[str, object] = {}
     if experiment is not None:
         num_train = found.splits["train"].num_examples
@@ -129,15 +130,15 @@ def _describe(data: "SiteData", *, is_agreed: bool) -> None:
     )
 
 
-def _experiment(task: Path) -> "Experiment | None":
+def _experiment(task: Path, door: "Door") -> "Experiment | None":
     """Return the experiment as the sites see it; None where the file holds none."""
     from knnper.experiment import parse_yaml, read_experiment
     from knnper.simulation.workbench import experiment_catalogue, over_sites
-    from knnper.strategies.catalogue import without_start
 
     if not task.is_file() or "model" not in parse_yaml(task.read_text(), str(task)):
         return None
-    return without_start(over_sites(read_experiment(task, experiment_catalogue())))
+    # It is from elsewhere, and so is what lies beside it.
+    return over_sites(read_experiment(task, experiment_catalogue(lambda _: door)))
 
 
 def _asked(
@@ -145,14 +146,13 @@ def _asked(
 ) -> dict[str, object]:
     """Return the experiment's fingerprint, and what the client's limits say to it."""
     from knnper.client.limits import Limits
-    from knnper.experiment import results_identity
 
     limits = Limits(settings, experiment, run=0)
     refused, without_training = limits.objections(), limits.without_training(num_train)
     if not without_training:
         refused += limits.objections_to_training(num_train)
     return {
-        "experiment": results_identity(experiment),
+        "experiment": limits.fingerprint,
         "refused": refused,
         "without_training": without_training,
     }
@@ -324,7 +324,7 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = read_client(config, overrides or ())
-    site_state = SiteState(settings.state, settings.name)
+    site_state = SiteState(settings.state, settings.name, door=settings.door)
     binding = settings.service
     if not is_loopback(binding.host) and binding.tls is None:
         risk = "whoever sees the traffic reads the token and all inputs"
@@ -428,7 +428,7 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
         onboarded = join(settings, patience, verbose=verbose)
         found = onboarded.site_state.load(onboarded.serving.model)
     else:
-        found = find_model(model)
+        found = find_model(model, settings.door)
         onboarded = onboard_client(settings, found, took_part=took_part)
     if as_json:
         about = {"client": onboarded.site_state.name, "took_part": onboarded.took_part}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from knnper import experiment
 from knnper.errors import ConfigError, Problem
+from knnper.own import LocalSettings
 from knnper.transport.credentials import Address, parse_address
 
 
@@ -30,7 +31,7 @@ class TlsFiles(experiment.Settings):
 
 
 @dataclass(frozen=True)
-class ServerSettings(experiment.Settings):
+class ServerSettings(LocalSettings):
     """One server.
 
     Attributes
@@ -64,6 +65,9 @@ class ServerSettings(experiment.Settings):
     max_connections_per_address
         Connections that the gateway keeps at a time with one address, be it a client,
         several behind one router, or a stranger.
+    own_code, pretrained
+        What an experiment may use of this server's own code and files; an experiment
+        that is submitted brings no code. See `OwnCodeSettings` and `LocalSettings`.
     """
 
     name: experiment.Name = "federation"
@@ -113,6 +117,7 @@ class ServerSettings(experiment.Settings):
             authorized=base / self.authorized,
             state=base / self.state,
             runs=self.runs and base / self.runs,
+            **self.at(base),
         )
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -9,15 +10,25 @@ from knnper.data.examples import Dataset
 from knnper.data.site_data import SiteTask
 from knnper.errors import RunError
 from knnper.experiment import Experiment
-from knnper.server.run_folder import Checkpoint, CheckpointFolder, RunFolder
+from knnper.models import located
+from knnper.own import Door, local_door
+from knnper.server.run_folder import (
+    EXPERIMENT,
+    Checkpoint,
+    CheckpointFolder,
+    RunFolder,
+)
 from knnper.simulation.partition.split import Partition, fingerprint
 from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
-from knnper.strategies.catalogue import without_start
+from knnper.strategies.catalogue import OpenDoor, without_start
 from knnper.strategies.core.exported_model import (
     GlobalModel,
+    StoredModel,
     global_model,
     is_model_folder,
     load_model,
+    model_of_card,
+    read_model,
     require_global_model,
 )
 
@@ -53,28 +64,58 @@ class EndedRun:
     last: Checkpoint
 
 
-def find_model(path: Path) -> GlobalModel:
-    """Return the model in an exported folder, or that of a finished run."""
+def find_model(path: Path, door: Door | None = None) -> GlobalModel:
+    """Return the model in an exported folder, or that of a finished run.
+
+    What it needs of users' code and files comes through the ``door``. Without one, a
+    run has what its experiment names, and a folder from elsewhere what `local_door`
+    lets in.
+    """
+    opened: OpenDoor = Door if door is None else lambda _: door
+    folder = next(filter(is_model_folder, (path, path / MODEL)), None)
+    if folder is None:
+        return trained_model(path, opened)
+    if door is not None or folder == path or not (path / EXPERIMENT).is_file():
+        return load_model(folder, door or local_door())
+    stored = read_model(folder)
+    experiment = RunFolder.open(path).experiment(experiment_catalogue())
+    code = experiment.own_code
+    chosen = stored.card.architecture(Door(None if code is None else Path(code)))
+    here: dict[str, Any] = {
+        "weights": getattr(experiment.model.settings, "weights", None)
+    }
+    if here["weights"] is None:
+        chosen = located(chosen, local_door(), alone=False)
+    else:
+        chosen = replace(chosen, here=replace(chosen.settings, **here))
+    return model_of_card(stored, chosen)
+
+
+def stored_model(path: Path) -> StoredModel:
+    """Return the same as its files hold it, where they do: no code of it is run."""
     for folder in (path, path / MODEL):
         if is_model_folder(folder):
-            return load_model(folder)
+            return read_model(folder)
     return trained_model(path)
 
 
-def trained_model(run: Path) -> TrainedModel:
-    """Return the global model of the finished run in the folder ``run``."""
-    experiment = RunFolder.open(run).experiment(experiment_catalogue())
+def trained_model(run: Path, door: OpenDoor = Door) -> TrainedModel:
+    """Return the global model of the finished run in the folder ``run``.
+
+    Users' code comes through the ``door`` of the folder that its experiment names.
+    """
+    experiment = RunFolder.open(run).experiment(experiment_catalogue(door))
     # First: a method without rounds has no last state that could be missing.
     require_global_model(experiment, f"the run in {run}")
-    ended = ended_run(run)
+    ended = ended_run(run, door)
     weights: Tensor = ended.last.state.weights
     return model_with(replace(ended.bench, experiment=ended.experiment), weights)
 
 
-def ended_run(run: Path) -> EndedRun:
+def ended_run(run: Path, door: OpenDoor = Door) -> EndedRun:
     """Return what a finished run ended with; its data must be what it was."""
     folder = RunFolder.open(run)
-    experiment = folder.experiment(experiment_catalogue())
+    experiment = folder.experiment(experiment_catalogue(door))
     manifest = folder.results()["manifest"]
     bench = open_workbench(without_start(experiment))
     expected, found = manifest["partition_hash"], fingerprint(bench.partition)
@@ -100,11 +141,4 @@ def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
     """Return the model of an experiment with weights w, shape (num_weights,)."""
     learned = SiteTask(bench.whole.spec, bench.dataset.class_names)
     model = global_model(bench.experiment, bench.whole, learned, weights)
-    return TrainedModel(
-        model.card,
-        model.task,
-        model.weights,
-        model.fingerprint,
-        bench.experiment,
-        bench,
-    )
+    return TrainedModel(**vars(model), experiment=bench.experiment, bench=bench)

@@ -29,7 +29,7 @@ from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
 from knnper.experiment import Catalogue, Choice, Experiment
 from knnper.files import read_document, write_atomically
 from knnper.metrics import computations
-from knnper.own import explained
+from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
 from knnper.records import canonical
@@ -56,6 +56,7 @@ from knnper.strategies.catalogue import (
     SITE_DATA_SETS,
     SITE_PARTITIONS,
     Assembly,
+    OpenDoor,
     bound,
     catalogue_of,
     personalizer_of,
@@ -71,13 +72,17 @@ from knnper.transport.messages import Purpose
 _TOLERANCE = 1e-9
 
 
-def experiment_catalogue() -> Catalogue:
-    """Return the catalogue of everything this project ships."""
+def experiment_catalogue(door: OpenDoor = Door) -> Catalogue:
+    """Return the catalogue of everything this project ships.
+
+    Users' code comes through the ``door`` of the folder that an experiment names.
+    """
     return catalogue_of(
         {**settings_types(DATA_SETS), **SITE_DATA_SETS},
         {**settings_types(PARTITIONS), **SITE_PARTITIONS},
         check_experiment,
         {**KINDS, "data": OWN_DATA, "partition": OWN_PARTITION},
+        door,
     )
 
 
@@ -326,8 +331,8 @@ def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
     """Write ``partition.json``, unless the run has it; tell what was left out."""
     if clients.dataset.num_skipped:
         log.warning(
-            "%d examples cannot be read and are left out; data.on_error=refuse lists "
-            "them",
+            "examples that cannot be read, and are left out: %d; "
+            "data.on_error=refuse lists them",
             clients.dataset.num_skipped,
         )
     path = run_folder / PARTITION

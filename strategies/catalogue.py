@@ -1,6 +1,8 @@
 """All methods and personalisations by name, and a method assembled from both."""
 
 import importlib
+import json
+import logging
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +28,8 @@ from knnper.experiment import (
     Settings,
     SettingsTypes,
     TrainingSettings,
+    results_identity,
+    to_document,
 )
 from knnper.metrics import METRICS, OWN_METRIC
 from knnper.models import MODELS, OWN_MODEL, build_model
@@ -47,6 +51,8 @@ from knnper.strategies.core.training import (
     OWN_OPTIMIZER,
     criterion,
 )
+
+log = logging.getLogger("flwr")
 
 
 def _methods() -> Iterator[type[Method]]:
@@ -229,12 +235,15 @@ def settings_types(entries: Mapping[str, Any]) -> SettingsTypes:
     return {name: entry.settings_type for name, entry in entries.items()}
 
 
+OpenDoor = Callable[[Path | None], Door]
+
+
 def catalogue_of(
     data: SettingsTypes,
     partition: SettingsTypes,
     check: Callable[[Experiment], Sequence[Problem]],
     kinds: Mapping[str, Kind] = KINDS,
-    door: Callable[[Path | None], Door] = Door,
+    door: OpenDoor = Door,
 ) -> Catalogue:
     """Return the catalogue of all models and methods, over the given data.
 
@@ -346,6 +355,45 @@ def without_start(experiment: Experiment) -> Experiment:
     return replace(experiment, model=choice)
 
 
-def site_catalogue() -> Catalogue:
-    """Return the catalogue of experiments over data that stays with the sites."""
-    return catalogue_of(SITE_DATA_SETS, SITE_PARTITIONS, lambda _: ())
+def for_sites(experiment: Experiment) -> str:
+    """Return the experiment as sites get it, in JSON: without places on this machine.
+
+    Of users' code it has fingerprints, which that of a site must have too.
+    """
+    document = to_document(_elsewhere(experiment))
+    if own := experiment.own():
+        document["own_code"] = {one.name: one.fingerprint for one in own.values()}
+    return json.dumps(document)
+
+
+def identity_at_sites(experiment: Experiment) -> str:
+    """Return the `results_identity` by which a site can tell an experiment."""
+    return results_identity(_elsewhere(experiment))
+
+
+def _elsewhere(experiment: Experiment) -> Experiment:
+    nothing: dict[str, Any] = {"weights": None}
+    settings = replace(experiment.model.settings, **nothing)
+    return replace(experiment, model=replace(experiment.model, settings=settings))
+
+
+def site_catalogue(door: Door) -> Catalogue:
+    """Return the catalogue of experiments over data that stays with the sites.
+
+    What they name of users' code comes through the site's own ``door``.
+    """
+    found = catalogue_of(
+        SITE_DATA_SETS, SITE_PARTITIONS, lambda _: (), door=lambda _: door
+    )
+
+    def open_own(section: str, reference: str, folder: Path | None) -> Own:
+        assert found.open_own is not None, "made above"
+        try:
+            return found.open_own(section, reference, folder)
+        except OwnCodeError as error:
+            if not error.place:
+                raise
+            log.error("%s: %s", section, error)  # the site's; others get no more
+            raise OwnCodeError(f"{reference}: {error.place}") from error
+
+    return replace(found, open_own=open_own)

@@ -24,12 +24,14 @@ from knnper.experiment import (
     Precision,
     Settings,
     TrainingSettings,
+    is_reference,
     later_defaults,
     parse_settings,
     to_document,
 )
 from knnper.files import sync_to_disc, write_atomically
-from knnper.models import MODELS
+from knnper.models import MODELS, OWN_MODEL, located
+from knnper.own import CLOSED, Door
 from knnper.process import num_threads
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
@@ -71,13 +73,17 @@ class ModelCard:
         """What the model knows about the data, as sites agree on it."""
         return SiteTask(self.spec, self.class_names, self.feature_names)
 
-    def architecture(self) -> Choice[Settings]:
-        """Return the section ``model``."""
-        settings = {key: self.model[key] for key in self.model if key != "name"}
-        name, problems, parsed = str(self.model.get("name")), list[Problem](), None
+    def architecture(self, door: Door = CLOSED) -> Choice[Settings]:
+        """Return the section ``model``; what is a user's comes through ``door``."""
+        settings = dict(self.model)
+        name, source = str(settings.pop("name", None)), str(settings.pop(SOURCE, ""))
+        problems, parsed, own = list[Problem](), None, None
         wrong = f"unknown {name!r}, expected one of {', '.join(sorted(MODELS))}"
-        if name in MODELS:
-            kind = MODELS[name].settings_type
+        if is_reference(name):
+            own = door.open(name, OWN_MODEL)
+            own.require(name, source)
+        if own is not None or name in MODELS:
+            kind = MODELS[name].settings_type if own is None else own.settings_type
             parsed = parse_settings(kind, settings, "model", problems)
             wrong = "; ".join(map(str, problems))
         if parsed is None:
@@ -85,10 +91,12 @@ class ModelCard:
                 f"the model is not what this version takes ({wrong}); install the "
                 "version of this software that made it"
             )
-        return Choice(name, parsed)
+        made = Choice(name, parsed, None if own is None else own.entry, source)
+        return located(made, door)
 
 
 CARD = TypeAdapter(ModelCard)
+SOURCE = "sha256 of the source"  # in the section ``model``; no setting is called so
 
 # Settings that models were given later, with what a model without them has: a card
 # leaves them out then, so that a model keeps its fingerprint, and stores their model.
@@ -104,6 +112,8 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
     later = _LATER.get(model["name"], {}).items()
     left_out = {"weights", *later_defaults(experiment.model)}
     left_out |= {name for name, old in later if model[name] == old}
+    if is_reference(model["name"]):
+        model[SOURCE] = experiment.model.fingerprint
     chosen = experiment.personalization.settings
     if isinstance(chosen, FineTunedMemorySettings):
         chosen = chosen.memory
@@ -173,15 +183,21 @@ def _hashable(value: Any) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class GlobalModel:
-    """φ and the head of a trained model; made by `global_model` or `load_model`."""
+class StoredModel:
+    """A trained model as files hold it: no code of it has been run."""
 
     card: ModelCard  # What is known of it
-    task: Task  # Runs it. Any number of threads may use it at a time once it has run.
     weights: Tensor  # w, shape (num_weights,)
     # SHA-256, in hexadecimal, of all that φ and the head depend on: the weights, the
     # model's name and settings, how images are normalised, and the precision.
     fingerprint: str
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalModel(StoredModel):
+    """φ and the head of a trained model; made by `global_model` or `load_model`."""
+
+    task: Task  # Runs it. Any number of threads may use it at a time once it has run.
 
     def embed(self, images: Tensor) -> Tensor:
         """Return φ_w(x), float32 of shape (n, p), of inputs (n, h, w, ch)."""
@@ -212,13 +228,14 @@ def global_model(
 ) -> GlobalModel:
     """Return the model that a run of ``experiment`` ended with."""
     card = card_of(experiment, learned)
-    return GlobalModel(card, task, weights, fingerprint_of(card, weights))
+    return GlobalModel(card, weights, fingerprint_of(card, weights), task)
 
 
-def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
-    """Return the model that ``card`` describes."""
+def model_of_card(stored: StoredModel, architecture: Choice[Settings]) -> GlobalModel:
+    """Return the model that a card describes; its own ``architecture``, opened."""
+    card, weights = stored.card, stored.weights
     task = build_task(
-        card.architecture(),
+        architecture,
         TrainingSettings(precision=card.precision),
         card.spec,
         RandomKey(card.seed),
@@ -230,7 +247,7 @@ def model_of_card(card: ModelCard, weights: Tensor) -> GlobalModel:
             f"expected weights of shape {expected} and type float32, found "
             f"{tuple(weights.shape)} and {weights.dtype}; they belong to another model"
         )
-    return GlobalModel(card, task, weights, fingerprint_of(card, weights))
+    return GlobalModel(card, weights, stored.fingerprint, task)
 
 
 def ends_with_global_model(experiment: Experiment) -> bool:
@@ -249,7 +266,7 @@ def require_global_model(experiment: Experiment, source: str) -> None:
         )
 
 
-def require_fingerprint(model: GlobalModel, expected: str, source: str) -> None:
+def require_fingerprint(model: StoredModel, expected: str, source: str) -> None:
     """Refuse a model that is not the one that was announced."""
     if model.fingerprint != expected:
         raise ModelError(
@@ -272,7 +289,7 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / DESCRIPTION).is_file()
 
 
-def save_model(folder: Path, model: GlobalModel) -> None:
+def save_model(folder: Path, model: StoredModel) -> None:
     """Write ``model`` to ``folder``: complete on disk, or not there, at any time.
 
     Where the very same model is there already, nothing is done.
@@ -282,7 +299,7 @@ def save_model(folder: Path, model: GlobalModel) -> None:
             raise ModelError(
                 f"{folder} exists and holds no model; give a new folder for the model"
             )
-        found = load_model(folder).fingerprint
+        found = read_model(folder).fingerprint
         if found != model.fingerprint:
             raise ModelError(
                 f"{folder} holds the model {found[:12]}, expected to write "
@@ -295,7 +312,7 @@ def save_model(folder: Path, model: GlobalModel) -> None:
         draft.mkdir()
         weights = {_TENSOR: model.weights.contiguous()}
         card = CARD.dump_python(model.card, mode="json")
-        if model.spec.vocabulary is None:
+        if model.card.spec.vocabulary is None:
             del card["spec"]["vocabulary"]
         document = {
             "format": FORMAT,
@@ -310,8 +327,18 @@ def save_model(folder: Path, model: GlobalModel) -> None:
     sync_to_disc(folder.parent)
 
 
-def load_model(folder: Path) -> GlobalModel:
-    """Return the model in ``folder``, verified by its fingerprint."""
+def load_model(folder: Path, door: Door = CLOSED) -> GlobalModel:
+    """Return the model in ``folder``, verified by its fingerprint.
+
+    What its card names of users' code, and of networks that others trained, comes
+    through the ``door`` alone.
+    """
+    stored = read_model(folder)
+    return model_of_card(stored, stored.card.architecture(door))
+
+
+def read_model(folder: Path) -> StoredModel:
+    """Return what the files in ``folder`` hold, verified by its fingerprint."""
     card, expected = _card(folder / DESCRIPTION)
     path = folder / WEIGHTS
     try:
@@ -322,7 +349,7 @@ def load_model(folder: Path) -> GlobalModel:
         ) from error
     # The layout in memory shows in the last bits of products.
     copied = weights.clone(memory_format=torch.contiguous_format)
-    model = model_of_card(card, copied)
+    model = StoredModel(card, copied, fingerprint_of(card, copied))
     require_fingerprint(model, expected, str(folder))
     return model
 

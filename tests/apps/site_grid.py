@@ -1,6 +1,6 @@
 """Sites in one process: the real ClientApp behind a grid of functions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -17,6 +17,11 @@ CLIENTS = ("0000", "0001", "0002", "0003")
 
 def experiment(**changes: object) -> Experiment:
     """Return an experiment with four clients, of which 0002 is unseen."""
+    return own_experiment(None, changes)
+
+
+def own_experiment(folder: Path | None, changes: Mapping[str, object]) -> Experiment:
+    """Return the same, changed, with code of its user's that lies in ``folder``."""
     document = {
         "name": "four",
         "data": {"name": "digits"},
@@ -38,7 +43,7 @@ def experiment(**changes: object) -> Experiment:
         },
     }
     overrides = [f"{key}={value}" for key, value in changes.items()]
-    return load_experiment(document, experiment_catalogue(), overrides)
+    return load_experiment(document, experiment_catalogue(), overrides, folder=folder)
 
 
 def make_sites(folder: Path, settings: Experiment) -> dict[str, Path]:

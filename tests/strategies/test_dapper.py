@@ -9,6 +9,7 @@ import torch
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
 from knnper.errors import RunError
 from knnper.experiment import TrainingSettings, load_experiment
+from knnper.own import CLOSED
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
@@ -229,5 +230,5 @@ def test_data_that_stays_with_the_sites_is_refused() -> None:
         "std": [0.5],
     }
     sites = document("fedavg", "dapper", data=data, partition={"name": "sites"})
-    for catalogue in (experiment_catalogue(), site_catalogue()):
+    for catalogue in (experiment_catalogue(), site_catalogue(CLOSED)):
         refused(sites, "personalization.name", "dapper with client_shares", catalogue)

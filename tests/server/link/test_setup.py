@@ -192,6 +192,7 @@ def test_the_page_has_every_setting_with_its_default() -> None:
     rows = [line.split("|")[1:3] for line in table.splitlines() if "| `" in line]
     told = {key.strip(" `"): default.strip(" `") for key, default in rows}
     others = {"tls": "*required*", "runs": "state/runs", "max_upload_mb": "none"}
+    others |= {"own_code": "nothing", "pretrained": "nothing"}
     assert told == {
         one.name: others.get(one.name, str(one.default).lower())
         for one in dataclasses.fields(ServerSettings)

@@ -1,0 +1,307 @@
+"""Users' code and weights of others in a federation: nothing of them is sent."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.torch import save_file
+
+from knnper.client.install import SiteState, open_served
+from knnper.client.onboarding import onboard
+from knnper.client.settings import read_client
+from knnper.client.site import SiteNode
+from knnper.errors import ConfigError, OwnCodeError, RunError
+from knnper.experiment import Experiment
+from knnper.own import LOCAL_VARIABLE, local_door
+from knnper.seeding import RandomKey
+from knnper.server.observer import Observer
+from knnper.server.run_folder import RunFolder
+from knnper.simulation.trained_model import find_model, stored_model
+from knnper.simulation.workbench import (
+    open_workbench,
+    over_sites,
+    simulate,
+)
+from knnper.strategies.catalogue import for_sites, identity_at_sites
+from knnper.strategies.core.exported_model import (
+    ModelError,
+    load_model,
+    save_model,
+)
+from knnper.transport.messages import Introduction, Job, read_introduction
+from knnper_cli.flower_apps import Order, lead_sites, order_of
+from tests.apps.site_grid import SiteGrid, experiment, make_sites, own_experiment
+
+pytestmark = pytest.mark.usefixtures("inside_a_run", "own_modules")
+CODE = """
+from torch import nn
+from knnper.strategies.core.method import Method
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int, hidden: int):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU())
+        self.out = nn.Linear(hidden, num_classes)
+
+    def forward(self, x):
+        return self.out(self.body(x))
+
+def smoothed(logits, labels, amount: float = 0.1):
+    return nn.functional.cross_entropy(logits, labels, label_smoothing=amount)
+
+def failing(logits, labels):
+    raise ValueError(f"a secret: {labels.tolist()}")
+
+class Same(Method):
+    title = "Same as FedAvg"
+    ends_with_global_model = True
+"""
+OWN = {
+    "model": "{name: 'mine:Net', hidden: 8}",
+    "method": "{name: 'mine:Same'}",
+    "personalization": "{name: knn}",
+    "training.loss": "{name: 'mine:smoothed', amount: 0.2}",
+    "training.optimizer": "{name: 'torch.optim:NAdam'}",
+    "training.learning_rate": 0.01,
+}
+ALLOWED = "own_code:\n  folder: code\n  allowed: [{}]\n".format(
+    ", ".join(
+        f"'{one}'"
+        for one in (
+            *("mine:Net", "mine:Same", "mine:smoothed", "mine:failing"),
+            "torch.optim:NAdam",
+        )
+    )
+)
+SEEN = ("0000", "0001", "0003")
+
+
+@pytest.fixture
+def own_modules() -> Iterator[None]:
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in sys.modules.keys() - modules & {"mine"}:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    for name in ("server", "code"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(CODE)
+    return tmp_path / "server"
+
+
+def append(files: dict[str, Path], text: str) -> None:
+    for file in files.values():
+        file.write_text(file.read_text() + text)
+
+
+def lead(files: dict[str, Path], settings: Experiment, output: Path) -> RunFolder:
+    grid = SiteGrid({10 + place: files[name] for place, name in enumerate(SEEN)})
+    made = Order(over_sites(settings), output, False, False, None)
+    return lead_sites(grid, made, Observer())  # type: ignore[arg-type]
+
+
+def simulated(folder: Path, settings: Experiment) -> RunFolder:
+    made = RunFolder.create(folder, settings)
+    simulate(open_workbench(settings), made, Observer(), ["test"])
+    return made
+
+
+def digest(run: RunFolder) -> str:
+    return str(run.results()["training"]["state_sha256"])
+
+
+def context_of(file: Path) -> Context:
+    return Context(1, 1, {"config": str(file)}, RecordDict(), {})
+
+
+def introduced(file: Path, text: str) -> Introduction:
+    job = Job([file.stem], 1, [0], text)
+    return read_introduction(SiteNode().introduce(context_of(file), job))
+
+
+def test_three_sites_train_what_a_simulation_does_and_a_fourth_serves_it(
+    tmp_path: Path, code: Path
+) -> None:
+    settings = own_experiment(code, OWN)
+    files = make_sites(tmp_path, settings)
+    append(files, ALLOWED)
+    run = lead(files, settings, tmp_path / "run")
+    assert digest(run) == digest(simulated(tmp_path / "serial", settings))
+    # What is exported holds no code, and is used through a site's own door alone.
+    stored = stored_model(run.path)
+    save_model(tmp_path / "exported", stored)
+    with pytest.raises(OwnCodeError, match="which may not be used here"):
+        find_model(tmp_path / "exported")
+    assert find_model(run.path).fingerprint == stored.fingerprint
+    new = read_client(files["0002"])
+    model = find_model(tmp_path / "exported", new.door)
+    onboard(new, model, took_part=False)
+    with open_served(
+        SiteState(new.state, new.name, door=new.door), writable=False
+    ) as served:
+        image = torch.zeros((1, *model.spec.image_shape), dtype=torch.uint8)
+        assert served.predict(image).probabilities.shape == (1, 10)
+
+
+def test_a_model_from_elsewhere_comes_through_a_file_that_is_named(
+    tmp_path: Path, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = own_experiment(code, OWN)
+    trained = find_model(simulated(tmp_path / "run", settings).path)
+    save_model(tmp_path / "exported", trained)
+    (tmp_path / "local.yaml").write_text(ALLOWED)
+    monkeypatch.setenv(LOCAL_VARIABLE, str(tmp_path / "local.yaml"))
+    found = find_model(tmp_path / "exported")
+    image = torch.zeros((2, *found.spec.image_shape), dtype=torch.uint8)
+    assert torch.equal(found.embed(image), trained.embed(image))
+    (tmp_path / "code" / "mine.py").write_text(CODE + "\n# changed\n")
+    with pytest.raises(OwnCodeError, match=r"code/mine.py, .* bring the same files"):
+        find_model(tmp_path / "exported")
+    (tmp_path / "local.yaml").write_text("own_cod: {}\n")
+    with pytest.raises(ConfigError, match="did you mean 'own_code'"):
+        local_door()
+
+
+def test_a_site_without_leave_or_with_other_code_refuses(
+    tmp_path: Path, code: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = over_sites(own_experiment(code, OWN))
+    file = make_sites(tmp_path, experiment())["0000"]
+    text = for_sites(settings)
+    assert str(tmp_path) not in text
+    told = introduced(file, text).problem
+    assert "'mine:Net', which may not be used here" in told
+    assert "own_code: {folder: FOLDER, allowed: [mine:Net]}" in caplog.text
+    append({"": file}, ALLOWED)
+    assert introduced(file, text).problem == ""
+    (tmp_path / "code" / "mine.py").write_text(CODE.replace("ReLU", "GELU"))
+    told = introduced(file, text).problem
+    assert "mine:Net is another one here: mine.py" in told
+    assert "bring the same files to all sides" in told
+    assert "torch.optim" not in told
+    (tmp_path / "code" / "mine.py").write_text("raise KeyError('a secret')")
+    told = introduced(file, text).problem
+    assert "mine:Net: mine.py, line 1, in <module>: KeyError" in told
+    assert "a secret" not in told
+
+
+def test_what_fails_in_users_code_is_told_without_what_it_says(
+    tmp_path: Path, code: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = over_sites(
+        own_experiment(code, {**OWN, "training.loss": "'mine:failing'"})
+    )
+    file = make_sites(tmp_path, experiment())["0000"]
+    append({"": file}, ALLOWED)
+    worker = SiteNode().open(
+        context_of(file), Job(["0000"], 1, [0], for_sites(settings))
+    )
+    bench = open_workbench(own_experiment(code, OWN))
+    payload = bench.method.broadcast(
+        bench.method.init(["0000"], RandomKey(0)), "0000", RandomKey(0)
+    )
+    with pytest.raises(RunError) as caught:
+        worker.train("0000", payload, 1, 0, [])
+    assert str(caught.value).startswith("mine.py, line 18, in failing: ValueError")
+    assert "a secret" not in str(caught.value)
+    assert "a secret" in caplog.text
+
+
+ATTACKS: list[dict[str, Any]] = [
+    {"model": {"name": "os:system", "command": "touch attacked"}},
+    {"model": {"name": "subprocess:run", "args": "touch attacked"}},
+    {"model": {"name": "evil:Net"}},
+    {"method": {"name": "evil:Net"}},
+    {"personalization": {"name": "evil:Net"}},
+    {"data": {"name": "evil:Net"}},
+    {"partition": {"name": "evil:Net"}},
+    {"training": {"loss": {"name": "evil:Net"}}},
+    {"training": {"optimizer": {"name": "evil:Net"}}},
+]
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=str)
+@pytest.mark.parametrize("path", ["evil", None])
+def test_nothing_is_imported_for_who_may_not_say_so(
+    tmp_path: Path,
+    attack: dict[str, Any],
+    path: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil").mkdir()
+    evil = tmp_path / "evil" / "evil.py"
+    evil.write_text("import pathlib\npathlib.Path('attacked').touch()\nNet = 1\n")
+    document = json.loads(for_sites(over_sites(experiment())))
+    document |= attack if path is None else {**attack, "own_code": str(evil.parent)}
+    text = json.dumps(document)
+    if path is None:
+        monkeypatch.syspath_prepend(str(evil.parent))
+    file = make_sites(tmp_path, experiment())["0000"]
+    assert "which may not be used here" in introduced(file, text).problem or (
+        "found 'evil:Net', expected a name" in introduced(file, text).problem
+    )
+    # The server's process, too: its file lets nothing in.
+    (tmp_path / "server.yaml").write_text("insecure: true\n")
+    monkeypatch.setenv("KNNPER_SERVER", str(tmp_path / "server.yaml"))
+    config = {"document": text, "experiment": "", "set": "", "resume": False}
+    with pytest.raises(ConfigError, match=r"may not be used here|expected a name"):
+        order_of({**config, "output": "", "registry": "", "overwrite": False})
+    assert not Path("attacked").exists()
+    assert "evil" not in sys.modules
+
+
+def test_no_card_can_name_code_or_files(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", experiment())
+    save_model(tmp_path / "model", find_model(run.path))
+    card = tmp_path / "model" / "model.json"
+    document = json.loads(card.read_text())
+    for model in (
+        {"name": "os:system", "command": "touch attacked"},
+        {"name": "torchvision", "architecture": "alexnet", "weights": "/etc/passwd"},
+        {"name": "transformers", "architecture": "some/one", "download": True},
+    ):
+        document["card"]["model"] = model
+        card.write_text(json.dumps(document))
+        with pytest.raises(ModelError, match=r"expected the model"):
+            load_model(tmp_path / "model")
+
+
+def test_weights_of_others_lie_where_each_site_says(tmp_path: Path) -> None:
+    plain = over_sites(experiment())
+    module = open_workbench(experiment()).task.model
+    weights = module.named(torch.linspace(-1, 1, module.num_weights))
+    for name in ("server", "site"):
+        (tmp_path / f"{name}.safetensors").parent.mkdir(exist_ok=True)
+        save_file(weights, tmp_path / f"{name}.safetensors")
+    chosen = {
+        "model.trained": "head",
+        "model.weights": tmp_path / "server.safetensors",
+    }
+    head = own_experiment(None, chosen)
+    files = make_sites(tmp_path, experiment())
+    text = for_sites(over_sites(open_workbench(head).experiment))
+    assert "server.safetensors" not in text
+    told = introduced(files["0000"], text).problem
+    assert "expected a model whose frozen weights have the fingerprint" in told
+    assert "pretrained: {tiny_cnn: FILE}" in told
+    append(files, "pretrained: {tiny_cnn: site.safetensors}\n")
+    run = lead(files, head, tmp_path / "run")
+    assert digest(run) == digest(simulated(tmp_path / "serial", head))
+    exported = find_model(run.path)
+    save_model(tmp_path / "exported", exported)
+    with pytest.raises(ConfigError, match=r"pretrained: \{tiny_cnn: FILE\}"):
+        load_model(tmp_path / "exported")
+    client = read_client(files["0002"])
+    assert find_model(tmp_path / "exported", client.door).fingerprint
+    onboard(client, find_model(tmp_path / "exported", client.door))
+    assert identity_at_sites(plain) != identity_at_sites(over_sites(head))
