@@ -36,6 +36,7 @@ from knnper.data.site_data import (
     Collected,
     InputForm,
     Inputs,
+    OnError,
     ReadInputs,
     SiteSettings,
     SiteTask,
@@ -266,7 +267,7 @@ class DecodedSettings(DataFormat):
 
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] = 3
-    on_error: Literal["refuse", "skip"] = "refuse"
+    on_error: OnError = "refuse"
 
     def decoded(
         self,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from knnper.data.examples import Vocabulary
 from knnper.errors import DataError
-from knnper.process import import_extra
+from knnper.process import import_extra, import_torchvision
 
 _AT_ONCE = 1000
 
@@ -94,6 +94,7 @@ class Tokenizer:
 @functools.lru_cache(maxsize=4)
 def open_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
     """Return the tokenizer in a folder, as `save_pretrained` writes it."""
+    import_torchvision()  # transformers does, in the plain way
     transformers = import_extra("transformers", "transformers", "tokenised text")
     try:
         made = transformers.AutoTokenizer.from_pretrained(
