@@ -23,6 +23,7 @@ from knnper.data.cache import (
 from knnper.data.dividing import (
     DividingSettings,
     FractionSettings,
+    mark_by_group,
     mark_tested,
     numbered,
     require_known,
@@ -281,8 +282,9 @@ class ColumnSettings(DecodedSettings):
         The column of the client whose row it is. The partition ``natural`` needs it.
     test_fraction, seed
         Part of the rows that are tested on where there is no table of them, and what
-        chooses them. It is about that part; with `client`, that part of each client's
-        rows, rounded, and one row of each is left to train on. Rows of the same name
+        chooses them: that part of each client's rows, or else of each class, rounded,
+        and one row of each is left to train on. Without `client`, it is about that part
+        of all rows with `id`, or of the features of a ``table``. Rows of the same name
         stay together.
     """
 
@@ -352,8 +354,10 @@ class ColumnSettings(DecodedSettings):
         features = self.features if is_row else ()
         train, test = self.tables(Wanted.of(texts, features, self.image))
         if test is None:
-            is_test = _tested(train, self)
             rows = _Rows.of(train, self)
+            # Features of tables were divided otherwise before there were other inputs.
+            is_alike = not is_row or self.name != "table"
+            is_test = _tested(rows, self, is_alike=is_alike)
             parts = {"train": rows.taken(~is_test), "test": rows.taken(is_test)}
         else:
             parts = {"train": _Rows.of(train, self), "test": _Rows.of(test, self)}
@@ -475,12 +479,18 @@ class _Parts:
         return ("train", self.train), ("test", self.test)
 
 
-def _tested(table: TableFile, settings: ColumnSettings) -> NDArray[np.bool_]:
+def _tested(
+    rows: _Rows, settings: ColumnSettings, *, is_alike: bool
+) -> NDArray[np.bool_]:
     """Mark the rows that are tested on where there is no table of them, shape (n,)."""
-    names = table.row_names()
+    table, names = rows.table, rows.table.row_names()
+    fraction, seed = settings.test_fraction, settings.seed
     if settings.id is not None:
         names = table.filled_texts(settings.id)
-    fraction, seed = settings.test_fraction, settings.seed
+    elif settings.client is None and is_alike:
+        labels = rows.labels.tolist()
+        marks = mark_by_group(labels, names, labels, fraction, seed)
+        return np.array(marks, dtype=bool)
     if settings.client is None:
         splits = split_by_name(names, FractionSettings(0.0, fraction, seed))
         return np.array([split == "test" for split in splits], dtype=bool)
