@@ -56,6 +56,7 @@ from knnper.datastore.memory import (
     left_out_evidence,
     store_settings_of,
 )
+from knnper.datastore.policy import policies_through
 from knnper.datastore.prediction import (
     KERNELS,
     KnnPredictor,
@@ -420,11 +421,12 @@ class SiteState:
         folder: Path,
         name: str,
         key_sha256: str | None = None,
-        door: Door = CLOSED,  # through which models get what is the site's own
+        door: Door = CLOSED,  # through which models and policies get what is its own
     ) -> None:
         self.name = name
         self.places = Places(folder)
         self._door = door
+        policies_through(door)
         claim(self.places, name, key_sha256)
 
     def install(

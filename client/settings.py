@@ -1,11 +1,11 @@
 """One client, as its YAML file describes it."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from knnper.data.arrays import OWN_SITE_DATA
 from knnper.data.catalogue import SITE_DATA
@@ -18,9 +18,8 @@ from knnper.experiment import (
     PositiveInt,
     Sections,
     Settings,
-    alternatives,
     apply_overrides,
-    is_reference,
+    one_of,
     parse_overrides,
     parse_settings,
     read_yaml,
@@ -31,21 +30,9 @@ from knnper.own import Door, LocalSettings
 from knnper.strategies.catalogue import METHODS
 from knnper.transport.credentials import parse_address
 
-
-def _one_of(known: Collection[str]) -> AfterValidator:
-    """Return what refuses a name that is not in a catalogue."""
-
-    def checked(name: str) -> str:
-        if name not in known and not is_reference(name):
-            raise ValueError(f"unknown name {shown(name)}; {alternatives(name, known)}")
-        return name
-
-    return AfterValidator(checked)
-
-
 Port = Annotated[int, Field(ge=0, le=65535)]
-MethodName = Annotated[str, _one_of(METHODS)]
-ModelName = Annotated[str, _one_of(MODELS)]
+MethodName = Annotated[str, one_of(METHODS)]
+ModelName = Annotated[str, one_of(MODELS)]
 Fingerprint = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 

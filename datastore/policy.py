@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,15 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.index import FlatSettings, IndexSettings
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import NonNegativeInt, PositiveFloat, PositiveInt, Settings
+from knnper.experiment import (
+    NonNegativeInt,
+    Own,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    one_of,
+)
+from knnper.own import Door, Kind, local_door
 from knnper.seeding import RandomKey
 
 
@@ -287,14 +295,41 @@ class ReservoirPolicy(Policy):
         return gone, state.was_largest
 
 
-PolicyName = Literal["fixed", "fifo", "concatenate", "reservoir", "class_balanced"]
-POLICIES: Mapping[PolicyName, Policy] = {
+POLICIES: Mapping[str, Policy] = {
     "fixed": FixedPolicy(),
     "fifo": FifoPolicy(),
     "concatenate": ConcatenatePolicy(),
     "reservoir": ReservoirPolicy(),
     "class_balanced": ClassBalancedPolicy(),
 }
+PolicyName = Annotated[str, one_of(POLICIES)]
+OWN_POLICY = Kind(
+    "a subclass of knnper.datastore.policy.Policy that takes no arguments",
+    is_right=lambda one: isinstance(one, type) and issubclass(one, Policy),
+)
+_BROUGHT: dict[str, Policy] = {}  # users', by reference
+_DOORS: list[Door] = []
+
+
+def bring_policy(reference: str, door: Door) -> Own:
+    """Let stores of this process use a user's policy; return it."""
+    own = door.open(reference, OWN_POLICY)
+    _BROUGHT[reference] = own.entry()
+    return own
+
+
+def policy_of(name: str) -> Policy:
+    """Return a policy by its name, or a user's by its reference."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if name not in _BROUGHT:
+        bring_policy(name, _DOORS[-1] if _DOORS else local_door())
+    return _BROUGHT[name]
+
+
+def policies_through(door: Door) -> None:
+    """Let stores that this process opens from now on bring policies through a door."""
+    _DOORS[:] = [door]
 
 
 NAME_BYTES = 96
@@ -312,7 +347,9 @@ class StoreSettings(Settings):
     Attributes
     ----------
     policy
-        What stays when new examples arrive; a name of `knnper.datastore.policy`.
+        What stays when new examples arrive: ``concatenate`` (all), ``fixed``, ``fifo``,
+        ``reservoir``, ``class_balanced``, or a class of your own as
+        ``module:attribute``.
     capacity
         Most examples that are stored; null does not bound them.
     budget_mb
@@ -357,7 +394,7 @@ def require_settings(
     no_ids, no_vectors = np.empty(0, np.int64), np.empty((0, embedding_dim), np.float32)
     settings.index.build(embedding_dim, no_ids, no_vectors)
     most = settings.most_examples(spec, embedding_dim)
-    if most is None and POLICIES[settings.policy].needs_capacity:
+    if most is None and policy_of(settings.policy).needs_capacity:
         message = (
             f"found none with policy = {settings.policy}, which needs one; set "
             "capacity or budget_mb, or policy = concatenate to keep everything"

@@ -57,7 +57,7 @@ from knnper.datastore.journal import (
     damage,
     writer_lock,
 )
-from knnper.datastore.policy import POLICIES, StoreSettings, forget, require_settings
+from knnper.datastore.policy import StoreSettings, forget, policy_of, require_settings
 from knnper.datastore.search import IndexCache, LiveView
 from knnper.errors import DataError
 from knnper.files import lock_holder, sync_to_disc, write_atomically
@@ -368,7 +368,7 @@ class Store(StoreReader):
                 _require_names(self._rows, new.external_ids, len(new))
             head, stored = self._live.head, self._live.view.contents
             offered = _arriving(new, head.stream.num_offered, stored)
-            decision = POLICIES[self.settings.policy].decide(
+            decision = policy_of(self.settings.policy).decide(
                 stored,
                 offered,
                 head.stream,

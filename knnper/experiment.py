@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
@@ -27,7 +27,7 @@ from typing import (
 )
 
 import yaml
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
@@ -51,6 +51,17 @@ Reference = Annotated[str, Field(pattern=f"^{_DOTTED}:{_DOTTED}$")]
 def is_reference(name: object) -> bool:
     """Return whether ``name`` is ``module:attribute``; both may have dots."""
     return isinstance(name, str) and _REFERENCE.fullmatch(name) is not None
+
+
+def one_of(known: Collection[str]) -> AfterValidator:
+    """Return what refuses text that is neither in a catalogue nor a reference."""
+
+    def checked(name: str) -> str:
+        if name not in known and not is_reference(name):
+            raise ValueError(f"unknown name {shown(name)}; {alternatives(name, known)}")
+        return name
+
+    return AfterValidator(checked)
 
 
 def is_name(text: str) -> bool:
@@ -440,6 +451,9 @@ class Experiment:
     personalization: Choice[Settings]
     run: RunSettings
     own_code: str | None = None
+    # What says which examples a memory keeps, where it is a user's; it is named in the
+    # section personalization.
+    policy: Choice[Settings] | None = field(default=None, compare=False)
 
     def own(self) -> Mapping[str, Choice[Settings]]:
         """Return what of it is a user's, by section."""
@@ -449,6 +463,7 @@ class Experiment:
             "training.optimizer": training.optimizer,
             "training.loss": training.loss,
             **{f"run.metrics.{one.metric_name}": one for one in self.run.metrics},
+            "personalization.store.policy": self.policy,
         }
         return {
             place: one
@@ -838,7 +853,7 @@ def apply_overrides(
     return result
 
 
-SECTIONS = tuple(field.name for field in dataclasses.fields(Experiment))
+SECTIONS = tuple(one.name for one in dataclasses.fields(Experiment) if one.compare)
 
 
 def read_experiment(
@@ -973,10 +988,18 @@ class Sections:
         if any(section is None for section in (*sections, personalization, run)):
             return None
         made = Experiment(*sections, personalization, run)  # type: ignore[arg-type]
+        made = dataclasses.replace(made, policy=self._policy(made.personalization))
         folder = next(iter(self.folders), None)
         return dataclasses.replace(
             made, own_code=None if folder is None else str(folder)
         )
+
+    def _policy(self, personalization: Choice[Settings]) -> Choice[Settings] | None:
+        """Return what says which examples are kept, if it is a user's."""
+        for place, value in dotted(plain(personalization)):
+            if place.endswith("store.policy") and is_reference(value):
+                return self._own("personalization.store.policy", str(value), {})
+        return None
 
     def _training(self, catalogue: Catalogue) -> TrainingSettings | None:
         """Return the section ``training``, in which two things are chosen by name."""

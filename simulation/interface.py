@@ -201,27 +201,26 @@ class Run:
         with _threads_kept():
             last, predictors = ended_run(self.path).last, list[Predictor]()
             bench = self._bench
-            clients = {one.name: one.num_examples for one in bench.roster.members}
-            _require_client(client, clients, self.path)
+            name, sizes = _name_of(client, bench, self.path), bench.roster.sizes()
             runtime = replace(
                 runtime_of(bench, self.path),
                 keep=lambda served: predictors.append(served.predictor),
             )
             federation = SerialFederation(runtime)
             distribution = ModelDistribution(bench.method, federation, bench.key)
-            asked, seen = {client: clients[client]}, bench.roster.seen()
+            asked, seen = {name: sizes[name]}, bench.roster.seen()
             list(distribution.personalize(last, asked, seen, ()))
         return predictors[0]
 
     def data(self, client: str) -> ClientData:
         """Return the examples that a client learns from: ``train``, ``validation``."""
-        _require_client(client, self._bench.clients.parts, self.path)
-        return self._bench.clients.data(client)
+        name = _name_of(client, self._bench, self.path)
+        return self._bench.clients.data(name)
 
     def test(self, client: str) -> Examples:
         """Return the test split of a client."""
-        _require_client(client, self._bench.clients.parts, self.path)
-        return self._bench.clients.test(client)
+        name = _name_of(client, self._bench, self.path)
+        return self._bench.clients.test(name)
 
     @functools.cached_property
     def _global_model(self) -> GlobalModel:
@@ -299,13 +298,16 @@ def _threads_kept() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _require_client(client: str, known: Mapping[str, object], run: Path) -> None:
-    if client not in known:
-        first = ", ".join(list(known)[:3])
+def _name_of(client: str, bench: Workbench, run: Path) -> str:
+    """Return what the run itself calls a client; see `ClientPart.title`."""
+    names = {part.shown: part.name for part in bench.partition.clients}
+    if client not in names:
+        first = ", ".join(list(names)[:3])
         raise RunError(
             f"the run in {run} has no client {client!r}, expected one of its "
-            f"{len(known)}: {first}, ...; Run.clients lists them"
+            f"{len(names)}: {first}, ...; Run.clients lists them"
         )
+    return names[client]
 
 
 def _pandas() -> Any:

@@ -331,8 +331,8 @@ def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
     """Write ``partition.json``, unless the run has it; tell what was left out."""
     if clients.dataset.num_skipped:
         log.warning(
-            "%d examples cannot be read and are left out; data.on_error=refuse lists "
-            "them",
+            "examples that cannot be read, and are left out: %d; "
+            "data.on_error=refuse lists them",
             clients.dataset.num_skipped,
         )
     path = run_folder / PARTITION

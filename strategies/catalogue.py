@@ -18,6 +18,7 @@ from knnper.data.examples import (
     require_augmentable,
 )
 from knnper.data.site_data import SITES, SitesSettings
+from knnper.datastore.policy import OWN_POLICY, bring_policy
 from knnper.embedding_model import ModelSettings
 from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
@@ -213,6 +214,7 @@ KINDS: Mapping[str, Kind] = {
     "personalization": Kind(
         "a subclass of knnper.Personalizer with a title", is_right=is_personalizer
     ),
+    "personalization.store.policy": OWN_POLICY,
     "training.optimizer": OWN_OPTIMIZER,
     "training.loss": OWN_LOSS,
     "run.metrics": OWN_METRIC,
@@ -255,7 +257,10 @@ def catalogue_of(
         if section not in kinds:
             known = f"a name, or a reference in {', '.join(sorted(kinds))}"
             raise OwnCodeError(f"found {reference!r}, expected {known}")
-        return door(folder).open(reference, kinds[section])
+        opened = door(folder)
+        if kinds[section] is OWN_POLICY:
+            return bring_policy(reference, opened)
+        return opened.open(reference, kinds[section])
 
     def check_all(experiment: Experiment) -> Sequence[Problem]:
         chosen, on_top = experiment.method, experiment.personalization

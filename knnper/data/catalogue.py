@@ -34,6 +34,7 @@ DATA_SETS: Mapping[str, type[DataFormat]] = {
         torchvision_sets.Cifar10Settings,
         torchvision_sets.Cifar100Settings,
         torchvision_sets.FashionMnistSettings,
+        torchvision_sets.MnistSettings,
         torchvision_sets.EmnistSettings,
         leaf.LeafSettings,
         leaf.FemnistHubSettings,

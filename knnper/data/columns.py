@@ -17,6 +17,7 @@ from knnper.data.cache import (
     EntryWriter,
     Split,
     cached_dataset,
+    hub_folder,
     state_of_files,
 )
 from knnper.data.dividing import (
@@ -30,7 +31,7 @@ from knnper.data.dividing import (
 )
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
 from knnper.data.images import DecodedSettings, Encoded, Picture
-from knnper.data.tokens import hub_folder, open_tokenizer
+from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
 from knnper.experiment import (
     NonNegativeInt,

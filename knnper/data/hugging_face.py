@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from knnper.data.cache import cache_root, state_of_files
+from knnper.data.cache import cache_root, hub_folder, state_of_files
 from knnper.data.columns import (
     ColumnSettings,
     TableFile,
@@ -13,7 +13,6 @@ from knnper.data.columns import (
     columns_of,
     number_columns,
 )
-from knnper.data.tokens import hub_folder
 from knnper.errors import DataError
 from knnper.experiment import alternatives
 from knnper.process import import_extra

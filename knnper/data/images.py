@@ -36,6 +36,7 @@ from knnper.data.site_data import (
     Collected,
     InputForm,
     Inputs,
+    OnError,
     ReadInputs,
     SiteSettings,
     SiteTask,
@@ -266,7 +267,7 @@ class DecodedSettings(DataFormat):
 
     image_size: PositiveInt | None = None
     channels: Literal[1, 3] = 3
-    on_error: Literal["refuse", "skip"] = "refuse"
+    on_error: OnError = "refuse"
 
     def decoded(
         self,
@@ -323,6 +324,12 @@ def _visible(folder: Path) -> list[os.DirEntry[str]]:
     return sorted(visible, key=lambda entry: entry.name)
 
 
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    """Return whether a file is an image by its name."""
+    suffix = os.path.splitext(entry.name)[1]  # noqa: PTH122 - of 50,000 files
+    return suffix.lower() in Image.registered_extensions()
+
+
 def _files_of_class(folder: Path) -> list[os.DirEntry[str]]:
     found = _visible(folder)
     for entry in found:
@@ -342,13 +349,8 @@ class ClassFolders:
 
 def list_class_folders(root: Path) -> ClassFolders:
     """Return the images in ``root``, without hidden files and other suffixes."""
-    suffixes = Image.registered_extensions()
-
-    def is_image(entry: os.DirEntry[str]) -> bool:
-        return os.path.splitext(entry.name)[1].lower() in suffixes  # noqa: PTH122
-
     children = _visible(root)
-    folders = [one for one in children if one.is_dir() or is_image(one)]
+    folders = [one for one in children if one.is_dir() or _is_image(one)]
     for one in folders:
         if not one.is_dir():
             raise DataError(
@@ -357,7 +359,7 @@ def list_class_folders(root: Path) -> ClassFolders:
             )
     names = tuple(one.name for one in folders)
     files = [(name, one) for name in names for one in _files_of_class(root / name)]
-    class_of = {f"{name}/{one.name}": name for name, one in files if is_image(one)}
+    class_of = {f"{name}/{one.name}": name for name, one in files if _is_image(one)}
     num_ignored = len(children) - len(folders) + len(files) - len(class_of)
     return ClassFolders(
         names, {name: class_of[name] for name in mixed(class_of)}, num_ignored
@@ -375,10 +377,10 @@ class FoundFile(NamedTuple):
 
 
 def _folder_names(folder: Path, layout: str, what: str = "class") -> tuple[str, ...]:
-    """Return the names of the folders in ``folder``, which may hold nothing else."""
+    """Return the names of the folders in ``folder``, which may hold no images."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; data.root must hold {layout}")
-    children = _visible(folder)
+    children = [one for one in _visible(folder) if one.is_dir() or _is_image(one)]
     for child in children:
         if not child.is_dir():
             raise DataError(f"{child.path} is a file where a {what} folder is expected")
@@ -418,8 +420,9 @@ def _files_of_users(root: Path, folder: str, layout: str) -> list[FoundFile]:
     """Return the files in ROOT/FOLDER/USER/CLASS, or in ROOT/FOLDER/CLASS."""
     base = root / folder
     names = _folder_names(base, layout)
-    below = [one.is_dir() for name in names for one in _visible(base / name)]
-    if not below or not all(below):
+    below = [one for name in names for one in _visible(base / name)]
+    kinds = {one.is_dir() for one in below if one.is_dir() or _is_image(one)}
+    if kinds != {True}:
         return _files_below(root, folder, layout)
     users = [(name, os.path.join(folder, name)) for name in names]  # noqa: PTH118
     return [

@@ -1,6 +1,7 @@
 """A site's own data: labels agreed on, split, read, and checked for mistakes."""
 
 import json
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -46,6 +47,7 @@ from knnper.experiment import (
     parse_yaml,
 )
 
+_LOG = logging.getLogger(__name__)
 MOST_SHOWN = 10
 
 
@@ -180,10 +182,10 @@ def _problems(data: SiteData, copies: tuple[Copies, ...]) -> Iterator[str]:
             "there are no training examples: nothing can be learned or remembered; "
             "add some, or lower data.fractions"
         )
-    if data.unreadable:
+    if data.unreadable and not data.skips:
         yield (
             f"{len(data.unreadable)} examples cannot be read; the data is refused "
-            "until they are removed or mended"
+            "until they are removed or mended, or left out (data.on_error: skip)"
         )
     for one in copies:
         if (one.original, one.copy) == ("train", "test"):
@@ -320,6 +322,7 @@ def _settled(
         dropped=unknown,
         num_ignored=found.num_ignored,
         unreadable={found.names[at]: why for at, why in read.unreadable.items()},
+        skips=settings.on_error == "skip",
     )
 
 
@@ -377,7 +380,11 @@ def open_site(
     ``cache`` keeps decoded image files; other data is read, or made, each time.
     """
     data = _settled(*_collected(choice, base, task), task, cache)
-    require_all_read(data.unreadable.values())
+    if not data.skips:
+        require_all_read(data.unreadable.values())
+    elif data.unreadable:
+        told = "examples that cannot be read, and are left out: %d"
+        _LOG.warning(told, len(data.unreadable))
     return data
 
 

@@ -33,6 +33,9 @@ from knnper.experiment import PositiveFloat, PositiveInt, Settings, alternatives
 SITES = "sites"
 """The name, in an experiment's section ``data``, of data that stays where it is."""
 
+OnError = Literal["refuse", "skip"]
+"""What happens to data of which some cannot be read."""
+
 ImageShape = tuple[PositiveInt, PositiveInt, PositiveInt]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 ClassName = Annotated[str, Field(min_length=1)]
@@ -85,6 +88,11 @@ class SitesSettings(Settings):
     vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
+        if (self.dtype == "ids") != (self.vocabulary is not None):
+            raise ValueError(
+                f"found dtype {self.dtype!r} with the vocabulary {self.vocabulary}, "
+                "expected a vocabulary with 'ids', and with 'ids' alone"
+            )
         height, width, channels = self.image_shape
         expected, why = channels, f"one for each of the {channels} channels of "
         if self.dtype in TEXTS:
@@ -187,8 +195,10 @@ class SiteData:
     # site chose to leave these out.
     dropped: Mapping[str, int] = field(default_factory=dict)
     num_ignored: int = 0  # files beside the images that are no images by their names
-    # Why, by name, of the images that cannot be read; `open_site` refuses them.
+    # Why, by name, of the images that cannot be read; `open_site` refuses them, unless
+    # the site skips them.
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    skips: bool = False
 
     def splits(self) -> Iterator[tuple[Split, NamedExamples]]:
         """Yield each split with its name: train, validation, test."""
@@ -214,11 +224,15 @@ class LabelSettings(Settings):
         leaves their examples out.
     fractions
         How the examples are split where the data does not say it.
+    on_error
+        ``refuse`` refuses data of which some cannot be read, and lists it, ``skip``
+        leaves it out and logs how much it is.
     """
 
     label_map: dict[str, str] = field(default_factory=dict)
     unknown_labels: Literal["error", "drop"] = "error"
     fractions: FractionSettings = field(default_factory=FractionSettings)
+    on_error: OnError = "refuse"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
-from knnper.data.cache import state_of_files
+from knnper.data.cache import hub_folder, state_of_files
 from knnper.data.columns import (
     ColumnSettings,
     TableFile,
@@ -32,7 +32,7 @@ from knnper.data.site_data import (
     place_of,
     split_texts,
 )
-from knnper.data.tokens import hub_folder, open_tokenizer
+from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
 from knnper.experiment import PositiveInt
 

@@ -13,42 +13,12 @@ from numpy.typing import NDArray
 
 from knnper.data.examples import Vocabulary
 from knnper.errors import DataError
-from knnper.process import import_extra
+from knnper.process import import_extra, import_torchvision
 
 _AT_ONCE = 1000
 
 # What tells tokenizers apart whose vocabularies are equal.
 _PROBE = "Él's  2 naïve\tCAFÉS—don't\nsay 東京 ﬁ, 🙂!"
-
-
-def hub_folder(
-    name: str, *, download: bool, extra: str, repo_type: str = "model"
-) -> Path:
-    """Return a local folder, or that of what the Hugging Face Hub calls ``name``.
-
-    The latter is looked for in the Hub's cache on this machine, and is downloaded only
-    where ``download`` says so. Files of weights are not.
-    """
-    folder = Path(name).expanduser().absolute()
-    if folder.is_dir():
-        return folder
-    hub = import_extra("huggingface_hub", extra, f"{name!r}, which is no folder,")
-    is_model = repo_type == "model"
-    try:
-        found = hub.snapshot_download(
-            name,
-            repo_type=repo_type,
-            local_files_only=not download,
-            allow_patterns=["*.json", "*.txt", "*.model"] if is_model else None,
-        )
-    except (OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        wanted = "" if download else ", or set data.download=true"
-        raise DataError(
-            f"{folder} is no folder, and {name!r} is not to be had from the Hugging "
-            f"Face Hub or its cache ({reason}); give a local folder{wanted}"
-        ) from error
-    return Path(found)
 
 
 @dataclass(frozen=True)
@@ -94,6 +64,7 @@ class Tokenizer:
 @functools.lru_cache(maxsize=4)
 def open_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
     """Return the tokenizer in a folder, as `save_pretrained` writes it."""
+    import_torchvision()  # transformers does, in the plain way
     transformers = import_extra("transformers", "transformers", "tokenised text")
     try:
         made = transformers.AutoTokenizer.from_pretrained(

@@ -263,6 +263,16 @@ class FashionMnistSettings(DownloadSettings):
     official = "FashionMNIST"
 
 
+@dataclass(frozen=True)
+class MnistSettings(DownloadSettings):
+    """Where the official files are."""
+
+    name = "mnist"
+    title = "MNIST"
+    summary = "70,000 handwritten digits of 28x28 pixels, ten classes"
+    official = "MNIST"
+
+
 def _write_splits(
     writer: EntryWriter,
     settings: DownloadSettings,

@@ -88,7 +88,7 @@ class UserCsvSettings(DecodedSettings):
                 owners = [one.user for one in part if one.user]
                 if len(owners) == len(part):
                     writer.put_client_ids(split, numbered(owners, users))
-            return Contents(class_names)
+            return Contents(class_names, client_names=users)
 
         paths = {split: [one.path for one in part] for split, part in images.items()}
         return self.decoded({"rows": _digest(images)}, paths, describe)

@@ -213,9 +213,9 @@ def natural(
     if train_client_ids is None or test_client_ids is None:
         raise DataError(
             "the partition natural needs a data set that says whom each sample belongs "
-            "to; for a table, set data.client, for an image_folder, "
-            "data.client_separator, for a user_csv, leave out a data.test without "
-            "users, or choose another partition"
+            "to: set data.client of a table, give image folders for each client or "
+            "data.client_separator, arrays named clients, a user_csv without a "
+            "data.test that lacks users; or choose another partition"
         )
     clients, owner = np.unique(
         np.concatenate([train_client_ids, test_client_ids]), return_inverse=True

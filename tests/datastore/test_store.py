@@ -197,7 +197,7 @@ def test_a_store_stays_within_its_budget(
     tmp_path: Path, policy: str, shape: tuple[int, ...], dim: int
 ) -> None:
     spec = StoreSpec(2, InputLayout(shape))
-    settings = StoreSettings(policy, budget_mb=3.0)  # type: ignore[arg-type]
+    settings = StoreSettings(policy, budget_mb=3.0)
     with create_store(tmp_path / "s", spec, dim, "model", settings) as store:
         capacity = store.capacity
         assert capacity is not None

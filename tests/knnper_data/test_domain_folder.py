@@ -95,8 +95,8 @@ def test_which_images_depends_on_the_seed() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("photo/notes.txt", r"notes\.txt is a file where a class folder"),
-        ("list.txt", r"list\.txt is a file where a domain folder"),
+        ("photo/notes.png", r"notes\.png is a file where a class folder"),
+        ("list.png", r"list\.png is a file where a domain folder"),
         ("clipart/cat/.hidden", "clipart holds no images"),
         *(
             (f"{one}/cat/a.png", f"/{one}: found the name of a split.*: image_folder")

@@ -2,7 +2,9 @@
 
 import importlib
 import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -161,3 +163,30 @@ def test_a_folder_that_holds_none(tmp_path: Path) -> None:
     (tmp_path / "own" / "dataset_dict.json").write_text("{")
     with pytest.raises(DataError, match="cannot be read as a data set of Hugging Face"):
         hugging_face(tmp_path / "own", image="photo")
+
+
+def test_nothing_is_downloaded_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path).save_to_disk(tmp_path / "kept")
+    asked: list[Any] = []
+    there: list[bool] = []
+
+    def snapshot_download(name: str, **how: Any) -> str:
+        asked.append((name, how["repo_type"], how["local_files_only"]))
+        if how["local_files_only"] and not there:
+            raise FileNotFoundError("it is not in the cache")
+        there.append(True)
+        return str(tmp_path / "kept")
+
+    hub = SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    own: dict[str, Any] = {"image": "photo", "client": "ward"}
+    with pytest.raises(DataError, match=r"not in the cache.*data\.download=true"):
+        hugging_face(Path("some/where"), **own)
+    assert set(asked) == {("some/where", "dataset", True)}
+    for _ in range(2):
+        data = hugging_face(Path("some/where"), **own, download=True)
+        assert len(data.train) + len(data.test) == 10
+    # Once; then it is taken as it is.
+    assert asked.count(("some/where", "dataset", False)) == 1

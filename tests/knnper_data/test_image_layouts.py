@@ -60,6 +60,7 @@ def test_a_folder_of_classes(root: Path) -> None:
     for number in range(5):
         put(root, f"dog/{number}.png", 100 + number)
     put(root, "emu/only.png", 200)
+    (root / "labels.csv").write_text("what lies beside the classes")
     data = loaded(root)
     assert data.class_names == ("cat", "dog", "emu")
     # A fifth of each class; the only image of one is trained on.
@@ -82,6 +83,7 @@ def test_a_folder_for_each_client(root: Path) -> None:
             put(root, f"{user}/cat/{number}.png", start + number)
             put(root, f"{user}/dog/{number}.png", start + 50 + number)
     put(root, "bob/cat/1.png", 200)
+    (root / "bob" / "notes.txt").write_text("what lies beside the classes")
     data = loaded(root)
     assert (data.class_names, data.client_names) == (
         ("cat", "dog"),

@@ -16,6 +16,7 @@ from knnper.data.torchvision_sets import (
     Cifar100Settings,
     EmnistSettings,
     FashionMnistSettings,
+    MnistSettings,
 )
 from knnper.errors import DataError
 from knnper.process import import_torchvision
@@ -127,6 +128,14 @@ def test_fashion_mnist_in_whatever_way_it_lies_there(
     assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([0, 9, 4], [8])
     np.testing.assert_array_equal(found.train.images[..., 0], images)
     assert sorted(root.rglob("*")) == before
+
+
+def test_mnist_is_found_as_its_relatives_are(tmp_path: Path) -> None:
+    images = write_idx_pair(tmp_path / "MNIST" / "raw", "train", [5, 0])
+    write_idx_pair(tmp_path / "MNIST" / "raw", "t10k", [7])
+    found = MnistSettings(root=str(tmp_path)).load()
+    np.testing.assert_array_equal(found.train.images[..., 0], images)
+    assert (found.train.labels.tolist(), found.test.labels.tolist()) == ([5, 0], [7])
 
 
 def pack(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

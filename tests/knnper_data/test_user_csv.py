@@ -52,6 +52,7 @@ def test_two_lists(root: Path, tmp_path: Path) -> None:
 
     # 7 before 12: numbers, not texts. Users are those of both lists.
     assert found.class_names == ("7", "12")
+    assert found.client_names == ("u0", "u1", "u2")
     assert rows_of(found.train) == [(1, 0, 1), (2, 1, 1), (3, 0, 2), (4, 0, 2)]
     assert rows_of(found.test) == [(5, 1, 0)]
 

@@ -82,6 +82,17 @@ class Half(Method):
         moved = state.weights + self.settings.share * (mean.weights - state.weights)
         return type(state)(moved)
 '''
+POLICY = """
+import numpy as np
+from knnper.datastore.policy import Policy
+
+class KeepOdd(Policy):
+    needs_capacity = False
+
+    def _gone(self, batch):
+        labels = np.concatenate([batch.stored.labels, batch.arriving.labels])
+        return np.flatnonzero(labels % 2 == 0), batch.state.was_largest
+"""
 DOCUMENT: dict[str, Any] = {
     "name": "own",
     "data": {"name": "digits"},
@@ -105,6 +116,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "width.py").write_text("WIDTH = 2\n")
     (tmp_path / "halfway.py").write_text(METHOD)
+    (tmp_path / "keeping.py").write_text(POLICY)
     yield tmp_path
     sys.path[:] = path
     for name in sys.modules.keys() - modules.keys() & {"model", "width", "halfway"}:
@@ -224,6 +236,28 @@ def test_an_own_method_is_one_of_ours(folder: Path) -> None:
 
     (weights,) = load_file(state).values()
     assert torch.equal(weights, initial)
+
+
+def test_an_own_policy_decides_what_a_memory_keeps(folder: Path) -> None:
+    store = {"policy": "keeping:KeepOdd"}
+    chosen = {"name": "knn", "store": store}
+    experiment = load(folder, personalization=chosen)
+    assert [*experiment.own()][-1] == "personalization.store.policy"
+    bench = open_workbench(experiment)
+    data, rng = bench.clients.data("0000"), RandomKey(1)
+    payload = bench.method.broadcast(bench.method.init(["0000"], rng), "", rng)
+    predictor: Any = bench.method.personalize(payload, None, data, rng)
+    voted = predictor.explain(data.train.images).vote.neighbors.labels
+    assert voted.numel()
+    assert bool((voted % 2 == 1).all())
+    again = from_json(to_json(experiment), experiment_catalogue())
+    assert results_identity(again) == results_identity(experiment)
+    told = problem(
+        folder, personalization={"name": "knn", "store": {"policy": "model:Net"}}
+    )
+    assert "expected a subclass of knnper.datastore.policy.Policy" in told
+    told = problem(folder, personalization={"name": "knn", "store": {"policy": "fifa"}})
+    assert "did you mean 'fifo'" in told
 
 
 def test_code_that_changed_is_told_and_never_mixed(

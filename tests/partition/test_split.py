@@ -145,7 +145,7 @@ def test_what_a_partition_needs() -> None:
     bare = dataclasses.replace(DATASET.train, client_ids=None)
     dataset = dataclasses.replace(DATASET, train=bare)
     choice = Choice[Settings]("natural", NaturalSettings())
-    with pytest.raises(DataError, match=r"set data\.client, .*data\.client_separator"):
+    with pytest.raises(DataError, match=r"set data\.client of .*client_separator"):
         make_partition(dataset, choice, KEY)
     with pytest.raises(TypeError, match="expected PartitionSettings, found Settings"):
         make_partition(DATASET, Choice("iid", Settings()), KEY)

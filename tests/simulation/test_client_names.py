@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from knnper import Run
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
@@ -60,6 +61,10 @@ def test_a_run_shows_the_names_of_the_data(tmp_path: Path) -> None:
     put_images(tmp_path / "one", ("ward 7", "zoë", "Ärztin"))
     put_images(tmp_path / "two", ("a", "b", "c"))
     named, results = run(tmp_path / "one", tmp_path / "run1")
+    made = Run(tmp_path / "run1")
+    assert len(made.data("ward_7").train) == 10
+    inputs = made.test("Ärztin").images
+    assert made.predictor("Ärztin")(inputs).shape == (len(inputs), 2)
     plain, same = run(tmp_path / "two", tmp_path / "run2")
     assert [row.pop("client") for row in named] == ["ward_7", "zoë", "Ärztin"]
     assert [row.pop("client") for row in plain] == ["a", "b", "c"]

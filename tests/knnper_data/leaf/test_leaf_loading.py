@@ -126,6 +126,7 @@ def test_shakespeare(tmp_path: Path) -> None:
     assert found.test.images[-1].ravel().tolist() == [UNKNOWN] * 80
     assert found.test.labels[-1] == UNKNOWN
     np.testing.assert_array_equal(found.test.client_ids, [0, 0, 0, 1])
+    assert found.client_names == ("HAMLET_HAMLET", "HAMLET_ΓΕΡΤΡΟΥΔΗ")
 
 
 def test_roles_in_another_script(

@@ -29,6 +29,7 @@ SECTION: dict[str, Any] = {
         ({"feature_names": ["a", "b"]}, "found 2 feature_names, expected one for each"),
         ({"class_names": ["a"]}, "a list of at least 2"),
         ({"dtype": "int8"}, "expected 'uint8', 'float32', 'token' or 'ids'"),
+        ({"dtype": "ids", "mean": [], "std": []}, "expected a vocabulary with 'ids'"),
     ],
 )
 def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> None:

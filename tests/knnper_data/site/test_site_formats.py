@@ -11,6 +11,7 @@ from PIL import Image
 
 from knnper.data.examples import InputSpec
 from knnper.data.images import read_image
+from knnper.data.site import check_site
 from knnper.data.site_data import SiteTask
 from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import (
@@ -94,6 +95,11 @@ def test_all_unreadable_images_are_named(tmp_path: Path) -> None:
     data = surveyed("image_folder", tmp_path, IMAGES, path=".")
     assert set(split_of(data)) == {"cat/good.png"}
     assert set(data.unreadable) == {f"cat/bad{number}.png" for number in range(62)}
+    own: dict[str, Any] = {"path": ".", "on_error": "skip"}
+    own["fractions"] = {"validation": 0.0, "test": 0.0}
+    data = opened("image_folder", tmp_path, IMAGES, **own)
+    assert set(split_of(data)) == {"cat/good.png"}
+    assert not check_site(data).problems
 
 
 def test_unknown_classes_are_not_even_read(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_the_inputs_are_described_as_text() -> None:
     assert (spec.dtype, spec.stored_dtype) == ("token", "uint8")
     assert (spec.mean, spec.std) == ((), ())
     again = load()
+    assert again.client_names == ("Anne", "Ben")
     assert again.spec == spec
     assert again.class_names[encode("a")[0]] == "'a'"
 
