@@ -62,6 +62,7 @@ class TableFile:
     path: Path
     texts: dict[str, tuple[str, ...]]  # an empty one where there is none
     number_columns: tuple[str, ...]
+    feature_names: tuple[str, ...]  # the same, but for columns of lists of numbers
     numbers: NDArray[np.float64]
     raw: Mapping[str, Any] = field(default_factory=dict)  # Arrow's columns
     class_names: tuple[str, ...] = ()  # of the labels, where the table says it
@@ -122,7 +123,10 @@ def columns_of(
     """Return the wanted columns of Arrow's ``table``; see `number_columns`."""
     found = {name: _texts(table, name) for name in wanted.texts}
     raw = {name: table.column(name) for name in wanted.raw}
-    return TableFile(path, found, numbers, _numbers(table, numbers, path), raw)
+    parts = [_scalars(table.column(name), name, path) for name in numbers]
+    columns = {name: column for part in parts for name, column in part.items()}
+    values = _numbers(columns, table.num_rows, path)
+    return TableFile(path, found, numbers, tuple(columns), values, raw)
 
 
 def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
@@ -149,7 +153,7 @@ def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
     other = [
         f"{name} ({kind})"
         for name, kind in types.items()
-        if not any(check(kind) for check in is_a)
+        if not any(check(kind.value_type if _is_list(kind) else kind) for check in is_a)
     ]
     if other:
         raise DataError(
@@ -158,6 +162,29 @@ def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
             "that they hold images or texts (data.image, data.text)"
         )
     return numbers
+
+
+def _is_list(kind: Any) -> bool:
+    types = arrow("types")
+    return any(
+        check(kind)
+        for check in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    )
+
+
+def _scalars(column: Any, name: str, path: Path) -> dict[str, Any]:
+    """Return a column of numbers, or of each place in its lists, by name."""
+    if not _is_list(column.type):
+        return {name: column}
+    lengths = set(arrow("compute").list_value_length(column).to_pylist())
+    if len(lengths) != 1 or not (length := lengths.pop()):
+        raise DataError(
+            f"{path}: found lists of different lengths, or none, in the column "
+            f"{name!r}; features must be as many in each row"
+        )
+    flat = arrow("compute").list_flatten(column).to_numpy().reshape(-1, length)
+    make = arrow("lib").array
+    return {f"{name}[{at}]": make(flat[:, at]) for at in range(length)}
 
 
 def _texts(table: Any, name: str) -> tuple[str, ...]:
@@ -169,11 +196,12 @@ def _texts(table: Any, name: str) -> tuple[str, ...]:
     return tuple("" if text in missing else text for text in texts)
 
 
-def _numbers(table: Any, names: Sequence[str], path: Path) -> NDArray[np.float64]:
-    numbers = np.empty((table.num_rows, len(names)), dtype=np.float64)
+def _numbers(
+    columns: Mapping[str, Any], num_rows: int, path: Path
+) -> NDArray[np.float64]:
+    numbers = np.empty((num_rows, len(columns)), dtype=np.float64)
     lib = arrow("lib")
-    for place, name in enumerate(names):
-        column = table.column(name)
+    for place, (name, column) in enumerate(columns.items()):
         try:
             # Safe, whole numbers above 2**53 would be refused; here they are rounded.
             numbers[:, place] = column.cast(lib.float64(), safe=False).to_numpy()
@@ -188,7 +216,7 @@ def _numbers(table: Any, names: Sequence[str], path: Path) -> NDArray[np.float64
     # So written, it is true of NaN as well.
     unfit = (~(np.abs(numbers) <= _LARGEST)).sum(axis=0)
     if unfit.any():
-        pairs = zip(names, unfit, strict=True)
+        pairs = zip(columns, unfit, strict=True)
         found = ", ".join(f"{name} {count}" for name, count in pairs if count)
         raise DataError(
             f"{path}: values are missing, not finite or too large for float32, in "
@@ -234,8 +262,8 @@ class ColumnSettings(DecodedSettings):
     label
         The column of labels.
     features
-        The columns of features; null is all other columns, where there is no `image`
-        and no `text`.
+        The columns of features, numbers or lists of as many in each row; null is all
+        other columns, where there is no `image` and no `text`.
     image
         The column of images: paths of files, or files' contents.
     text
@@ -352,7 +380,7 @@ class ColumnSettings(DecodedSettings):
             test=_labelled(parts.test, parts),
             spec=InputSpec((1, 1, len(std)), num_classes, mean, std, "float32"),
             class_names=parts.class_names,
-            feature_names=parts.train.table.number_columns,
+            feature_names=parts.train.table.feature_names,
             client_names=parts.owners,
         )
 
@@ -511,7 +539,7 @@ def _warn_of_coarse(table: TableFile, numbers: NDArray[np.float64]) -> None:
     varies = np.ptp(numbers, axis=0) > 0
     is_coarse = varies & (numbers.std(axis=0) < _FEWEST_STEPS * step)
     if is_coarse.any():
-        columns = [table.number_columns[at] for at in np.flatnonzero(is_coarse)]
+        columns = [table.feature_names[at] for at in np.flatnonzero(is_coarse)]
         _LOG.warning(
             "%s: values of %s are so large, and differ so little, that float32 loses "
             "their differences; subtract an offset from these columns, such as their "
