@@ -1,12 +1,17 @@
 """What holds for all tests."""
 
 import gc
+import shutil
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.processes import Commands
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_collection_finish() -> None:
@@ -20,6 +25,23 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
     """Where processes are started; all of them end with the test."""
     with Commands(tmp_path / "logs") as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder like site-packages that holds what a wheel leaves there."""
+    folder = tmp_path_factory.mktemp("wheel")
+    here = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=here)
+    pip = [sys.executable, "-m", "pip", "--no-input", "--quiet"]
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*pip, *build, str(folder / "source")], check=True)
+    (wheel,) = folder.glob("*.whl")
+    place = folder / "site-packages"
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(place), str(wheel)], check=True
+    )
+    return place
 
 
 @pytest.hookimpl(wrapper=True)

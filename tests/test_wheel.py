@@ -1,7 +1,6 @@
 """The installed package: one import name, beside whatever files a user has."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,23 +17,6 @@ for package in (knnper, knnper_cli):
         importlib.import_module(module.name)
 assert knnper.__file__.startswith(sys.argv[1]), knnper.__file__
 """
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder like site-packages that holds what a wheel leaves there."""
-    folder = tmp_path_factory.mktemp("wheel")
-    here = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=here)
-    pip = [sys.executable, "-m", "pip", "--no-input", "--quiet"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    subprocess.run([*pip, *build, str(folder / "source")], check=True)
-    (wheel,) = folder.glob("*.whl")
-    place = folder / "site-packages"
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(place), str(wheel)], check=True
-    )
-    return place
 
 
 @pytest.fixture

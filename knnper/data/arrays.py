@@ -286,11 +286,11 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
     found = collect_arrays(arrays, source)
     clients = _clients(arrays, len(found.names), source)
     if "test" in found.given_splits:
-        is_test = np.array([split == "test" for split in found.splits or ()])
+        marks = [split == "test" for split in found.splits or ()]
     else:
         groups = found.labels if clients is None else clients
         marks = mark_by_group(groups, found.names, found.labels, fraction, seed)
-        is_test = np.array(marks)
+    is_test = np.array(marks, dtype=bool)
     labels = np.array(found.labels, dtype=object)
     given = tuple(str(name) for name in arrays.get("class_names", np.empty(0)))
     class_names = given or values_in_order(labels[~is_test])
@@ -299,6 +299,12 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
     one = (0.0,) * shape[2], (1.0,) * shape[2]
     spec = InputSpec(shape, len(class_names), *one, dtype)
     assert isinstance(found.inputs, ArrayInputs), "of arrays"
+    if found.inputs.array.ndim == 4 and shape[0] in (1, 3) and shape[2] > 4:
+        raise DataError(
+            f"{source}: found inputs of shape {found.inputs.array.shape}, whose "
+            "channels seem to come first; expected (n, height, width, channels), which "
+            "numpy.moveaxis(x, 1, -1) makes of them"
+        )
     inputs = fit_inputs(found.inputs.array, spec, source)
     names = values_in_order(clients or ())
 

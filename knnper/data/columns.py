@@ -23,6 +23,7 @@ from knnper.data.cache import (
 from knnper.data.dividing import (
     DividingSettings,
     FractionSettings,
+    mark_by_group,
     mark_tested,
     numbered,
     require_known,
@@ -62,6 +63,7 @@ class TableFile:
     path: Path
     texts: dict[str, tuple[str, ...]]  # an empty one where there is none
     number_columns: tuple[str, ...]
+    feature_names: tuple[str, ...]  # the same, but for columns of lists of numbers
     numbers: NDArray[np.float64]
     raw: Mapping[str, Any] = field(default_factory=dict)  # Arrow's columns
     class_names: tuple[str, ...] = ()  # of the labels, where the table says it
@@ -122,7 +124,10 @@ def columns_of(
     """Return the wanted columns of Arrow's ``table``; see `number_columns`."""
     found = {name: _texts(table, name) for name in wanted.texts}
     raw = {name: table.column(name) for name in wanted.raw}
-    return TableFile(path, found, numbers, _numbers(table, numbers, path), raw)
+    parts = [_scalars(table.column(name), name, path) for name in numbers]
+    columns = {name: column for part in parts for name, column in part.items()}
+    values = _numbers(columns, table.num_rows, path)
+    return TableFile(path, found, numbers, tuple(columns), values, raw)
 
 
 def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
@@ -149,7 +154,7 @@ def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
     other = [
         f"{name} ({kind})"
         for name, kind in types.items()
-        if not any(check(kind) for check in is_a)
+        if not any(check(kind.value_type if _is_list(kind) else kind) for check in is_a)
     ]
     if other:
         raise DataError(
@@ -158,6 +163,29 @@ def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
             "that they hold images or texts (data.image, data.text)"
         )
     return numbers
+
+
+def _is_list(kind: Any) -> bool:
+    types = arrow("types")
+    return any(
+        check(kind)
+        for check in (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    )
+
+
+def _scalars(column: Any, name: str, path: Path) -> dict[str, Any]:
+    """Return a column of numbers, or of each place in its lists, by name."""
+    if not _is_list(column.type):
+        return {name: column}
+    lengths = set(arrow("compute").list_value_length(column).to_pylist())
+    if len(lengths) != 1 or not (length := lengths.pop()):
+        raise DataError(
+            f"{path}: found lists of different lengths, or none, in the column "
+            f"{name!r}; features must be as many in each row"
+        )
+    flat = arrow("compute").list_flatten(column).to_numpy().reshape(-1, length)
+    make = arrow("lib").array
+    return {f"{name}[{at}]": make(flat[:, at]) for at in range(length)}
 
 
 def _texts(table: Any, name: str) -> tuple[str, ...]:
@@ -169,11 +197,12 @@ def _texts(table: Any, name: str) -> tuple[str, ...]:
     return tuple("" if text in missing else text for text in texts)
 
 
-def _numbers(table: Any, names: Sequence[str], path: Path) -> NDArray[np.float64]:
-    numbers = np.empty((table.num_rows, len(names)), dtype=np.float64)
+def _numbers(
+    columns: Mapping[str, Any], num_rows: int, path: Path
+) -> NDArray[np.float64]:
+    numbers = np.empty((num_rows, len(columns)), dtype=np.float64)
     lib = arrow("lib")
-    for place, name in enumerate(names):
-        column = table.column(name)
+    for place, (name, column) in enumerate(columns.items()):
         try:
             # Safe, whole numbers above 2**53 would be refused; here they are rounded.
             numbers[:, place] = column.cast(lib.float64(), safe=False).to_numpy()
@@ -188,7 +217,7 @@ def _numbers(table: Any, names: Sequence[str], path: Path) -> NDArray[np.float64
     # So written, it is true of NaN as well.
     unfit = (~(np.abs(numbers) <= _LARGEST)).sum(axis=0)
     if unfit.any():
-        pairs = zip(names, unfit, strict=True)
+        pairs = zip(columns, unfit, strict=True)
         found = ", ".join(f"{name} {count}" for name, count in pairs if count)
         raise DataError(
             f"{path}: values are missing, not finite or too large for float32, in "
@@ -234,8 +263,8 @@ class ColumnSettings(DecodedSettings):
     label
         The column of labels.
     features
-        The columns of features; null is all other columns, where there is no `image`
-        and no `text`.
+        The columns of features, numbers or lists of as many in each row; null is all
+        other columns, where there is no `image` and no `text`.
     image
         The column of images: paths of files, or files' contents.
     text
@@ -253,8 +282,9 @@ class ColumnSettings(DecodedSettings):
         The column of the client whose row it is. The partition ``natural`` needs it.
     test_fraction, seed
         Part of the rows that are tested on where there is no table of them, and what
-        chooses them. It is about that part; with `client`, that part of each client's
-        rows, rounded, and one row of each is left to train on. Rows of the same name
+        chooses them: that part of each client's rows, or else of each class, rounded,
+        and one row of each is left to train on. Without `client`, it is about that part
+        of all rows with `id`, or of the features of a ``table``. Rows of the same name
         stay together.
     """
 
@@ -324,8 +354,10 @@ class ColumnSettings(DecodedSettings):
         features = self.features if is_row else ()
         train, test = self.tables(Wanted.of(texts, features, self.image))
         if test is None:
-            is_test = _tested(train, self)
             rows = _Rows.of(train, self)
+            # Features of tables were divided otherwise before there were other inputs.
+            is_alike = not is_row or self.name != "table"
+            is_test = _tested(rows, self, is_alike=is_alike)
             parts = {"train": rows.taken(~is_test), "test": rows.taken(is_test)}
         else:
             parts = {"train": _Rows.of(train, self), "test": _Rows.of(test, self)}
@@ -352,7 +384,7 @@ class ColumnSettings(DecodedSettings):
             test=_labelled(parts.test, parts),
             spec=InputSpec((1, 1, len(std)), num_classes, mean, std, "float32"),
             class_names=parts.class_names,
-            feature_names=parts.train.table.number_columns,
+            feature_names=parts.train.table.feature_names,
             client_names=parts.owners,
         )
 
@@ -447,12 +479,18 @@ class _Parts:
         return ("train", self.train), ("test", self.test)
 
 
-def _tested(table: TableFile, settings: ColumnSettings) -> NDArray[np.bool_]:
+def _tested(
+    rows: _Rows, settings: ColumnSettings, *, is_alike: bool
+) -> NDArray[np.bool_]:
     """Mark the rows that are tested on where there is no table of them, shape (n,)."""
-    names = table.row_names()
+    table, names = rows.table, rows.table.row_names()
+    fraction, seed = settings.test_fraction, settings.seed
     if settings.id is not None:
         names = table.filled_texts(settings.id)
-    fraction, seed = settings.test_fraction, settings.seed
+    elif settings.client is None and is_alike:
+        labels = rows.labels.tolist()
+        marks = mark_by_group(labels, names, labels, fraction, seed)
+        return np.array(marks, dtype=bool)
     if settings.client is None:
         splits = split_by_name(names, FractionSettings(0.0, fraction, seed))
         return np.array([split == "test" for split in splits], dtype=bool)
@@ -511,7 +549,7 @@ def _warn_of_coarse(table: TableFile, numbers: NDArray[np.float64]) -> None:
     varies = np.ptp(numbers, axis=0) > 0
     is_coarse = varies & (numbers.std(axis=0) < _FEWEST_STEPS * step)
     if is_coarse.any():
-        columns = [table.number_columns[at] for at in np.flatnonzero(is_coarse)]
+        columns = [table.feature_names[at] for at in np.flatnonzero(is_coarse)]
         _LOG.warning(
             "%s: values of %s are so large, and differ so little, that float32 loses "
             "their differences; subtract an offset from these columns, such as their "

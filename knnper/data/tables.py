@@ -234,7 +234,7 @@ class SiteTableSettings(SiteSettings):
             splits=splits,
             given_splits=frozenset(splits or ()),
             numbered=are_whole_numbers(labels),
-            feature_names=table.number_columns,
+            feature_names=table.feature_names,
         )
 
     def _inputs(self, table: TableFile, base: Path) -> Inputs:

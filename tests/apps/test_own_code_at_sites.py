@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from flwr.app import Context, RecordDict
 from safetensors.torch import save_file
 
 from knnper.client.install import SiteState, open_served
+from knnper.client.limits import Limits
 from knnper.client.onboarding import onboard
 from knnper.client.settings import read_client
-from knnper.client.site import SiteNode
+from knnper.client.site import SiteNode, site_experiment
 from knnper.errors import ConfigError, OwnCodeError, RunError
-from knnper.experiment import Experiment
-from knnper.own import LOCAL_VARIABLE, local_door
+from knnper.experiment import Choice, Experiment
+from knnper.models import located
+from knnper.own import CLOSED, LOCAL_VARIABLE, Door, local_door
+from knnper.pretrained import TransformersSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
@@ -29,7 +33,8 @@ from knnper.simulation.workbench import (
 )
 from knnper.strategies.catalogue import for_sites, identity_at_sites
 from knnper.strategies.core.exported_model import (
-    ModelError,
+    StoredModel,
+    fingerprint_of,
     load_model,
     save_model,
 )
@@ -260,20 +265,45 @@ def test_nothing_is_imported_for_who_may_not_say_so(
     assert "evil" not in sys.modules
 
 
-def test_no_card_can_name_code_or_files(tmp_path: Path) -> None:
-    run = simulated(tmp_path / "run", experiment())
-    save_model(tmp_path / "model", find_model(run.path))
-    card = tmp_path / "model" / "model.json"
-    document = json.loads(card.read_text())
-    for model in (
-        {"name": "os:system", "command": "touch attacked"},
-        {"name": "torchvision", "architecture": "alexnet", "weights": "/etc/passwd"},
-        {"name": "transformers", "architecture": "some/one", "download": True},
-    ):
-        document["card"]["model"] = model
-        card.write_text(json.dumps(document))
-        with pytest.raises(ModelError, match=r"expected the model"):
-            load_model(tmp_path / "model")
+def with_model(folder: Path, like: StoredModel, model: dict[str, Any]) -> Path:
+    """Write what a stranger could: the fingerprint is right."""
+    card = replace(like.card, model=model)
+    save_model(
+        folder, StoredModel(card, like.weights, fingerprint_of(card, like.weights))
+    )
+    return folder
+
+
+def test_no_card_brings_code_files_or_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = find_model(simulated(tmp_path / "run", experiment()).path)
+    for number, name in enumerate(("os:system", "subprocess:getoutput")):
+        model = {"name": name, "command": "touch attacked", "cmd": "touch attacked"}
+        folder = with_model(tmp_path / str(number), made, model)
+        for find in (load_model, find_model, lambda one: find_model(one, CLOSED)):
+            with pytest.raises(OwnCodeError, match="may not be used here"):
+                find(folder)
+        assert stored_model(folder).card.model == model
+    assert not Path("attacked").exists()
+    hub = {"name": "transformers", "architecture": "some/one", "download": True}
+    with pytest.raises(ConfigError, match=r"pretrained: \{one: FOLDER\}"):
+        load_model(with_model(tmp_path / "hub", made, hub))
+    # A file that is named is not even looked at.
+    named = {**made.card.model, "weights": "no/such/file.pt"}
+    assert load_model(with_model(tmp_path / "named", made, named)).weights is not None
+
+
+def test_a_network_is_built_with_the_files_of_this_machine() -> None:
+    settings = TransformersSettings(architecture="/server/minilm", download=True)
+    choice = Choice("transformers", settings)
+    door = replace(CLOSED, pretrained={"minilm": Path("/site/minilm")})
+    found = located(choice, door)
+    assert found.here == replace(settings, architecture="/site/minilm", download=False)
+    assert found == choice
+    assert located(choice, Door()) is choice
+    assert located(choice, CLOSED, alone=False) is choice
 
 
 def test_weights_of_others_lie_where_each_site_says(tmp_path: Path) -> None:
@@ -291,6 +321,8 @@ def test_weights_of_others_lie_where_each_site_says(tmp_path: Path) -> None:
     files = make_sites(tmp_path, experiment())
     text = for_sites(over_sites(open_workbench(head).experiment))
     assert "server.safetensors" not in text
+    own = Limits(read_client(files["0000"]), site_experiment(text, CLOSED), 1)
+    assert own.fingerprint == identity_at_sites(over_sites(head))
     told = introduced(files["0000"], text).problem
     assert "expected a model whose frozen weights have the fingerprint" in told
     assert "pretrained: {tiny_cnn: FILE}" in told

@@ -12,6 +12,7 @@ from knnper.client.settings import (
     read_client,
 )
 from knnper.errors import ConfigError
+from knnper.own import CLOSED, Door
 from knnper.server.link.setup import client_yaml
 from knnper.transport.credentials import Address
 
@@ -134,3 +135,13 @@ def test_limits_are_safe_where_none_are_given(tmp_path: Path) -> None:
     found = read_client(_file(tmp_path, text)).limits
     assert (found.methods, found.training_rounds) == (("fedavg",), None)
     assert found.min_examples == LimitSettings.min_examples > 1
+
+
+def test_what_an_experiment_may_use_of_the_sites_own(tmp_path: Path) -> None:
+    text = f"{LITTLE}insecure: true\nlimits: {{models: ['m:Net'], methods: ['m:M']}}\n"
+    text += "own_code: {folder: code, allowed: ['m:Net']}\npretrained: {a: w/a.pt}\n"
+    door = read_client(_file(tmp_path, text)).door
+    assert door == Door(tmp_path / "code", ("m:Net",), {"a": tmp_path / "w/a.pt"})
+    assert read_client(_file(tmp_path, f"{LITTLE}insecure: true")).door == CLOSED
+    told = _problems(tmp_path, f"{LITTLE}insecure: true\nown_code: {{allowed: [Net]}}")
+    assert "expected text that matches" in told["own_code.allowed.0"]

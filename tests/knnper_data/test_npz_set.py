@@ -90,6 +90,9 @@ def test_features_are_standardised_by_training_rows(tmp_path: Path) -> None:
             {"x_train": IMAGES, "y_train": LABELS} | UNKNOWN,
             "classes that no training example has: 2",
         ),
+        ({"x": np.moveaxis(IMAGES.repeat(4, 1).repeat(4, 2), 3, 1), "y": LABELS},
+         r"\(20, 3, 8, 8\), whose channels seem to come first"),
+        ({"x": IMAGES[:0], "y": LABELS[:0]}, "there is nothing to train on"),
         ({"x": IMAGES * np.nan, "y": LABELS}, "values in the inputs are missing"),
     ],
 )  # fmt: skip

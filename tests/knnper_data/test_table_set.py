@@ -207,3 +207,26 @@ def test_what_cannot_be_learned_from(tmp_path: Path) -> None:
     for file, settings, message in cases:
         with pytest.raises(DataError, match=message):
             loaded(file, **settings)
+
+
+def test_a_column_of_lists_is_many_features(tmp_path: Path) -> None:
+    rows = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    for lists in (
+        arrow.array(rows),
+        arrow.array(rows, arrow.list_(arrow.float32(), 2)),
+    ):
+        path = parquet_of(tmp_path, age=[7, 8, 9], vector=lists, kind=["a", "b", "a"])
+        data = loaded(str(path), test=str(path))
+        assert data.feature_names == ("age", "vector[0]", "vector[1]")
+        expected = [[7, 1, 2], [8, 3, 4], [9, 5, 6]]
+        np.testing.assert_array_equal(data.test.images[:, 0, 0], expected)
+    unlike: list[Any] = [[[1.0], [1.0, 2.0]], [[1.0], None], [[], []]]
+    for ragged in unlike:
+        lists = arrow.array(ragged, arrow.list_(arrow.float64()))
+        path = parquet_of(tmp_path, vector=lists, kind=["a", "b"])
+        with pytest.raises(DataError, match="lists of different lengths, or none, in"):
+            loaded(str(path))
+    lists = arrow.array([[1.0, None], [1.0, 2.0]])
+    path = parquet_of(tmp_path, vector=lists, kind=["a", "b"])
+    with pytest.raises(DataError, match=r"missing, not finite .*vector\[1\] 1"):
+        loaded(str(path))

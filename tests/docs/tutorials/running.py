@@ -3,6 +3,7 @@
 ``python running.py FILE LISTING`` changes a file as a listing with + and - says.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -90,29 +91,43 @@ def fresh_clone(folder: Path) -> Path:
     """
     left_out = shutil.ignore_patterns(*_LEFT_OUT)
     shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
-    programs = folder / ".venv/bin"
-    programs.mkdir(parents=True)
-    for name in PROGRAMS:
-        program = Path(sys.executable).with_name(name)
-        (programs / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
-        (programs / name).chmod(0o755)
+    programs = write_programs(folder / ".venv/bin")
     (programs / "activate").write_text(f"PATH={programs}:$PATH\n")
     (folder / ".venv/.installed").touch()
     return folder
 
 
+def write_programs(folder: Path) -> Path:
+    """Make a folder of programs, those of the environment that runs the tests."""
+    folder.mkdir(parents=True)
+    for name in PROGRAMS:
+        program = Path(sys.executable).with_name(name)
+        (folder / name).write_text(f'#!/bin/sh\nexec {program} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder
+
+
 def run_listings(
-    listings: Sequence[Listing], clone: Path, commands: "Commands"
+    listings: Sequence[Listing],
+    clone: Path,
+    commands: "Commands",
+    installed: Path | None = None,
 ) -> list[str]:
-    """Run the listings in one shell; return what differs from what they show."""
+    """Run the listings in one shell; return what differs from what they show.
+
+    With what is ``installed`` there, the folder in which they run is no clone.
+    """
     script = "\n".join(_script(listings, clone.with_name("listings")))
     file = clone.with_name("script.sh")
     file.write_text(script, encoding="utf-8")
     environment = {
-        "PYTHONPATH": str(clone),
+        "PYTHONPATH": str(installed or clone),
         "KNNPER_CACHE": str(clone.with_name("cache")),
         "COLUMNS": "100",
     }
+    if installed is not None:
+        programs = write_programs(clone.with_name("bin"))
+        environment["PATH"] = f"{programs}:{os.environ['PATH']}"
     shell = ["bash", "-c", f"cd {shlex.quote(str(clone))} && source {file}"]
     running = commands.start("shell", shell, environment)
     running.wait(_LONGEST_S)
