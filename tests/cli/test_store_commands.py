@@ -46,7 +46,7 @@ def test_create_says_what_the_store_is_for(tmp_path: Path, run: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--policy", "lifo"), 'store.policy: found "lifo", expected'),
+        (("--policy", "lifo"), 'store.policy: unknown name "lifo"; did you mean'),
         (("--set", "polcy=fifo"), "did you mean 'policy'?"),
     ],
 )
