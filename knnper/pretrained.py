@@ -265,6 +265,8 @@ class TransformersNetwork(Pretrained):
         import_torchvision()  # transformers does, in the plain way
         library = import_extra("transformers", "pretrained", "the model transformers")
         where = {"local_files_only": not settings.download}
+        if not settings.download:  # every worker would draw a bar
+            library.utils.logging.disable_progress_bar()
         try:
             if settings.weights is None:
                 encoder = library.AutoModel.from_pretrained(
