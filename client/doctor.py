@@ -23,8 +23,11 @@ from knnper.data.site import check_site, survey_site
 from knnper.data.site_data import SiteTask
 from knnper.datastore.examples import StoreError
 from knnper.datastore.store import DATABASE, open_store
-from knnper.errors import CredentialError, DataError
+from knnper.errors import CredentialError, DataError, OwnCodeError
+from knnper.experiment import Own
 from knnper.files import is_private
+from knnper.own import Door
+from knnper.strategies.catalogue import KINDS
 from knnper.strategies.core.exported_model import (
     ModelError,
     read_model,
@@ -103,10 +106,22 @@ def client_checks(settings: ClientSettings) -> Iterator[Check]:
     yield Check("node", site.node, ("folder",))
     yield Check("refusals", site.last_refusal, ("folder",))
     yield Check("limits", site.limits)
+    yield Check("own code", site.own_code)
     yield Check("data", site.data)
     yield Check("model", site.models, ("folder",))
     yield Check("memory", site.memory, ("model",))
     yield Check("service", site.service)
+
+
+def _opened(door: Door, reference: str) -> Own:
+    """Return what a site's own file allows, whatever an experiment may take it for."""
+    errors = []
+    for kind in KINDS.values():
+        try:
+            return door.open(reference, kind)
+        except OwnCodeError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def server_checks(address: str, ca: Path | None) -> Iterator[Check]:
@@ -494,6 +509,20 @@ class _Site:
             advice = "raise limits.training_rounds, or wait until its days are over"
             return warning(f"no training round is left: {found}", advice)
         return fine(found)
+
+    def own_code(self) -> Finding:
+        door = self._settings.door
+        files = door.pretrained or {}
+        if missing := [str(one) for one in files.values() if not one.exists()]:
+            mend = "put it there, or correct `pretrained`"
+            return problem(f"there is no {', '.join(missing)}", mend)
+        try:
+            allowed = [(one, _opened(door, one)) for one in door.allowed or ()]
+        except OwnCodeError as error:
+            mend = "put it there, or correct `own_code`"
+            return problem(str(error), mend, "what own_code.allowed names")
+        found = [f"{name} {own.fingerprint[:12]}".strip() for name, own in allowed]
+        return fine("; ".join([*found, *files]) or "an experiment may use none")
 
     def data(self) -> Finding:
         settings = self._settings

@@ -415,7 +415,9 @@ def _require_model(experiment: Experiment, task: SiteTask) -> None:
     """Refuse a model that needs files or code that the site has not, or others."""
     chosen = experiment.model
     if chosen.entry is not None or getattr(chosen.settings, "frozen", None):
-        build_model(chosen, task.spec, RandomKey(experiment.run.seed))
+        # Where no file says what is frozen, it follows from the seed.
+        key = RandomKey(experiment.run.seed).child("model")
+        build_model(chosen, task.spec, key)
 
 
 def site_data(

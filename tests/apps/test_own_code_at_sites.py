@@ -337,3 +337,13 @@ def test_weights_of_others_lie_where_each_site_says(tmp_path: Path) -> None:
     assert find_model(tmp_path / "exported", client.door).fingerprint
     onboard(client, find_model(tmp_path / "exported", client.door))
     assert identity_at_sites(plain) != identity_at_sites(over_sites(head))
+
+
+def test_what_is_frozen_may_follow_from_the_seed(tmp_path: Path) -> None:
+    """Random weights with trained adapters: no file is needed anywhere."""
+    lora = own_experiment(None, {"model": "{name: mlp, trained: lora}"})
+    files = make_sites(tmp_path, experiment())
+    run = lead(files, lora, tmp_path / "run")
+    assert digest(run) == digest(simulated(tmp_path / "serial", lora))
+    client = read_client(files["0002"])
+    onboard(client, find_model(run.path / "model", client.door))

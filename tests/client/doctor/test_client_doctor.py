@@ -1,5 +1,6 @@
 """What the doctor finds at a client: its own machine, then the server."""
 
+import hashlib
 import json
 import os
 import socket
@@ -115,6 +116,18 @@ def test_limits_and_what_is_left_of_them(file: Path) -> None:
     quiet = look(file, "limits", "share_metrics=false", "train=false")
     for words in ("no metrics", "no training"):
         told(quiet, OK, words)
+
+
+def test_what_an_experiment_may_use_of_the_sites_own(file: Path) -> None:
+    told(look(file, "own code"), OK, "an experiment may use none")
+    code = "own_code={folder: code, allowed: ['ours_for_doctor:loss']}"
+    told(look(file, "own code", code), PROBLEM, "found no module 'ours_for_doctor'")
+    (file.parent / "code").mkdir()
+    source = "def loss(logits, labels):\n    return logits.sum()\n"
+    (file.parent / "code" / "ours_for_doctor.py").write_text(source)
+    digest = hashlib.sha256(f"ours_for_doctor.py\n{source}".encode()).hexdigest()
+    told(look(file, "own code", code), OK, f"ours_for_doctor:loss {digest[:12]}")
+    told(look(file, "own code", "pretrained={mlp: none.pt}"), PROBLEM, "there is no /")
 
 
 def kept(file: Path) -> list[Finding]:
