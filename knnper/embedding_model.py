@@ -154,6 +154,8 @@ class EmbeddingModel(nn.Module):
         The loss of each example, from logits (n, c) and labels (n,).
     trained
         The modules that own what is trained; None is all of them.
+    described
+        What the network is besides settings and weights, which `frozen` covers too.
     """
 
     embedding_dim: int
@@ -164,6 +166,7 @@ class EmbeddingModel(nn.Module):
     learns_from_embeddings: bool = True
     criterion: Criterion = Criterion()
     trained: frozenset[nn.Module] | None = None
+    described: str = ""
 
     @property
     def body_is_frozen(self) -> bool:
@@ -422,7 +425,7 @@ def _trained_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
 def frozen_fingerprint(module: EmbeddingModel) -> str:
     """Return the SHA-256, in hexadecimal, of what is not trained; empty for nothing."""
     trained = {name for name, _, _ in _trained_tensors(module)}
-    digest, is_whole = hashlib.sha256(), True
+    digest, is_whole = hashlib.sha256(module.described.encode()), True
     for name, tensor in sorted(module.state_dict().items()):
         if name not in trained and tensor.is_floating_point():
             is_whole = False

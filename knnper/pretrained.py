@@ -4,6 +4,7 @@ Each has its own size of images and its own normalisation, and nothing is downlo
 unless ``download`` says so.
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ class Pretrained(Network):
     def __init__(self, settings: Any, spec: InputSpec) -> None:
         super().__init__(settings, spec)
         self._form: Images | None = None
+        self._config: dict[str, Any] = {}
         network = self.made(settings, spec)
         name = f"{self.name} {settings.architecture}"
         sample = self.normalizer(spec, torch.device("cpu"))(
@@ -100,6 +102,7 @@ class Pretrained(Network):
             *(settings.representation, name, NAME_IT),
             load=lambda network, head: self.load(network, head, settings),
         )
+        self.described = json.dumps([self._form, self._config], sort_keys=True)
         self.features = found.features
         self.classifier = found.classifier
         self.embedding_dim = found.embedding_dim
@@ -289,6 +292,8 @@ class TransformersNetwork(Pretrained):
                 f"hub with model.download: true: {str(error).splitlines()[0]}"
             )
             raise ConfigError([Problem("model.architecture", message)]) from error
+        known = encoder.config.to_dict().items()
+        self._config = {name: one for name, one in known if name not in _OF_THE_FILE}
         padding = None if spec.vocabulary is None else spec.vocabulary.padding_id
         if spec.vocabulary is not None:
             _require_vocabulary(encoder, spec.vocabulary.size)
@@ -297,6 +302,10 @@ class TransformersNetwork(Pretrained):
             self._form = Images(size, *_normalisation(processor))
         width = int(encoder.config.hidden_size)
         return Encoder(encoder, padding, settings.pooling, width, spec.num_classes)
+
+
+# What a configuration says of the file that it was read from.
+_OF_THE_FILE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
 
 
 def _require_vocabulary(encoder: Any, size: int) -> None:

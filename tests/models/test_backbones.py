@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,24 @@ def test_another_frozen_part_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected a model whose frozen weights"):
         build_model(same, PHOTOS, RandomKey(2))
     assert build_model(chosen("mobilenet_v2"), PHOTOS, RandomKey(1)).frozen == ""
+
+
+def test_what_the_weights_do_not_say_is_fingerprinted_too(
+    encoder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(encoder, tmp_path / "same")
+    shutil.copytree(encoder, tmp_path / "other")
+    config = tmp_path / "other" / "config.json"
+    config.write_text(config.read_text().replace('"gelu"', '"relu"'))
+    frozen = [
+        build_model(
+            chosen("transformers", architecture=str(folder), trained="head"),
+            TEXTS,
+            RandomKey(0),
+        ).frozen
+        for folder in (encoder, tmp_path / "same", tmp_path / "other")
+    ]
+    assert frozen[0] == frozen[1] != frozen[2]
 
 
 def test_training_on_embeddings_is_training_the_head() -> None:

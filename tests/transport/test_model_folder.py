@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from knnper.datastore.memory import default_memory
 from knnper.strategies.core.exported_model import (
+    CARD,
     DESCRIPTION,
     WEIGHTS,
     ModelError,
@@ -76,6 +77,15 @@ def test_nothing_is_overwritten(folder: Path, tmp_path: Path) -> None:
         save_model(tmp_path / "other", small_model())
 
 
+def seal(folder: Path) -> None:
+    """Write the fingerprint of what the folder holds, as its maker would have."""
+    document = json.loads((folder / DESCRIPTION).read_text())
+    card = CARD.validate_json(json.dumps(document["card"]))
+    weights = load_file(folder / WEIGHTS)["weights"]
+    document["fingerprint"] = fingerprint_of(card, weights)
+    (folder / DESCRIPTION).write_text(json.dumps(document))
+
+
 def weights_with(change: float) -> dict[str, torch.Tensor]:
     weights = small_model().weights.clone()
     weights[3] += change
@@ -86,7 +96,7 @@ def weights_with(change: float) -> dict[str, torch.Tensor]:
     ("weights", "message"),
     [
         (weights_with(1e-6), r"expected the model \w{12}, found \w{12}"),
-        ({"weights": torch.zeros(7)}, r"expected weights of shape .* found \(7,\)"),
+        ({"weights": torch.zeros(7)}, r"expected the model \w{12}, found \w{12}"),
         (b"", r"cannot be read .*; export the model again"),
         (b"no tensors at all", r"cannot be read .*; export the model again"),
     ],
@@ -97,6 +107,13 @@ def test_other_weights_are_refused(folder: Path, weights: Any, message: str) -> 
     else:
         save_file(weights, folder / WEIGHTS)
     with pytest.raises(ModelError, match=message):
+        load_model(folder)
+
+
+def test_weights_of_another_model_are_refused(folder: Path) -> None:
+    save_file({"weights": torch.zeros(7)}, folder / WEIGHTS)
+    seal(folder)
+    with pytest.raises(ModelError, match=r"expected weights of shape .* found \(7,\)"):
         load_model(folder)
 
 
@@ -130,5 +147,7 @@ def test_another_version_is_refused(
     if "model" in changes:
         changes = {"card": {**document["card"], **changes}}
     path.write_text(json.dumps({**document, **changes}))
+    if message.startswith(("unknown", "model")):
+        seal(folder)
     with pytest.raises(ModelError, match=message):
         load_model(folder)
