@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import pickle  # noqa: TID251 (the name of an error)
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -250,6 +250,11 @@ class FlatModel:
         self.module = module.to(device)
         self.device = device
         self.entries = _layout(module)
+        if not any(entry.is_parameter for entry in self.entries):
+            raise OwnCodeError(
+                "the model has no parameter to train, expected some that require a "
+                "gradient; choose another model, or another model.trained"
+            )
         self.num_parameters = sum(
             entry.stop - entry.start for entry in self.entries if entry.is_parameter
         )
@@ -258,7 +263,7 @@ class FlatModel:
         self._parameters.grad = torch.zeros(self.num_parameters, device=device)
         self._shown: tuple[Tensor, int] | None = None
         # SHA-256 of the weights that are not in the vector; empty where all are.
-        self.frozen = frozen_fingerprint(module) if module.trained is not None else ""
+        self.frozen = frozen_fingerprint(module)
         self._tie()
 
     @property
@@ -408,18 +413,24 @@ def _fixed_subtrees(
 
 def _trained_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield what is trained, and buffers of what is; with whether it is a parameter."""
-    owners = dict(module.named_modules())
     trained = getattr(module, "trained", None)
-
-    def is_trained(name: str) -> bool:
-        return trained is None or owners[name.rpartition(".")[0]] in trained
-
+    # By the tensor: one that two modules share has the name of the first.
+    chosen = None if trained is None else _tensors_of(trained)
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad and is_trained(name):
+        if parameter.requires_grad and (chosen is None or id(parameter) in chosen):
             yield name, parameter, True
     for name, buffer in module.named_buffers():
-        if buffer.is_floating_point() and is_trained(name):
+        if buffer.is_floating_point() and (chosen is None or id(buffer) in chosen):
             yield name, buffer, False
+
+
+def _tensors_of(owners: Iterable[nn.Module]) -> set[int]:
+    """Return the ids of the tensors that modules own."""
+    return {
+        id(tensor)
+        for owner in owners
+        for tensor in (*owner.parameters(recurse=False), *owner.buffers(recurse=False))
+    }
 
 
 def frozen_fingerprint(module: EmbeddingModel) -> str:
@@ -444,9 +455,9 @@ def train_only(module: EmbeddingModel, settings: ModelSettings) -> None:
     elif settings.trained == "lora":
         trained |= _adapters(module, settings.lora)
     module.trained = frozenset(trained)
-    for owner in module.modules():
-        for parameter in owner.parameters(recurse=False):
-            parameter.requires_grad_(owner in trained)
+    chosen = _tensors_of(trained)
+    for parameter in module.parameters():
+        parameter.requires_grad_(id(parameter) in chosen)
     module.train()
 
 
@@ -714,6 +725,9 @@ class UpTo(nn.Module):
                 self.network(x)
         finally:
             hook.remove()
+        if not found:
+            message = f"found {self._path!r}, which forward does not run; name another"
+            raise ConfigError([Problem("model.representation", message)])
         output = found[0]
         # Maps have their channels second, sequences last.
         return output if output.dim() == 2 else _means(output)

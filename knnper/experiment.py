@@ -1191,8 +1191,10 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
             )
             yield Problem(f"training.{name}", message)
     sgd = training.optimizer.settings
-    if getattr(sgd, "nesterov", False) and (
-        not training.momentum or getattr(sgd, "dampening", 0)
+    if (
+        isinstance(sgd, SgdSettings)
+        and sgd.nesterov
+        and (not training.momentum or sgd.dampening)
     ):
         message = "found true, expected training.momentum with it, and no dampening"
         yield Problem("training.optimizer.nesterov", message)

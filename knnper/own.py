@@ -17,7 +17,8 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -39,8 +40,8 @@ from knnper.experiment import (
 # The files of users' code: errors in them are theirs.
 _FILES = set[str]()
 
-# What was imported from beside an experiment: its files' SHA-256 then, by the file.
-_IMPORTED: dict[Path, str] = {}
+# What was imported from beside an experiment: its SHA-256 then, by the file.
+_LOADED: dict[Path, str] = {}
 
 
 @dataclass(frozen=True)
@@ -289,34 +290,54 @@ def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType,
     file = None if folder is None else _file_of(name, folder)
     if folder is None or file is None:
         return _installed(name, folder, reference)
-    sources = _sources(file, folder.absolute())
-    for source in sources:
-        _FILES.add(str(source))
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(f"{source.relative_to(folder.absolute())}\n".encode())
-        digest.update(source.read_bytes())
-    fingerprint = digest.hexdigest()
-    there = sys.modules.get(name)
-    place = getattr(there, "__file__", None)
-    if there is not None and place != str(file) and Path(str(place)) not in _IMPORTED:
+    root = folder.absolute()
+    sources = _sources(file, root)
+    contents = {one: hashlib.sha256(one.read_bytes()).hexdigest() for one in sources}
+    same = all(_LOADED.get(one, digest) == digest for one, digest in contents.items())
+    if _BESIDE.root != root or not same:
+        _forget_all()
+    _BESIDE.root = root
+    for one in sources:
+        _require_free(one, root, reference)
+    _LOADED.update(contents)
+    _FILES.update(map(str, sources))
+    return _imported(name, reference), _fingerprint(sources, root)
+
+
+def _imported(name: str, reference: str) -> ModuleType:
+    try:
+        with explained():
+            return importlib.import_module(name)
+    except SyntaxError as error:
+        said = "".join(traceback.format_exception_only(error)).rstrip()
+        raise OwnCodeError(f"{reference} cannot be read:\n{said}") from error
+
+
+def _require_free(file: Path, root: Path, reference: str) -> None:
+    """Refuse a file whose name a module from elsewhere has in this process."""
+    parts = file.relative_to(root).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    there = getattr(sys.modules.get(name), "__file__", str(file))
+    if there != str(file):
         raise OwnCodeError(
-            f"{reference}: {file} has the name of the module {place}, which is loaded "
+            f"{reference}: {file} has the name of the module {there}, which is loaded "
             "already; rename the file"
         )
-    if there is None or place != str(file) or _IMPORTED.get(file) != fingerprint:
-        _forget({*sources, *_IMPORTED} if place != str(file) else set(sources))
-        there = _fresh(name, folder.absolute(), reference)
-        _IMPORTED[file] = fingerprint
-    return there, fingerprint
+
+
+def _fingerprint(sources: Collection[Path], root: Path) -> str:
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(f"{source.relative_to(root)}\n".encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
 
 
 def _installed(
     name: str, folder: Path | None, reference: str
 ) -> tuple[ModuleType, str]:
     try:
-        with explained():
-            module = importlib.import_module(name)
+        module = _imported(name, reference)
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
             raise OwnCodeError(
@@ -327,16 +348,20 @@ def _installed(
             f"{reference}: found no module {name!r}{place} on the Python path; "
             "expected a file beside the experiment, or an installed package"
         ) from error
-    file = getattr(module, "__file__", None)
-    if file is None or not file.endswith(".py"):
+    place = getattr(module, "__file__", None) or ""
+    top = name.partition(".")[0]
+    if not place.endswith(".py") or top == "torch":  # of any version
         return module, ""
-    if name.partition(".")[0] == "torch":
-        return module, ""  # of any version
-    _FILES.add(file)
-    # As of a file of that name beside an experiment.
-    depth = name.count(".") + (Path(file).stem == "__init__") + 1
-    source = f"{'/'.join(Path(file).parts[-depth:])}\n".encode()
-    return module, hashlib.sha256(source + Path(file).read_bytes()).hexdigest()
+    file = Path(place)
+    # As of files of these names beside an experiment.
+    root = file.parents[name.count(".") + (file.stem == "__init__")]
+    sources = [
+        one
+        for one in _sources(file, root, top)
+        if one.relative_to(root).with_suffix("").parts[0] == top
+    ]
+    _FILES.update(map(str, sources))
+    return module, _fingerprint(sources, root)
 
 
 def _file_of(name: str, folder: Path) -> Path | None:
@@ -345,8 +370,8 @@ def _file_of(name: str, folder: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _sources(file: Path, folder: Path) -> list[Path]:
-    """Return a file and those in ``folder`` that it imports, sorted."""
+def _sources(file: Path, folder: Path, package: str = "") -> list[Path]:
+    """Return a file and those in ``folder``, of ``package``, that it imports."""
     found, waiting = set[Path](), [file]
     while waiting:
         source = waiting.pop()
@@ -359,6 +384,8 @@ def _sources(file: Path, folder: Path) -> list[Path]:
             continue  # importing it says so
         for name in _imports(tree, source.parent.relative_to(folder).parts):
             parts = name.split(".")
+            if package and parts[0] != package:
+                continue
             places = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
             waiting += filter(None, (_file_of(place, folder) for place in places))
     return sorted(found)
@@ -384,42 +411,46 @@ class _AsItIsNow(SourceFileLoader):
         return self.source_to_code(self.get_data(path), path)
 
 
-def _forget(files: Collection[Path]) -> None:
-    """Let the modules of these files be imported anew."""
-    names = {str(file) for file in files}
+class _Beside(MetaPathFinder):
+    """Finds modules beside the experiment first, whoever imports them."""
+
+    root: Path | None = None
+
+    def find_spec(
+        self,
+        name: str,
+        path: object,  # noqa: ARG002 (the signature is Python's)
+        target: object = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder`."""
+        if self.root is None:
+            return None
+        file = _file_of(name, self.root)
+        if file is None:
+            folder = self.root.joinpath(*name.split("."))
+            if not any(folder.glob("*.py")):
+                return None
+            found = ModuleSpec(name, None, is_package=True)
+            found.submodule_search_locations = [str(folder)]
+            return found
+        return importlib.util.spec_from_file_location(
+            name,
+            file,
+            loader=_AsItIsNow(name, str(file)),
+            submodule_search_locations=[str(file.parent)]
+            if file.name == "__init__.py"
+            else None,
+        )
+
+
+_BESIDE = _Beside()
+sys.meta_path.insert(0, _BESIDE)
+
+
+def _forget_all() -> None:
+    """Let what was imported from beside an experiment be imported anew."""
+    files = {str(file) for file in _LOADED}
     for name, module in list(sys.modules.items()):
-        if getattr(module, "__file__", None) in names:
+        if getattr(module, "__file__", None) in files:
             del sys.modules[name]
-
-
-def _fresh(name: str, folder: Path, reference: str) -> ModuleType:
-    """Import a module from ``folder``, as it is now."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # it may import others there, at any time
-    importlib.invalidate_caches()
-    above, _, _ = name.rpartition(".")
-    if above:
-        _fresh(above, folder, reference)
-    file = _file_of(name, folder)
-    if file is None:  # a folder without __init__.py
-        return importlib.import_module(name)
-    loader = _AsItIsNow(name, str(file))
-    is_package = [str(file.parent)] if file.name == "__init__.py" else None
-    spec = importlib.util.spec_from_file_location(
-        name, file, loader=loader, submodule_search_locations=is_package
-    )
-    assert spec is not None, "a file that ends in .py has a loader"
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look for their module there while it is being executed.
-    sys.modules[name] = module
-    try:
-        with explained():
-            loader.exec_module(module)
-    except SyntaxError as error:
-        del sys.modules[name]
-        said = "".join(traceback.format_exception_only(error)).rstrip()
-        raise OwnCodeError(f"{reference} cannot be read:\n{said}") from error
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    _LOADED.clear()

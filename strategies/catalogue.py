@@ -354,7 +354,7 @@ def without_start(experiment: Experiment) -> Experiment:
     settings = experiment.model.settings
     if not isinstance(settings, ModelSettings):
         raise TypeError(f"expected ModelSettings, found {type(settings).__name__}")
-    if settings.trained != "all":
+    if settings.trained != "all" or settings.frozen is not None:
         return experiment
     choice = replace(experiment.model, settings=replace(settings, weights=None))
     return replace(experiment, model=choice)

@@ -13,12 +13,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import track
 from torch import nn
@@ -60,10 +62,16 @@ def of_embeddings(task: Task) -> Task:
             "with training.augmentation none each would be embedded once"
         )
         return task
-    if not task.model.module.learns_from_embeddings:
+    network = task.model.module
+    own = ("head", "losses", "position_losses")
+    overrides = any(
+        getattr(type(network), name) is not getattr(EmbeddingModel, name)
+        for name in own
+    )
+    if overrides or not network.learns_from_embeddings:
         log.warning("the frozen network runs in every step, as its loss needs it to")
         return task
-    network, spec = task.model.module, task.spec
+    spec = task.spec
     width = network.embedding_dim
     zeros, ones = (0.0,) * width, (1.0,) * width
     flat = FlatModel(Head(network), task.model.device)
@@ -89,12 +97,13 @@ def embeddings_of(
     source = {
         "inputs": _digest(images),
         "model": [chosen, model.fingerprint, task.model.frozen],
-        "normalisation": [task.spec.mean, task.spec.std],
+        "spec": to_jsonable_python(task.spec),
         "precision": task.training.precision,
         "batch": task.evaluation_batch_size,
         "threads": torch.get_num_threads(),
         "device": task.model.device.type,
         "torch": torch.__version__,
+        "torchvision": version("torchvision"),
     }
 
     def fill(folder: Path) -> None:

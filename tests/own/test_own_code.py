@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from knnper.embedding_model import OwnModelSettings, split
+from knnper.embedding_model import (
+    FlatModel,
+    ModelSettings,
+    OwnModelSettings,
+    SplitNetwork,
+    split,
+    train_only,
+)
 from knnper.errors import ConfigError, OwnCodeError, RunError
 from knnper.experiment import (
     Choice,
@@ -33,6 +40,7 @@ from knnper.simulation.workbench import (
     open_workbench,
     simulate,
 )
+from knnper.strategies.core.frozen import of_embeddings
 from knnper.strategies.core.training import local_sgd
 
 MODEL = """
@@ -182,6 +190,48 @@ def test_a_file_beside_the_experiment_is_read_as_it_is_now(folder: Path) -> None
     assert results_identity(other) != results_identity(first)
     sizes = [open_workbench(one).task.model.num_weights for one in (first, other)]
     assert sizes == [64 * w + w + w * 10 + 10 for w in (16, 24)]
+
+
+def test_each_folder_has_its_own_helpers(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Files of one name in two folders, also where one is on the Python path."""
+    other = tmp_path_factory.mktemp("other")
+    (other / "model.py").write_text(MODEL)
+    (other / "width.py").write_text("WIDTH = 5\n")
+    sys.path.append(str(other))  # the fixture takes it away again
+    widths = [
+        open_workbench(load(one)).task.model.module.embedding_dim
+        for one in (folder, other, folder)
+    ]
+    assert widths == [16, 40, 16]
+
+
+def test_two_parts_of_one_file_are_of_one_module(folder: Path) -> None:
+    (folder / "loss.py").write_text(
+        "from model import Net, smoothed\n\ndef loss(logits, labels):\n"
+        "    return smoothed(logits, labels)\n"
+    )
+    training = {**DOCUMENT["training"], "loss": "loss:loss"}
+    experiment = load(folder, training=training)
+    of_loss = sys.modules["loss"]
+    assert experiment.model.entry is vars(of_loss)["Net"]
+
+
+def test_the_source_of_an_installed_package_is_all_that_it_imports_of_itself(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.mktemp("site")
+    (root / "ourpackage").mkdir()
+    (root / "ourpackage" / "__init__.py").write_text("")
+    (root / "ourpackage" / "net.py").write_text("from .part import value\n")
+    (root / "ourpackage" / "part.py").write_text("value = int\n")
+    sys.path.append(str(root))
+    first = Door(folder).open("ourpackage.net:value", Kind("a class")).fingerprint
+    (root / "ourpackage" / "part.py").write_text("value = str\n")
+    assert Door(folder).open("ourpackage.net:value", Kind("a class")).fingerprint != (
+        first
+    )
 
 
 def test_a_file_cannot_have_the_name_of_a_loaded_module(folder: Path) -> None:
@@ -440,6 +490,68 @@ def test_what_is_no_classifier_is_refused(network: nn.Module, expected: str) -> 
     with pytest.raises(OwnCodeError) as caught:
         split(network, torch.zeros(2, 1, 8, 8), 4)
     assert expected in str(caught.value)
+
+
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.two.weight = self.one.weight
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.two(self.one(x)))
+        return found
+
+
+def test_a_weight_that_two_layers_share_is_trained_with_either() -> None:
+    network = split(Tied(), torch.zeros(2, 6), 4)
+    train_only(network, ModelSettings(trained="last_blocks"))
+    weight = network.features.get_submodule("two").weight
+    assert isinstance(weight, Tensor)
+    names = {entry.name for entry in FlatModel(network).entries}
+    assert weight.requires_grad
+    assert "features.one.weight" in names
+    assert "features.one.bias" not in names
+
+
+def test_what_a_network_freezes_itself_is_kept_with_its_weights() -> None:
+    network = split(Residual(), torch.zeros(2, 1, 8, 8), 4)
+    for parameter in network.features.parameters():
+        parameter.requires_grad_(False)
+    flat = FlatModel(network)
+    assert {entry.name for entry in flat.entries} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    assert len(flat.frozen) == 64
+    for parameter in network.classifier.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(OwnCodeError, match="has no parameter to train"):
+        FlatModel(network)
+
+
+def test_a_representation_that_is_never_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="found 'unused', which forward does not run"):
+        split(Residual(), torch.zeros(2, 1, 8, 8), 4, "unused")
+
+
+class Scaled(SplitNetwork):
+    """A model that says itself what its head makes of an embedding."""
+
+    def head(self, z: Tensor) -> Tensor:
+        """Return other logits."""
+        return -5 * super().head(z)
+
+
+def test_a_head_of_ones_own_is_not_taken_for_the_last_layer(folder: Path) -> None:
+    task = open_workbench(load(folder, training={})).task
+    scaled = Scaled(nn.Flatten(), nn.Linear(64, 10))
+    train_only(scaled, ModelSettings(trained="head"))
+    own = replace(task, model=FlatModel(scaled))
+    assert of_embeddings(own) is own
 
 
 def test_initial_weights_are_those_of_the_seed(folder: Path) -> None:
