@@ -435,10 +435,10 @@ def _tensors_of(owners: Iterable[nn.Module]) -> set[int]:
 
 def frozen_fingerprint(module: EmbeddingModel) -> str:
     """Return the SHA-256, in hexadecimal, of what is not trained; empty for nothing."""
-    trained = {name for name, _, _ in _trained_tensors(module)}
+    trained = {id(tensor) for _, tensor, _ in _trained_tensors(module)}
     digest, is_whole = hashlib.sha256(module.described.encode()), True
-    for name, tensor in sorted(module.state_dict().items()):
-        if name not in trained and tensor.is_floating_point():
+    for name, tensor in sorted(module.state_dict(keep_vars=True).items()):
+        if id(tensor) not in trained and tensor.is_floating_point():
             is_whole = False
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.detach().float().contiguous().numpy().data)

@@ -507,6 +507,7 @@ class Tied(nn.Module):
 
 
 def test_a_weight_that_two_layers_share_is_trained_with_either() -> None:
+    assert FlatModel(split(Tied(), torch.zeros(2, 6), 4)).frozen == ""
     network = split(Tied(), torch.zeros(2, 6), 4)
     train_only(network, ModelSettings(trained="last_blocks"))
     weight = network.features.get_submodule("two").weight
