@@ -319,6 +319,7 @@ class SiteNode:
                     embedded_examples,
                     task=whole,
                     model=experiment.model,
+                    spec=learned.spec,
                     root=settings.cache / "embeddings",
                 )
                 source = dataclasses.replace(source, embed=embed)

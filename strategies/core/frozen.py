@@ -1,11 +1,12 @@
-"""Training a head on embeddings that a frozen network computed once.
+"""Training on what the frozen first part of a network computed once.
 
-Where nothing but the head is trained, φ(x) is the same in every round. A client's
-examples are then their embeddings, and the model is its head: every method trains it,
-and every predictor runs it, without a pass through the network. What is exported and
-served has the whole network again.
+Where a head alone is trained, or the last blocks, what goes into them is the same in
+every round. A client's examples are then these activations, and the model is the rest
+of the network: every method trains it, and every predictor runs it, without a pass
+through the frozen part. What is exported and served has the whole network again.
 """
 
+import contextlib
 import copy
 import hashlib
 import logging
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.progress import track
-from torch import nn
+from torch import Tensor, nn
 
 from knnper.data.cache import RowFile, cached
 from knnper.data.examples import Dataset, Examples, InputSpec
@@ -48,13 +49,98 @@ class Head(EmbeddingModel):
         self.criterion = network.criterion
 
 
+def _behind(network: EmbeddingModel, shape: torch.Size) -> EmbeddingModel:
+    """Return what a network has behind its frozen part.
+
+    Its inputs are rows of q numbers, (n, q, 1, 1), each of which the frozen part
+    returned in this shape.
+    """
+    if network.body_is_frozen:
+        return Head(network)
+    rest = copy.deepcopy(network)
+    _pass_on_frozen(rest, rest.trained or frozenset())
+
+    def shaped(module: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+        # A copy: the first layer may work in place.
+        return given[0].reshape(-1, *shape).clone()
+
+    rest.features.register_forward_pre_hook(shaped)
+    return rest
+
+
+def _pass_on_frozen(module: nn.Module, trained: frozenset[nn.Module]) -> None:
+    """Let all parts that are frozen return their input."""
+    for name, part in module.named_children():
+        if part in trained:
+            continue
+        if trained & {*part.modules()}:
+            _pass_on_frozen(part, trained)
+        else:
+            setattr(module, name, nn.Identity())
+
+
+def _enters(network: EmbeddingModel, x: Tensor) -> Tensor:
+    """Return what goes into the first trained module, of normalised inputs (n, ...)."""
+    if network.body_is_frozen:
+        return network.embed(x)
+    trained = network.trained or frozenset()
+    first = next(one for one in network.modules() if one in trained)
+    found: list[Tensor] = []
+
+    def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        found.append(given[0])
+        raise _ReachedError
+
+    hook = first.register_forward_pre_hook(stop)
+    try:
+        with contextlib.suppress(_ReachedError):
+            network.embed(x)
+    finally:
+        hook.remove()
+    return found[0]
+
+
+class _ReachedError(Exception):
+    """What goes into the first trained module is known."""
+
+
+def _rest(task: Task) -> tuple[FlatModel, int] | None:
+    """Return the network behind the frozen part, and q, the numbers that go into it.
+
+    None where what is frozen is no first part of the network: the two together must
+    give what the network does.
+    """
+    network, spec, device = task.model.module, task.spec, task.model.device
+    shape, generator = (2, *spec.image_shape), torch.Generator().manual_seed(0)
+    sample = torch.randint(spec.largest_whole + 1, shape, generator=generator)
+    inputs = task.normalize(sample.to(device, spec.torch_dtype))
+    try:
+        with torch.no_grad():
+            expected = network.eval().embed(inputs)
+            entering = _enters(network, inputs)
+            rest = _behind(network, entering.shape[1:]).eval()
+            rows = entering.flatten(start_dim=1)
+            found = rest.embed(rows[:, :, None, None])
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
+        return None
+    if found.shape != expected.shape:
+        return None
+    # No more than rounding apart.
+    is_same = (found - expected).abs().max() <= 1e-3 * expected.abs().max()
+    return (FlatModel(rest, device), rows.shape[1]) if is_same else None
+
+
+_MOST_NUMBERS = 2**14  # 64 KiB: 4 GB for 60,000 inputs
+
+
 def of_embeddings(task: Task) -> Task:
-    """Return the task of training the head on embeddings, where φ is frozen.
+    """Return the task of training on what the frozen first part computes.
 
     Its weights, (num_weights,), are those of ``task``. Inputs are float32 of shape (n,
-    1, 1, p). Where it cannot be, it is ``task`` itself.
+    1, 1, q), for a head alone φ(x). Where it cannot be, it is ``task`` itself.
     """
-    if not task.model.module.body_is_frozen:
+    network = task.model.module
+    if network.trained is None or (found := _rest(task)) is None:
         return task
     if task.training.augmentation != "none":
         log.warning(
@@ -62,7 +148,6 @@ def of_embeddings(task: Task) -> Task:
             "with training.augmentation none each would be embedded once"
         )
         return task
-    network = task.model.module
     own = ("head", "losses", "position_losses")
     overrides = any(
         getattr(type(network), name) is not getattr(EmbeddingModel, name)
@@ -71,26 +156,36 @@ def of_embeddings(task: Task) -> Task:
     if overrides or not network.learns_from_embeddings:
         log.warning("the frozen network runs in every step, as its loss needs it to")
         return task
-    spec = task.spec
-    width = network.embedding_dim
+    flat, width = found
+    if width > _MOST_NUMBERS:
+        log.warning(
+            "the frozen blocks run in every step, as %d numbers go into the trained "
+            "ones: more than the %d an input that are kept on disk",
+            *(width, _MOST_NUMBERS),
+        )
+        return task
     zeros, ones = (0.0,) * width, (1.0,) * width
-    flat = FlatModel(Head(network), task.model.device)
     return replace(
         task,
         model=flat,
-        normalize=lambda embeddings: embeddings.float().permute(0, 3, 1, 2),
-        spec=InputSpec((1, 1, width), spec.num_classes, zeros, ones, "float32"),
+        normalize=lambda rows: rows.float().permute(0, 3, 1, 2),
+        spec=InputSpec((1, 1, width), task.spec.num_classes, zeros, ones, "float32"),
     )
 
 
 def embeddings_of(
-    images: NDArray[Any], task: Task, model: Choice[Settings], root: Path | None = None
+    images: NDArray[Any],
+    task: Task,
+    model: Choice[Settings],
+    spec: InputSpec,
+    root: Path | None = None,
 ) -> NDArray[np.float32]:
-    """Return φ(x) of stored inputs (n, h, w, ch), memory-mapped, shape (n, 1, 1, p).
+    """Return what the frozen part makes of inputs (n, h, w, ch), memory-mapped.
 
-    They are computed where the cache, or the folder ``root``, does not have them; what
-    was computed before an interruption is not computed again. ``model`` is what
-    ``task`` trains the head of.
+    float32, shape (n, 1, 1, q). They are computed where the cache, or the folder
+    ``root``, does not have them; what was computed before an interruption is not
+    computed again. ``model`` is what ``task`` trains the rest of, and ``spec`` what
+    `of_embeddings` says of them.
     """
     left_out = ("weights", "frozen")  # where they are from, and what is told below
     chosen = {key: one for key, one in plain(model).items() if key not in left_out}
@@ -109,10 +204,9 @@ def embeddings_of(
     def fill(folder: Path) -> None:
         parts = folder.with_name(f"{folder.name.removesuffix(UNFINISHED)}.parts")
         parts.mkdir(exist_ok=True)
-        width = task.model.module.embedding_dim
-        rows = RowFile(folder / _ROWS, (1, 1, width), np.dtype(np.float32))
-        for part in _computed(images, task, parts):
-            rows.append(part.reshape(-1, 1, 1, width))
+        rows = RowFile(folder / _ROWS, spec.image_shape, np.dtype(np.float32))
+        for part in _computed(images, task, spec, parts):
+            rows.append(part.reshape(-1, *spec.image_shape))
         rows.finish()
         shutil.rmtree(parts)
 
@@ -123,7 +217,7 @@ def embeddings_of(
         return found
 
     if len(images) == 0:
-        return np.zeros((0, 1, 1, task.model.module.embedding_dim), np.float32)
+        return np.zeros((0, *spec.image_shape), np.float32)
     return cached("embeddings", source, read, fill, root)
 
 
@@ -132,9 +226,14 @@ _BATCHES_AT_ONCE = 8
 
 
 def _computed(
-    images: NDArray[Any], task: Task, parts: Path
+    images: NDArray[Any], task: Task, spec: InputSpec, parts: Path
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield embeddings (m, p), which are kept in the folder ``parts`` meanwhile."""
+    """Yield rows (m, q), which are kept in the folder ``parts`` meanwhile."""
+
+    def compute(some: Tensor) -> Tensor:
+        entering = _enters(task.model.module.eval(), task.normalize(some))
+        return entering.flatten(start_dim=1)
+
     at_once = _BATCHES_AT_ONCE * task.evaluation_batch_size
     starts = range(0, len(images), at_once)
     shown = sys.stderr.isatty() and len(starts) > 1
@@ -143,7 +242,7 @@ def _computed(
         file = parts / f"{start:09d}.npy"
         if not file.exists():
             some = torch.from_numpy(np.array(images[start : start + at_once]))
-            found = task.embed(task.initial_weights, some).numpy()
+            found = task.in_batches(some, compute, spec.image_shape[-1]).numpy()
             draft = file.with_suffix(".draft.npy")
             np.save(draft, found)
             draft.rename(file)
@@ -168,15 +267,19 @@ def embedded(
 ) -> Dataset:
     """Return a data set whose inputs are their embeddings; see `embeddings_of`."""
     train, test = (
-        replace(split, images=embeddings_of(split.images, task, model))
+        replace(split, images=embeddings_of(split.images, task, model, spec))
         for split in (dataset.train, dataset.test)
     )
     return replace(dataset, train=train, test=test, spec=spec)
 
 
 def embedded_examples(
-    examples: Examples, task: Task, model: Choice[Settings], root: Path
+    examples: Examples,
+    task: Task,
+    model: Choice[Settings],
+    spec: InputSpec,
+    root: Path,
 ) -> Examples:
     """Return a site's examples as their embeddings; see `embeddings_of`."""
-    found = embeddings_of(examples.images.numpy(), task, model, root)
+    found = embeddings_of(examples.images.numpy(), task, model, spec, root)
     return Examples(torch.from_numpy(np.array(found)), examples.labels)

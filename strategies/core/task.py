@@ -212,9 +212,23 @@ class Task:
             enabled=self.training.precision == "bfloat16",
         )
 
+    def in_batches(
+        self, inputs: Tensor, function: Callable[[Tensor], Tensor], width: int
+    ) -> Tensor:
+        """Return the rows (n, width) of a function that trains nothing."""
+        if len(inputs) == 0:
+            return torch.empty((0, width))
+        num_batches = math.ceil(len(inputs) / self.evaluation_batch_size)
+        # Of nearly equal sizes: a small last batch takes longer than it should.
+        parts = inputs.tensor_split(num_batches) if num_batches > 1 else (inputs,)
+        with torch.inference_mode(), self.autocast():
+            outputs = [function(part.to(self.model.device)) for part in parts]
+        # A copy made out here is an ordinary tensor, which may be trained with.
+        return torch.cat(outputs).float().cpu()
+
     def _embed(self, weights: Tensor, images: Tensor) -> Tensor:
         module = self._evaluating(weights)
-        return self._in_batches(
+        return self.in_batches(
             images,
             lambda part: module.embed(self.normalize(part)),
             module.embedding_dim,
@@ -222,7 +236,7 @@ class Task:
 
     def _head(self, weights: Tensor, embeddings: Tensor) -> Tensor:
         module = self._evaluating(weights)
-        return self._in_batches(embeddings, module.head, self.spec.num_classes)
+        return self.in_batches(embeddings, module.head, self.spec.num_classes)
 
     def _models_own_losses(self, weights: Tensor, examples: Examples) -> Tensor:
         if len(examples) == 0:
@@ -243,19 +257,6 @@ class Task:
         self.model.show(weights)
         module = self.model.module
         return module.eval() if module.training else module
-
-    def _in_batches(
-        self, inputs: Tensor, function: Callable[[Tensor], Tensor], width: int
-    ) -> Tensor:
-        if len(inputs) == 0:
-            return torch.empty((0, width))
-        num_batches = math.ceil(len(inputs) / self.evaluation_batch_size)
-        # Of nearly equal sizes: a small last batch takes longer than it should.
-        parts = inputs.tensor_split(num_batches) if num_batches > 1 else (inputs,)
-        with torch.inference_mode(), self.autocast():
-            outputs = [function(part.to(self.model.device)) for part in parts]
-        # A copy made out here is an ordinary tensor, which may be trained with.
-        return torch.cat(outputs).float().cpu()
 
 
 class Predictor(Protocol):

@@ -349,6 +349,55 @@ def test_training_on_embeddings_is_training_the_head() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mobilenet_v2", {"num_blocks": 2, "dropout": 0.0}),
+        ("torchvision", {"architecture": "resnet18", "image_size": 32}),
+        ("timm", {"architecture": "mobilenetv3_small_050", "image_size": 32}),
+        ("mlp", {"hidden_sizes": (12, 9)}),
+    ],
+)
+def test_last_blocks_train_on_what_goes_into_them(
+    tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    """The same steps as with a pass through the network in every one."""
+    choice = chosen(name, trained="last_blocks", **settings)
+    whole = task_of(choice)
+    quick = of_embeddings(whole)
+    images, labels, start = photos(14), torch.arange(14) % 7, whole.initial_weights
+    rows = torch.tensor(
+        embeddings_of(images.numpy(), whole, choice, quick.spec, tmp_path)
+    )
+    assert (
+        rows.shape[3] == quick.spec.image_shape[2] != whole.model.module.embedding_dim
+    )
+    before = rows.clone()
+    slow = local_sgd(whole, start, Examples(images, labels), 0.1, RandomKey(4))
+    fast = local_sgd(quick, start, Examples(rows, labels), 0.1, RandomKey(4))
+    moved, apart = fast.weights - start, fast.weights - slow.weights
+    assert apart.norm() < 0.01 * moved.norm() > 0
+    assert torch.allclose(
+        quick.probabilities(fast.weights, rows),
+        whole.probabilities(fast.weights, images),
+        atol=1e-4,
+    )
+    assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"architecture": "vit_b_32", "trained": "last_blocks", "image_size": 32},
+        {"architecture": "mobilenet_v2", "trained": "lora", "image_size": 32},
+    ],
+)
+def test_what_cannot_be_cut_is_run_whole(settings: dict[str, Any]) -> None:
+    """A transformer takes more than one input; adapters are everywhere."""
+    task = task_of(chosen("torchvision", **settings))
+    assert of_embeddings(task) is task
+
+
 def test_images_that_change_are_not_embedded_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -366,28 +415,29 @@ def test_embeddings_are_computed_once_and_after_an_interruption_only_the_rest(
     expected = torch.cat(
         [task.embed(task.initial_weights, one) for one in torch.split(photos(200), 64)]
     )
+    spec = of_embeddings(task).spec
     calls: list[int] = []
-    embed = Task.embed
+    in_batches = Task.in_batches
 
-    def counted(self: Task, weights: Tensor, some: Tensor) -> Tensor:
+    def counted(self: Task, some: Tensor, *others: Any) -> Tensor:
         if len(calls) == 2:
             calls.append(0)
             raise KeyboardInterrupt
         calls.append(len(some))
-        return embed(self, weights, some)
+        return in_batches(self, some, *others)
 
-    monkeypatch.setattr(Task, "embed", counted)
+    monkeypatch.setattr(Task, "in_batches", counted)
     with pytest.raises(KeyboardInterrupt):
-        embeddings_of(images, task, choice, tmp_path)
-    found = embeddings_of(images, task, choice, tmp_path)
+        embeddings_of(images, task, choice, spec, tmp_path)
+    found = embeddings_of(images, task, choice, spec, tmp_path)
     assert calls == [64, 64, 0, 64, 8]
     assert np.allclose(found[:, 0, 0], expected, atol=1e-5)
-    again = embeddings_of(images, task, choice, tmp_path)
+    again = embeddings_of(images, task, choice, spec, tmp_path)
     assert len(calls) == 5
     assert np.array_equal(found, again)
     assert not list(tmp_path.glob("*.parts"))
     other = task_of(chosen("mobilenet_v2", trained="head", norm="group"))
-    embeddings_of(images, other, choice, tmp_path)
+    embeddings_of(images, other, choice, spec, tmp_path)
     assert len(calls) == 9
 
 
