@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -300,6 +301,10 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seconds since 1970 or as a ``datetime``.
         """
         check_is_fitted(self)
+        if not isinstance(before, datetime | Real | None):
+            raise TypeError(
+                f"before: expected seconds since 1970 or a datetime, found {before!r}"
+            )
         chosen = Selection(
             ids=None if indices is None else tuple(int(one) + 1 for one in indices),
             external_ids=None if names is None else tuple(names),

@@ -112,12 +112,24 @@ class OwnLoss(Criterion):
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each example, (n,), or their mean n times."""
-        found = self._function(logits, labels)
+        try:
+            with explained():
+                found = self._function(logits, labels)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise OwnCodeError(
+                f"{self._name} failed on logits {tuple(logits.shape)} and labels "
+                f"{tuple(labels.shape)} of {labels.dtype}: {error}"
+            ) from error
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found)
         if shape not in ((), tuple(labels.shape)):
             raise OwnCodeError(
                 f"{self._name} returned {shape} of logits {tuple(logits.shape)}, "
                 f"expected a tensor of shape {tuple(labels.shape)}, or their mean"
+            )
+        if logits.requires_grad and not found.requires_grad:
+            raise OwnCodeError(
+                f"{self._name} returned {found.dtype} without a gradient, expected "
+                "one: is there a detach(), item() or argmax() on the way?"
             )
         self._is_mean = shape == ()
         return found.expand(len(labels)) if self._is_mean else found

@@ -51,6 +51,7 @@ from knnper.strategies.core.training import (
     OWN_LOSS,
     OWN_OPTIMIZER,
     criterion,
+    require_optimizer,
 )
 
 log = logging.getLogger("flwr")
@@ -176,7 +177,7 @@ def build_task(
         raise ConfigError([Problem("training.class_weights", message)])
     built = build_model(model, spec, key.child("model"), device)
     built.module.criterion = criterion(training.loss)
-    return Task(
+    task = Task(
         model=built,
         initial_weights=built.read(),
         fresh_weights=lambda rng: build_model(model, spec, rng).read(),
@@ -186,6 +187,8 @@ def build_task(
         evaluation_batch_size=evaluation_batch_size,
         frozen=built.frozen,
     )
+    require_optimizer(task)
+    return task
 
 
 SITE_DATA_SETS: SettingsTypes = {SITES: SitesSettings}

@@ -36,7 +36,7 @@ from pydantic import (
 from torch import Tensor
 
 from knnper.data.examples import TEXTS, InputSpec
-from knnper.data.images import wide_pixels
+from knnper.data.images import upright, wide_pixels
 from knnper.data.text import NUM_TOKENS, encode, plain
 from knnper.datastore.examples import (
     Selection,
@@ -583,7 +583,7 @@ def _decoded(content: bytes, mode: str, budget: Budget) -> Image.Image:
         if wide is not None:
             found = f"found {wide} pixels (mode {image.mode})"
             raise RequestError(422, f"{found}, expected 8-bit; scale them to 0-255")
-        return image.convert(mode)
+        return upright(image).convert(mode)
 
 
 def from_npy(content: bytes, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:

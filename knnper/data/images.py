@@ -5,6 +5,7 @@ import hashlib
 import io
 import logging
 import os
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import numpy as np
 import PIL
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import Field
 from torch import Tensor
 
@@ -81,12 +82,20 @@ def read_image(
     ``size`` (height, width). A `DataError` says that it cannot be decoded.
     """
     with open_image(picture) as image:
-        converted = image.convert(_MODES[channels])
+        converted = upright(image).convert(_MODES[channels])
     if size is not None:
         resampling = Image.Resampling.BILINEAR
         converted = converted.resize((size[1], size[0]), resampling)
     pixels: NDArray[np.uint8] = np.asarray(converted, dtype=np.uint8)
     return pixels.reshape(converted.height, converted.width, channels)
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return an image as people see it: cameras store how they were held, in EXIF."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except (struct.error, KeyError, IndexError, TypeError, AttributeError):
+        return image  # What the file says of it is damaged.
 
 
 @contextlib.contextmanager
@@ -240,7 +249,7 @@ def _first_size(pictures: Sequence[Picture]) -> tuple[str, tuple[int, int]]:
     for picture in pictures:
         try:
             with open_image(picture) as image:
-                return _name_of(picture), image.size
+                return _name_of(picture), upright(image).size
         except DataError as error:
             reasons.append(str(error))
     require_all_read(reasons)
@@ -741,7 +750,7 @@ class ImageFiles(Inputs):
     def form(self) -> InputForm:
         """Return size and channels of the first image."""
         with open_image(self.root / self.names[0]) as image:
-            channels = 1 if image.mode in _MODES_OF_GREY else 3
+            channels, image = 1 if image.mode in _MODES_OF_GREY else 3, upright(image)
             return (image.height, image.width, channels), "uint8"
 
     def read(

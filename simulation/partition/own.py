@@ -56,6 +56,13 @@ def own_partition(
         if hasattr(made, "load_partition"):
             made = _partitioned(made, dataset)
     if isinstance(made, Assignment):
+        parts = (made.train, len(train)), (made.test, len(test))
+        each = [len(_owners(part, count, choice.name)[0]) for part, count in parts]
+        if each[0] != each[1] or not each[0]:
+            raise OwnCodeError(
+                f"{choice.name} returned an Assignment of {each[0]} clients for the "
+                f"training split and {each[1]} for the test split, expected as many"
+            )
         return made
     of_test = None
     if isinstance(made, tuple) and len(made) == 2:

@@ -18,6 +18,7 @@ from torch import Tensor, nn, optim
 
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
 from knnper.embedding_model import Criterion, EmbeddingModel, OwnLoss
+from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Choice,
     Settings,
@@ -25,7 +26,7 @@ from knnper.experiment import (
     SgdSettings,
     TrainingSettings,
 )
-from knnper.own import Kind, arguments, given_to, settings_of
+from knnper.own import Kind, arguments, explained, given_to, settings_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core.records import ModelUpdate
 from knnper.strategies.core.task import ModelPredictor, Task
@@ -239,6 +240,17 @@ def optimizer(task: Task, learning_rate: float) -> optim.Optimizer:
         return made
     kind: Callable[..., optim.Optimizer] = getattr(optim, chosen.name)
     return kind([model.parameters], lr=learning_rate, **settings)
+
+
+def require_optimizer(task: Task) -> None:
+    """Refuse settings that the optimizer does not take, before the first round."""
+    try:
+        with explained():
+            optimizer(task, task.training.learning_rate)
+    except (TypeError, ValueError) as error:
+        name = task.training.optimizer.name
+        message = f"{name} cannot be made with a learning rate and these: {error}"
+        raise ConfigError([Problem("training.optimizer", message)]) from error
 
 
 def _with_class_weights(

@@ -166,6 +166,8 @@ def test_it_forgets_by_label_by_time_and_by_index() -> None:
     assert memory.forget(indices=[3]).tolist() == [3]
     with pytest.raises(ValueError, match="found nothing"):
         memory.forget()
+    with pytest.raises(TypeError, match="seconds since 1970 or a datetime"):
+        memory.forget(before="2020")  # type: ignore[arg-type]
     memory.forget(indices=[0])
     assert memory.predict_proba([[0.0]]).tolist() == [pytest.approx([1 / 3] * 3)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image
 
 from knnper.data.images import ImageFolderSettings, open_image, read_image
 from knnper.errors import DataError
@@ -48,6 +48,21 @@ def test_images_labels_and_classes(root: Path) -> None:
     found = ImageFolderSettings(str(root), client_separator="_").load()
     np.testing.assert_array_equal(found.train.client_ids, [1, 2, 2])
     np.testing.assert_array_equal(found.test.client_ids, [0])
+
+
+def test_photos_are_as_people_see_them(root: Path) -> None:
+    """Cameras store the sensor's rows, and in EXIF how they were held."""
+    pixels = np.zeros((8, 16, 3), dtype=np.uint8)
+    pixels[:, 8:] = 255  # The right half, which is above when turned to the left
+    for file in root.rglob("*.png"):
+        file.unlink()
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = 8
+        Image.fromarray(pixels).save(file.with_suffix(".jpg"), exif=exif)
+    found = ImageFolderSettings(str(root)).load()
+    assert found.spec.image_shape == (16, 8, 3)
+    halves = found.train.images[0].reshape(2, -1).mean(axis=1)
+    assert halves.tolist() == pytest.approx([255, 0], abs=5)
 
 
 def test_more_files_than_one_task_decodes(root: Path) -> None:

@@ -437,6 +437,37 @@ def test_a_mean_cannot_be_weighted(folder: Path) -> None:
         local_sgd(bench.task, bench.task.initial_weights, data, 0.1, RandomKey(0))
 
 
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("model:right", "returned torch.float32 without a gradient"),
+        ("torch.nn:BCEWithLogitsLoss", r"failed on logits \(32, 10\) and labels \(32,\)"),
+    ],
+)
+def test_a_loss_that_trains_nothing_is_told(
+    folder: Path, loss: str, expected: str
+) -> None:
+    with (folder / "model.py").open("a") as file:
+        file.write("def right(logits, labels):\n")
+        file.write("    return (logits.argmax(dim=1) == labels).float()\n")
+    bench = open_workbench(load(folder, training={"loss": loss}))
+    data = bench.clients.data("0000").train
+    with pytest.raises(OwnCodeError, match=expected):
+        local_sgd(bench.task, bench.task.initial_weights, data, 0.1, RandomKey(0))
+
+
+@pytest.mark.parametrize(
+    "optimizer", [{"name": "Adam", "betas": [2.0, 0.9]}, {"name": "torch.optim:LBFGS"}]
+)
+def test_an_optimizer_is_tried_before_the_first_round(
+    folder: Path, optimizer: dict[str, Any]
+) -> None:
+    if optimizer["name"] == "torch.optim:LBFGS":
+        optimizer["max_iter"] = "many"
+    with pytest.raises(ConfigError, match=r"training\.optimizer"):
+        open_workbench(load(folder, training={"optimizer": optimizer}))
+
+
 class Residual(nn.Module):
     """A network whose last linear layer is not the last module that it defines."""
 

@@ -16,6 +16,7 @@ from knnper.simulation.workbench import Workbench, experiment_catalogue, open_wo
 CODE = '''
 import numpy as np
 from knnper import Dataset
+from knnper.simulation.partition.schemes import Assignment
 
 def arrays(count: int = 40):
     """Four images of each of ten kinds, two clients."""
@@ -40,6 +41,11 @@ def beyond(labels):
 
 def nobody(labels):
     return 3
+
+def shared(labels, test_labels):
+    everything = np.arange(len(labels))
+    tested = np.arange(len(test_labels))
+    return Assignment((everything, everything[:2]), (tested, tested[:0]))
 
 class Halves:
     """Written as the partitioners of flwr_datasets are."""
@@ -152,6 +158,7 @@ def test_flowers_own_partitioner(folder: Path) -> None:
     [
         ("twice", "client 1: found examples that it, or another client, has already"),
         ("beyond", "client 0: found the places 0 to 32, expected those of 32 examples"),
+        ("shared", "found examples that it, or another client, has already"),
         ("nobody", "nobody returned int, expected a list of places"),
     ],
 )
