@@ -9,17 +9,20 @@ and new control variates are
 
 and the server's are, over the set S of clients that replied, N being all seen clients,
 
-    x ← x + η_g Σ_i (n_i / Σ n) (y_i - x)
-    c ← c + (|S| / N) mean_i (c_i⁺ - c_i)
+    x ← x + η_g Σ_i p_i (y_i - x)
+    c ← c + (|S| / N) Σ_i p_i (c_i⁺ - c_i)
 
-Departures: the mean of the models weights each client by its number of examples, so
-that SCAFFOLD without corrections is FedAvg; the paper weights clients equally. Control
-variates cover parameters; buffers such as BatchNorm's running statistics have no
-gradient and are averaged only.
+with p_i = 1 / |S| as in the paper, or by size n_i / Σ n. Both means have the same
+weights: only then do corrections add up to nothing, and the rounds end at the optimum
+of Σ_i p_i f_i. By size, SCAFFOLD without corrections is FedAvg.
+
+Departure: control variates cover parameters; buffers such as BatchNorm's running
+statistics have no gradient and are averaged only.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,9 +47,13 @@ class ScaffoldSettings(Settings):
     global_learning_rate
         η_g, the step from the old model towards the clients' mean. 1 takes the mean
         itself, as FedAvg does and as in the paper's experiments.
+    client_weights
+        Whether clients count the same (``equal``, the paper's) or as their training
+        examples do (``size``, FedAvg's), in both means.
     """
 
     global_learning_rate: PositiveFloat = 1.0
+    client_weights: Literal["equal", "size"] = "equal"
 
 
 @dataclass(frozen=True)
@@ -139,8 +146,11 @@ class Scaffold(FedAvg):
     ) -> ScaffoldState:
         models, changes, num_replies = RunningMean(), RunningMean(), 0
         for _, update in updates:
-            models.add(update.weights, update.num_examples)
-            changes.add(update.control_change, 1)
+            weight = 1
+            if self.settings.client_weights == "size":
+                weight = update.num_examples
+            models.add(update.weights, weight)
+            changes.add(update.control_change, weight)
             num_replies += 1
         weights = models.result_float64()
         # Buffers take the mean: a running variance must not be extrapolated.

@@ -441,7 +441,10 @@ def test_a_mean_cannot_be_weighted(folder: Path) -> None:
     ("loss", "expected"),
     [
         ("model:right", "returned torch.float32 without a gradient"),
-        ("torch.nn:BCEWithLogitsLoss", r"failed on logits \(32, 10\) and labels \(32,\)"),
+        (
+            "torch.nn:BCEWithLogitsLoss",
+            r"failed on logits \(32, 10\) and labels \(32,\)",
+        ),
     ],
 )
 def test_a_loss_that_trains_nothing_is_told(

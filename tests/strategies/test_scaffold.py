@@ -31,37 +31,52 @@ from tests.strategies.tiny import (
 SIGMA = 0.6224593  # σ(½), p(0) where the logits are (¼, -¼)
 
 
-def scaffold_of(task: Task, global_learning_rate: float = 1.0) -> Method:
-    return Scaffold(task, ScaffoldSettings(global_learning_rate))
+def scaffold_of(task: Task, **settings: Any) -> Method:
+    return Scaffold(task, ScaffoldSettings(**settings))
 
 
 def test_first_round_by_hand() -> None:
     method = scaffold_of(linear_task(learning_rate=0.5))
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=1)
-    # Without controls yet, y_a = 0 - ½ (-½, ½) = (¼, -¼) and y_b = (-¼, ¼); the mean
-    # by examples is ¾ · ¼ - ¼ · ¼ = ⅛. One step: c_i = (0 - y_i) / (1 · ½), which is
-    # the gradient, and the controls cancel in c = ½ (c_a + c_b).
-    assert state.weights.tolist() == [0.125, -0.125]
+    # Without controls yet, y_a = 0 - ½ (-½, ½) = (¼, -¼) and y_b = (-¼, ¼), of mean 0.
+    # One step: c_i = (0 - y_i) / (1 · ½), which is the gradient, and the controls
+    # cancel in c = ½ (c_a + c_b).
+    assert state.weights.tolist() == [0.0, 0.0]
     assert memory["a"].control.tolist() == [-0.5, 0.5]
     assert memory["b"].control.tolist() == [0.5, -0.5]
     assert state.control.tolist() == [0.0, 0.0]
 
 
-def test_second_round_is_corrected() -> None:
-    method = scaffold_of(linear_task(learning_rate=1.0))
+def test_two_rounds_by_size_by_hand() -> None:
+    method = scaffold_of(linear_task(learning_rate=1.0), client_weights="size")
     clients = {"a": white([0, 0, 0]), "b": white([1])}
     state, memory = run_rounds(method, clients, num_rounds=2)
-    # Round 1 ends at x = (¼, -¼), c_a = (-½, ½), c_b = (½, -½), c = 0.
-    # Round 2: g_a = σ - 1, minus c_a gives σ - ½; g_b = σ, minus c_b gives σ - ½ too:
-    # both clients step to the same y = ¼ - (σ - ½).
-    expected = 0.25 - (SIGMA - 0.5)
+    # Round 1: y_a = (½, -½), y_b = -y_a, so x = ¾ · ½ - ¼ · ½ = ¼ and c_a = (-½, ½),
+    # c_b = -c_a, c = ¾ · (-½) + ¼ · ½ = -¼.
+    # Round 2: g_a = σ - 1, and g_a - c_a + c = σ - ¾; g_b = σ, and g_b - c_b + c =
+    # σ - ¾ too: both clients step to the same y = ¼ - (σ - ¾).
+    expected = 0.25 - (SIGMA - 0.75)
     assert state.weights.tolist() == pytest.approx([expected, -expected], abs=1e-6)
-    # c_a ← c_a - c + (x - y_a) / η = -½ + σ - ½ = σ - 1, the gradient at x.
+    # c_a ← c_a - c + (x - y_a) / η = -½ + ¼ + σ - ¾ = σ - 1, the gradient at x.
     assert float(memory["a"].control[0]) == pytest.approx(SIGMA - 1, abs=1e-6)
     assert float(memory["b"].control[0]) == pytest.approx(SIGMA, abs=1e-6)
-    # c ← 0 + ½ (Δc_a + Δc_b) = ½ ((σ - ½) + (σ - ½)).
-    assert float(state.control[0]) == pytest.approx(SIGMA - 0.5, abs=1e-6)
+    # c ← -¼ + ¾ (σ - ½) + ¼ (σ - ½) = σ - ¾: the mean of the controls by size.
+    assert float(state.control[0]) == pytest.approx(SIGMA - 0.75, abs=1e-6)
+
+
+@pytest.mark.parametrize(("client_weights", "share"), [("equal", 0.5), ("size", 0.75)])
+def test_the_rounds_end_at_the_optimum_of_what_is_weighted(
+    client_weights: str, share: float
+) -> None:
+    """However many local steps: the mean of the losses decides, not the drift."""
+    task = linear_task(learning_rate=0.5, local_steps=5)
+    method = scaffold_of(task, client_weights=client_weights)
+    clients = {"a": white([0, 0, 0]), "b": white([1])}
+    state, _ = run_rounds(method, clients, num_rounds=60)
+    assert float(state.weights.softmax(0)[0]) == pytest.approx(share, abs=1e-4)
+    drifted, _ = run_rounds(of_name("fedavg", task), clients, num_rounds=60)
+    assert float(drifted.weights.softmax(0)[0]) != pytest.approx(0.75, abs=1e-2)
 
 
 def test_both_controls_correct_a_step() -> None:
@@ -105,7 +120,7 @@ def test_a_step_of_the_server_by_hand() -> None:
 def test_without_controls_it_is_fedavg() -> None:
     task = normed_task(batch_size=3, learning_rate=0.1)
     plain = of_name("fedavg", task)
-    method = scaffold_of(task)
+    method = scaffold_of(task, client_weights="size")
 
     def forget(*arguments: Any) -> tuple[ScaffoldClientState, ScaffoldUpdate]:
         memory, update = method.client_update(*arguments)
