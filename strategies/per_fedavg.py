@@ -68,8 +68,8 @@ class PerFedAvgSettings(Settings):
         ``first_order`` (FO) leaves the Hessian out, at twice FedAvg's cost of a step;
         ``hessian_free`` (HF) estimates its product, at four times.
     finite_difference
-        δ, in units of the gradient, with ``hessian_free``: small for a small error of
-        the estimate, but not so small that float32 cannot tell the two points apart.
+        δ, in units of the gradient, with ``hessian_free``: small, so that few kinks of
+        ReLU lie between the two points, but not so small that float32 merges them.
     adaptation_epochs
         Passes over a client's own data at rate α after the last round. 0 serves the
         global model, to put something on top of it.

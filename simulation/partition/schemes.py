@@ -299,9 +299,15 @@ class PathologicalSettings(CountedSettings):
     ----------
     classes_per_client
         2 for CIFAR-10 (v2) and 10 for CIFAR-100 (v2) in the paper.
+    shares
+        How the clients of a label share its samples: ``even``, or ``uneven`` in
+        proportion to draws from U(0.4, 0.6) (Achituve et al. 2021).
     """
 
+    later = (*CountedSettings.later, "shares")
+
     classes_per_client: PositiveInt = 2
+    shares: Literal["even", "uneven"] = "even"
 
 
 def pathological(
@@ -313,7 +319,6 @@ def pathological(
     """Give each client exactly c labels, and each label to as many clients as another.
 
     The data sets "v2" of Marfoq et al. 2022, section 5, after Achituve et al. (2021).
-    The clients of a label share its samples evenly.
     """
     totals = np.bincount(
         train_labels, minlength=num_labels_of(train_labels, test_labels)
@@ -322,7 +327,10 @@ def pathological(
     _require_enough_slots(len(present), settings)
     has_label = _choose_labels(present, len(totals), settings, key.child("labels"))
     _require_enough_samples(totals, has_label.sum(axis=1), settings)
-    counts = apportion(has_label.astype(np.float64), totals, key.child("round").numpy())
+    weights = has_label.astype(np.float64)
+    if settings.shares == "uneven":
+        weights *= key.child("shares").numpy().uniform(0.4, 0.6, weights.shape)
+    counts = apportion(weights, totals, key.child("round").numpy())
     train_owner = allocate(train_labels, counts, key.child("train"))
     test_owner = allocate_test_like_train(counts, test_labels, key.child("test"))
     return assignment_of(train_owner, test_owner, settings.num_clients)

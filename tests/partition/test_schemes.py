@@ -1,6 +1,7 @@
 """What every partition promises, on arbitrary labels."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -226,6 +227,21 @@ def test_the_samples_of_a_class_are_shared_evenly() -> None:
     for part in assignment.test:
         counts = np.bincount(TEN_CLASSES[::5][part], minlength=10)
         assert set(counts.tolist()) <= {0, 2, 3}
+
+
+def test_the_samples_of_a_class_are_shared_unevenly() -> None:
+    """In proportion to draws from U(0.4, 0.6): at most 1.5 times apart."""
+    chosen = replace(settings_of(20, 2), shares="uneven")
+    assignment = pathological(TEN_CLASSES, TEN_CLASSES[::5], chosen, KEY)
+    counts = np.stack(
+        [np.bincount(TEN_CLASSES[part], minlength=10) for part in assignment.train]
+    )
+    assert counts.sum(axis=0).tolist() == np.bincount(TEN_CLASSES).tolist()
+    for of_label in counts.T:
+        held = of_label[of_label > 0]
+        assert len(held) == 4
+        assert (held.max() - 1) / (held.min() + 1) <= 1.5
+    assert len({*counts[counts > 0].tolist()}) > 4
 
 
 def test_clients_have_many_different_pairs() -> None:
