@@ -244,8 +244,8 @@ def _spread_remark(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     figures = [row.estimates[column] for row in rows for column in columns]
     if isinstance(plan, Comparison) and any(one.std is not None for one in figures):
         yield (
-            f"In the comparison's table ± is the standard deviation over "
-            f"{len(plan.seeds)} seeds; table.csv has half of the 95 % intervals too"
+            f"In the comparison's table ± is half of the 95 % interval over "
+            f"{len(plan.seeds)} seeds; table.csv has the standard deviations too"
         )
 
 

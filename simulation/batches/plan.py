@@ -636,6 +636,9 @@ class SweepSettings(Settings):
         unpersonalised model as in ``global.accuracy_weighted``.
     group
         Whose: that of the clients seen in training, unseen ones, or all.
+    reference
+        The variant whose ``y`` is taken from that of all others, at the same values and
+        seed.
     """
 
     name: str
@@ -651,6 +654,7 @@ class SweepSettings(Settings):
     series: str | tuple[str, ...] = ()
     y: str = "accuracy_weighted"
     group: Literal["seen", "unseen", "all"] = "seen"
+    reference: str | None = None
 
     def curve_keys(self) -> tuple[str, ...]:
         """Return what tells the plot's curves apart."""
@@ -674,6 +678,10 @@ def _sweep_problems(
         yield Problem("random", "found vary too, expected one of the two")
     titles = {name: one.title or name for name, one in variants.items()}
     yield from _title_problems("variants", titles)
+    if settings.reference not in (None, *variants):
+        known = alternatives(str(settings.reference), [*variants])
+        message = f"found {settings.reference!r}, which is no variant; {known}"
+        yield Problem("reference", message)
     yield from _range_problems(settings)
     lists = settings.random.keys if settings.random else settings.vary
     fixed = {"set": _keys_set(settings.set)}
@@ -764,6 +772,11 @@ class Sweep(Plan):
     settings: SweepSettings
     shared: Mapping[str, Any]  # the sections that all points share, as plain values
     overrides: tuple[str, ...]  # ``KEY=VALUE`` that are made in every run
+
+    @property
+    def reference(self) -> str | None:
+        """The variant that the others are compared with."""
+        return self.settings.reference
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:

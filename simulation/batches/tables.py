@@ -24,6 +24,7 @@ from knnper.simulation.batches.plan import (
     SweepSettings,
     figures_of_metric,
     term_of,
+    variants_of,
 )
 from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.reports.runs import (
@@ -55,6 +56,7 @@ def all_columns(figures: Sequence[str] = FIGURES) -> tuple[str, ...]:
 
 # The column of a comparison's run, training and personalisation together.
 SECONDS = "seconds"
+GAIN = "gain"  # over the reference with the same seed, and so the same split
 Figures = Mapping[str, float | None]  # by column; None where there is no such figure
 
 
@@ -73,21 +75,24 @@ class Row:
 
 def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
     """Return a row for each outcome, in their order."""
+    assert isinstance(plan, Comparison | Sweep), "there are no others"
     columns: Sequence[str] = all_columns(plan.figures)
-    base = dict[int, dict[str, float]]()  # the metric of the reference row, by seed
-    metric = None
     if isinstance(plan, Comparison):
-        metric = plan.metric
-        columns = (*compared_columns(metric).values(), SECONDS)
-        (found,) = [one for one in outcomes if one.point.variant == plan.reference]
-        base = {
-            seed: {one.client: one.accuracy for one in _clients(run, metric)}
-            for seed, run in found.runs.items()
-        }
+        columns = (*compared_columns(plan.metric).values(), SECONDS)
+    elif plan.reference is not None:
+        columns = (*columns, GAIN)
+    bases = {
+        _place(plan, one): one.runs
+        for one in outcomes
+        if one.point.variant == plan.reference
+    }
     rows = []
     for outcome in outcomes:
+        base = bases.get(_place(plan, outcome), {})
         figures = [
-            _compared_figures(run, base[seed], metric) if metric else figures_of(run)
+            _compared_figures(run, base[seed], plan.metric)
+            if isinstance(plan, Comparison)
+            else _swept_figures(run, base.get(seed), column_of(plan.settings))
             for seed, run in outcome.runs.items()
         ]
         rows.append(
@@ -103,6 +108,12 @@ def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
     return rows
 
 
+def _place(plan: Plan, outcome: Outcome) -> str:
+    """Return what a row and its reference have in common, but for the seed."""
+    # What is chosen for the rows of a comparison differs.
+    return json.dumps(dict(outcome.point.values)) if isinstance(plan, Sweep) else ""
+
+
 def figures_of(run: Path) -> Figures:
     """Return the figures of a finished run by column, fractions of 1."""
     found = load_run(run)
@@ -116,9 +127,19 @@ def figures_of(run: Path) -> Figures:
     }
 
 
+def _swept_figures(run: Path, base: Path | None, column: str) -> Figures:
+    figures, others = figures_of(run), {} if base is None else figures_of(base)
+    return {**figures, GAIN: _gain(figures[column], others.get(column))}
+
+
+def _gain(figure: float | None, base: float | None) -> float | None:
+    return None if figure is None or base is None else figure - base
+
+
 # By their names in the files of a comparison, the figures of a metric that it shows.
 _COMPARED = {
     "average": "weighted",
+    "gain": f"weighted_{GAIN}",
     "bottom_decile": "bottom_decile",
     "fraction_degraded": "fraction_degraded",
 }
@@ -133,13 +154,19 @@ def compared_columns(metric: str) -> dict[tuple[str, str], str]:
     }
 
 
-def _compared_figures(run: Path, base: Mapping[str, float], metric: str) -> Figures:
+def _compared_figures(run: Path, base: Path, metric: str) -> Figures:
     results, clients = RunFolder(run).results(), _clients(run, metric)
+    reference = RunFolder(base).results()
+    by_client = {one.client: one.accuracy for one in _clients(base, metric)}
     figures: dict[str, float | None] = {}
     for (group, name), column in compared_columns(metric).items():
         if name == "fraction_degraded":
             of_group = [one for one in clients if one.seen == (group == "seen")]
-            figures[column] = fraction_degraded_against(of_group, base, metric)
+            figures[column] = fraction_degraded_against(of_group, by_client, metric)
+        elif name == "gain":
+            average = figure_of(metric, _COMPARED["average"])
+            of_both = (one[group][average] for one in (results, reference))
+            figures[column] = _gain(*of_both)
         else:
             figures[column] = results[group][column.removeprefix(f"{group}.")]
     training = results["training"]
@@ -285,6 +312,7 @@ def label_of(figure: str) -> str:
 
 def is_percent(figure: str) -> bool:
     """Return whether a figure is a fraction, which people read in percent."""
+    figure = figure.removesuffix(f"_{GAIN}")
     if (plain := figure.removeprefix(GLOBAL)) in _WORDS:
         return plain not in _NOT_IN_PERCENT
     metric, name = _spread(figure)
@@ -312,7 +340,7 @@ def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
         return Table.of_cells(plan.name, _swept_cells(plan.settings, rows))
     titles = {row.variant: row.title for row in rows}
     reference = titles[plan.reference] if isinstance(plan, Comparison) else VS_GLOBAL
-    of_group = ("bottom decile", degraded_vs(reference))
+    of_group = (f"vs {reference}", "bottom decile", degraded_vs(reference))
     named = "" if plan.metric == ACCURACY else f" {called(plan.metric).title}"
     header = ["method", f"seen{named}", *of_group, f"unseen{named}", *of_group]
     columns = compared_columns(plan.metric).values()
@@ -323,11 +351,17 @@ def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
 def _compared_cells(row: Row, columns: Iterable[str]) -> list[str]:
     cells = [f"{row.title}{_failed(row)}"]
     for column in columns:
-        found, figure = row.estimates[column], column.partition(".")[2]
-        std = "" if found.std is None else f" ± {_number(found.std, figure)}"
-        cells.append(f"{_number(found.mean, figure)}{std}")
+        figure = column.partition(".")[2]
+        cells.append(_spread_text(row.estimates[column], figure))
     seconds = row.estimates[SECONDS].mean
     return [*cells, "-" if seconds is None else f"{seconds:.1f}"]
+
+
+def _spread_text(found: Estimate, figure: str) -> str:
+    """Return mean and half of the 95 % interval; a gain with its sign."""
+    sign = "+" if figure.endswith(GAIN) and (found.mean or 0.0) > 0 else ""
+    half = "" if found.half_width is None else f" ± {_number(found.half_width, figure)}"
+    return f"{sign}{_number(found.mean, figure)}{half}"
 
 
 def _failed(row: Row) -> str:
@@ -336,10 +370,15 @@ def _failed(row: Row) -> str:
 
 def _swept_cells(settings: SweepSettings, rows: Sequence[Row]) -> list[list[str]]:
     metric, _ = _spread(settings.y)
-    average, *more = (figure_of(metric, name) for name in _COMPARED.values())
+    names = ("weighted", "bottom_decile", "fraction_degraded")
+    average, *more = (figure_of(metric, name) for name in names)
     beside = [one for one in (GLOBAL + average, *more) if one != settings.y]
     variant = ["variant"] if settings.variants else []
-    shown = [label_of(settings.y), "sd", "95 % interval", *map(label_of, beside)]
+    shown = [label_of(settings.y), "sd", "95 % interval"]
+    if settings.reference is not None:
+        title = variants_of(settings)[settings.reference].title
+        shown.append(f"vs {title or settings.reference}")
+    shown += map(label_of, beside)
     cells = [[*variant, *map(term_of, settings.varied()), *shown, "runs"]]
     for row in rows:
         main = row.estimates[column_of(settings)]
@@ -351,6 +390,11 @@ def _swept_cells(settings: SweepSettings, rows: Sequence[Row]) -> list[list[str]
                 _number(main.mean, settings.y),
                 _number(main.std, settings.y),
                 _interval(main, settings.y),
+                *(
+                    [_spread_text(row.estimates[GAIN], f"{settings.y}_{GAIN}")]
+                    if settings.reference is not None
+                    else []
+                ),
                 *(_number(mean, figure) for figure, mean in others.items()),
                 f"{row.num_runs}{_failed(row)}",
             ]

@@ -260,7 +260,7 @@ def test_what_diverges_is_neither_chosen_nor_in_the_table(tmp_path: Path) -> Non
     assert outcomes[1].runs == {}
     rows = rows_of(comparison, outcomes)
     cells = table_of(comparison, rows).rows[1]
-    assert cells == ("Hot (2 failed)", *(7 * ["-"]))
+    assert cells == ("Hot (2 failed)", *(9 * ["-"]))
     # What failed is told with what to delete.
     _, tuned, *tested = write_batch(comparison, outcomes, rows, folder).remarks
     assert tuned.startswith("1 of 2 candidates failed on validation data and were not")

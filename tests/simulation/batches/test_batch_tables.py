@@ -15,7 +15,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from knnper.errors import RunError
+from knnper.errors import ConfigError, RunError
+from knnper.simulation.batches import tables
 from knnper.simulation.batches.outputs import best_points, chosen_sweep, plot_of
 from knnper.simulation.batches.plan import Comparison, Sweep, read_sweep
 from knnper.simulation.batches.runner import Outcome
@@ -242,6 +243,39 @@ def test_an_empty_personalization_stays_the_methods_own(tmp_path: Path) -> None:
     assert numbers == [10, 5, 3]
 
 
+def test_variants_are_compared_with_one_of_them_seed_by_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants: dict[str, Any] = {"own": {}, "five": {"title": "with five"}}
+    variants["five"]["personalization"] = {"num_neighbors": 5}
+    vary = {"training.num_rounds": [1, 2]}
+    sweep = read(tmp_path, variants=variants, reference="own", vary=vary)
+    accuracies = {
+        ("own", 1): (0.5, 0.7), ("own", 2): (0.1, 0.2),
+        ("five", 1): (0.6, 0.9), ("five", 2): (0.0, 0.1),
+    }  # fmt: skip
+    places = [(one.variant, one.values["training.num_rounds"]) for one in sweep.points]
+    results = [
+        Outcome(point, {seed: Path(f"{at}-{seed}") for seed in (1, 2)})
+        for at, point in enumerate(sweep.points)
+    ]
+
+    def figures_of(run: Path) -> dict[str, float]:
+        at, seed = map(int, run.name.split("-"))
+        return dict.fromkeys(all_columns(), accuracies[places[at]][seed - 1])
+
+    monkeypatch.setattr(tables, "figures_of", figures_of)
+    rows = rows_of(sweep, results)
+    gains = [row.estimates["gain"].mean for row in rows]
+    assert gains == pytest.approx([0, 0, 0.15, -0.1])
+    table = table_of(sweep, rows)
+    at = table.header.index("vs own")
+    # The differences 0.1 and 0.2: t · 0.0707 / √2 = 0.635.
+    assert [line[at] for line in table.rows[2:]] == ["+15.0 ± 63.5", "-10.0 ± 0.0"]
+    with pytest.raises(ConfigError, match="found 'on', which is no variant"):
+        read(tmp_path, variants=variants, reference="on", vary=vary)
+
+
 # The table of a comparison: means, deviations and who is degraded.
 
 
@@ -294,15 +328,18 @@ def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -
     assert mean["seen"]["fraction_degraded"]["mean"] == 0
     table = table_of(comparison, found)
     first, second = table.rows
-    assert table.header[3] == "degraded vs FedAvg"
-    assert first[:4] == ("FedAvg", "60.0 ± 14.1", "25.0 ± 0.0", "0.0 ± 0.0")
-    assert second[3:5] == ("25.0 ± 35.4", "-")
+    assert table.header[2:5] == ("vs FedAvg", "bottom decile", "degraded vs FedAvg")
+    # 12.706 = t of 97.5 % with 1 degree of freedom: t · √0.02 / √2 = 1.2706.
+    assert first[:3] == ("FedAvg", "60.0 ± 127.1", "0.0 ± 0.0")
+    # The differences -0.1 and 0.1 of the two seeds.
+    assert second[1] == "60.0 ± 254.1"
+    assert second[2].lstrip("+-") == "0.0 ± 127.1"
+    assert second[4:6] == ("25.0 ± 317.7", "-")
     text = csv_of(comparison, outcomes, found)
     one, another = csv.DictReader(io.StringIO(text))
     assert one["row"] == "mean"
     assert float(another["seen_fraction_degraded"]) == pytest.approx(0.25)
     assert another["unseen_average"] == ""
-    # 12.706 = t of 97.5 % with 1 degree of freedom: t · √0.02 / √2.
     half_width = float(one["seen_average_half_width"])
     assert half_width == pytest.approx(12.706 * 0.1, abs=1e-3)
     assert json.loads(one["chosen"]) == {"training.learning_rate": 0.1}
