@@ -306,7 +306,10 @@ def test_a_network_is_built_with_the_files_of_this_machine() -> None:
     assert located(choice, CLOSED, alone=False) is choice
 
 
-def test_weights_of_others_lie_where_each_site_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", ["head", "last_blocks"])
+def test_weights_of_others_lie_where_each_site_says(
+    tmp_path: Path, trained: str
+) -> None:
     plain = over_sites(experiment())
     module = open_workbench(experiment()).task.model
     weights = module.named(torch.linspace(-1, 1, module.num_weights))
@@ -314,7 +317,7 @@ def test_weights_of_others_lie_where_each_site_says(tmp_path: Path) -> None:
         (tmp_path / f"{name}.safetensors").parent.mkdir(exist_ok=True)
         save_file(weights, tmp_path / f"{name}.safetensors")
     chosen = {
-        "model.trained": "head",
+        "model.trained": trained,
         "model.weights": tmp_path / "server.safetensors",
     }
     head = own_experiment(None, chosen)
