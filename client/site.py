@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import logging
 import math
 import re
@@ -47,7 +48,7 @@ from knnper.strategies.core.exported_model import (
     global_model,
     require_fingerprint,
 )
-from knnper.strategies.core.frozen import embedded_examples, of_embeddings
+from knnper.strategies.core.frozen import digest_of, embedded_examples, of_embeddings
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import ClientResults, Evaluation, Validation
 from knnper.transport.credentials import fingerprint, read_node_key
@@ -294,6 +295,18 @@ class _SiteSource:
         return self.train
 
 
+def _embeddings_folder(cache: Path, data: SiteData) -> Path:
+    """Return where embeddings of this data are kept; those of former data go."""
+    splits = (data.train, data.validation, data.test)
+    digests = [digest_of(one.examples.images.numpy()) for one in splits]
+    name = hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
+    root = cache / "embeddings"
+    for other in root.glob("*"):
+        if other.name != name:
+            shutil.rmtree(other, ignore_errors=True)
+    return root / name
+
+
 class SiteNode:
     """A node with one client, whose data lies at the site."""
 
@@ -320,7 +333,7 @@ class SiteNode:
                     task=whole,
                     model=experiment.model,
                     spec=learned.spec,
-                    root=settings.cache / "embeddings",
+                    root=_embeddings_folder(settings.cache, data),
                 )
                 source = dataclasses.replace(source, embed=embed)
             keep_freed_memory()

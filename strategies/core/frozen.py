@@ -190,7 +190,7 @@ def embeddings_of(
     left_out = ("weights", "frozen")  # where they are from, and what is told below
     chosen = {key: one for key, one in plain(model).items() if key not in left_out}
     source = {
-        "inputs": _digest(images),
+        "inputs": digest_of(images),
         "model": [chosen, model.fingerprint, task.model.frozen],
         "spec": to_jsonable_python(task.spec),
         "precision": task.training.precision,
@@ -249,7 +249,7 @@ def _computed(
         yield np.load(file)
 
 
-def _digest(images: NDArray[Any]) -> str:
+def digest_of(images: NDArray[Any]) -> str:
     """Return a fingerprint of numbers, in parts: they may be more than memory."""
     digest = hashlib.sha256(f"{images.dtype} {images.shape}".encode())
     for start in range(0, len(images), _IMAGES_AT_ONCE):

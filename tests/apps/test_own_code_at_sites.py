@@ -1,6 +1,7 @@
 """Users' code and weights of others in a federation: nothing of them is sent."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -331,6 +332,8 @@ def test_weights_of_others_lie_where_each_site_says(
     assert "pretrained: {tiny_cnn: FILE}" in told
     append(files, "pretrained: {tiny_cnn: site.safetensors}\n")
     run, serial = lead(files, head, tmp_path / "run"), tmp_path / "serial"
+    (kept,) = (read_client(files["0000"]).cache / "embeddings").iterdir()
+    assert any(kept.iterdir())
     exported, expected = (
         find_model(run.path),
         trained_model(simulated(serial, head).path),
@@ -344,6 +347,12 @@ def test_weights_of_others_lie_where_each_site_says(
     assert find_model(tmp_path / "exported", client.door).fingerprint
     onboard(client, find_model(tmp_path / "exported", client.door))
     assert identity_at_sites(plain) != identity_at_sites(over_sites(head))
+    # With other data nothing is left of what was embedded.
+    shares = tmp_path / "shares"
+    shutil.copy(shares / "0002.npz", shares / "0000.npz")
+    lead(files, head, tmp_path / "again")
+    (now,) = kept.parent.iterdir()
+    assert now.name != kept.name
 
 
 def test_what_is_frozen_may_follow_from_the_seed(tmp_path: Path) -> None:
