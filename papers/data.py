@@ -1,0 +1,310 @@
+"""Data sets of the papers' experiments, from archives that are on this machine.
+
+As in ``data: {name: "papers.data:Cifar100Sheets", path: data/cifar100-webp.tar}``. An
+archive is read packed, or as the folder that it was unpacked to, once; then the cache
+has its arrays. Nothing is downloaded.
+"""
+
+import csv
+import io
+import re
+import tarfile
+import zipfile
+import zlib
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    Split,
+    cached_dataset,
+    state_of_files,
+)
+from knnper.data.dividing import DividingSettings, mark_tested, numbered
+from knnper.data.examples import DataFormat, Dataset
+from knnper.data.images import Encoded, read_image, require_all_read, write_images
+from knnper.data.leaf import WINDOW, WRITTEN_CHARACTERS, Part, User, write_parts
+from knnper.data.text import (
+    CHARACTER_NAMES,
+    encode,
+    target_positions,
+    windows_before,
+)
+from knnper.errors import DataError
+from knnper.experiment import PositiveInt
+
+Files = Mapping[str, bytes]
+"""The contents of files, by the last parts of their paths, in the order of these."""
+
+_SPLITS: tuple[Split, ...] = ("train", "test")
+_DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveSettings(DataFormat):
+    """Where the files are.
+
+    Attributes
+    ----------
+    path
+        The archive, or the folder that it was unpacked to.
+    """
+
+    patterns: ClassVar[tuple[str, ...]]  # of the files that are read
+
+    path: str
+
+    def load(self) -> Dataset:
+        """Return what the archive holds."""
+        place = Path(self.path).expanduser().absolute()
+        unpacked = (one for form in self.patterns for one in place.rglob(form))
+        paths = sorted(unpacked) if place.is_dir() else [place]
+        source = {key: one for key, one in asdict(self).items() if key != "path"}
+        source["files"] = state_of_files(paths, place.parent)
+
+        def build(writer: EntryWriter) -> Contents:
+            wanted = f"expected the archive of {self.title}, or the folder of its files"
+            try:
+                files = dict(sorted(self._files(place, paths)))
+            except _DAMAGED as error:
+                # An OSError would name the path again.
+                why = getattr(error, "strerror", None) or error
+                raise DataError(f"{place} cannot be read: {why}; {wanted}") from error
+            try:
+                if not files:
+                    raise KeyError(" or ".join(self.patterns))
+                return self.build(writer, files)
+            except KeyError as error:
+                found = f"{place}: found no {error.args[0]}"
+                raise DataError(f"{found}; {wanted}") from error
+
+        return cached_dataset(self.name, source, build)
+
+    @abstractmethod
+    def build(self, writer: EntryWriter, files: Files) -> Contents:
+        """Store what the files hold; a `KeyError` names what is missing."""
+
+    def _files(self, place: Path, paths: list[Path]) -> Iterator[tuple[str, bytes]]:
+        if place.is_dir():
+            yield from ((self._name_of(one), one.read_bytes()) for one in paths)
+            return
+        with tarfile.open(place) as archive:
+            for member in archive:
+                name = self._name_of(PurePosixPath(member.name))
+                held = archive.extractfile(member) if name else None
+                if held is not None:
+                    yield name, held.read()
+
+    def _name_of(self, path: PurePath) -> str:
+        """Return the last parts of a path, as many as its pattern has; or nothing."""
+        found = (one.count("/") for one in self.patterns if path.match(one))
+        return next(("/".join(path.parts[-1 - depth :]) for depth in found), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10Jpeg(ArchiveSettings):
+    """Where the files are: ``train/CLASS/FILE.jpg`` and ``test/CLASS/FILE.jpg``.
+
+    The arrays are those that `image_folder` makes of the unpacked files.
+    """
+
+    name = "cifar10_jpeg"
+    title = "CIFAR-10 (JPEG)"
+    summary = "CIFAR-10 as JPEG copies, whose pixels differ a little"
+    patterns = tuple(f"{split}/*/*.jpg" for split in _SPLITS)
+
+    def build(self, writer: EntryWriter, files: Files) -> Contents:
+        """Store images of shape (32, 32, 3), ten classes."""
+        class_of = {name: name.split("/")[1] for name in files}
+        class_names = tuple(sorted(set(class_of.values())))
+        pictures: dict[Split, list[Encoded]] = {
+            split: [Encoded(*one) for one in files.items() if one[0].startswith(split)]
+            for split in _SPLITS
+        }
+        failed = write_images(writer, pictures, None, 3)
+        require_all_read(why for part in failed.values() for why in part.values())
+        for split, part in pictures.items():
+            labels = numbered((class_of[one.name] for one in part), class_names)
+            writer.put_labels(split, labels)
+        return Contents(class_names)
+
+
+_TILE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar100Sheets(ArchiveSettings):
+    """Where the files are: ``train/CLASS.webp``, ``test/CLASS.webp``, ``classes.csv``.
+
+    A sheet has the images of a class side by side, row by row. Classes, and the coarse
+    ones that the partition ``pachinko`` takes, have the official numbers, pixels are
+    the official ones, and the order of the images is not.
+    """
+
+    name = "cifar100_sheets"
+    title = "CIFAR-100 (sheets)"
+    summary = "CIFAR-100, one lossless sheet of images a class"
+    patterns = ("classes.csv", *(f"{split}/*.webp" for split in _SPLITS))
+
+    def build(self, writer: EntryWriter, files: Files) -> Contents:
+        """Store images of shape (32, 32, 3), 100 classes in 20 coarse ones."""
+        table = csv.DictReader(files["classes.csv"].decode().splitlines())
+        rows = sorted(table, key=lambda row: int(row["fine_id"]))
+        for split in _SPLITS:
+            names = [f"{split}/{row['fine']}.webp" for row in rows]
+            sheets = [tiles(Encoded(name, files[name])) for name in names]
+            writer.put_images(split, np.concatenate(sheets))
+            labels = np.repeat(np.arange(len(sheets)), [len(one) for one in sheets])
+            writer.put_labels(split, labels)
+        coarse_of = tuple(int(row["coarse_id"]) for row in rows)
+        return Contents(tuple(row["fine"] for row in rows), coarse_of)
+
+
+def tiles(sheet: Encoded) -> NDArray[np.uint8]:
+    """Return the images of a sheet, row by row, uint8 of shape (n, 32, 32, 3)."""
+    pixels = read_image(sheet, 3)
+    height, width, _ = pixels.shape
+    if height % _TILE or width % _TILE:
+        raise DataError(
+            f"{sheet.name}: found a sheet of {width}x{height}, expected multiples of "
+            f"{_TILE}: images of {_TILE}x{_TILE} side by side"
+        )
+    grid = pixels.reshape(height // _TILE, _TILE, width // _TILE, _TILE, 3)
+    return grid.swapaxes(1, 2).reshape(-1, _TILE, _TILE, 3)
+
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterSettings(DividingSettings, ArchiveSettings):
+    """Where the file is, and how each writer's images are divided."""
+
+    class_names: ClassVar[tuple[str, ...]]
+
+    def build(self, writer: EntryWriter, files: Files) -> Contents:
+        """Store images of shape (28, 28, 1), by writer."""
+        (name,) = self.patterns
+        try:
+            with np.load(io.BytesIO(files[name]), allow_pickle=False) as found:
+                arrays = dict(found)
+        except (*_DAMAGED, ValueError, zipfile.BadZipFile) as error:
+            raise DataError(f"{name} cannot be read: {error}; get it again") from error
+        client_names = write_parts(writer, self._parts(arrays))
+        return Contents(self.class_names, client_names=client_names)
+
+    def flags(self, arrays: Arrays) -> Array | None:  # noqa: ARG002
+        """Return 1 for each image that is tested on, where that is given."""
+        return None
+
+    def _parts(self, arrays: Arrays) -> Iterator[Part]:
+        owners, flags = arrays["writer"], self.flags(arrays)
+        images = arrays["images"].astype(np.uint8)[..., None]
+        labels, names = arrays["labels"].astype(np.int64), arrays.get("writer_ids")
+        for owner in np.unique(owners).tolist():
+            mine = np.flatnonzero(owners == owner)
+            name = str(owner if names is None else names[owner])
+            if len(mine) < self.min_samples:
+                continue
+            is_test = mark_tested(len(mine), name, self)
+            if flags is not None:
+                is_test = flags[mine] == 1
+            user = User(name, images[mine], labels[mine])
+            yield "train", user.take(~is_test)
+            yield "test", user.take(is_test)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FemnistByWriter(WriterSettings):
+    """Where the file is, and how each writer's images are divided.
+
+    A client is one of 300 of LEAF's writers. They are no random sample: those with few
+    images are over-represented.
+
+    Attributes
+    ----------
+    leaf_split
+        Take LEAF's own split, a tenth of each writer's images to test on, and not that
+        of the other settings.
+    """
+
+    name = "femnist_by_writer"
+    title = "FEMNIST by writer"
+    summary = "300 writers of LEAF's FEMNIST, 62 classes"
+    patterns = ("femnist_by_writer.npz",)
+    class_names = WRITTEN_CHARACTERS
+
+    leaf_split: bool = True
+
+    def flags(self, arrays: Arrays) -> Array | None:
+        """Return those of LEAF."""
+        return arrays["leaf_test"] if self.leaf_split else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MnistByWriter(WriterSettings):
+    """Where the file is, and how each writer's images are divided.
+
+    A client is one of 836 writers. None of them is in both of MNIST's splits: these are
+    joined, and a part of each writer's images is what it is tested on.
+    """
+
+    name = "mnist_by_writer"
+    title = "MNIST by writer"
+    summary = "MNIST's 70,000 digits by the writer of each"
+    patterns = ("mnist_by_writer.npz",)
+    class_names = tuple("0123456789")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShakespeareByRole(ArchiveSettings):
+    """Where the files are, ``by_play_and_character/PLAY_ROLE.txt``, one a client.
+
+    As the code of Marfoq et al. 2022 does: a role's lines are joined by blanks, the
+    last fifth of them, one at least, is what it is tested on, and no window has
+    characters of both parts (the paper says that the split is random). Roles of which
+    either part has no window are left out. Of LEAF's 1,145 that leaves the 778 of the
+    paper's Table 1, with 4,106,292 windows; it counts 4,226,158 samples.
+
+    Attributes
+    ----------
+    stride
+        Characters from one that is predicted to the next; 1 in LEAF.
+    """
+
+    name = "shakespeare_by_role"
+    title = "Shakespeare by role"
+    summary = "the next character, for 778 speaking roles, 80/20 in their order"
+    patterns = ("by_play_and_character/*.txt",)
+
+    stride: PositiveInt = 1
+
+    def build(self, writer: EntryWriter, files: Files) -> Contents:
+        """Store windows of 80 characters, by role."""
+        names = write_parts(writer, self._parts(files))
+        return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
+
+    def _parts(self, files: Files) -> Iterator[Part]:
+        for path, content in files.items():
+            lines = re.sub("  +", " ", content.decode(errors="replace")).split("\n")[
+                :-1
+            ]
+            # Rounded as there, where a fifth of ten lines is one: 1 - 0.8 < 0.2.
+            num_trained = len(lines) - max(1, int((1 - 0.8) * len(lines)))
+            trained, tested = lines[:num_trained], lines[num_trained:]
+            ids = {"train": encode(" ".join(trained)), "test": encode(" ".join(tested))}
+            if min(map(len, ids.values())) <= WINDOW:
+                continue
+            for split in _SPLITS:
+                targets = target_positions(len(ids[split]), WINDOW, self.stride)
+                windows = windows_before(ids[split], targets, WINDOW)
+                labels = ids[split][targets].astype(np.int64)
+                yield split, User(PurePosixPath(path).stem, windows, labels)
