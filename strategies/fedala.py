@@ -77,7 +77,7 @@ class FedALAClientState(Record):
 
 
 class FedALA(Method):
-    """Each client learns, weight by weight, how far the global model replaces its own."""
+    """Each client learns, weight by weight, how far a global model replaces its own."""
 
     title = "FedALA"
     source = "Zhang et al. 2023, Algorithm 1"
