@@ -55,7 +55,7 @@ class FedALASettings(Settings):
         s, the part of its training examples on which a client learns W; 0.8 in the
         paper, at least one example.
     aggregation_learning_rate
-        η of W, 1 in the paper, the same in every round; 0.1 to 10 is useful, and 0 is
+        η of W, 1 in the paper, the same in every round; 0.1 to 10 to try, and 0 is
         FedAvg.
     max_epochs
         The most passes over these examples the first time, where W has not converged.

@@ -64,8 +64,8 @@ class FedPACSettings(Settings):
     Attributes
     ----------
     alignment_weight
-        λ of the pull to the class centroids; 1 in the authors' code, 0.1 to 10 is
-        useful, and 0 is none.
+        λ of the pull to the class centroids; 1 in the authors' code, 0.1 to 10 to
+        try, and 0 is none.
     mixes_heads
         Whether clients get a mixture of the heads, or their own back. Without, and with
         λ = 0, the rounds are FedRep's.
