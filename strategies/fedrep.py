@@ -18,7 +18,9 @@ split, is added, as bodies go on changing while a client is not drawn.
 
 from dataclasses import dataclass
 
-from knnper.data.examples import ClientData
+from torch import Tensor
+
+from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.records import ModelPayload
@@ -29,7 +31,13 @@ from knnper.strategies.core.sharing import (
     part_in_use,
 )
 from knnper.strategies.core.task import Predictor, Task
-from knnper.strategies.core.training import local_sgd, trained_on_both_splits
+from knnper.strategies.core.training import (
+    LocalResult,
+    Objective,
+    cross_entropy,
+    local_sgd,
+    trained_on_both_splits,
+)
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,40 @@ class FedRepSettings(Settings):
     head_epochs: PositiveInt = 10
     head_learning_rate: PositiveFloat | None = None
     unseen_epochs: PositiveInt = 10
+
+
+def head_then_body(
+    task: Task,
+    weights: Tensor,
+    examples: Examples,
+    of_head: tuple[float, int],
+    rate: float,
+    rng: RandomKey,
+    objective: Objective = cross_entropy,
+) -> LocalResult:
+    """Train the head, at a rate for so many epochs, and under it the body.
+
+    ``rate`` and ``objective`` are of the body.
+    """
+    head, (head_rate, num_epochs) = task.head_mask, of_head
+    with_new_head = local_sgd(
+        task,
+        weights,
+        examples,
+        head_rate,
+        rng.child("personal"),
+        num_epochs=num_epochs,
+        trainable=head,
+    )
+    return local_sgd(
+        task,
+        with_new_head.weights,
+        examples,
+        rate,
+        rng,
+        trainable=~head,
+        objective=objective,
+    )
 
 
 class FedRep(PartlyShared):
@@ -84,19 +126,13 @@ class FedRep(PartlyShared):
         server_round: int,
         rng: RandomKey,
     ) -> tuple[PersonalPart, SharedUpdate]:
-        with_new_head = local_sgd(
+        trained = head_then_body(
             self.task,
             self.joined(payload.weights, client_state),
             data.train,
-            self._head_rate(server_round),
-            rng.child("personal"),
-            num_epochs=self.settings.head_epochs,
-            trainable=self._head,
-        )
-        rate = self.task.training.learning_rate_at(server_round)
-        start = with_new_head.weights
-        trained = local_sgd(
-            self.task, start, data.train, rate, rng, trainable=~self._head
+            (self._head_rate(server_round), self.settings.head_epochs),
+            self.task.training.learning_rate_at(server_round),
+            rng,
         )
         return self.split(trained, len(data.train))
 

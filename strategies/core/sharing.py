@@ -159,6 +159,11 @@ def first_layers(model: FlatModel, num_layers: int) -> Tensor:
     return model.mask(lambda module: numbers[module] <= num_layers)
 
 
+def last_layers(model: FlatModel, num_layers: int) -> Tensor:
+    """Return which weights belong to the last layers, as `first_layers` counts them."""
+    return ~first_layers(model, max(_layer_numbers(model).values()) - num_layers)
+
+
 def layers_left(model: FlatModel, num_taken: int, setting: str) -> int:
     """Return how many layers a model has beside so many of them."""
     num_layers = max(_layer_numbers(model).values())

@@ -398,7 +398,7 @@ TRAIN_UNSEEN = ("apfl", "ditto", "fed_mtl", "fedbn", "fedper", "l2gd", "lg_fedav
 
 """What train for unseen clients in the end, and for nobody else."""
 
-BEGINNING = (*TRAIN_UNSEEN, "fedbasis", "fedrep", "pfedhn")
+BEGINNING = (*TRAIN_UNSEEN, "fedbasis", "fedpac", "fedrep", "pfedhn")
 
 """What train an unseen client from the start, at the training section's rate."""
 
@@ -487,7 +487,7 @@ def test_what_is_served_without_validation_has_not_seen_it(
 
 
 ALWAYS_TRAIN = (
-    *("fedavg_plus", "fedbasis", "fedem", "fedrep", "local"),
+    *("fedavg_plus", "fedbasis", "fedem", "fedpac", "fedrep", "local"),
     *("per_fedavg", "pfedgp", "pfedme"),
 )
 

@@ -33,6 +33,7 @@ SERVED_ALIKE: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("apfl", {"mixing_weight": 0.0}, None),
     ("clustered_fl", {"mean_norm_tolerance": 1e6, "client_norm_tolerance": None}, None),
     ("clustered_fl", {"mean_norm_tolerance": 0.0, "client_norm_tolerance": 0.0}, None),
+    ("fedala", {"aggregation_learning_rate": 0.0}, {}),
     ("fedattn", {"warm_up_fraction": 1.0, "bias_prox_weight": 5.0}, {}),
     ("fedavgm", {"server_learning_rate": 1.0, "server_momentum": 0.0}, {}),
     ("fedbasis", {**ONE_BASIS, "warm_start_fraction": 0.0}, None),

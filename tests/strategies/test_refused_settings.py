@@ -108,6 +108,7 @@ def test_what_is_out_of_range(name: str, field: str, value: Any, hint: str) -> N
             "method.num_personal_layers",
             "found 2, expected at most 1",
         ),
+        ("fedpac", {}, "method.name", "expected a body too"),
         ("fedrep", {}, "method.name", "no weight would be shared"),
         (
             "lg_fedavg",

@@ -1,0 +1,181 @@
+"""FedALA: one model, which each client mixes with its own last one where it starts.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for
+Personalized Federated Learning", AAAI 2023, Algorithm 1. In the p last layers a client
+starts local training from
+
+    Θ̂_i = Θ_i + (Θ - Θ_i) ⊙ W_i,  W_i ∈ [0, 1]^d, at first all ones
+
+where Θ is the model that it was sent and Θ_i the one that its last training ended with;
+in the layers before, from Θ. W_i is kept between rounds, and trained by
+
+    W_i ← clip(W_i - η ∂f_s(Θ̂_i) / ∂Θ̂_i ⊙ (Θ - Θ_i)),  to [0, 1]
+
+with f_s the loss on mini-batches of a part s of its examples, drawn anew each time; the
+first time for as many passes as it takes to converge, then for one. All of Θ_i is sent,
+and the server takes the mean. What is evaluated is Θ̂_i, made of the last Θ and Θ_i.
+
+Departures: the paper does not say when W_i has converged. As in the authors' code, the
+standard deviation of the losses of the last 10 of at least 11 passes is below 0.1 then;
+there a pass has the loss of its last mini-batch, here the mean of all, and the number
+of passes has a limit. The part s is drawn example by example, not as a stretch of them.
+W_i is of parameters; buffers are Θ's, where the authors' code has each client keep its
+own. Layers are counted, as for FedPer, by `knnper.strategies.core.sharing`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from knnper.data.examples import ClientData, Examples
+from knnper.experiment import NonNegativeFloat, PositiveFraction, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
+from knnper.strategies.core.sharing import last_layers
+from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.training import LocalModel, local_sgd, on_both_splits
+
+WINDOW, TOLERANCE = 10, 0.1
+
+
+@dataclass(frozen=True)
+class FedALASettings(Settings):
+    """What is mixed element by element, and how that is learnt.
+
+    Attributes
+    ----------
+    num_adaptive_layers
+        p, the layers that are mixed, counted from the end: linear layers or
+        convolutions, each with the normalisation behind it. 1, the head of all models
+        here, in the paper; more than there are is all of them.
+    sample_fraction
+        s, the part of its training examples on which a client learns W; 0.8 in the
+        paper, at least one example.
+    aggregation_learning_rate
+        η of W, 1 in the paper, the same in every round; 0.1 to 10 to try, and 0 is
+        FedAvg.
+    max_epochs
+        The most passes over these examples the first time, where W has not converged.
+    """
+
+    num_adaptive_layers: PositiveInt = 1
+    sample_fraction: PositiveFraction = 0.8
+    aggregation_learning_rate: NonNegativeFloat = 1.0
+    max_epochs: PositiveInt = 100
+
+
+@dataclass(frozen=True)
+class FedALAClientState(Record):
+    """What a client keeps between rounds, of the parameters that are mixed."""
+
+    own: Tensor  # Θ_i as its last round left it, shape (num_adaptive,)
+    # W, of the same shape; None before its second visit, when it is first trained.
+    aggregation: Tensor | None = None
+
+
+class FedALA(Method):
+    """Each client learns, weight by weight, how far a global model replaces its own."""
+
+    title = "FedALA"
+    source = "Zhang et al. 2023, Algorithm 1"
+    client_state = "< 1 (the last layers, and as many weights of the aggregation)"
+    reference_title = "FedALA (global)"
+    ends_with_global_model = True
+    client_state_type = FedALAClientState
+
+    settings: FedALASettings
+
+    def __init__(self, task: Task, settings: FedALASettings) -> None:
+        super().__init__(task, settings)
+        self._adaptive = last_layers(task.model, settings.num_adaptive_layers)
+        self._adaptive[task.model.num_parameters :] = False
+
+    def client_update(
+        self,
+        payload: ModelPayload,
+        client_state: FedALAClientState | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[FedALAClientState, ModelUpdate]:
+        start, aggregation = payload.weights, None
+        if client_state is not None:
+            aggregation = self._learnt(start, client_state, data.train, rng)
+            start = self._mixed(start, client_state.own, aggregation)
+        rate = self.task.training.learning_rate_at(server_round)
+        trained = self.train(start, data.train, rate, rng)
+        kept = FedALAClientState(trained.weights[self._adaptive], aggregation)
+        return kept, trained.update(len(data.train))
+
+    def personalize(
+        self,
+        payload: ModelPayload,
+        client_state: FedALAClientState | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        if client_state is None or not len(data.train_and_validation()):
+            return ModelPredictor(self.task, payload.weights)
+        kept = client_state
+
+        def train(examples: Examples) -> ModelPredictor:
+            aggregation = self._learnt(payload.weights, kept, examples, rng)
+            mixed = self._mixed(payload.weights, kept.own, aggregation)
+            return ModelPredictor(self.task, mixed)
+
+        return on_both_splits(data, train)
+
+    def _mixed(self, weights: Tensor, own: Tensor, aggregation: Tensor) -> Tensor:
+        """Return Θ̂, shape (num_weights,)."""
+        # Of two equal numbers, and at 0 and 1, `lerp` is exact.
+        mixed = torch.lerp(own, weights[self._adaptive], aggregation)
+        return weights.masked_scatter(self._adaptive, mixed)
+
+    def _learnt(
+        self,
+        weights: Tensor,
+        kept: FedALAClientState,
+        examples: Examples,
+        rng: RandomKey,
+    ) -> Tensor:
+        """Return W after this round's training of it, of the shape of ``kept.own``."""
+        is_first = kept.aggregation is None
+        found = torch.ones_like(kept.own) if is_first else kept.aggregation
+        assert found is not None, "made above"
+        if not len(examples):
+            return found
+        number = max(1, round(self.settings.sample_fraction * len(examples)))
+        drawn = rng.child("sample").numpy().choice(len(examples), number, replace=False)
+        sample = examples.take(torch.from_numpy(drawn))
+        device = self.task.model.device
+        own, shared = kept.own.to(device), weights[self._adaptive].to(device)
+        where = self._adaptive[: self.task.model.num_parameters].to(device)
+        aggregation = found.to(device)
+
+        def step(model: LocalModel) -> Tensor:
+            nonlocal aggregation
+            loss = model.backward(model.next_batch())
+            slope = model.gradient[where] * (shared - own)
+            aggregation = (aggregation - model.learning_rate * slope).clamp(0, 1)
+            model.parameters[where] = torch.lerp(own, shared, aggregation)
+            return loss
+
+        losses: list[float] = []
+        for one_pass in range(self.settings.max_epochs if is_first else 1):
+            done = local_sgd(
+                self.task,
+                self._mixed(weights, kept.own, aggregation.cpu()),
+                sample,
+                self.settings.aggregation_learning_rate,
+                rng.child("aggregation", one_pass),
+                num_epochs=1,
+                trainable=self._adaptive,
+                local_step=step,
+            )
+            losses.append(done.train_loss)
+            if len(losses) > WINDOW and np.std(losses[-WINDOW:]) < TOLERANCE:
+                break
+        return aggregation.cpu()
