@@ -89,8 +89,8 @@ class Method:
         Whether ``weights`` of the last state are one trained model that is of use to
         any client by itself: it is exported, and sites keep it and serve it with a
         memory. Not so where they are only what the clients' own models start from or
-        are pulled to, or where a part of them is never trained. With it, ``weights`` of
-        what is broadcast to a `UNSEEN_CLIENT` are these.
+        are pulled to, or where clients trained the rest under parts of their own. With
+        it, ``weights`` of what is broadcast to a `UNSEEN_CLIENT` are these.
     needs_metrics
         Whether an update says how the received model does on the client's data, or how
         that data is made up, beside its number of examples: a client that shares no

@@ -51,7 +51,7 @@ class PartlyShared(Method):
     """
 
     update_type = SharedUpdate
-    client_state_type = PersonalPart
+    client_state_type: type[Record] = PersonalPart
 
     def __init__(
         self, task: Task, settings: Settings, shared: Tensor, unseen_epochs: int

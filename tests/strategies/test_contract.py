@@ -239,7 +239,9 @@ def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
         assert fingerprint(found.memory[client]) == fingerprint(own.memory[client])
 
 
-TRAINED_FURTHER = {"apfl", "ditto", "mapper", "per_fedavg", "pfedme"}
+TRAINED_FURTHER = {
+    *("apfl", "ditto", "fedbabu", "fedrod", "mapper", "per_fedavg", "pfedme")
+}
 
 """Their clients train further, from one model that is of use by itself."""
 
@@ -394,7 +396,10 @@ LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
 
 """From round 2 on, which is the last one, an eighth of the rate."""
 
-TRAIN_UNSEEN = ("apfl", "ditto", "fed_mtl", "fedbn", "fedper", "l2gd", "lg_fedavg")
+TRAIN_UNSEEN = (
+    *("apfl", "ditto", "fed_mtl", "fedbn", "fedper", "fedrod"),
+    *("l2gd", "lg_fedavg"),
+)
 
 """What train for unseen clients in the end, and for nobody else."""
 
@@ -487,7 +492,7 @@ def test_what_is_served_without_validation_has_not_seen_it(
 
 
 ALWAYS_TRAIN = (
-    *("fedavg_plus", "fedbasis", "fedem", "fedpac", "fedrep", "local"),
+    *("fedavg_plus", "fedbabu", "fedbasis", "fedem", "fedpac", "fedrep", "local"),
     *("per_fedavg", "pfedgp", "pfedme"),
 )
 

@@ -55,6 +55,7 @@ TRAINED_ALIKE: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
         for adaptive in (False, True)
     ),
     ("ditto", {}, None),
+    ("fedrod", {"prior_exponent": 0.0}, {}),
     # One inner step of the rate 1 / λ.
     (
         "pfedme",

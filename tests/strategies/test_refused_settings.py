@@ -101,6 +101,7 @@ def test_what_is_out_of_range(name: str, field: str, value: Any, hint: str) -> N
 @pytest.mark.parametrize(
     ("name", "settings", "place", "hint"),
     [
+        ("fedbabu", {}, "method.name", "no weight would be shared"),
         ("fedbn", {}, "method.name", "a model without BatchNorm"),
         (
             "fedper",

@@ -1,0 +1,156 @@
+"""FedRoD: a shared model under a balanced loss, and a head of each client's own on top.
+
+Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image
+Classification", ICLR 2022, section 4, Fed-RoD (linear). Of z = φ(x) the generic head G
+and the personal head P_m of client m give logits (n, c). A step on a mini-batch is
+
+    (φ, G) ← SGD on -log( N_my^γ exp G_y(z) / Σ_c N_mc^γ exp G_c(z) )
+    P_m ← SGD on -log softmax(G(z) + P_m(z))_y, z and G(z) fixed
+
+where N_mc counts the client's training examples of class c: the balanced softmax of Ren
+et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020. The
+server takes the mean of the (φ, G), as FedAvg; P_m stays with the client, which is
+served softmax(G(z) + P_m(z)). Both heads are linear, so that this is one model with the
+head G + P_m.
+
+Departures: only the linear P_m; the variant in which a hypernetwork makes it of a
+client's class frequencies is left out. P_m starts from 0, with which a client is served
+the generic model, and has no dropout. An unseen client trains it from there on the
+fixed generic model; weight decay then acts on G + P_m.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knnper.data.examples import ClientData
+from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.errors import ConfigError, Problem
+from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.frozen import Head
+from knnper.strategies.core.method import Method
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
+from knnper.strategies.core.sharing import PersonalPart, part_in_use
+from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.training import (
+    LocalModel,
+    local_sgd,
+    sgd,
+    trained_on_both_splits,
+)
+
+
+@dataclass(frozen=True)
+class FedRoDSettings(Settings):
+    """How the generic head is balanced, and how unseen clients train their own.
+
+    Attributes
+    ----------
+    prior_exponent
+        γ, of the class counts in the balanced softmax: 1 takes the client's class
+        frequencies out of the shared model, 0 leaves them in, which is FedAvg's.
+    unseen_epochs
+        Passes over its data in which a client that was never drawn trains its head.
+    """
+
+    prior_exponent: NonNegativeFloat = 1.0
+    unseen_epochs: PositiveInt = 10
+
+
+class FedRoD(Method):
+    """A shared model trained as if classes were equally frequent, and own heads."""
+
+    title = "FedRoD"
+    needs_sgd = "its two heads make steps of SGD side by side"
+    needs_cross_entropy = "its generic head minimises the balanced softmax"
+    source = "Chen and Chao 2022, section 4"
+    client_state = "< 1 (the head)"
+    unseen = "the global model, with a head of its own added to it"
+    reference_title = "FedRoD (generic head)"
+    ends_with_global_model = True
+    client_state_type = PersonalPart
+
+    settings: FedRoDSettings
+
+    def __init__(self, task: Task, settings: FedRoDSettings) -> None:
+        super().__init__(task, settings)
+        module = task.model.module
+        head = {*module.classifier.modules()}
+        layers = {one.module for one in task.model.entries} & head
+        if len(layers) != 1:
+            message = (
+                f"found a model whose head has {len(layers)} layers with weights, "
+                "expected one linear layer: logits of two heads are added as their "
+                "weights; choose another model, or the method fedrep"
+            )
+            raise ConfigError([Problem("method.name", message)])
+        # Scratch, as the task's model is: whoever uses it loads P first.
+        self._own = FlatModel(Head(module), task.model.device)
+        self._own.module.eval()
+
+    def client_update(
+        self,
+        payload: ModelPayload,
+        client_state: PersonalPart | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[PersonalPart, ModelUpdate]:
+        rate, own = self.task.training.learning_rate_at(server_round), self._own
+        own.load(
+            client_state.personal if client_state else torch.zeros(own.num_weights)
+        )
+        optimizer = sgd(self.task, own.parameters, rate)
+        counts = torch.bincount(data.train.labels, minlength=self.task.spec.num_classes)
+        # Of a class that is absent it is -∞: the softmax is over the others.
+        log_prior = counts.float().pow(self.settings.prior_exponent).log()
+        log_prior = log_prior.to(self.task.model.device)
+
+        def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
+            features = module.embed(inputs)
+            generic = module.head(features).float()
+            both = generic.detach() + own.module.head(features.detach()).float()
+            balanced = module.criterion(generic + log_prior, labels)
+            return balanced + module.criterion(both, labels)
+
+        def step(model: LocalModel) -> Tensor:
+            own.gradient.zero_()
+            loss = model.backward(model.next_batch())
+            model.step()
+            optimizer.step()
+            return loss
+
+        trained = local_sgd(
+            self.task,
+            payload.weights,
+            data.train,
+            rate,
+            rng,
+            objective=losses,
+            local_step=step,
+        )
+        return PersonalPart(own.read()), trained.update(len(data.train))
+
+    def personalize(
+        self,
+        payload: ModelPayload,
+        client_state: PersonalPart | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> ModelPredictor:
+        part, head = part_in_use(client_state, data), self.task.head_mask
+        if part is not None:
+            weights = payload.weights.clone()
+            weights[head] += part.personal
+            return ModelPredictor(self.task, weights)
+        return trained_on_both_splits(
+            self.task,
+            payload.weights,
+            data,
+            rng,
+            num_epochs=self.settings.unseen_epochs,
+            learning_rate=self.task.first_rate,
+            trainable=head,
+        )
