@@ -492,3 +492,22 @@ class ModelPredictor(Trained):
     def head(self, embeddings: Tensor) -> Tensor:
         """Return the probabilities (n, c) of representations (n, p)."""
         return self.task.head(self.weights, embeddings)
+
+
+@dataclass(frozen=True)
+class HeadPredictor(Trained):
+    """Serves another head than the model's on φ_w."""
+
+    task: Task  # Gives the architecture
+    weights: Tensor  # w, shape (num_weights,)
+    head: Callable[[Tensor], Tensor]  # From φ_w(x), (n, p), to probabilities (n, c)
+    chosen: Mapping[str, float] = field(default_factory=dict)
+    trained_alone: "Callable[[], HeadPredictor] | None" = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the head's probabilities, shape (n, c), of uint8 images."""
+        return self.head(self.embed(images))
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return φ_w(x), float32 of shape (n, p)."""
+        return self.task.embed(self.weights, images)

@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Required, TypedDict, Unpack
+from typing import Required, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn, optim
@@ -29,7 +29,7 @@ from knnper.experiment import (
 from knnper.own import Kind, arguments, explained, given_to, settings_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core.records import ModelUpdate
-from knnper.strategies.core.task import ModelPredictor, Task
+from knnper.strategies.core.task import HeadPredictor, ModelPredictor, Task
 
 GradientHook = Callable[[Tensor, Tensor], None]
 """``(gradient, parameters) -> None``; see `local_sgd`."""
@@ -431,9 +431,12 @@ def num_steps(
     return (training.local_epochs or 1) * per_epoch
 
 
+AnyPredictor = TypeVar("AnyPredictor", ModelPredictor, HeadPredictor)
+
+
 def on_both_splits(
-    data: ClientData, train: Callable[[Examples], ModelPredictor]
-) -> ModelPredictor:
+    data: ClientData, train: Callable[[Examples], AnyPredictor]
+) -> AnyPredictor:
     """Return what is served of a client that trains now."""
     served = train(data.train_and_validation())
     if len(data.validation) == 0:

@@ -39,6 +39,7 @@ SERVED_ALIKE: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("fedbasis", {**ONE_BASIS, "warm_start_fraction": 0.0}, None),
     ("fedbasis", {**ONE_BASIS, "warm_start_fraction": 0.3}, None),
     ("fedbasis", {**ONE_BASIS, "coordinate_descent": False}, None),
+    ("feddbe", {"mean_weight": 0.0, "bias_learning_rate": 0.0}, {"mean_weight": 0.0}),
     ("fedem", {"num_components": 1}, None),
     ("fedper", {"num_personal_layers": 0}, {}),
     ("fedprox", {"prox_weight": 0.0}, {"prox_weight": 0.1}),
@@ -109,6 +110,7 @@ def test_it_is_fedavg(
     ("name", "alone", "mixed"),
     [
         ("fed_mtl", {"prox_weight": 0.0}, {"prox_weight": 0.5}),
+        ("fedproto", {"prototype_weight": 0.0}, {"prototype_weight": 0.5}),
         (
             "l2gd",
             {"prox_weight": 5.0, "aggregation_probability": 0.0},
