@@ -531,7 +531,9 @@ def shared_sections(
 
 
 # Its keys that can be changed on the command line.
-OF_THE_FILE = ("name", "seeds", "evaluate_on", "x", "series", "y", "group")
+OF_THE_FILE = (
+    *("name", "seeds", "evaluate_on", "x", "series", "y", "group", "reference"),
+)
 
 VARIANT = "variant"  # what ``x`` and ``series`` call the names of the variants
 

@@ -697,11 +697,12 @@ def _told(
     if name in specs:
         title, kind = specs[name].title, specs[name].settings_type
         always = inspect.get_annotations(kind) if section == "partition" else {}
-        usual = {
+        defaults = {
             field.name: to_jsonable_python(field.default)
             for field in dataclasses.fields(kind)
             if field.default is not dataclasses.MISSING
         }
+        usual = dict(dotted(defaults))
         told = [
             f"{TERMS.get(f'{section}.{key}', key)} {as_text(value)}"
             for key, value in settings.items()
