@@ -1,0 +1,78 @@
+"""Networks of the experiments that are no model of the package."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper import InputSpec
+from knnper.embedding_model import load_weights
+from knnper.pretrained import IMAGENET
+from knnper.process import import_torchvision
+
+
+class AdaptedMobileNetV2(nn.Module):
+    """MobileNetV2 with ImageNet weights, and one layer more before its head.
+
+    With ``trained: last_blocks`` and one block the layer and the head are trained, a
+    body and a head as the methods that divide a network want them, on what the rest
+    computes of each image once.
+
+    Parameters
+    ----------
+    num_classes, spec
+        Of the data.
+    backbone
+        The file of the weights, with torchvision's names.
+    image_size
+        Height and width to which images are brought, in pixels.
+    width
+        Outputs p of the layer, which are the embedding.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        spec: InputSpec,
+        backbone: str,
+        image_size: int = 96,
+        width: int = 128,
+    ) -> None:
+        super().__init__()
+        network = import_torchvision().models.mobilenet_v2()
+        load_weights(network, Path(backbone).expanduser(), "classifier.1")
+        # One chain: blocks are counted in it, and the layer is the last.
+        self.features = nn.Sequential(
+            *(_Resized(spec, image_size), *network.features),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+            nn.Sequential(nn.Linear(network.last_channel, width), nn.ReLU()),
+        )
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (n, c) of images (n, channels, height, width)."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+class _Resized(nn.Module):
+    """Gives normalised images the size, colours and normalisation of ImageNet's."""
+
+    def __init__(self, spec: InputSpec, size: int) -> None:
+        super().__init__()
+        self._size = size, size
+        # As it is undone here: of values in [0, 1].
+        self._own = [
+            torch.tensor(one).view(1, -1, 1, 1) for one in (spec.mean, spec.std)
+        ]
+        self._imagenet = [torch.tensor(one).view(1, -1, 1, 1) for one in IMAGENET]
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, std = self._own
+        images = (x * std + mean).expand(-1, 3, -1, -1)
+        images = functional.interpolate(
+            images, self._size, mode="bilinear", antialias=True
+        )
+        mean, std = self._imagenet
+        return (images - mean) / std
