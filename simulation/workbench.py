@@ -259,6 +259,7 @@ def build_workbench(
     as_embeddings: bool = True,
 ) -> Workbench:
     """Build model and method on data that is split; see `open_workbench`."""
+    keep_freed_memory()
     whole = task_of_experiment(experiment, dataset.spec, device)
     task, inputs = of_embeddings(whole) if as_embeddings else whole, dataset
     if task is not whole:
@@ -348,7 +349,6 @@ def read_label_counts(run_folder: Path) -> LabelCounts | None:
 
 def runtime_of(bench: Workbench, run_folder: Path) -> ClientRuntime:
     """Return the runtime that runs all virtual clients of ``bench``."""
-    keep_freed_memory()
     run, split = bench.experiment.run, evaluated_on(bench.experiment)
     return ClientRuntime(
         method=bench.method,
