@@ -124,6 +124,11 @@ class Results:
         """The rows' titles by name."""
         return {one.name: one.title for one in self.results}
 
+    @property
+    def origin(self) -> Mapping[str, str]:
+        """Split, model and versions of the first row that has results."""
+        return next(one.line for one in self.results if one.line["seeds"])
+
     @functools.cached_property
     def references(self) -> list[str]:
         """The rows from which the averages of the others are told."""

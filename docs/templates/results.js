@@ -17,8 +17,10 @@ for (const place of document.querySelectorAll(".results")) {
     place.querySelector("output").textContent = `${count} of ${rows.length} rows`;
   };
   const sort = (header) => {
-    const descending = header.getAttribute("aria-sort") !== "descending";
-    const sign = descending ? -1 : 1;
+    const isText = header.dataset.kind === "text";
+    const [first, second] = isText ? ["ascending", "descending"] : ["descending", "ascending"];
+    const order = header.getAttribute("aria-sort") === first ? second : first;
+    const sign = order === "ascending" ? 1 : -1;
     const key = (row) => {
       const cell = row.cells[header.cellIndex];
       return "value" in cell.dataset ? cell.dataset.value : cell.textContent.trim();
@@ -26,10 +28,10 @@ for (const place of document.querySelectorAll(".results")) {
     const compare = (one, other) => {
       const [a, b] = [key(one), key(other)];
       if (a === "" || b === "") return (a === "") - (b === "");  // nothing comes last
-      return sign * (header.dataset.kind === "text" ? a.localeCompare(b) : a - b);
+      return sign * (isText ? a.localeCompare(b) : a - b);
     };
     for (const other of header.parentElement.cells) other.removeAttribute("aria-sort");
-    header.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    header.setAttribute("aria-sort", order);
     table.tBodies[0].append(...rows.sort(compare));
   };
   for (const header of table.tHead.rows[0].cells) {

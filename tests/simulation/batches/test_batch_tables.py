@@ -318,7 +318,7 @@ def outcomes(tmp_path: Path, comparison: Comparison) -> list[Outcome]:
 
 def made(folder: Path, seed: int, accuracy: float) -> Path:
     folder.mkdir()
-    results = {
+    results: dict[str, Any] = {
         "seen": {"accuracy_weighted": accuracy, "accuracy_bottom_decile": 0.25},
         "unseen": {"accuracy_weighted": None, "accuracy_bottom_decile": None},
         "training": {"seconds": 2.0 * seed, "personalization_seconds": 1.0},
