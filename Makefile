@@ -86,7 +86,7 @@ format: $(STAMP) ## Rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP) ## Build the documentation, its reference made from the code: build/site
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Open build/site/index.html"
 
 docker-try: $(STAMP) ## Try the images: a federation in containers, in ten minutes

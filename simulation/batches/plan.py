@@ -197,6 +197,19 @@ def _name_problems(
         yield Problem("seeds", f"found {list(seeds)}, expected each one once")
 
 
+def _reference_problems(
+    what: str, references: Sequence[str], others: Iterable[str]
+) -> Iterable[Problem]:
+    """Yield references that are not among the others, or that stand there twice."""
+    for name in references:
+        if name not in others:
+            known = alternatives(name, [*others])
+            message = f"found {name!r}, which is no {what}; {known}"
+            yield Problem("reference", message)
+    if len(set(references)) < len(references):
+        yield Problem("reference", f"found {[*references]}, expected each one once")
+
+
 def _title_problems(place: str, titles: Mapping[str, str]) -> Iterable[Problem]:
     """Yield titles, by name, that nobody could tell apart in a table."""
     names: dict[str, str] = {}
@@ -283,6 +296,11 @@ class _Variant:
                 _require_validation_data(tuning)
         title = self.title or title_of(first.method.name, first.personalization.name)
         return Point(self.name, title, values, runs, tuning)
+
+
+def as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return one or several names as several."""
+    return (names,) if isinstance(names, str) else names
 
 
 def as_overrides(values: PointsValues) -> list[str]:
@@ -375,7 +393,9 @@ class ComparisonSettings(Settings):
     tuning_set
         What differs in these runs, by dotted key: a shorter training.
     reference
-        The row with whose model clients are compared, to count those degraded.
+        The row from which the average of all others is told, at the same seed, and with
+        whose model clients are compared, to count those degraded. Of several rows the
+        first counts them, and the average is told from each.
     metric
         What is shown, and chosen by: ``accuracy``, or one of ``run.metrics``.
     each_also_with
@@ -386,7 +406,7 @@ class ComparisonSettings(Settings):
     name: str
     base: BaseSettings
     rows: Annotated[dict[str, RowSettings], Field(min_length=1)]
-    reference: str
+    reference: str | Annotated[tuple[str, ...], Field(min_length=1)]
     metric: str = ACCURACY
     grid: dict[str, Values] = field(default_factory=dict)
     each_also_with: Section | None = None
@@ -399,6 +419,10 @@ class ComparisonSettings(Settings):
         both = {**self.grid, **self.rows[row].grid}
         return {key: values for key, values in both.items() if values}
 
+    def references(self) -> tuple[str, ...]:
+        """Return the rows that the others are compared with."""
+        return as_tuple(self.reference)
+
 
 @dataclass(frozen=True)
 class Comparison(Plan):
@@ -406,8 +430,13 @@ class Comparison(Plan):
 
     kind = "comparison"
 
-    reference: str
+    references: tuple[str, ...]
     metric: str = ACCURACY
+
+    @property
+    def reference(self) -> str:
+        """The row against which clients are degraded."""
+        return self.references[0]
 
 
 def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
@@ -431,8 +460,8 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
         message = f"found {metric!r}, expected accuracy. {_NAME_METRICS}"
         problems.append(Problem("metric", message))
     _raise(problems, source)
-    reference = settings.reference
-    return Comparison(settings.name, settings.seeds, tuple(points), reference, metric)
+    references = settings.references()
+    return Comparison(settings.name, settings.seeds, tuple(points), references, metric)
 
 
 _NAME_METRICS = "Other metrics must be named in run.metrics of all that it runs"
@@ -443,10 +472,7 @@ def _comparison_problems(
 ) -> Iterable[Problem]:
     """Yield what does not go together, before any experiment is looked at."""
     yield from _name_problems(settings.name, settings.seeds, "rows", settings.rows)
-    if settings.reference not in settings.rows:
-        known = ", ".join(settings.rows)
-        message = f"found {settings.reference!r}, expected the name of a row: {known}"
-        yield Problem("reference", message)
+    yield from _reference_problems("row", settings.references(), settings.rows)
     grids = {f"rows.{name}: grid": settings.grid_of(name) for name in settings.rows}
     fixed = {"tuning_set": _keys_set(settings.tuning_set)}
     yield from _key_problems("comparison", overrides, grids, fixed)
@@ -640,7 +666,7 @@ class SweepSettings(Settings):
         Whose: that of the clients seen in training, unseen ones, or all.
     reference
         The variant whose ``y`` is taken from that of all others, at the same values and
-        seed.
+        seed; or several.
     """
 
     name: str
@@ -656,11 +682,15 @@ class SweepSettings(Settings):
     series: str | tuple[str, ...] = ()
     y: str = "accuracy_weighted"
     group: Literal["seen", "unseen", "all"] = "seen"
-    reference: str | None = None
+    reference: str | tuple[str, ...] = ()
 
     def curve_keys(self) -> tuple[str, ...]:
         """Return what tells the plot's curves apart."""
-        return (self.series,) if isinstance(self.series, str) else self.series
+        return as_tuple(self.series)
+
+    def references(self) -> tuple[str, ...]:
+        """Return the variants that the others are compared with."""
+        return as_tuple(self.reference)
 
     def varied(self) -> tuple[str, ...]:
         """Return the dotted keys whose values differ between points."""
@@ -680,10 +710,7 @@ def _sweep_problems(
         yield Problem("random", "found vary too, expected one of the two")
     titles = {name: one.title or name for name, one in variants.items()}
     yield from _title_problems("variants", titles)
-    if settings.reference not in (None, *variants):
-        known = alternatives(str(settings.reference), [*variants])
-        message = f"found {settings.reference!r}, which is no variant; {known}"
-        yield Problem("reference", message)
+    yield from _reference_problems("variant", settings.references(), variants)
     yield from _range_problems(settings)
     lists = settings.random.keys if settings.random else settings.vary
     fixed = {"set": _keys_set(settings.set)}
@@ -776,9 +803,9 @@ class Sweep(Plan):
     overrides: tuple[str, ...]  # ``KEY=VALUE`` that are made in every run
 
     @property
-    def reference(self) -> str | None:
-        """The variant that the others are compared with."""
-        return self.settings.reference
+    def references(self) -> tuple[str, ...]:
+        """The variants that the others are compared with."""
+        return self.settings.references()
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:

@@ -29,18 +29,22 @@ from knnper.simulation.batches.plan import (
 from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.reports.runs import (
     EVERYBODY,
+    FINGERPRINT,
     GROUPS,
+    UNKNOWN,
     VS_GLOBAL,
     ClientRow,
     Estimate,
     Table,
     as_text,
+    by_data,
     clients_of,
     csv_text,
     degraded_vs,
     estimate,
     fraction_degraded_against,
     load_run,
+    versions_text,
 )
 
 
@@ -54,10 +58,17 @@ def all_columns(figures: Sequence[str] = FIGURES) -> tuple[str, ...]:
     )
 
 
-# The column of a comparison's run, training and personalisation together.
+# Of a run, training and personalisation together.
 SECONDS = "seconds"
-GAIN = "gain"  # over the reference with the same seed, and so the same split
+# Of a client in a round: of the payload that it gets, of the update that it sends.
+BYTES = ("bytes_down", "bytes_up")
+_VS = "_vs_"
 Figures = Mapping[str, float | None]  # by column; None where there is no such figure
+
+
+def versus(figure: str, reference: str) -> str:
+    """Return the name of a figure less the reference's with the same seed."""
+    return f"{figure}{_VS}{reference}"
 
 
 @dataclass(frozen=True)
@@ -76,23 +87,21 @@ class Row:
 def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
     """Return a row for each outcome, in their order."""
     assert isinstance(plan, Comparison | Sweep), "there are no others"
-    columns: Sequence[str] = all_columns(plan.figures)
+    columns: Iterable[str] = all_columns(plan.figures)
     if isinstance(plan, Comparison):
-        columns = (*compared_columns(plan.metric).values(), SECONDS)
-    elif plan.reference is not None:
-        columns = (*columns, GAIN)
-    bases = {
-        _place(plan, one): one.runs
-        for one in outcomes
-        if one.point.variant == plan.reference
-    }
+        columns = compared_columns(plan).values()
+    else:
+        columns = [*columns, *(name for _, _, name in _gains(plan))]
+    columns = [*columns, SECONDS, *BYTES]
+    runs = {(one.point.variant, _place(plan, one)): one.runs for one in outcomes}
     rows = []
     for outcome in outcomes:
-        base = bases.get(_place(plan, outcome), {})
+        place = _place(plan, outcome)
+        bases = {name: runs.get((name, place), {}) for name in plan.references}
         figures = [
-            _compared_figures(run, base[seed], plan.metric)
-            if isinstance(plan, Comparison)
-            else _swept_figures(run, base.get(seed), column_of(plan.settings))
+            _figures(
+                plan, run, {name: by[seed] for name, by in bases.items() if seed in by}
+            )
             for seed, run in outcome.runs.items()
         ]
         rows.append(
@@ -127,51 +136,85 @@ def figures_of(run: Path) -> Figures:
     }
 
 
-def _swept_figures(run: Path, base: Path | None, column: str) -> Figures:
-    figures, others = figures_of(run), {} if base is None else figures_of(base)
-    return {**figures, GAIN: _gain(figures[column], others.get(column))}
+def _figures(plan: Comparison | Sweep, run: Path, bases: Mapping[str, Path]) -> Figures:
+    """Return the figures of a run by column; ``bases`` are runs of the references."""
+    own = _own_figures(plan, run)
+    others = {name: _own_figures(plan, base) for name, base in bases.items()}
+    gains = {
+        name: _gain(own[column], others.get(reference, {}).get(column))
+        for column, reference, name in _gains(plan)
+    }
+    degraded: Figures = {}
+    if isinstance(plan, Comparison):
+        degraded = _degraded(run, bases[plan.reference], plan.metric)
+    return {**own, **gains, **degraded, **_costs(run)}
+
+
+def _own_figures(plan: Comparison | Sweep, run: Path) -> Figures:
+    if isinstance(plan, Sweep):
+        return figures_of(run)
+    results = RunFolder(run).results()
+    figures = [figure_of(plan.metric, name) for name in ("weighted", "bottom_decile")]
+    return {
+        f"{group}.{one}": results[group][one] for group in GROUPS for one in figures
+    }
+
+
+def _gains(plan: Comparison | Sweep) -> list[tuple[str, str, str]]:
+    """Return columns, each with a reference and the column of the difference to it."""
+    columns = [f"{group}.{figure_of(plan.metric, 'weighted')}" for group in GROUPS]
+    if isinstance(plan, Sweep):
+        columns = [f"{group}.{plan.settings.y}" for group in (*GROUPS, EVERYBODY)]
+    pairs = itertools.product(columns, plan.references)
+    return [(column, name, versus(column, name)) for column, name in pairs]
 
 
 def _gain(figure: float | None, base: float | None) -> float | None:
     return None if figure is None or base is None else figure - base
 
 
-# By their names in the files of a comparison, the figures of a metric that it shows.
-_COMPARED = {
-    "average": "weighted",
-    "gain": f"weighted_{GAIN}",
-    "bottom_decile": "bottom_decile",
-    "fraction_degraded": "fraction_degraded",
-}
-
-
-def compared_columns(metric: str) -> dict[tuple[str, str], str]:
-    """Return the columns of a comparison by group and name in its files."""
+def _degraded(run: Path, base: Path, metric: str) -> Figures:
+    by_client = {one.client: one.accuracy for one in _clients(base, metric)}
     return {
-        (group, name): f"{group}.{figure_of(metric, figure)}"
+        f"{group}.{figure_of(metric, 'fraction_degraded')}": fraction_degraded_against(
+            [one for one in _clients(run, metric) if one.seen == (group == "seen")],
+            by_client,
+            metric,
+        )
         for group in GROUPS
-        for name, figure in _COMPARED.items()
     }
 
 
-def _compared_figures(run: Path, base: Path, metric: str) -> Figures:
-    results, clients = RunFolder(run).results(), _clients(run, metric)
-    reference = RunFolder(base).results()
-    by_client = {one.client: one.accuracy for one in _clients(base, metric)}
-    figures: dict[str, float | None] = {}
-    for (group, name), column in compared_columns(metric).items():
-        if name == "fraction_degraded":
-            of_group = [one for one in clients if one.seen == (group == "seen")]
-            figures[column] = fraction_degraded_against(of_group, by_client, metric)
-        elif name == "gain":
-            average = figure_of(metric, _COMPARED["average"])
-            of_both = (one[group][average] for one in (results, reference))
-            figures[column] = _gain(*of_both)
-        else:
-            figures[column] = results[group][column.removeprefix(f"{group}.")]
-    training = results["training"]
-    figures[SECONDS] = training["seconds"] + training["personalization_seconds"]
-    return figures
+def _costs(run: Path) -> Figures:
+    folder = RunFolder(run)
+    training, rounds = folder.results()["training"], folder.rounds()
+    replied = sum(one["num_clients"] for one in rounds)
+    asked = replied + sum(one["num_failed"] for one in rounds)
+    down, up = (sum(one[name] for one in rounds) for name in BYTES)
+    return {
+        SECONDS: training["seconds"] + training["personalization_seconds"],
+        BYTES[0]: down / asked if asked else None,
+        BYTES[1]: up / replied if replied else None,
+    }
+
+
+def compared_columns(plan: Comparison) -> dict[tuple[str, str], str]:
+    """Return the columns of a comparison by group and name in its files."""
+    average, bottom_decile, degraded = (
+        figure_of(plan.metric, name)
+        for name in ("weighted", "bottom_decile", "fraction_degraded")
+    )
+    named = {
+        "average": average,
+        **{f"vs_{name}": versus(average, name) for name in plan.references},
+        "bottom_decile": bottom_decile,
+        "fraction_degraded": degraded,
+    }
+    return {
+        (group, name): f"{group}.{figure}"
+        for group in GROUPS
+        for name, figure in named.items()
+    }
 
 
 def _clients(path: Path, metric: str) -> list[ClientRow]:
@@ -189,15 +232,16 @@ def documents_of(
     """Return the rows as plain values, as ``--json`` prints them."""
     if not isinstance(plan, Comparison):
         return [asdict(row) for row in rows]
-    columns = compared_columns(plan.metric)
+    columns = compared_columns(plan)
     return [
         {
             "name": row.variant,
             "title": row.title,
             **{
                 group: {
-                    name: asdict(row.estimates[columns[group, name]])
-                    for name in _COMPARED
+                    name: asdict(row.estimates[column])
+                    for (whose, name), column in columns.items()
+                    if whose == group
                 }
                 for group in GROUPS
             },
@@ -213,18 +257,42 @@ def _end(outcome: Outcome, row: Row) -> dict[str, Any]:
     scores = [one.score for one in outcome.tried if one.point is outcome.point]
     return {
         "validation": scores[0] if scores else None,
-        "seconds": row.estimates[SECONDS].mean,
+        **{name: row.estimates[name].mean for name in (SECONDS, *BYTES)},
         "num_failed": row.num_failed,
     }
 
 
 def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
     """Return every figure of each row, fractions of 1; empty where there is none."""
-    if isinstance(plan, Sweep):
-        return csv_text([_swept_line(row, plan.settings) for row in rows])
-    columns = compared_columns(plan.metric)
-    lines = zip(outcomes, rows, strict=True)
-    return csv_text([_compared_line(outcome, row, columns) for outcome, row in lines])
+    lines = []
+    for outcome, row in zip(outcomes, rows, strict=True):
+        if isinstance(plan, Sweep):
+            line = _swept_line(row, plan.settings)
+        else:
+            assert isinstance(plan, Comparison), "there are no others"
+            line = _compared_line(outcome, row, compared_columns(plan))
+        lines.append({**line, **_origin(plan, outcome)})
+    return csv_text(lines)
+
+
+def _origin(plan: Plan, outcome: Outcome) -> dict[str, Any]:
+    """Return of what runs a row is, in columns that files of several batches share."""
+    runs = [load_run(path) for path in outcome.runs.values()]
+    if not runs:
+        return {}
+    first, (over, _) = runs[0], by_data(runs)[0]
+    cores = first.manifest.get("num_cpus", "?")
+    return {
+        "batch": plan.name,
+        "data": first.section("data").get("name", UNKNOWN),
+        "partition": over.partition,
+        "model": first.section("model").get("name", UNKNOWN),
+        "method_name": first.results["method"],
+        "personalization_name": first.results.get("personalization", ""),
+        "seeds": " ".join(str(seed) for seed in outcome.runs),
+        "splits": " ".join(run.split_hash[:FINGERPRINT] for run in runs),
+        "hardware": f"{cores} CPU cores; {versions_text(first.manifest)}",
+    }
 
 
 def _swept_line(row: Row, settings: SweepSettings) -> dict[str, Any]:
@@ -235,7 +303,7 @@ def _swept_line(row: Row, settings: SweepSettings) -> dict[str, Any]:
     line |= {"num_runs": row.num_runs, "num_failed": row.num_failed}
     for column, found in row.estimates.items():
         line |= found.flat(column, ".sd", ".half_width")
-    return line
+    return {**line, "title": row.title}
 
 
 def _compared_line(
@@ -312,7 +380,7 @@ def label_of(figure: str) -> str:
 
 def is_percent(figure: str) -> bool:
     """Return whether a figure is a fraction, which people read in percent."""
-    figure = figure.removesuffix(f"_{GAIN}")
+    figure, _, _ = figure.partition(_VS)
     if (plain := figure.removeprefix(GLOBAL)) in _WORDS:
         return plain not in _NOT_IN_PERCENT
     metric, name = _spread(figure)
@@ -339,11 +407,13 @@ def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
     if isinstance(plan, Sweep):
         return Table.of_cells(plan.name, _swept_cells(plan.settings, rows))
     titles = {row.variant: row.title for row in rows}
-    reference = titles[plan.reference] if isinstance(plan, Comparison) else VS_GLOBAL
-    of_group = (f"vs {reference}", "bottom decile", degraded_vs(reference))
+    assert isinstance(plan, Comparison), "there are no others"
+    references = [titles[name] for name in plan.references]
+    of_group = [f"vs {title}" for title in references]
+    of_group += ["bottom decile", degraded_vs(references[0])]
     named = "" if plan.metric == ACCURACY else f" {called(plan.metric).title}"
     header = ["method", f"seen{named}", *of_group, f"unseen{named}", *of_group]
-    columns = compared_columns(plan.metric).values()
+    columns = compared_columns(plan).values()
     cells = [_compared_cells(row, columns) for row in rows]
     return Table.of_cells(plan.name, [[*header, "s a run"], *cells])
 
@@ -359,7 +429,7 @@ def _compared_cells(row: Row, columns: Iterable[str]) -> list[str]:
 
 def _spread_text(found: Estimate, figure: str) -> str:
     """Return mean and half of the 95 % interval; a gain with its sign."""
-    sign = "+" if figure.endswith(GAIN) and (found.mean or 0.0) > 0 else ""
+    sign = "+" if _VS in figure and (found.mean or 0.0) > 0 else ""
     half = "" if found.half_width is None else f" ± {_number(found.half_width, figure)}"
     return f"{sign}{_number(found.mean, figure)}{half}"
 
@@ -375,13 +445,13 @@ def _swept_cells(settings: SweepSettings, rows: Sequence[Row]) -> list[list[str]
     beside = [one for one in (GLOBAL + average, *more) if one != settings.y]
     variant = ["variant"] if settings.variants else []
     shown = [label_of(settings.y), "sd", "95 % interval"]
-    if settings.reference is not None:
-        title = variants_of(settings)[settings.reference].title
-        shown.append(f"vs {title or settings.reference}")
+    variants = variants_of(settings)
+    shown += [f"vs {variants[name].title or name}" for name in settings.references()]
     shown += map(label_of, beside)
     cells = [[*variant, *map(term_of, settings.varied()), *shown, "runs"]]
+    column = column_of(settings)
     for row in rows:
-        main = row.estimates[column_of(settings)]
+        main = row.estimates[column]
         others = {one: row.estimates[f"{settings.group}.{one}"].mean for one in beside}
         cells.append(
             [
@@ -391,9 +461,10 @@ def _swept_cells(settings: SweepSettings, rows: Sequence[Row]) -> list[list[str]
                 _number(main.std, settings.y),
                 _interval(main, settings.y),
                 *(
-                    [_spread_text(row.estimates[GAIN], f"{settings.y}_{GAIN}")]
-                    if settings.reference is not None
-                    else []
+                    _spread_text(
+                        row.estimates[versus(column, name)], versus(settings.y, name)
+                    )
+                    for name in settings.references()
                 ),
                 *(_number(mean, figure) for figure, mean in others.items()),
                 f"{row.num_runs}{_failed(row)}",

@@ -586,7 +586,7 @@ def missing_files(setups: Sequence[Setup]) -> Iterator[str]:
 _TOLD_BY_COUNTS = ("num_clients", "unseen_fraction")
 # Of a partition; with another one the same clients are tested on the same data.
 _TREATMENT = "unseen_train_fraction"
-_FINGERPRINT = 12  # digits
+FINGERPRINT = 12  # digits
 
 
 @dataclass(frozen=True)
@@ -679,7 +679,7 @@ def _federated_data(runs: Sequence[Run]) -> FederatedData:
 def _with_content(over: FederatedData, runs: Sequence[Run]) -> FederatedData:
     """Return it with what alone tells it from another: a fingerprint, or its place."""
     content = next(filter(None, map(_content, runs)), "")
-    what = f"content {content[:_FINGERPRINT]}" if content else f"of {runs[0].path}"
+    what = f"content {content[:FINGERPRINT]}" if content else f"of {runs[0].path}"
     return replace(over, data=f"{over.data}, {what}")
 
 
@@ -751,11 +751,16 @@ def environments(runs: Sequence[Run]) -> list[str]:
 
 def environment_text(manifest: Mapping[str, Any]) -> str:
     """Return the versions and the machine of a manifest as a phrase."""
-    versions = manifest.get("versions", {})
-    packages = (f"{name} {version}" for name, version in versions.items() if version)
     machine = manifest.get("platform", UNKNOWN)
     cores = manifest.get("num_cpus", "?")
-    return f"{', '.join(packages) or UNKNOWN}; {machine}; {cores} CPU cores"
+    return f"{versions_text(manifest)}; {machine}; {cores} CPU cores"
+
+
+def versions_text(manifest: Mapping[str, Any]) -> str:
+    """Return the versions of a manifest as a phrase."""
+    versions = manifest.get("versions", {})
+    packages = (f"{name} {version}" for name, version in versions.items() if version)
+    return ", ".join(packages) or UNKNOWN
 
 
 # What a row calls the figures of a metric, see `figure_of`.

@@ -21,12 +21,15 @@ from knnper.simulation.batches.outputs import best_points, chosen_sweep, plot_of
 from knnper.simulation.batches.plan import Comparison, Sweep, read_sweep
 from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.batches.tables import (
+    BYTES,
+    SECONDS,
     Row,
     all_columns,
     csv_of,
     documents_of,
     rows_of,
     table_of,
+    versus,
 )
 from knnper.simulation.reports.runs import csv_text, estimate
 from tests.simulation.batches.small_comparison import ROWS, plan
@@ -88,7 +91,9 @@ def test_of_one_seed_there_is_no_interval(tmp_path: Path) -> None:
 
 
 def test_the_csv_of_a_sweep_has_every_figure(tmp_path: Path) -> None:
-    text = csv_of(read(tmp_path), [], rows([0.5, 0.6, 0.7]))
+    sweep = read(tmp_path)
+    outcomes = [Outcome(sweep.points[0], {})]
+    text = csv_of(sweep, outcomes, rows([0.5, 0.6, 0.7]))
     (found,) = csv.DictReader(io.StringIO(text))
     assert found[NEIGHBORS] == "1"
     name = "seen.accuracy_weighted"
@@ -249,7 +254,8 @@ def test_variants_are_compared_with_one_of_them_seed_by_seed(
     variants: dict[str, Any] = {"own": {}, "five": {"title": "with five"}}
     variants["five"]["personalization"] = {"num_neighbors": 5}
     vary = {"training.num_rounds": [1, 2]}
-    sweep = read(tmp_path, variants=variants, reference="own", vary=vary)
+    references = ["own", "five"]
+    sweep = read(tmp_path, variants=variants, reference=references, vary=vary)
     accuracies = {
         ("own", 1): (0.5, 0.7), ("own", 2): (0.1, 0.2),
         ("five", 1): (0.6, 0.9), ("five", 2): (0.0, 0.1),
@@ -265,15 +271,24 @@ def test_variants_are_compared_with_one_of_them_seed_by_seed(
         return dict.fromkeys(all_columns(), accuracies[places[at]][seed - 1])
 
     monkeypatch.setattr(tables, "figures_of", figures_of)
+    monkeypatch.setattr(
+        tables, "_costs", lambda _: dict.fromkeys((SECONDS, *BYTES), 0.0)
+    )
     rows = rows_of(sweep, results)
-    gains = [row.estimates["gain"].mean for row in rows]
-    assert gains == pytest.approx([0, 0, 0.15, -0.1])
+    for reference, expected in (
+        ("own", [0, 0, 0.15, -0.1]),
+        ("five", [-0.15, 0.1, 0, 0]),
+    ):
+        column = versus("all.accuracy_weighted", reference)
+        assert [row.estimates[column].mean for row in rows] == pytest.approx(expected)
     table = table_of(sweep, rows)
     at = table.header.index("vs own")
     # The differences 0.1 and 0.2: t · 0.0707 / √2 = 0.635.
     assert [line[at] for line in table.rows[2:]] == ["+15.0 ± 63.5", "-10.0 ± 0.0"]
     with pytest.raises(ConfigError, match="found 'on', which is no variant"):
         read(tmp_path, variants=variants, reference="on", vary=vary)
+    with pytest.raises(ConfigError, match="expected each one once"):
+        read(tmp_path, variants=variants, reference=["own", "own"], vary=vary)
 
 
 # The table of a comparison: means, deviations and who is degraded.
@@ -282,7 +297,8 @@ def test_variants_are_compared_with_one_of_them_seed_by_seed(
 @pytest.fixture
 def comparison(tmp_path: Path) -> Comparison:
     other = {**ROWS["mean"], "title": "Other"}
-    return plan(tmp_path, rows={"mean": ROWS["mean"], "other": other})
+    rows = {"mean": ROWS["mean"], "other": other}
+    return plan(tmp_path, rows=rows, reference=["mean", "other"])
 
 
 @pytest.fixture
@@ -302,12 +318,25 @@ def outcomes(tmp_path: Path, comparison: Comparison) -> list[Outcome]:
 
 def made(folder: Path, seed: int, accuracy: float) -> Path:
     folder.mkdir()
-    results = {
+    results: dict[str, Any] = {
         "seen": {"accuracy_weighted": accuracy, "accuracy_bottom_decile": 0.25},
         "unseen": {"accuracy_weighted": None, "accuracy_bottom_decile": None},
         "training": {"seconds": 2.0 * seed, "personalization_seconds": 1.0},
+        "method": "fedavg",
+        "manifest": {
+            "partition_hash": f"{seed}" * 64,
+            "num_cpus": 2,
+            "versions": {"torch": "2.9"},
+        },
     }
+    for group in ("seen", "unseen"):
+        results[group]["num_clients"] = 3
     (folder / "results.json").write_text(json.dumps(results))
+    (folder / "experiment.yaml").touch()
+    (folder / "rounds.jsonl").write_text(
+        '{"num_clients": 3, "num_failed": 1, "bytes_down": 40, "bytes_up": 24}\n'
+        '{"num_clients": 1, "num_failed": 0, "bytes_down": 10, "bytes_up": 8}\n'
+    )
     (folder / "clients.csv").write_text(
         "client,seen,num_test,accuracy,accuracy_global\n"
         f"a,true,2,{accuracy},0\nb,true,2,0.5,0\nc,true,0,,\n"
@@ -328,13 +357,15 @@ def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -
     assert mean["seen"]["fraction_degraded"]["mean"] == 0
     table = table_of(comparison, found)
     first, second = table.rows
-    assert table.header[2:5] == ("vs FedAvg", "bottom decile", "degraded vs FedAvg")
+    header = ("vs FedAvg", "vs Other", "bottom decile", "degraded vs FedAvg")
+    assert table.header[2:6] == header
     # 12.706 = t of 97.5 % with 1 degree of freedom: t · √0.02 / √2 = 1.2706.
     assert first[:3] == ("FedAvg", "60.0 ± 127.1", "0.0 ± 0.0")
+    assert first[3].lstrip("+-") == "0.0 ± 127.1"
     # The differences -0.1 and 0.1 of the two seeds.
     assert second[1] == "60.0 ± 254.1"
     assert second[2].lstrip("+-") == "0.0 ± 127.1"
-    assert second[4:6] == ("25.0 ± 317.7", "-")
+    assert second[5:7] == ("25.0 ± 317.7", "-")
     text = csv_of(comparison, outcomes, found)
     one, another = csv.DictReader(io.StringIO(text))
     assert one["row"] == "mean"
@@ -343,6 +374,13 @@ def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -
     half_width = float(one["seen_average_half_width"])
     assert half_width == pytest.approx(12.706 * 0.1, abs=1e-3)
     assert json.loads(one["chosen"]) == {"training.learning_rate": 0.1}
+    half_width = float(another["seen_vs_mean_half_width"])
+    assert half_width == pytest.approx(12.706 * 0.1, abs=1e-3)
+    # 50 bytes to five clients, 32 from the four that replied.
+    assert (one["bytes_down"], one["bytes_up"]) == ("10.0", "8.0")
+    assert (one["batch"], one["seeds"]) == ("small", "1 2")
+    assert one["splits"] == f"{'1' * 12} {'2' * 12}"
+    assert one["hardware"] == "2 CPU cores; torch 2.9"
 
 
 @pytest.mark.parametrize("content", [None, "client,seen\na,true\n"])

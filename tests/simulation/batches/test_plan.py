@@ -335,7 +335,7 @@ UNHELD = {**PARTITION, "validation_fraction": 0}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"reference": "median"}, "'median', expected the name of a row: mean"),
+        ({"reference": "median"}, "'median', which is no row; did you mean 'mean'"),
         ({"rows": {}}, "rows"),
         ({"rows": {"a b": FEDAVG}}, "rows.a b"),
         ({"grid": {"run.seed": [1, 2]}}, "grid run.seed: the comparison itself"),

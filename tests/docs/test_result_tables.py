@@ -1,0 +1,150 @@
+"""The tables and figures on the pages are those of the files of results."""
+
+import base64
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from docs import tables
+from knnper.simulation.batches.plan import Comparison, Sweep
+from papers.reproduce import read_file
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [str(path.relative_to(ROOT)) for path in tables.pages()]
+FILES = [results.name for results in tables.all_results()]
+QUOTED = re.compile(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)")
+# What its commands print is listed there; they are part of the page.
+OUTPUTS = "docs/tutorials/"
+# How many figures of earlier measurements left no file, by page. To be taken down with
+# every one that is measured again, or taken out; none may be added.
+WITHOUT_FILE = {"docs/comparison.md": 451, "docs/personalization/class_prior.md": 29}
+
+
+@cache
+def known() -> set[tuple[str, str]]:
+    """Return all means with half of their intervals, as pages have them."""
+    found = set()
+    for results in tables.all_results():
+        for result in results.results:
+            for column in result.line:
+                if f"{column}_half_width" in result.line:
+                    text = result.figure(column).text()
+                    found |= {one.groups() for one in QUOTED.finditer(text)}
+    return found  # type: ignore[return-value]
+
+
+def quoted(page: str) -> list[str]:
+    """Return the figures of a page that are in no file, with their lines."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    # Listings are what a command prints.
+    without = tables.FENCED.sub(lambda one: "\n" * one[0].count("\n"), text)
+    return [
+        f"{page}:{number}: {one[0]}"
+        for number, line in enumerate(without.splitlines(), start=1)
+        for one in QUOTED.finditer(line)
+        if one.groups() not in known()
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_are_those_of_the_files(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert tables.rewritten(text) == text, "python -m docs.tables writes them anew"
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if not one.startswith(OUTPUTS)])
+def test_figures_are_those_of_the_files(page: str) -> None:
+    found = quoted(page)
+    assert len(found) <= WITHOUT_FILE.get(page, 0), (
+        "these figures are in no file of docs/results:\n" + "\n".join(found)
+    )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_of_the_shipped_one(name: str) -> None:
+    results = tables.read_results(tables.RESULTS / f"{name}.csv")
+    plan = read_file(results.source).plan
+    assert isinstance(plan, Comparison | Sweep)
+    assert results.titles == {
+        name: points[0].title for name, points in plan.variants.items()
+    }
+    assert results.references == [*plan.references]
+    for result in results.results:
+        assert result.line["batch"] == plan.name
+        # Fewer where a run diverged.
+        assert {*result.line["seeds"].split()} <= {*map(str, plan.seeds)}
+        if isinstance(plan, Sweep):
+            points = plan.variants[result.name]
+            assert result.settings in [point.values for point in points]
+    text = (tables.RESULTS / f"{name}.csv").read_text(encoding="utf-8")
+    assert not re.search(r"(^|[\s\"'=])/(tmp|home|work|root)\b", text)
+    assert results.command.split()[0] in ("knnper", "python")
+
+
+HEADER = "seen_average,seen_average_half_width,seen_vs_a,seen_vs_a_half_width,bytes_up"
+BY_HAND = f"""row,method,chosen,seeds,{HEADER}
+a,A,{{}},0 1,0.5,0.125,0,0,2500
+b,B,"{{""training.learning_rate"": 0.1}}",0 1,0.625,0.25,0.125,0.0625,
+"""
+SWEPT = """variant,training.num_rounds,num_runs,unseen.accuracy_weighted,\
+unseen.accuracy_weighted.sd,unseen.accuracy_weighted.half_width,\
+unseen.global.accuracy_weighted,unseen.accuracy_weighted_vs_a,title,seeds
+a,5,1,0.5,,,0.25,-0.125,A,0
+"""
+
+
+def test_a_table_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "few.csv").write_text(BY_HAND)
+    (tmp_path / "swept.csv").write_text(SWEPT)
+    few = (
+        "{files: [few], columns: [title, seen_average, seen_vs_a, bytes_up], rows: [b]}"
+    )
+    page = f"<!-- results {few} -->\nold\n<!-- end of results -->\n"
+    assert tables.rewritten(page, tmp_path) == (
+        f"<!-- results {few} -->\n\n"
+        "| method |        seen |        vs A | kB up |\n"
+        "| ------ | ----------: | ----------: | ----: |\n"
+        "| B      | 62.5 ± 25.0 | +12.5 ± 6.2 |     - |\n"
+        "\n<!-- end of results -->\n"
+    )
+    assert (
+        tables.rewritten(f"```text\n{page}```\n", tmp_path) == f"```text\n{page}```\n"
+    )
+    swept = {"files": ["swept"], "columns": ["training.num_rounds", "unseen_vs_a"]}
+    swept["columns"] += ["unseen_global_average"]
+    assert tables.marked_table(swept, tmp_path).splitlines()[2] == (
+        "| 5      | -12.5 |                 25.0 |"
+    )
+    with pytest.raises(SystemExit, match=r"few\.csv: no row c"):
+        tables.marked_table(
+            {"files": ["few"], "columns": ["title"], "rows": ["c"]}, tmp_path
+        )
+
+
+def test_the_page_of_all_results_needs_no_net() -> None:
+    files = tables.all_results()
+    page = tables.offline_page(files)
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in page
+    assert not re.search(r"(src|href)=\"(?!#)", page.split("<body>")[1])
+    assert page.count("<tr data-experiment") == len(tables.all_rows(files))
+    for results in files:
+        assert f"<code>{results.command}</code>" in page
+        assert f'id="results-{results.name}"' in page
+
+
+def test_differences_are_to_fedavg_and_to_knn_per() -> None:
+    demo = [one for one in tables.all_results() if one.name == "demo_seeds"]
+    rows = {
+        (one["result"].name, one["group"]): one["cells"]
+        for one in tables.all_rows(demo)
+    }
+    average, vs_fedavg, vs_knn_per = rows["knn_per", "seen"][:3]
+    assert average.value == pytest.approx(
+        vs_fedavg.value + rows["fedavg", "seen"][0].value
+    )
+    assert vs_knn_per.text == "-"
