@@ -139,11 +139,10 @@ class File:
     plan: Plan
 
 
-# From each kind to the keys that tell it.
 # From each kind to the keys that tell it, and what reads it.
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Path], Plan]]] = {
     "figure": (("figure",), read_figure),
-    "comparison": (("rows",), read_comparison),
+    "comparison": (("rows", "extends"), read_comparison),
     "sweep": (("vary", "variants", "random"), read_sweep),
     "experiment": (
         ("data",),

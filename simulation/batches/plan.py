@@ -380,6 +380,11 @@ class ComparisonSettings(Settings):
     ----------
     name
         Names its folder.
+    extends
+        The file of another comparison, beside this one, which says all that this one
+        does not. Rows, keys of ``grid`` and ``tuning_set`` and those of the base's
+        sections are taken over one by one, but a section of another ``name`` as a
+        whole; null takes a row or a key away.
     base
         What all rows share.
     rows
@@ -407,6 +412,7 @@ class ComparisonSettings(Settings):
     base: BaseSettings
     rows: Annotated[dict[str, RowSettings], Field(min_length=1)]
     reference: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    extends: str | None = None
     metric: str = ACCURACY
     grid: dict[str, Values] = field(default_factory=dict)
     each_also_with: Section | None = None
@@ -442,7 +448,7 @@ class Comparison(Plan):
 def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
     """Return the comparison that the YAML file at ``path`` describes."""
     source, problems = with_overrides(str(path), overrides), list[Problem]()
-    settings = _parsed(ComparisonSettings, read_yaml(path), source)
+    settings = _parsed(ComparisonSettings, _with_extended(path), source)
     settings = _with_both(settings, problems)
     problems.extend(_comparison_problems(settings, overrides))
     _raise(problems, source)
@@ -465,6 +471,39 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
 
 
 _NAME_METRICS = "Other metrics must be named in run.metrics of all that it runs"
+
+
+def _with_extended(path: Path, within: tuple[Path, ...] = ()) -> Any:
+    """Return what a comparison's file says, and the one that it extends behind it."""
+    document = read_yaml(path)
+    if not isinstance(document, Mapping) or document.get("extends") is None:
+        return document
+    within, other = (*within, path.resolve()), path.parent / str(document["extends"])
+    if other.resolve() in within:
+        message = f"found {other}, which extends this file, expected another comparison"
+        raise ConfigError([Problem("extends", message)], str(path))
+    behind = _with_extended(other, within)
+    if not isinstance(behind, Mapping):
+        message = f"found no sections in {other}, expected the file of a comparison"
+        raise ConfigError([Problem("extends", message)], str(path))
+    return _laid_over(behind, document)
+
+
+def _laid_over(behind: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
+    """Return both; of what is in both that of ``document``."""
+    whole = _joined(behind, document)
+    for key in ("base", "rows", "grid", "tuning_set"):
+        whole[key] = _joined(behind.get(key), document.get(key))
+    base, own = (one.get("base") or {} for one in (behind, document))
+    for key in base.keys() & own.keys():
+        if own[key].get("name", base[key].get("name")) == base[key].get("name"):
+            whole["base"][key] = {**base[key], **own[key]}
+    return whole
+
+
+def _joined(behind: Any, document: Any) -> dict[str, Any]:
+    both = {**(behind or {}), **(document or {})}
+    return {key: value for key, value in both.items() if value is not None}
 
 
 def _comparison_problems(

@@ -16,6 +16,7 @@ from knnper.simulation.batches.plan import (
     RandomSettings,
     RangeSettings,
     drawn,
+    read_comparison,
 )
 from knnper.simulation.batches.runner import folder_of
 from tests.simulation.batches.small_comparison import plan
@@ -298,6 +299,44 @@ def test_the_tuning_may_train_less(tmp_path: Path) -> None:
     (points,) = rows_of(tmp_path, "training.num_rounds=4", tuning_set=shorter)
     for one in (tuning_of(points[0]), points[0].runs[5]):
         assert one.training.num_rounds == 4
+
+
+def extending(tmp_path: Path, **document: Any) -> Comparison:
+    """Return a comparison that extends one of the rows mean and tuned."""
+    tuned = {"method": {"name": "fedavg_plus"}, "grid": {RATE: [0.5]}}
+    compare(tmp_path, rows={"mean": FEDAVG, "tuned": tuned})
+    path = tmp_path / "more.yaml"
+    path.write_text(dump_yaml({"name": "more", "extends": "small.yaml", **document}))
+    return read_comparison(path)
+
+
+def test_a_comparison_says_only_what_it_has_otherwise(tmp_path: Path) -> None:
+    found = extending(
+        tmp_path,
+        rows={"tuned": None, "memory": {"method": {"name": "knn_per"}}},
+        base={"training": {"batch_size": 4}, "model": {"name": "mlp"}},
+        grid={"training.momentum": [0.0, 0.5]},
+    )
+    assert (found.name, found.seeds) == ("more", (5, 6))
+    assert [*found.variants] == ["mean", "memory"]
+    values = [dict(one.values) for one in found.variants["memory"]]
+    assert values == [
+        {RATE: rate, "training.momentum": momentum}
+        for rate in (0.1, 0.01)
+        for momentum in (0.0, 0.5)
+    ]
+    experiment = found.points[0].runs[5]
+    assert experiment.training.batch_size == 4
+    assert experiment.training.num_rounds == 2
+    assert experiment.model.name == "mlp"
+    assert experiment.partition.settings.num_clients == 5  # type: ignore[attr-defined]
+
+
+def test_a_comparison_that_extends_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"more\.yaml, which extends this file"):
+        extending(tmp_path, extends="more.yaml")
+    with pytest.raises(ConfigError, match="there is no such file"):
+        extending(tmp_path, extends="none.yaml")
 
 
 def test_each_row_can_be_shown_with_a_memory_too(tmp_path: Path) -> None:
