@@ -26,7 +26,7 @@ are not in the paper: they train a head on the last body.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -93,11 +93,11 @@ class FedAS(PartlyShared):
     def client_update(
         self,
         payload: ModelPayload,
-        client_state: Any,
+        client_state: ModelState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
-    ) -> tuple[Any, FedASUpdate]:
+    ) -> tuple[ModelState, FedASUpdate]:
         start, examples = payload.weights, data.train
         if client_state is not None:
             start = self._aligned(start, client_state.weights, examples, rng)
@@ -170,7 +170,11 @@ class FedAS(PartlyShared):
         return ModelState(state.weights.masked_scatter(self.shared, mean.result()))
 
     def personalize(
-        self, payload: ModelPayload, client_state: Any, data: ClientData, rng: RandomKey
+        self,
+        payload: ModelPayload,
+        client_state: ModelState | None,
+        data: ClientData,
+        rng: RandomKey,
     ) -> Predictor:
         if client_state is not None and len(data.train_and_validation()):
             return ModelPredictor(self.task, client_state.weights)

@@ -28,7 +28,7 @@ The last estimate is from both splits. The global model is that of equal π.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -205,11 +205,11 @@ class PFedFDA(PartlyShared):
     def client_update(
         self,
         payload: ModelAndGaussians,
-        client_state: Any,
+        client_state: NoState | None,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
-    ) -> tuple[Any, PFedFDAUpdate]:
+    ) -> tuple[NoState, PFedFDAUpdate]:
         examples = data.train
         trained = local_sgd(
             self.task,
@@ -301,7 +301,7 @@ class PFedFDA(PartlyShared):
     def personalize(
         self,
         payload: ModelAndGaussians,
-        client_state: Any,
+        client_state: NoState | None,
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:

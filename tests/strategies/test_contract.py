@@ -399,7 +399,7 @@ LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
 
 TRAIN_UNSEEN = (
     *("apfl", "ditto", "fed_mtl", "fedas", "fedbn", "feddbe", "fedper", "fedrod"),
-    *("l2gd", "lg_fedavg"),
+    *("gpfl", "l2gd", "lg_fedavg"),
 )
 
 """What train for unseen clients in the end, and for nobody else."""

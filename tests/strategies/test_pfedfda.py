@@ -121,14 +121,14 @@ def test_a_round_by_hand() -> None:
         assert update.features.means[:, 0].tolist() == pytest.approx(means, abs=1e-5)
         assert float(update.features.covariance) == pytest.approx(variance, abs=1e-5)
     after = method.aggregate(before, updates)
-    a, means, variance = (
-        sum(0.2 * one[0] * np.asarray(one[place]) for one in expected)
-        for place in (1, 2, 3)
-    )
+    shares = np.array([0.6, 0.4])
+    body = shares @ np.array([one[1] for one in expected])
+    means = shares @ np.stack([one[2] for one in expected])
+    variance = shares @ np.array([one[3] for one in expected])
     assert after.features.means[:, 0].tolist() == pytest.approx(means, abs=1e-5)
     # A linear discriminant: slopes m / s, intercepts -m² / 2s.
     head = [*(means / variance), *(-(means**2) / (2 * variance))]
-    assert after.weights.tolist() == pytest.approx([a, *head], abs=1e-4)
+    assert after.weights.tolist() == pytest.approx([body, *head], abs=1e-4)
 
 
 def test_with_weight_zero_its_rounds_are_fedbabus_under_its_first_head() -> None:
