@@ -80,7 +80,7 @@ class FedALA(Method):
     """Each client learns, weight by weight, how far a global model replaces its own."""
 
     title = "FedALA"
-    source = "Zhang et al. 2023, Algorithm 1"
+    source = "Zhang et al. 2023 (AAAI), Algorithm 1"
     client_state = "< 1 (the last layers, and as many weights of the aggregation)"
     reference_title = "FedALA (global)"
     ends_with_global_model = True

@@ -134,11 +134,12 @@ class FedProto(Method):
         if client_state is not None:
             start = client_state.weights
         trained = self._trained(start, payload, data.train, server_round, rng)
-        labels = functional.one_hot(data.train.labels, self._shape[0]).float()
-        sums = labels.T @ self.task.embed(trained.weights, data.train.images)
+        labels = data.train.labels
+        embeddings = self.task.embed(trained.weights, data.train.images)
+        counts, means = class_means(embeddings, labels, self._shape[0])
         update = FedProtoUpdate(
-            means=sums / labels.sum(dim=0).clamp_min(1)[:, None],
-            shares=labels.sum(dim=0) / max(1, len(labels)),
+            means=means,
+            shares=counts / max(1, len(labels)),
             num_examples=len(data.train),
             train_loss=trained.train_loss,
         )
@@ -228,6 +229,18 @@ class FedProto(Method):
     ) -> Mapping[str, Tensor]:
         # Nothing: prototypes grow with representations, as fast as clients learn.
         return {}
+
+
+def class_means(
+    embeddings: Tensor, labels: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return the classes' counts (c,), and the means of their embeddings (c, p).
+
+    Of ``embeddings`` (n, p) and ``labels`` (n,); the mean of no examples is 0.
+    """
+    of_each = functional.one_hot(labels, num_classes).to(embeddings)
+    counts = of_each.sum(dim=0)
+    return counts, of_each.T @ embeddings / counts.clamp_min(1)[:, None]
 
 
 def nearest_prototype(prototypes: Prototypes, embeddings: Tensor) -> Tensor:

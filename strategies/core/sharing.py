@@ -9,6 +9,7 @@ server does not know whether a client has a personal part.
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from knnper.experiment import Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import Method, wrong_shape
-from knnper.strategies.core.records import ModelPayload, ModelState, Record
+from knnper.strategies.core.records import ModelState, Record
 from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import LocalResult, trained_on_both_splits
 
@@ -50,7 +51,7 @@ class PartlyShared(Method):
     mask, bool of shape (num_weights,).
     """
 
-    update_type = SharedUpdate
+    update_type: type[Record] = SharedUpdate
     client_state_type: type[Record] = PersonalPart
 
     def __init__(
@@ -82,31 +83,25 @@ class PartlyShared(Method):
 
     def client_update(
         self,
-        payload: ModelPayload,
-        client_state: PersonalPart | None,
+        payload: Any,
+        client_state: Any,
         data: ClientData,
         server_round: int,
         rng: RandomKey,
-    ) -> tuple[PersonalPart, SharedUpdate]:
+    ) -> tuple[Any, Any]:
         rate = self.task.training.learning_rate_at(server_round)
         weights = self.joined(payload.weights, client_state)
         trained = self.train(weights, data.train, rate, rng)
         return self.split(trained, len(data.train))
 
-    def aggregate(
-        self, state: ModelState, updates: Updates[SharedUpdate]
-    ) -> ModelState:
+    def aggregate(self, state: Any, updates: Updates[Any]) -> Any:
         mean = RunningMean()
         for _, update in updates:
             mean.add(update.shared, update.num_examples)
         return ModelState(_placed(state.weights, self.shared, mean.result()))
 
     def personalize(
-        self,
-        payload: ModelPayload,
-        client_state: PersonalPart | None,
-        data: ClientData,
-        rng: RandomKey,
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:
         part = part_in_use(client_state, data)
         if part is not None:
@@ -121,12 +116,10 @@ class PartlyShared(Method):
             trainable=self.personal,
         )
 
-    def update_problem(self, payload: ModelPayload, update: SharedUpdate) -> str | None:
+    def update_problem(self, payload: Any, update: Any) -> str | None:
         return wrong_shape(update, shared=(int(self.shared.sum()),))
 
-    def started_from(
-        self, payload: ModelPayload, update: SharedUpdate
-    ) -> Mapping[str, Tensor]:
+    def started_from(self, payload: Any, update: Any) -> Mapping[str, Tensor]:
         return {"shared": _taken(payload.weights, self.shared)}
 
 

@@ -241,7 +241,7 @@ def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
 
 TRAINED_FURTHER = {
     *("apfl", "ditto", "fedbabu", "feddbe", "fedrod", "mapper"),
-    *("per_fedavg", "pfedme"),
+    *("per_fedavg", "pfedfda", "pfedme"),
 }
 
 """Their clients train further, from one model that is of use by itself."""
@@ -398,8 +398,8 @@ LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
 """From round 2 on, which is the last one, an eighth of the rate."""
 
 TRAIN_UNSEEN = (
-    *("apfl", "ditto", "fed_mtl", "fedbn", "feddbe", "fedper", "fedrod"),
-    *("l2gd", "lg_fedavg"),
+    *("apfl", "ditto", "fed_mtl", "fedas", "fedbn", "feddbe", "fedper", "fedrod"),
+    *("gpfl", "l2gd", "lg_fedavg"),
 )
 
 """What train for unseen clients in the end, and for nobody else."""
@@ -494,7 +494,7 @@ def test_what_is_served_without_validation_has_not_seen_it(
 
 ALWAYS_TRAIN = (
     *("fedavg_plus", "fedbabu", "fedbasis", "fedem", "fedpac", "fedrep", "local"),
-    *("per_fedavg", "pfedgp", "pfedme"),
+    *("per_fedavg", "pfedfda", "pfedgp", "pfedme"),
 )
 
 """What train for everyone in the end."""

@@ -101,6 +101,7 @@ def test_what_is_out_of_range(name: str, field: str, value: Any, hint: str) -> N
 @pytest.mark.parametrize(
     ("name", "settings", "place", "hint"),
     [
+        ("fedas", {}, "method.name", "no weight would be shared"),
         ("fedbabu", {}, "method.name", "no weight would be shared"),
         ("fedbn", {}, "method.name", "a model without BatchNorm"),
         (
@@ -111,6 +112,8 @@ def test_what_is_out_of_range(name: str, field: str, value: Any, hint: str) -> N
         ),
         ("fedpac", {}, "method.name", "expected a body too"),
         ("fedrep", {}, "method.name", "no weight would be shared"),
+        ("gpfl", {}, "method.name", "no weight would be shared"),
+        ("pfedfda", {}, "method.name", "no weight would be shared"),
         (
             "lg_fedavg",
             {"num_local_layers": 5},

@@ -330,8 +330,8 @@ def test_without_validation_data_it_trains_once() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("apfl", "ditto", "fed_mtl", "fedbabu", "fedbn", "fedpac", "fedper"),
-        *("fedrep", "fedrod", "l2gd", "lg_fedavg", "pfedme"),
+        *("apfl", "ditto", "fed_mtl", "fedas", "fedbabu", "fedbn", "fedpac"),
+        *("fedper", "fedrep", "fedrod", "l2gd", "lg_fedavg", "pfedme"),
     ],
 )
 def test_unseen_clients_of_all_methods_learn_from_the_same_data(name: str) -> None:

@@ -1,0 +1,271 @@
+"""GPFL: a body trained towards shared class embeddings and for each client's own head.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Cao, Guan, "GPFL: Simultaneously Learning Global and
+Personalized Feature Information for Personalized Federated Learning", ICCV 2023. Beside
+the body φ all clients share an embedding E_y, (p,), of each class and the conditional
+valve, which a condition v, (p,), sets to
+
+    V(z, v) = ReLU(z ⊙ (1 + γ(v)) + β(v)),  γ, β: LayerNorm(ReLU(linear(v)))
+
+A client i with class frequencies π_i starts from Ē = E as it was sent, v = mean_y Ē_y
+and v_i = Σ_y π_iy Ē_y, and minimises by φ, its own head h_i, E and V the mean of
+
+    loss(h_i(V(φ(x), v_i)), y)  -  log softmax(cos(V(φ(x), v), E))_y
+        +  λ |V(φ(x), v) - Ē_y|
+
+with a weight decay of E and V, μ. The server takes the means of φ, E and V. A client is
+served h_i(V(φ(x), v_i)).
+
+Departures: the authors' code makes v and v_i of the embeddings that the client trained
+in its last round, and of 0 before; here, they are of those that it was sent. There the
+last term is the norm of all of a mini-batch, which grows with its size; here, the mean
+of each example's. Unseen clients train a head on the last φ, E and V.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from knnper.data.examples import ClientData, Examples
+from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.method import wrong_shape
+from knnper.strategies.core.records import Record
+from knnper.strategies.core.sharing import (
+    PartlyShared,
+    PersonalPart,
+    SharedUpdate,
+    part_in_use,
+)
+from knnper.strategies.core.task import HeadPredictor, Task
+from knnper.strategies.core.training import (
+    LocalModel,
+    head_cross_entropy,
+    local_sgd,
+    on_both_splits,
+    sgd,
+)
+
+
+@dataclass(frozen=True)
+class GPFLSettings(Settings):
+    """How strongly embeddings are guided.
+
+    Attributes
+    ----------
+    magnitude_weight
+        λ; 0.01 in the authors' code for small networks, 0.0001 for ResNet-18 and text.
+    guidance_decay
+        μ, in place of the training section's weight decay; 0.1 in the authors' code for
+        small networks, 0 for ResNet-18 and text.
+    unseen_epochs
+        Passes over its data in which a client that was never drawn trains its head.
+    """
+
+    magnitude_weight: NonNegativeFloat = 0.01
+    guidance_decay: NonNegativeFloat = 0.1
+    unseen_epochs: PositiveInt = 10
+
+
+class Guidance(EmbeddingModel):
+    """The embeddings of the classes, E, and the conditional valve, V."""
+
+    def __init__(self, size: int, num_classes: int) -> None:
+        super().__init__()
+        self.classes = nn.Embedding(num_classes, size)
+        self.scale, self.shift = (
+            nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size))
+            for _ in range(2)
+        )
+
+    def valve(self, z: Tensor, condition: Tensor) -> Tensor:
+        """Return V(z, v), shape (n, p), of embeddings (n, p) and v, (p,)."""
+        moved: Tensor = z * (1 + self.scale(condition)) + self.shift(condition)
+        return moved.relu()
+
+
+@dataclass(frozen=True)
+class ModelAndGuidance(Record):
+    """What the server keeps and sends."""
+
+    weights: Tensor  # φ, and the initial head: shape (num_weights,)
+    guidance: Tensor  # E and V, shape (num_guidance,)
+
+
+@dataclass(frozen=True)
+class GPFLUpdate(SharedUpdate):
+    """What a client sends back."""
+
+    guidance: Tensor  # As the server's
+
+
+class GPFL(PartlyShared):
+    """A shared body with two ways out: to class embeddings, and to own heads."""
+
+    title = "GPFL"
+    needs_sgd = "the network and what guides it make steps of SGD side by side"
+    source = "Zhang et al. 2023 (ICCV)"
+    upload = "< 1 (all but the head; 2 p + c + 6 vectors of the embedding's size p)"
+    download = "1 (and 2 p + c + 6 vectors of the embedding's size p)"
+    client_state = "< 1 (the head)"
+    server_state = "1 (and 2 p + c + 6 vectors of the embedding's size p)"
+    unseen = "trains its own head on the shared body"
+    reference_title = None
+    serves_one_model = False
+    state_type = ModelAndGuidance
+    payload_type = ModelAndGuidance
+    update_type = GPFLUpdate
+
+    settings: GPFLSettings
+
+    def __init__(self, task: Task, settings: GPFLSettings) -> None:
+        super().__init__(task, settings, ~task.head_mask, settings.unseen_epochs)
+        # Scratch, as the task's model is: whoever uses it loads E and V first.
+        self._flat, self._guidance = self._new_guidance(RandomKey(0))
+
+    def _new_guidance(self, rng: RandomKey) -> tuple[FlatModel, Guidance]:
+        num_classes, size = self.task.spec.num_classes, self._size
+        with rng.torch():
+            module = Guidance(size, num_classes)
+        return FlatModel(module, self.task.model.device), module
+
+    @property
+    def _size(self) -> int:
+        return self.task.model.module.embedding_dim
+
+    def init(self, clients: Sequence[str], rng: RandomKey) -> ModelAndGuidance:
+        drawn, _ = self._new_guidance(rng.child("guidance"))
+        return ModelAndGuidance(self.task.initial_weights, drawn.read())
+
+    def broadcast(
+        self, state: ModelAndGuidance, client_id: str, rng: RandomKey
+    ) -> ModelAndGuidance:
+        return state
+
+    def _load(self, guidance: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Load E and V; return Ē, (c, p), and v_i, (p,), of a client's labels."""
+        self._flat.load(guidance)
+        classes = self._guidance.classes.weight.detach().clone()
+        counts = torch.bincount(labels, minlength=len(classes)).to(classes)
+        return classes, counts @ classes / counts.sum().clamp_min(1)
+
+    def client_update(
+        self,
+        payload: ModelAndGuidance,
+        client_state: PersonalPart | None,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[PersonalPart, GPFLUpdate]:
+        guidance, settings, training = self._guidance, self.settings, self.task.training
+        rate = training.learning_rate_at(server_round)
+        sent, condition = self._load(payload.guidance, data.train.labels)
+        decaying = replace(training, weight_decay=settings.guidance_decay)
+        optimizer = sgd(
+            replace(self.task, training=decaying), self._flat.parameters, rate
+        )
+
+        def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
+            features = module.embed(inputs).float()
+            own = guidance.valve(features, condition)
+            shared = guidance.valve(features, sent.mean(dim=0))
+            cosines = functional.linear(
+                functional.normalize(shared),
+                functional.normalize(guidance.classes.weight),
+            )
+            angles = functional.cross_entropy(cosines, labels, reduction="none")
+            lengths: Tensor = torch.linalg.vector_norm(shared - sent[labels], dim=1)
+            of_head = head_cross_entropy(module, own, labels)
+            return of_head + angles + settings.magnitude_weight * lengths
+
+        def step(model: LocalModel) -> Tensor:
+            self._flat.gradient.zero_()
+            loss = model.backward(model.next_batch())
+            model.step()
+            optimizer.step()
+            return loss
+
+        trained = local_sgd(
+            self.task,
+            self.joined(payload.weights, client_state),
+            data.train,
+            rate,
+            rng,
+            objective=losses,
+            local_step=step,
+        )
+        kept, update = self.split(trained, len(data.train))
+        return kept, GPFLUpdate(**vars(update), guidance=self._flat.read())
+
+    def aggregate(
+        self, state: ModelAndGuidance, updates: Updates[GPFLUpdate]
+    ) -> ModelAndGuidance:
+        bodies, guidances = RunningMean(), RunningMean()
+        for _, update in updates:
+            bodies.add(update.shared, update.num_examples)
+            guidances.add(update.guidance, update.num_examples)
+        weights = state.weights.masked_scatter(self.shared, bodies.result())
+        return ModelAndGuidance(weights, guidances.result())
+
+    def personalize(
+        self,
+        payload: ModelAndGuidance,
+        client_state: PersonalPart | None,
+        data: ClientData,
+        rng: RandomKey,
+    ) -> HeadPredictor:
+        part = part_in_use(client_state, data)
+
+        def served(weights: Tensor, examples: Examples) -> HeadPredictor:
+            def head(embeddings: Tensor) -> Tensor:
+                if not len(examples):
+                    return self.task.head(weights, embeddings)
+                _, condition = self._load(payload.guidance, examples.labels)
+
+                def valve(part: Tensor) -> Tensor:
+                    return self._guidance.valve(part, condition)
+
+                through = self.task.in_batches(embeddings, valve, self._size)
+                return self.task.head(weights, through)
+
+            return HeadPredictor(self.task, weights, head)
+
+        def train(examples: Examples) -> HeadPredictor:
+            _, condition = self._load(payload.guidance, examples.labels)
+
+            def losses(module: EmbeddingModel, x: Tensor, labels: Tensor) -> Tensor:
+                through = self._guidance.valve(module.embed(x).float(), condition)
+                return head_cross_entropy(module, through.detach(), labels)
+
+            trained = local_sgd(
+                self.task,
+                payload.weights,
+                examples,
+                self.task.first_rate,
+                rng,
+                num_epochs=self.unseen_epochs,
+                trainable=self.personal,
+                objective=losses,
+            )
+            return served(trained.weights, examples)
+
+        if part is not None:
+            return served(self.joined(payload.weights, part), data.train)
+        return on_both_splits(data, train)
+
+    def update_problem(
+        self, payload: ModelAndGuidance, update: GPFLUpdate
+    ) -> str | None:
+        problem = super().update_problem(payload, update)
+        return problem or wrong_shape(update, guidance=tuple(payload.guidance.shape))
+
+    def started_from(
+        self, payload: ModelAndGuidance, update: GPFLUpdate
+    ) -> Mapping[str, Tensor]:
+        started = super().started_from(payload, update)
+        return {**started, "guidance": payload.guidance}
