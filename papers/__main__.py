@@ -8,6 +8,7 @@ import typer
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment, parse_yaml, read_experiment
 from knnper.simulation.experiments import find_experiment
+from knnper.simulation.reports.runs import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.terminal import (
@@ -19,6 +20,7 @@ from knnper_cli.terminal import (
     say,
 )
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
+from papers.gains import read_gains, write_gains
 from papers.reproduce import Maker, Watcher, progress, read_files, write_report
 
 app = typer.Typer(
@@ -108,6 +110,34 @@ def figure(
     with progress(chosen.parts) as on_part:
         shown = make_figure(name, subject, settings, output, on_part)
     print_shown(shown)
+    say(f"Numbers and pictures are in {output}")
+
+
+@app.command()
+def gains(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Files of comparisons."),
+    ],
+    output: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where numbers and pictures go.")
+    ],
+    runs: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Has each comparison's own folder, of its file's name; what is "
+            "missing there is made.",
+        ),
+    ] = Path("runs"),
+    row: Annotated[
+        str, typer.Option(metavar="NAME", help="The row with the memory.")
+    ] = "knn_per",
+) -> None:
+    """Draw what a memory gains, by clients' size, skew and global accuracy."""
+    with interruptible(runs):
+        table = write_gains(read_gains(files, runs, row), output)
+    print_shown(Shown((table,)))
     say(f"Numbers and pictures are in {output}")
 
 
