@@ -131,6 +131,30 @@ def class_ratios(label_counts: Tensor, settings: ClassPriorSettings) -> Tensor:
     return (belief[:, :, None] * own).sum(dim=0) / shares
 
 
+_STRENGTHS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+def label_information(label_counts: Tensor) -> float:
+    """Return how much a client's other labels tell of one, in nats an example.
+
+    It is the mean of log q(y)/π(y) over all examples of M clients, with q from the
+    client's other examples and π the shares of all clients together: about what the
+    class prior can add to a model that is right otherwise, where the inputs of a class
+    look the same everywhere. As no example counts for itself, a few that differ by
+    chance do not add to it: it is 0 where clients have the same shares.
+    ``label_counts``: int64 of shape (M, c).
+    """
+    totals = label_counts.sum(dim=0)
+    given = ClassPriorSettings(_STRENGTHS, tuple(totals.clamp_min(1).tolist()))
+    gain = 0.0
+    for counts in label_counts:
+        present = counts.nonzero()[:, 0]
+        own = torch.nn.functional.one_hot(present, len(counts))
+        ratios = class_ratios(counts - own, given).gather(1, present[:, None])[:, 0]
+        gain += float((counts[present] * ratios.log()).sum())
+    return gain / max(int(totals.sum()), 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Vote:
     """What a client's memory says of n inputs, all from one state of it.

@@ -223,7 +223,29 @@ class PriorPoint(Settings):
 
 
 @dataclass(frozen=True)
-class TuningSettings(Settings):
+class EvidenceSettings(Settings):
+    """On what, and by what measure, a client chooses.
+
+    Attributes
+    ----------
+    min_validation
+        See ``evidence``; useful from 5 to 50.
+    """
+
+    criterion: CriterionName = "accuracy"
+    evidence: EvidenceName = "validation"
+    min_validation: PositiveInt = 50
+
+    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
+        """Return what is scored of a client with splits of these sizes."""
+        if self.evidence != "auto":
+            return self.evidence
+        enough = num_train > 0 and num_validation >= self.min_validation
+        return "validation" if enough else "leave_one_out"
+
+
+@dataclass(frozen=True)
+class TuningSettings(EvidenceSettings):
     """On what, and by what measure, a client chooses.
 
     Attributes
@@ -237,8 +259,6 @@ class TuningSettings(Settings):
         as the store. ``leave_one_out``: every example of both, with all others as the
         store. ``auto``: the former for a client that has training data and at least
         ``min_validation`` validation examples, the latter for the others.
-    min_validation
-        See ``evidence``; useful from 5 to 50.
     num_neighbors_grid
         The values of k to choose from; none is to keep the one that is set.
     kernel_scale_grid
@@ -249,20 +269,10 @@ class TuningSettings(Settings):
         How many scored examples the prior counts for, s; useful from 1 to 100.
     """
 
-    criterion: CriterionName = "accuracy"
-    evidence: EvidenceName = "validation"
-    min_validation: PositiveInt = 50
     num_neighbors_grid: tuple[PositiveInt, ...] = ()
     kernel_scale_grid: tuple[PositiveFloat, ...] = ()
     prior: tuple[PriorPoint, ...] = ()
     prior_strength: NonNegativeFloat = 30.0
-
-    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
-        """Return what is scored of a client with splits of these sizes."""
-        if self.evidence != "auto":
-            return self.evidence
-        enough = num_train > 0 and num_validation >= self.min_validation
-        return "validation" if enough else "leave_one_out"
 
 
 @dataclass(frozen=True)

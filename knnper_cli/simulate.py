@@ -235,7 +235,9 @@ def partition(
 
 def _show(partition: "Partition", counts: Any, num_skipped: int, as_json: bool) -> None:
     import numpy as np
+    import torch
 
+    from knnper.datastore.prediction import label_information
     from knnper.simulation.partition.split import fingerprint
 
     sizes = counts.sum(axis=1)
@@ -259,6 +261,7 @@ def _show(partition: "Partition", counts: Any, num_skipped: int, as_json: bool) 
         "min_size": int(sizes.min()),
         "median_size": float(np.median(sizes)),
         "max_size": int(sizes.max()),
+        "label_information": round(label_information(torch.from_numpy(counts)), 3),
         "num_skipped": num_skipped,
         "sha256": fingerprint(partition),
     }

@@ -35,6 +35,7 @@ from knnper.own import CLOSED, Door
 from knnper.process import num_threads
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
+from knnper.strategies.auto import AutoSettings
 from knnper.strategies.catalogue import build_task, method_of
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
@@ -63,9 +64,9 @@ class ModelCard:
     feature_names: tuple[str, ...]
     method: str  # Title of the method that trained it
     num_rounds: int  # How long
-    # How a client remembers: the experiment's ``personalization`` where that is kNN-
-    # Per's, else what kNN-Per does by default, with leave-one-out for clients with
-    # little validation data.
+    # How a client remembers: the memory in the experiment's ``personalization``, else
+    # what kNN-Per does by default, with leave-one-out for clients with little
+    # validation data.
     memory: KnnSettings
 
     @property
@@ -114,9 +115,6 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
     left_out |= {name for name, old in later if model[name] == old}
     if is_reference(model["name"]):
         model[SOURCE] = experiment.model.fingerprint
-    chosen = experiment.personalization.settings
-    if isinstance(chosen, FineTunedMemorySettings):
-        chosen = chosen.memory
     return ModelCard(
         name=experiment.name,
         model={name: model[name] for name in model if name not in left_out},
@@ -129,8 +127,18 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
         feature_names=learned.feature_names,
         method=method_of(experiment.method).title,
         num_rounds=experiment.training.num_rounds,
-        memory=chosen if isinstance(chosen, KnnSettings) else default_memory(),
+        memory=_memory_of(experiment.personalization.settings) or default_memory(),
     )
+
+
+def _memory_of(settings: Settings) -> KnnSettings | None:
+    """Return the memory in a personalisation, the first of several; None without."""
+    if isinstance(settings, AutoSettings):
+        found = (_memory_of(one.settings) for one in settings.candidates)
+        return next(filter(None, found), None)
+    if isinstance(settings, FineTunedMemorySettings):
+        return settings.memory
+    return settings if isinstance(settings, KnnSettings) else None
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def test_partition(experiment: Path) -> None:
     result = run("partition", experiment, "--json", "--plot", "picture.png")
     document = json.loads(result.stdout)
     assert (document["num_seen"], document["num_unseen"]) == (3, 1)
+    assert abs(document["label_information"]) < 0.05  # iid
     client = document["clients"][0]
     num_known = client["num_train"] + client["num_validation"]
     assert sum(client["class_counts"]) == num_known

@@ -1,5 +1,6 @@
 """The global model with a client's own shares of the classes."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from knnper.datastore.prediction import (
     ClassPriorSettings,
     adapted,
     class_ratios,
+    label_information,
     paper_kernel,
     reweighted,
 )
@@ -217,3 +219,33 @@ def test_no_client_does_worse_on_its_evidence_than_with_the_global_model(
     served = score(seen, only, paper_kernel, rule)
     before = score(found, ALONE, paper_kernel, rule)
     assert float(served) >= float(before) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("label_counts", "expected"),
+    [
+        # A single example has no others to learn from, and an empty client no example.
+        ([[1, 0], [0, 1], [0, 0]], 0.0),
+        ([[0, 0]], 0.0),
+        # Clients that know their label gain log(1 / (1/2)).
+        ([[10_000, 0], [0, 10_000]], math.log(2)),
+        ([[5_000, 5_000]] * 2, 0.0),
+    ],
+)
+def test_what_labels_tell(label_counts: list[list[int]], expected: float) -> None:
+    found = label_information(torch.tensor(label_counts))
+    assert found == pytest.approx(expected, abs=0.001)
+
+
+def test_what_labels_tell_example_by_example() -> None:
+    label_counts = torch.from_numpy(RandomKey(1).numpy().integers(0, 4, (5, 3)))
+    shares = tuple(float(one) for one in label_counts.sum(dim=0))
+    gains = []
+    for own in label_counts:
+        for label in torch.repeat_interleave(torch.arange(3), own).tolist():
+            others = own.clone()
+            others[label] -= 1
+            prior = ClassPriorSettings(STRENGTHS, shares)
+            gains.append(math.log(class_ratios(others[None], prior)[0, label]))
+    expected = sum(gains) / len(gains)
+    assert label_information(label_counts) == pytest.approx(expected)

@@ -511,6 +511,17 @@ def test_rounds_of_validation_are_limited(file: Path) -> None:
     assert (hidden.results, len(hidden.withheld) + len(hidden.failures)) == ((), 1)
 
 
+def test_a_site_weighs_candidates_by_its_own_evidence(file: Path) -> None:
+    settings = asked(method="{name: fedavg}", personalization="auto")
+    server = HostileServer(file)
+    payload = server.payload(settings)
+    found = server.worker(settings).personalize([CLIENT], payload, payload, [0])
+    (result,) = found.results
+    weights = [v for name, v in result.chosen.items() if name.startswith("weight_of_")]
+    assert len(weights) == 4
+    assert sum(weights) == pytest.approx(1)
+
+
 def test_what_was_answered_must_be_known(file: Path) -> None:
     HostileServer(file).train(asked())
     (state(file) / limits.ANSWERS).write_text('{"kind": "training"}\n')

@@ -1,0 +1,238 @@
+"""Auto: each client weighs several personalisations by its own evidence.
+
+A client with n examples fits every candidate m of M on all of its data, and to score
+them on four fifths of it, five times: what predicts an example was fitted without it.
+It serves the mixture
+
+    p(y|x) = Σ_m w_m p_m(y|x),    w_m ∝ exp(s_m)
+
+where s_m is the sum of the scores of candidate m over the held-out examples. With the
+criterion ``log_loss`` that is log p_m(y|x), and the weights are those of pseudo-BMA
+(Yao, Vehtari, Simpson, Gelman, "Using Stacking to Average Bayesian Predictive
+Distributions", Bayesian Analysis 2018). With ``accuracy`` and ``both`` they are
+exponential weights of temperature 1 (Dalalyan, Tsybakov, "Aggregation by Exponential
+Weighting, Sharp PAC-Bayesian Bounds and Sparsity", Machine Learning 2008). Both put the
+weight on one candidate where the evidence does, and spread it where a few examples say
+little: the largest of several noisy scores is a poor choice.
+
+Departures from pseudo-BMA: five folds in place of approximate leave-one-out; a
+candidate with less than a hundredth of the weight is left out.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, PlainValidator
+from torch import Tensor
+
+from knnper.data.examples import ClientData
+from knnper.datastore.memory import KnnSettings
+from knnper.datastore.prediction import ClassPriorSettings
+from knnper.datastore.tuning import (
+    CRITERIA,
+    CriterionName,
+    EvidenceName,
+    EvidenceSettings,
+    PriorPoint,
+    TuningSettings,
+)
+from knnper.errors import Problem
+from knnper.experiment import Choice, Experiment, Sections, Settings
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import AsItIs, Method, Personalizer
+from knnper.strategies.core.task import Predictor, Task
+from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings, LinearProbe
+from knnper.strategies.knn_fine_tuned import FineTunedMemory
+from knnper.strategies.knn_per import KnnMemory
+
+CANDIDATES: Mapping[str, type[Personalizer]] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (AsItIs, KnnMemory, FineTuning, LinearProbe, FineTunedMemory)
+    }
+)
+"""What a client may weigh, by name: nothing of it changes the rounds."""
+
+NUM_FOLDS = 5
+SMALLEST_WEIGHT = 0.01
+
+
+def _candidate(given: object) -> Choice[Settings]:
+    """Return what a section describes that is written as ``personalization`` is."""
+    if isinstance(given, Choice):
+        return given
+    problems, types = (
+        list[Problem](),
+        {n: k.settings_type for n, k in CANDIDATES.items()},
+    )
+    found = Sections({}, (), problems).choice("candidate", types, value=given or {})
+    if found is None:
+        raise ValueError("; ".join(map(str, problems)))
+    return found
+
+
+def default_candidates() -> tuple[Choice[Settings], ...]:
+    """Return the global model, a memory, the class prior and fine-tuning."""
+    memory = KnnSettings(
+        tuning=TuningSettings(criterion="both", evidence="leave_one_out")
+    )
+    class_prior = KnnSettings(
+        class_prior=ClassPriorSettings(
+            strengths=(1.0, 3.0, 10.0, 30.0, 100.0, 300.0),
+            sharpness=(1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
+        ),
+        tuning=TuningSettings(
+            criterion="both",
+            evidence="leave_one_out",
+            prior=(PriorPoint(num_examples=1, knn_weight=0.0),),
+            prior_strength=6.0,
+        ),
+    )
+    return (
+        Choice("none", AsItIs.settings_type()),
+        Choice("knn", class_prior),
+        Choice("knn", memory),
+        Choice("fine_tuning", FineTuningSettings(num_epochs=5)),
+    )
+
+
+@dataclass(frozen=True)
+class AutoSettings(EvidenceSettings):
+    """What a client weighs, and by what.
+
+    Attributes
+    ----------
+    criterion
+        ``accuracy``, ``log_loss`` or ``both``, as for λ; a score of ``both`` is 1 for
+        an example that is right, and a hundredth of log p(y|x).
+    evidence
+        What is scored. ``validation``: the validation split. ``leave_one_out``: both
+        splits. ``auto``: the former for a client that has training data and at least
+        ``min_validation`` validation examples, the latter for the others.
+    candidates
+        Two or more sections as ``personalization`` has them: `none`, `knn`,
+        `fine_tuning`, `linear_probe` or `knn_fine_tuned`. By default the global model,
+        a memory, a memory with the class prior, and five epochs of fine-tuning.
+    """
+
+    criterion: CriterionName = "both"
+    evidence: EvidenceName = "auto"
+    candidates: Annotated[
+        tuple[Annotated[Choice[Settings], PlainValidator(_candidate)], ...],
+        Field(min_length=1),
+    ] = field(default_factory=default_candidates)
+
+    def labels(self) -> list[str]:
+        """Return the candidates' names, numbered where one stands twice: ``knn_2``."""
+        names = [one.name for one in self.candidates]
+        earlier = [names[:place].count(name) for place, name in enumerate(names)]
+        return [
+            f"{name}_{count + 1}" if count else name
+            for name, count in zip(names, earlier, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class WeightedPredictor:
+    """Serves Σ_m w_m p_m."""
+
+    predictors: Sequence[Predictor]
+    weights: Sequence[float]  # w, summing to 1
+    chosen: Mapping[str, float]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the mixture's probabilities, shape (n, c), of uint8 images."""
+        pairs = zip(self.weights, self.predictors, strict=True)
+        return torch.stack([weight * one(images) for weight, one in pairs]).sum(dim=0)
+
+    def describe(self) -> Mapping[str, float]:
+        """Return weights, scores and the number of examples behind them."""
+        return self.chosen
+
+
+class Auto(Personalizer):
+    """Several personalisations, weighted by how each does on the client's own data."""
+
+    title = "Auto"
+    source = "Yao et al. 2018; Dalalyan and Tsybakov 2008"
+    unseen = "weighs the candidates like any other client"
+    needs_one_model = True
+    trains = True
+
+    settings: AutoSettings
+
+    def __init__(self, task: Task, method: Method, settings: AutoSettings) -> None:
+        super().__init__(task, method, settings)
+        self.candidates = [
+            CANDIDATES[one.name](task, method, one.settings)
+            for one in settings.candidates
+        ]
+
+    @staticmethod
+    def check(settings: AutoSettings, experiment: Experiment) -> Sequence[Problem]:
+        checks = [
+            CANDIDATES[one.name].check(one.settings, experiment)
+            for one in settings.candidates
+        ]
+        return [problem for found in checks for problem in found]
+
+    def personalize(
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> Predictor:
+        if len(data.train) + len(data.validation) == 0:
+            return super().personalize(payload, client_state, data, rng)
+
+        def fitted(on: ClientData, key: RandomKey) -> list[Predictor]:
+            return [
+                one.personalize(payload, client_state, on, key)
+                for one in self.candidates
+            ]
+
+        served = fitted(data, rng)
+        if len(served) == 1:
+            return served[0]
+        num_train = len(data.train)
+        kind = self.settings.evidence_of(num_train, len(data.validation))
+        both, scores = data.train_and_validation(), torch.zeros(len(served)).double()
+        positions = torch.arange(len(both))
+        scored = positions[num_train if kind == "validation" else 0 :]
+        for fold in range(min(NUM_FOLDS, len(scored))):
+            # Every fifth: files may lie sorted by class.
+            asked = scored[fold::NUM_FOLDS]
+            rest = positions[~torch.isin(positions, asked)]
+            splits = rest[rest < num_train], rest[rest >= num_train]
+            learned = ClientData(*(both.take(split) for split in splits))
+            held_out = both.take(asked)
+            found = fitted(learned, rng.child("fold", fold))
+            scores += torch.stack(
+                [self._score(one(held_out.images), held_out.labels) for one in found]
+            )
+        weights = torch.softmax(scores, dim=0)
+        weights = weights.where(weights >= SMALLEST_WEIGHT, 0.0)
+        weights /= weights.sum()
+        used = [place for place, weight in enumerate(weights) if weight > 0]
+        labels, is_validation = self.settings.labels(), kind == "validation"
+        chosen = {
+            "num_held_out": float(len(scored)) if is_validation else 0.0,
+            "num_left_out": 0.0 if is_validation else float(len(scored)),
+            **{
+                f"weight_of_{n}": float(w) for n, w in zip(labels, weights, strict=True)
+            },
+            **{f"score_of_{n}": float(s) for n, s in zip(labels, scores, strict=True)},
+        }
+        return WeightedPredictor(
+            [served[place] for place in used],
+            [float(weights[place]) for place in used],
+            chosen,
+        )
+
+    def _score(self, probabilities: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of a candidate's scores, float64 of shape ()."""
+        criterion, alone = CRITERIA[self.settings.criterion], torch.zeros(1).double()
+        (found,) = criterion(probabilities, probabilities, labels, alone)
+        is_finite = bool(torch.isfinite(probabilities).all())
+        return found if is_finite else torch.tensor(-math.inf).double()
