@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from torch.nn import functional
 
 from knnper import InputSpec
@@ -40,7 +41,8 @@ def test_the_layer_stands_on_the_networks_features(
         dim=1,
     )
     pooled = published.features(of_imagenet).mean(dim=(2, 3))
-    layer = network.features[-1][0]
+    layer = next(network.features[-1].children())
+    assert isinstance(layer, nn.Linear)
     hidden = (pooled @ layer.weight.T + layer.bias).clamp(min=0)
     assert hidden.shape == (2, 7)
     expected = hidden @ network.head.weight.T + network.head.bias
