@@ -7,6 +7,8 @@ import typer
 
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment, parse_yaml, read_experiment
+from knnper.server.observer import RoundRecord
+from knnper.simulation.batches.plan import read_comparison
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.reports.runs import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
@@ -21,7 +23,9 @@ from knnper_cli.terminal import (
 )
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
 from papers.gains import read_gains, write_gains
+from papers.pfllib import pfllib
 from papers.reproduce import Maker, Watcher, progress, read_files, write_report
+from papers.rounds import read_rounds, shown
 
 app = typer.Typer(
     name="python -m papers",
@@ -108,8 +112,8 @@ def figure(
         described = find_experiment(of)
         subject = read_experiment(described, experiment_catalogue(), overrides or ())
     with progress(chosen.parts) as on_part:
-        shown = make_figure(name, subject, settings, output, on_part)
-    print_shown(shown)
+        made = make_figure(name, subject, settings, output, on_part)
+    print_shown(made)
     say(f"Numbers and pictures are in {output}")
 
 
@@ -141,6 +145,30 @@ def gains(
     say(f"Numbers and pictures are in {output}")
 
 
+@app.command()
+def rounds(
+    file: Annotated[Path, typer.Argument(metavar="COMPARISON.yaml")],
+    overrides: Overrides = None,
+    output: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="A folder for each training.")
+    ] = Path("runs/rounds"),
+    every: Annotated[int, typer.Option(min=1, help="Rounds between readings.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ROW", help="Rows to train; all.")
+    ] = None,
+) -> None:
+    """Train a comparison's rows, and test them after rounds; resume what was left."""
+    plan = read_comparison(file, overrides or ())
+
+    def say_round(figures: RoundRecord) -> None:
+        say(f"round {figures['server_round']} in {figures['seconds']:.0f} s")
+
+    with interruptible(output):
+        read_rounds(plan, output, every, only or (), say_round)
+    print_shown(shown(plan, output))
+    say(f"All readings are in {output / 'readings.csv'}")
+
+
 def _option(text: str) -> tuple[str, object]:
     key, equals, value = text.partition("=")
     if not equals:
@@ -148,6 +176,8 @@ def _option(text: str) -> tuple[str, object]:
         raise ConfigError([Problem("options", message)], "the figure")
     return key, parse_yaml(value, text)
 
+
+app.command()(pfllib)
 
 if __name__ == "__main__":
     app()

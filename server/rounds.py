@@ -280,7 +280,7 @@ class RoundLoop:
             last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
                 at_present = Checkpoint(server_round, state, "", history)
-                figures.update(self._validate(at_present))
+                figures.update(self.validate(at_present))
             figures["seconds"] = time.monotonic() - began
             if tally.failures:
                 named = itertools.islice(tally.failures.items(), MOST_NAMED)
@@ -408,7 +408,8 @@ class RoundLoop:
             state_rounds = history.state_rounds([client], server_round - 1)
             yield Request((client,), payload, state_rounds=state_rounds)
 
-    def _validate(self, trained: Checkpoint) -> RoundRecord:
+    def validate(self, trained: Checkpoint) -> RoundRecord:
+        """Return the accuracies on the seen clients' validation splits."""
         server_round, state = trained.server_round, trained.state
         key = self.key.child("broadcast", server_round)
         if self.run.validate_personal:
