@@ -53,6 +53,12 @@ class Point:
     values: PointsValues  # what is varied or in a grid
     runs: Mapping[int, Experiment]  # by seed
     tuning: Experiment | None = None  # of a comparison, evaluated on validation data
+    follows: str | None = None  # the variant whose chosen values are this one's too
+
+    def agrees_with(self, best: Mapping[str, "Point"]) -> bool:
+        """Return whether it has the values that were chosen for what it follows."""
+        leader = best[self.follows].values if self.follows else {}
+        return all(self.values[key] == value for key, value in leader.items())
 
 
 @dataclass(frozen=True)
@@ -80,24 +86,31 @@ class Plan:
         return found
 
     @property
-    def tuned(self) -> Mapping[str, list[Point]]:
-        """Variants of which validation data choose one point, before it is tested."""
-        return {
-            name: points
-            for name, points in self.variants.items()
-            if len(points) > 1 and points[0].tuning is not None
-        }
-
-    @property
-    def tuning(self) -> list[Experiment]:
-        """What is evaluated on validation data to choose points."""
-        found = [point.tuning for points in self.tuned.values() for point in points]
-        return [one for one in found if one is not None]
-
-    @property
     def experiments(self) -> list[Experiment]:
         """All that may be run, point by point."""
-        return [*self.tuning, *tested(self.points)]
+        return [*tuning_of(self.points), *tested(self.points)]
+
+    def to_choose_from(
+        self, best: Mapping[str, Point], *, following: bool
+    ) -> Mapping[str, list[Point]]:
+        """Return the points of which validation data choose one, by their variant.
+
+        Of those that follow none, or of the others, where ``best`` has been chosen.
+        """
+        return {
+            name: [one for one in points if one.agrees_with(best)]
+            for name, points in self.variants.items()
+            if points[0].tuning is not None
+            if (points[0].follows is not None) == following
+        }
+
+    def tested_with(self, best: Mapping[str, Point]) -> list[Point]:
+        """Return the points that are tested, where ``best`` has been chosen."""
+        return [
+            point
+            for name, points in self.variants.items()
+            for point in ([best[name]] if name in best else points)
+        ]
 
 
 # What there is of each group of clients, also of the unpersonalised model.
@@ -122,6 +135,11 @@ def figures_of_metric(metric: str) -> list[str]:
 def tested(points: Iterable[Point]) -> list[Experiment]:
     """Return the runs of some points, one a seed."""
     return [run for point in points for run in point.runs.values()]
+
+
+def tuning_of(points: Iterable[Point]) -> list[Experiment]:
+    """Return what is evaluated on validation data to choose among points."""
+    return [one.tuning for one in points if one.tuning is not None]
 
 
 def _keys_set(values: Mapping[str, Any]) -> set[str]:
@@ -261,6 +279,7 @@ class _Variant:
     evaluate_on: str = "test"
     tuning: Sequence[str] | None = None  # the same of what is evaluated to choose
     tuning_seed: int = 0
+    follows: str | None = None
 
     def points(
         self, values: Sequence[PointsValues], problems: list[Problem]
@@ -295,7 +314,7 @@ class _Variant:
             if is_chosen:
                 _require_validation_data(tuning)
         title = self.title or title_of(first.method.name, first.personalization.name)
-        return Point(self.name, title, values, runs, tuning)
+        return Point(self.name, title, values, runs, tuning, self.follows)
 
 
 def as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -360,6 +379,10 @@ class RowSettings(Settings):
     grid
         Values to choose from on validation data, by dotted key. They replace those
         that all rows share key by key; an empty list takes a key out.
+    follows
+        Another row, whose grid and choice this one takes over; its own grid is chosen
+        from afterwards. Both share their training where they differ in the
+        personalisation alone.
     title
         Its name in the table; by default that of the method and what is on top.
     """
@@ -369,6 +392,7 @@ class RowSettings(Settings):
     model: Section = field(default_factory=dict)
     training: Section = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)
+    follows: str | None = None
     title: str | None = None
 
 
@@ -405,7 +429,8 @@ class ComparisonSettings(Settings):
         What is shown, and chosen by: ``accuracy``, or one of ``run.metrics``.
     each_also_with
         A section ``personalization`` with which every row that has none is shown once
-        more, in a row ``ROW-NAME`` behind all others; training is done once for both.
+        more, in a row ``ROW-NAME`` behind all others that `follows` it; training is
+        done once for both.
     """
 
     name: str
@@ -422,7 +447,8 @@ class ComparisonSettings(Settings):
 
     def grid_of(self, row: str) -> dict[str, Values]:
         """Return the values that a row chooses from, by dotted key."""
-        both = {**self.grid, **self.rows[row].grid}
+        leader = self.rows.get(self.rows[row].follows or row, self.rows[row])
+        both = {**self.grid, **leader.grid, **self.rows[row].grid}
         return {key: values for key, values in both.items() if values}
 
     def references(self) -> tuple[str, ...]:
@@ -512,6 +538,14 @@ def _comparison_problems(
     """Yield what does not go together, before any experiment is looked at."""
     yield from _name_problems(settings.name, settings.seeds, "rows", settings.rows)
     yield from _reference_problems("row", settings.references(), settings.rows)
+    for name, leader in ((name, row.follows) for name, row in settings.rows.items()):
+        if leader and (leader not in settings.rows or settings.rows[leader].follows):
+            known = ", ".join(
+                one for one, row in settings.rows.items() if not row.follows
+            )
+            message = f"found {leader!r}, expected a row that follows none: {known}"
+            yield Problem(f"rows.{name}.follows", message)
+            return
     grids = {f"rows.{name}: grid": settings.grid_of(name) for name in settings.rows}
     fixed = {"tuning_set": _keys_set(settings.tuning_set)}
     yield from _key_problems("comparison", overrides, grids, fixed)
@@ -530,6 +564,7 @@ def _with_both(
         f"{name}-{top}": replace(
             row,
             personalization=on_top,
+            follows=row.follows or name,
             title=row.title + title if row.title and title else None,
         )
         for name, row in settings.rows.items()
@@ -578,6 +613,7 @@ def _row(settings: ComparisonSettings, name: str, overrides: Sequence[str]) -> _
         settings.seeds,
         tuning=[*as_overrides(settings.tuning_set), *overrides],
         tuning_seed=settings.tuning_seed,
+        follows=row.follows,
     )
 
 

@@ -5,6 +5,7 @@ grew, makes only what is missing.
 """
 
 import concurrent.futures
+import itertools
 import json
 import multiprocessing
 import os
@@ -47,7 +48,14 @@ from knnper.simulation.batches.folder import (
     require_inputs,
     split_of,
 )
-from knnper.simulation.batches.plan import Comparison, Plan, Point, Sweep, tested
+from knnper.simulation.batches.plan import (
+    Comparison,
+    Plan,
+    Point,
+    Sweep,
+    tested,
+    tuning_of,
+)
 from knnper.simulation.batches.progress import Advance, Told, Tracker
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
 
@@ -85,7 +93,7 @@ def run_batch(
     training is taken over. Raises FolderTakenError and RunError before anything is
     written where that can be known, and RunError where nothing can be compared.
     """
-    tracker, tuned = Tracker(num_workers), plan.tuned
+    tracker = Tracker(num_workers)
 
     def families(experiments: Iterable[Experiment]) -> list[Family]:
         return families_of(
@@ -100,28 +108,25 @@ def run_batch(
             tracker.note(told)
             advance(tracker.progress())
 
+    first_choice, second_choice, guessed = _stages(plan)
+    is_tuned = bool(first_choice or second_choice)
     # What cannot be resumed is refused before anything is written.
-    ready = (
-        [] if tuned else with_earlier_training(families(tested(plan.points)), earlier)
-    )
+    ready = [] if is_tuned else with_earlier_training(families(guessed), earlier)
     with batch_folder(folder, Identity(plan.kind, plan.name)):
-        tried: dict[str, list[Tried]] = {}
-        if tuned:
-            # Nobody knows yet which points are chosen; they take about as long.
-            make(families(plan.tuning), families(tested(_first_points(plan))))
-            tried = {
-                name: _tried(points, folder, plan.metric)
-                for name, points in tuned.items()
-            }
-        chosen = [
-            point
-            for name, points in plan.variants.items()
-            for point in (
-                [_best(name, tried[name], folder, plan.metric)]
-                if name in tried
-                else points
-            )
-        ]
+        best, tried = dict[str, Point](), dict[str, list[Tried]]()
+        for following, later in ((False, [*second_choice, *guessed]), (True, guessed)):
+            choices = plan.to_choose_from(best, following=following)
+            several = {name: some for name, some in choices.items() if len(some) > 1}
+            if several:
+                # Nobody knows yet which points are chosen; they take about as long.
+                tuning = tuning_of(itertools.chain(*several.values()))
+                make(families(tuning), families(later))
+            for name, some in choices.items():
+                best[name] = some[0]
+                if name in several:
+                    tried[name] = _tried(some, folder, plan.metric)
+                    best[name] = _best(name, tried[name], folder, plan.metric)
+        chosen = plan.tested_with(best)
         make(ready or with_earlier_training(families(tested(chosen)), earlier))
     return [
         _outcome(plan, point, folder, tried.get(point.variant, ())) for point in chosen
@@ -130,28 +135,30 @@ def run_batch(
 
 def num_steps(plan: Plan) -> int:
     """Return how many rounds and personalisations a batch takes."""
-    families = families_of(_expected(plan), Path(), ())
+    families = families_of(itertools.chain(*_stages(plan)), Path(), ())
     return sum(family.num_rounds + len(family.runs) for family in families)
 
 
 def num_runs(plan: Plan, folder: Path) -> tuple[int, int]:
     """Return how many runs a batch takes, and how many of all are in ``folder``."""
     there = {folder_of(one, folder) for one in plan.experiments}
-    expected = {folder_of(one, folder) for one in _expected(plan)}
+    expected = {folder_of(one, folder) for one in itertools.chain(*_stages(plan))}
     return len(expected), sum(map(is_done, there))
 
 
-def _expected(plan: Plan) -> list[Experiment]:
-    return [*plan.tuning, *tested(_first_points(plan))]
+def _stages(plan: Plan) -> tuple[list[Experiment], list[Experiment], list[Experiment]]:
+    """Return what is run to choose, then for those that follow, and then to test.
 
-
-def _first_points(plan: Plan) -> list[Point]:
-    """Return as many points as are tested: of a row that is tuned the first."""
-    return [
-        point
-        for name, points in plan.variants.items()
-        for point in (points[:1] if name in plan.tuned else points)
-    ]
+    As if of all that is chosen from the first were chosen.
+    """
+    tuning, best = list[list[Experiment]](), dict[str, Point]()
+    for following in (False, True):
+        choices = plan.to_choose_from(best, following=following)
+        several = (some for some in choices.values() if len(some) > 1)
+        tuning.append(tuning_of(itertools.chain(*several)))
+        best |= {name: some[0] for name, some in choices.items()}
+    first, second = tuning
+    return first, second, tested(plan.tested_with(best))
 
 
 def _tried(points: Iterable[Point], folder: Path, metric: str) -> list[Tried]:

@@ -355,3 +355,26 @@ def test_processes_tell_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {event.step for _, event in told} == {Step.ROUND}
     # The clock is one for all processes.
     assert all(began < event.at < time.monotonic() for _, event in told)
+
+
+def test_a_row_that_follows_is_tuned_after_its_leader(
+    tmp_path: Path, made: Made
+) -> None:
+    memory = {
+        "method": {"name": "knn_per"},
+        "follows": "mean",
+        "grid": {"personalization.num_neighbors": [1, 3]},
+    }
+    rows = {"memory": memory, "mean": ROWS["mean"]}
+    comparison, told = plan(tmp_path, rows=rows), list[Progress]()
+    found = run_batch(comparison, tmp_path / "out", 1, told.append)
+    mean, follower = found[1], found[0]
+    rate = mean.point.values["training.learning_rate"]
+    assert follower.point.values["training.learning_rate"] == rate
+    assert [
+        one.point.values["personalization.num_neighbors"] for one in follower.tried
+    ] == [1, 3]
+    # Two rates, then the best one's twice; both rows with two seeds share trainings.
+    assert len([*(tmp_path / "out/runs").iterdir()]) == 2 + 2 + 2 * 2
+    assert told[-1].done == told[-1].total
+    assert num_runs(comparison, tmp_path / "out") == (8, 8)

@@ -301,6 +301,29 @@ def test_the_tuning_may_train_less(tmp_path: Path) -> None:
         assert one.training.num_rounds == 4
 
 
+def test_a_row_that_follows_chooses_its_own_grid_afterwards(tmp_path: Path) -> None:
+    own = {"personalization.num_epochs": [1, 3]}
+    tuned = {"method": {"name": "fedavg_plus"}, "follows": "mean", "grid": own}
+    found = compare(tmp_path, rows={"mean": FEDAVG, "tuned": tuned})
+    assert [*found.to_choose_from({}, following=False)] == ["mean"]
+    best = {"mean": found.variants["mean"][1]}
+    (points,) = found.to_choose_from(best, following=True).values()
+    assert [dict(one.values) for one in points] == [
+        {RATE: 0.01, "personalization.num_epochs": epochs} for epochs in (1, 3)
+    ]
+    best["tuned"] = points[1]
+    assert found.tested_with(best) == [best["mean"], points[1]]
+
+
+@pytest.mark.parametrize("leader", ["none", "tuned"])
+def test_what_is_followed_must_be_a_row_that_follows_none(
+    tmp_path: Path, leader: str
+) -> None:
+    tuned = {"method": {"name": "fedavg_plus"}, "follows": leader}
+    with pytest.raises(ConfigError, match=f"rows.tuned.follows: found '{leader}'"):
+        compare(tmp_path, rows={"mean": FEDAVG, "tuned": tuned})
+
+
 def extending(tmp_path: Path, **document: Any) -> Comparison:
     """Return a comparison that extends one of the rows mean and tuned."""
     tuned = {"method": {"name": "fedavg_plus"}, "grid": {RATE: [0.5]}}
