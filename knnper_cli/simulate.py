@@ -157,7 +157,12 @@ def _list_experiments(as_json: bool) -> None:
 
 
 # By a key that its file has: an experiment, a sweep or a comparison.
-_COMMAND_OF = {"data": "simulate", "vary": "sweep", "rows": "compare"}
+_COMMAND_OF = {
+    "data": "simulate",
+    "vary": "sweep",
+    "rows": "compare",
+    "extends": "compare",
+}
 _TEMPLATE = Path(__file__).parent / "new_experiment"
 NewFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A new folder, or an empty one.")

@@ -72,6 +72,7 @@ def made_run(
     for number, loss in enumerate(losses, start=1):
         folder.append_round(
             {"server_round": number, "train_loss": loss, "seconds": 2.0}
+            | {"num_clients": 2, "num_failed": 0, "bytes_down": 8, "bytes_up": 8}
         )
     for result in results:
         folder.distributed.append(STATE, result.client, result)
