@@ -408,7 +408,7 @@ class ComparisonSettings(Settings):
         The file of another comparison, beside this one, which says all that this one
         does not. Rows, keys of ``grid`` and ``tuning_set`` and those of the base's
         sections are taken over one by one, but a section of another ``name`` as a
-        whole; null takes a row or a key away.
+        whole; null takes away a row, a section or a key of a grid.
     base
         What all rows share.
     rows
@@ -519,17 +519,27 @@ def _laid_over(behind: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
     """Return both; of what is in both that of ``document``."""
     whole = _joined(behind, document)
     for key in ("base", "rows", "grid", "tuning_set"):
-        whole[key] = _joined(behind.get(key), document.get(key))
-    base, own = (one.get("base") or {} for one in (behind, document))
+        if key in whole:
+            whole[key] = _joined(behind.get(key), document.get(key))
+    base, own = (_section(one, "base") for one in (behind, document))
     for key in base.keys() & own.keys():
-        if own[key].get("name", base[key].get("name")) == base[key].get("name"):
-            whole["base"][key] = {**base[key], **own[key]}
+        old, new = _section(base, key), _section(own, key)
+        if new and new.get("name", old.get("name")) == old.get("name"):
+            whole["base"][key] = {**old, **new}
     return whole
 
 
-def _joined(behind: Any, document: Any) -> dict[str, Any]:
-    both = {**(behind or {}), **(document or {})}
+def _joined(behind: Any, document: Any) -> Any:
+    """Return two mappings as one; what is none is for the parser to refuse."""
+    if not isinstance(behind, Mapping) or not isinstance(document, Mapping):
+        return behind if document is None else document
+    both = {**behind, **document}
     return {key: value for key, value in both.items() if value is not None}
+
+
+def _section(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _comparison_problems(
@@ -546,6 +556,10 @@ def _comparison_problems(
             message = f"found {leader!r}, expected a row that follows none: {known}"
             yield Problem(f"rows.{name}.follows", message)
             return
+        chosen = settings.grid_of(leader) if leader else {}
+        for key in settings.rows[name].grid.keys() & chosen.keys():
+            message = f"found {key}, which is chosen for {leader}; take it out"
+            yield Problem(f"rows.{name}.grid", message)
     grids = {f"rows.{name}: grid": settings.grid_of(name) for name in settings.rows}
     fixed = {"tuning_set": _keys_set(settings.tuning_set)}
     yield from _key_problems("comparison", overrides, grids, fixed)
@@ -565,6 +579,7 @@ def _with_both(
             row,
             personalization=on_top,
             follows=row.follows or name,
+            grid=row.grid if row.follows else {},
             title=row.title + title if row.title and title else None,
         )
         for name, row in settings.rows.items()

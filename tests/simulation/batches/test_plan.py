@@ -355,6 +355,32 @@ def test_a_comparison_says_only_what_it_has_otherwise(tmp_path: Path) -> None:
     assert experiment.partition.settings.num_clients == 5  # type: ignore[attr-defined]
 
 
+def test_what_a_row_follows_in_is_not_in_its_own_grid(tmp_path: Path) -> None:
+    tuned = {
+        "method": {"name": "fedavg_plus"},
+        "follows": "mean",
+        "grid": {RATE: [0.5]},
+    }
+    with pytest.raises(ConfigError, match=f"rows.tuned.grid: found {RATE}"):
+        compare(tmp_path, rows={"mean": FEDAVG, "tuned": tuned})
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ({"rows": ["mean"]}, "rows"),
+        ({"base": "digits"}, "base"),
+        ({"base": {"data": None}}, "base.data"),
+        ({"base": {"data": "digits"}}, "base.data"),
+    ],
+)
+def test_what_is_no_section_is_refused_where_another_is_extended(
+    tmp_path: Path, document: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(ConfigError, match=place):
+        extending(tmp_path, **document)
+
+
 def test_a_comparison_that_extends_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"more\.yaml, which extends this file"):
         extending(tmp_path, extends="more.yaml")
