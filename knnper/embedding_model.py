@@ -219,7 +219,8 @@ class EmbeddingModel(nn.Module):
 
         ``inputs`` are as `embed` takes them, ``labels`` int64 of shape (n,).
         """
-        return self.position_losses(inputs, labels).mean(dim=1)
+        of_each = self.position_losses(inputs, labels)
+        return of_each.mean(dim=1) if of_each.shape[1] > 1 else of_each.squeeze(1)
 
     def position_losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return -log h(x)[y] of each prediction that `losses` is the mean of.
@@ -273,6 +274,8 @@ class FlatModel:
         self._vector = torch.empty(self.entries[-1].stop, device=device)
         self._parameters = nn.Parameter(self._vector[: self.num_parameters])
         self._parameters.grad = torch.zeros(self.num_parameters, device=device)
+        # Each tensor that is trained, and its part of the gradient.
+        self._slopes: list[tuple[Tensor, Tensor]] = []
         self._shown: tuple[Tensor, int] | None = None
         # SHA-256 of the weights that are not in the vector; empty where all are.
         self.frozen = frozen_fingerprint(module)
@@ -392,6 +395,29 @@ class FlatModel:
             for module in modules:
                 module.training = True
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The module's tensors that get a gradient now: parts of `parameters`."""
+        return [tensor for tensor, _ in self._slopes if tensor.requires_grad]
+
+    def parts(self, vector: Tensor) -> list[Tensor]:
+        """Return what `parameters` are of each tensor, of a vector of that shape."""
+        return [vector[e.start : e.stop] for e in self.entries if e.is_parameter]
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Leave each tensor a gradient of its own, inside a ``with`` block.
+
+        `gradient` is not filled: adding to it takes a tenth of a small model's step.
+        """
+        try:
+            for tensor, _ in self._slopes:
+                tensor.grad = None
+            yield
+        finally:
+            for tensor, part in self._slopes:
+                tensor.grad = part
+
     def _tie(self) -> None:
         """Make every tensor of the module a view into the flat vectors."""
         owners = dict(self.module.named_modules())
@@ -403,6 +429,7 @@ class FlatModel:
             tensor.data = view
             if entry.is_parameter:
                 tensor.grad = _view(self.gradient, entry)
+                self._slopes.append((tensor, tensor.grad))
 
 
 def _tensor_of(owners: Mapping[str, nn.Module], name: str) -> Tensor:

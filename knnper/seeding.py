@@ -53,5 +53,10 @@ class RandomKey:
         in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         devices = range(torch.cuda.device_count() if in_use else 0)
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.entropy(num_bytes=7))
+            # torch.manual_seed would note the call stack for each kind of device that
+            # is not in use, which takes longer than a step of a small model.
+            seed = self.entropy(num_bytes=7)
+            torch.default_generator.manual_seed(seed)
+            if in_use:
+                torch.cuda.manual_seed_all(seed)
             yield

@@ -130,6 +130,8 @@ def run_pfllib(
     told = arguments_of(bench, every)
     initial = write_federation(bench, own.parent / "dataset") / INITIAL
     own.mkdir(exist_ok=True)
+    # Given by its path, it is meant as seen from here, not from that folder.
+    python = str(Path(python).absolute()) if os.sep in python else python
     files = system, initial.absolute(), own.absolute() / REPORT
     threads = str(experiment.run.threads_per_worker)
     log = own / "output.txt"

@@ -27,7 +27,7 @@ formula, each step does.
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveInt, Settings, UnitInterval
@@ -80,17 +80,18 @@ class PersonalModel:
         self, task: Task, start: ApflClientState, learning_rate: float, adaptive: bool
     ) -> None:
         weights = start.personal.to(task.model.device, copy=True)
-        self._parameters = nn.Parameter(weights[: task.model.num_parameters])
+        self._parameters = weights[: task.model.num_parameters]
+        self._parts = task.model.parts(self._parameters)
         self._buffers = weights[task.model.num_parameters :]
         self._weights = weights
         self._mixing_weight = start.mixing_weight
-        self._optimizer = sgd(task, self._parameters, learning_rate)
+        self._optimizer = sgd(task, self._parts, learning_rate)
         self._learning_rate = learning_rate
         self._adaptive = adaptive
 
     def step(self, model: LocalModel, batch: Batch) -> Tensor:
         """Train v, and α, on ``batch``; return the loss at v̄ before."""
-        own, share = self._parameters.detach(), self._mixing_weight
+        own, share = self._parameters, self._mixing_weight
         difference = own - model.parameters
         with model.aside(self._buffers):
             loss = model.backward(batch, at=mixed(model.parameters, own, share))
@@ -99,7 +100,9 @@ class PersonalModel:
             self._mixing_weight = min(
                 max(share - self._learning_rate * slope, 0.0), 1.0
             )
-        self._parameters.grad = share * model.gradient
+        slopes = model.task.model.parts(share * model.gradient)
+        for part, slope_of_part in zip(self._parts, slopes, strict=True):
+            part.grad = slope_of_part
         self._optimizer.step()
         return loss
 

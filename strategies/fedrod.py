@@ -102,7 +102,7 @@ class FedRoD(Method):
         own.load(
             client_state.personal if client_state else torch.zeros(own.num_weights)
         )
-        optimizer = sgd(self.task, own.parameters, rate)
+        optimizer = sgd(self.task, own.tensors, rate)
         counts = torch.bincount(data.train.labels, minlength=self.task.spec.num_classes)
         # Of a class that is absent it is -∞: the softmax is over the others.
         log_prior = counts.float().pow(self.settings.prior_exponent).log()

@@ -166,9 +166,7 @@ class GPFL(PartlyShared):
         rate = training.learning_rate_at(server_round)
         sent, condition = self._load(payload.guidance, data.train.labels)
         decaying = replace(training, weight_decay=settings.guidance_decay)
-        optimizer = sgd(
-            replace(self.task, training=decaying), self._flat.parameters, rate
-        )
+        optimizer = sgd(replace(self.task, training=decaying), self._flat.tensors, rate)
 
         def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
             features = module.embed(inputs).float()

@@ -70,11 +70,13 @@ def _behind(network: EmbeddingModel, shape: torch.Size) -> EmbeddingModel:
 
 def _pass_on_frozen(module: nn.Module, trained: frozenset[nn.Module]) -> None:
     """Let all parts that are frozen return their input."""
-    for name, part in module.named_children():
+    for name, part in [*module.named_children()]:
         if part in trained:
             continue
         if trained & {*part.modules()}:
             _pass_on_frozen(part, trained)
+        elif type(module).forward is nn.Sequential.forward:
+            delattr(module, name)  # the others keep their names
         else:
             setattr(module, name, nn.Identity())
 

@@ -204,13 +204,11 @@ class Task:
         logits = self.logits(weights, examples.images)
         return functional.cross_entropy(logits, examples.labels, reduction="sum")
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which the model runs in the precision that is set."""
-        return torch.autocast(
-            self.model.device.type,
-            dtype=torch.bfloat16,
-            enabled=self.training.precision == "bfloat16",
-        )
+        if self.training.precision != "bfloat16":
+            return contextlib.nullcontext()
+        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
 
     def in_batches(
         self, inputs: Tensor, function: Callable[[Tensor], Tensor], width: int

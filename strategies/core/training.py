@@ -9,12 +9,12 @@ alone.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Required, TypedDict, TypeVar, Unpack
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
 
 from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
 from knnper.embedding_model import Criterion, EmbeddingModel, OwnLoss
@@ -114,6 +114,7 @@ class LocalModel:
         example_weights: Tensor | None,
         trainable: Tensor | None,
         objective: Objective,
+        needs_gradient: bool,
     ) -> None:
         device, size = task.model.device, task.training.batch_size
         self.task = task
@@ -140,6 +141,8 @@ class LocalModel:
             where = ~trainable[: task.model.num_parameters].to(device)
             self._fixed = where, self.parameters[where].clone()
         self._optimizer = optimizer(task, learning_rate)
+        # Those with a gradient of their own; without them `gradient` is filled.
+        self._apart = [] if needs_gradient else task.model.tensors
 
     @property
     def parameters(self) -> Tensor:
@@ -163,7 +166,7 @@ class LocalModel:
         return self._batch(next(self._other_positions))
 
     def _batch(self, positions: Tensor) -> Batch:
-        self.visited[positions] = True
+        self.visited.numpy()[positions.numpy()] = True  # much faster than torch's
         chosen = positions.to(self.task.model.device)
         batch = self._examples.take(chosen)
         images = self._augment(batch.images, self._generator)
@@ -218,6 +221,9 @@ class LocalModel:
         if batch.weights is not None:
             model.module.criterion.require_one_each()
         loss = (losses if batch.weights is None else losses * batch.weights).mean()
+        if self._apart:
+            self._fill_apart(loss)
+            return loss.detach()
         model.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         if (longest := self.task.training.clip_norm) is not None:
@@ -227,12 +233,21 @@ class LocalModel:
             self._gradient_hook(model.gradient, self.parameters)
         return loss.detach()
 
+    def _fill_apart(self, loss: Tensor) -> None:
+        for tensor in self._apart:
+            tensor.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        for tensor in self._apart:
+            if tensor.grad is None:  # not used in this step: momentum goes on
+                tensor.grad = torch.zeros_like(tensor)
+
 
 def optimizer(task: Task, learning_rate: float) -> optim.Optimizer:
     """Return the optimizer of local training, as the training section says."""
     chosen, model = task.training.optimizer, task.model
     if chosen.name == "SGD":
-        return sgd(task, model.parameters, learning_rate)
+        # Where nothing is trained no step is made, but torch wants a tensor.
+        return sgd(task, model.tensors or [model.parameters], learning_rate)
     settings = arguments(chosen.settings, Settings)
     if chosen.entry is not None:
         tensors = [one for one in model.module.parameters() if one.requires_grad]
@@ -271,11 +286,14 @@ def _with_class_weights(
     return of_each if weights is None else of_each * weights
 
 
-def sgd(task: Task, parameters: nn.Parameter, learning_rate: float) -> optim.SGD:
-    """Return the optimizer of local training, as the training section says."""
+def sgd(task: Task, parameters: Sequence[Tensor], learning_rate: float) -> optim.SGD:
+    """Return the optimizer of local training, as the training section says.
+
+    Tensor by tensor, in all methods: a step of one vector may differ in last bits.
+    """
     chosen = task.training.optimizer.settings
     return optim.SGD(
-        [parameters],
+        parameters,
         lr=learning_rate,
         momentum=task.training.momentum,
         weight_decay=task.training.weight_decay,
@@ -375,7 +393,14 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
         task = replace(task, normalize=lambda embedded: embedded)
         objective = head_cross_entropy
     losses: list[Tensor] = []
-    with _training(task, weights, trainable), rng.child("model").torch():
+    needs_gradient = (
+        gradient_hook is not None
+        or local_step is not sgd_step
+        or task.training.clip_norm is not None
+        or task.training.optimizer.name != "SGD"
+    )
+    apart = contextlib.nullcontext() if needs_gradient else task.model.apart()
+    with _training(task, weights, trainable), rng.child("model").torch(), apart:
         model = LocalModel(
             task,
             examples,
@@ -385,6 +410,7 @@ def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
             example_weights,
             trainable,
             objective,
+            needs_gradient,
         )
         losses.extend(local_step(model) for _ in range(length))
     trained = task.model.read()
