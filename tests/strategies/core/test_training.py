@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import ClientData, Examples, no_examples
+from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.embedding_model import FlatModel
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
@@ -31,7 +31,16 @@ from knnper.strategies.core.training import (
 )
 from knnper.strategies.ditto import DittoSettings
 from tests.strategies.method_checks import count_embeddings
-from tests.strategies.tiny import KEY, linear_task, noisy, normed_task, white
+from tests.strategies.tiny import (
+    FOUR_PIXELS,
+    KEY,
+    LinearModel,
+    linear_task,
+    noisy,
+    normed_task,
+    task_of,
+    white,
+)
 
 
 def trained(
@@ -79,6 +88,43 @@ def test_equals_a_plain_loop() -> None:
     torch.testing.assert_close(result.weights, FlatModel(module).read())
     assert result.num_steps == 6
     assert result.train_loss == pytest.approx(sum(losses) / 6)
+
+
+class Gated(LinearModel):
+    """A linear model of which a part joins where the first pixel is bright."""
+
+    def __init__(self, spec: InputSpec) -> None:
+        super().__init__(spec)
+        self.gated = nn.Linear(self.embedding_dim, self.embedding_dim)
+
+    def embed(self, x: Tensor) -> Tensor:
+        plain = super().embed(x)
+        return self.gated(plain) if plain[0, 0] > 0.5 else plain
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 0.1)])
+def test_gradients_apart_train_as_one_vector_of_them(
+    momentum: float, weight_decay: float
+) -> None:
+    spec = dataclasses.replace(FOUR_PIXELS, mean=(0.0,), std=(1.0,))
+    training = TrainingSettings(
+        local_epochs=4, batch_size=1, momentum=momentum, weight_decay=weight_decay
+    )
+    task, train = task_of(lambda: Gated(spec), spec, training), noisy(7, 0, 1).train
+    bright = train.images[:, 0, 0, 0] > 127
+    assert bright.any()  # some steps need a part of the network,
+    assert not bright.all()  # which others leave alone: momentum and decay go on
+
+    def alone(gradient: Tensor, parameters: Tensor) -> None:
+        """Ask for all gradients as one vector."""
+
+    apart, of_vector = trained(task, train), trained(task, train, gradient_hook=alone)
+    assert same(apart, of_vector)
+    assert not torch.equal(apart.weights, task.initial_weights)
+    task.model.gradient.fill_(1.0)  # the tensors' gradients are its parts again
+    for tensor in task.model.tensors:
+        assert tensor.grad is not None
+        assert torch.equal(tensor.grad, torch.ones_like(tensor))
 
 
 def batches_of(task: Task, num_examples: int, num_epochs: int) -> list[list[int]]:
