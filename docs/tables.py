@@ -2,8 +2,9 @@
 
 ``docs/results/NAME.csv`` is the table.csv that `knnper compare` or `knnper sweep` left
 of the shipped file NAME.yaml. A page has a table of it between these marks, ``<!--
-results {files: [NAME], columns: [...]} -->`` and ``<!-- end of results -->``. After a
-file came or changed::
+results {files: [NAME], columns: [...]} -->`` and ``<!-- end of results -->``.
+``docs/results/FIGURE.md`` has the tables of a figure, as its command left them; its
+mark is ``<!-- results {figure: FIGURE} -->``. After a file came or changed::
 
     python -m docs.tables                  # rewrites what is between the marks
     python -m docs.tables --html all.html  # all results, one page that needs no net
@@ -213,6 +214,8 @@ def cell_of(column: str, result: Result, results: Results) -> str:
 
 def marked_table(settings: Mapping[str, Any], folder: Path = RESULTS) -> str:
     """Return the table that the settings of a mark ask for."""
+    if settings.keys() == {"figure"}:
+        return (folder / f"{settings['figure']}.md").read_text(encoding="utf-8")
     if unknown := settings.keys() - {"files", "columns", "rows"}:
         raise SystemExit(f"a mark of results has {', '.join(unknown)}")
     files = [read_results(folder / f"{name}.csv") for name in settings["files"]]
@@ -247,7 +250,8 @@ def rewritten(text: str, folder: Path = RESULTS) -> str:
 
 def pages() -> list[Path]:
     """Return the pages that may have marks."""
-    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    found = (path for path in DOCS.rglob("*.md") if path.parent != RESULTS)
+    return [ROOT / "README.md", *sorted(found)]
 
 
 # A row of the page of all results: a method on a group of clients.

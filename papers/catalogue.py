@@ -53,7 +53,7 @@ FIGURES: Mapping[str, Figure] = {
     "protonn": Figure(ProtoNNFigureSettings, RUN, "clients", draw_protonn),
     "quality": Figure(QualitySettings, EXPERIMENT, "stages", draw_quality),
     "fedbasis-collapse": Figure(
-        CollapseSettings, EXPERIMENT, "variants", draw_collapse
+        CollapseSettings, EXPERIMENT, "trainings", draw_collapse
     ),
     "three-approaches": Figure(
         ThreeApproachesSettings, NOTHING, "points", draw_three_approaches

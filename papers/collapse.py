@@ -11,14 +11,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from matplotlib.figure import Figure
+from pydantic import Field
 from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.errors import RunError
-from knnper.experiment import Choice, Experiment, Settings, results_identity
+from knnper.experiment import (
+    Choice,
+    Experiment,
+    NonNegativeInt,
+    Settings,
+    results_identity,
+)
 from knnper.seeding import RandomKey
 from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
@@ -26,7 +34,7 @@ from knnper.server.rounds import RoundLoop
 from knnper.server.run import untrained
 from knnper.server.run_folder import Checkpoint, CheckpointFolder
 from knnper.simulation.reports.figure import INK, SERIES, styled
-from knnper.simulation.reports.runs import Table, percent
+from knnper.simulation.reports.runs import Table, estimate
 from knnper.simulation.workbench import (
     SerialFederation,
     Workbench,
@@ -48,7 +56,15 @@ from papers.figures import Drawing, FigureFolder, PartRecord
 
 @dataclass(frozen=True)
 class CollapseSettings(Settings):
-    """None: the experiment says everything."""
+    """What the figure shows.
+
+    Attributes
+    ----------
+    seeds
+        Of the runs whose means are shown; each takes the place of ``run.seed``.
+    """
+
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0, 1, 2, 3, 4)
 
 
 def without_treatments(settings: FedBasisSettings) -> FedBasisSettings:
@@ -210,30 +226,42 @@ _ENDS = ("accuracy", "unseen_accuracy")
 
 
 def draw_collapse(
-    experiment: Experiment, _: CollapseSettings, folder: FigureFolder
+    experiment: Experiment, figure: CollapseSettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure; each variant changes the settings of the method alone."""
+    """Return the figure; a variant changes the settings of the method alone."""
     settings = settings_of(experiment)
+    parts = {
+        f"{variant}, seed {seed}": (variant, seed)
+        for seed in figure.seeds
+        for variant in VARIANTS
+    }
 
-    def follow(variant: str) -> PartRecord:
+    def follow(part: str) -> PartRecord:
+        variant, seed = parts[part]
         method = Choice(experiment.method.name, VARIANTS[variant](settings))
-        bench = open_workbench(replace(experiment, method=method))
+        run = replace(experiment.run, seed=seed)
+        bench = open_workbench(replace(experiment, method=method, run=run))
         return follow_bases(bench).as_record()
 
-    records = folder.finish(VARIANTS, follow)
-    found = dict(zip(VARIANTS, records, strict=True))
+    records = folder.finish(parts, follow)
+    found: Found = {variant: {} for variant in VARIANTS}
+    for (variant, seed), record in zip(parts.values(), records, strict=True):
+        found[variant][seed] = record
     header = ("treated", "similarity", "entropy", "accuracy", "unseen")
-    table = Table(TITLE, header, tuple((one, *_cells(found[one])) for one in found))
+    rows = tuple((one, *_cells(by_seed)) for one, by_seed in found.items())
     ends = {
-        variant: {name: record[name] for name in _ENDS}
-        for variant, record in found.items()
+        variant: {
+            str(seed): {name: one[name] for name in _ENDS}
+            for seed, one in by_seed.items()
+        }
+        for variant, by_seed in found.items()
     }
     return [
         Drawing(
             "fedbasis-collapse",
             TITLE,
-            (table,),
-            ("treated", "round", "similarity", "entropy"),
+            (Table(TITLE, header, rows),),
+            ("treated", "seed", "round", "similarity", "entropy"),
             _rows(found),
             functools.partial(_picture, found),
             records,
@@ -242,18 +270,26 @@ def draw_collapse(
     ]
 
 
-def _cells(record: PartRecord) -> Iterator[str]:
-    yield from (f"{record[name][-1]:.3f}" for name in ("similarity", "entropy"))
+# Records by variant and seed.
+Found = Mapping[str, dict[int, PartRecord]]
+
+
+def _cells(by_seed: Mapping[int, PartRecord]) -> Iterator[str]:
+    records = by_seed.values()
+    for name in ("similarity", "entropy"):
+        yield estimate(one[name][-1] for one in records).text(scale=1.0, digits=3)
     for name in _ENDS:
-        yield "" if record[name] is None else percent(record[name])
+        yield estimate(one[name] for one in records).text()
 
 
-def _rows(found: Mapping[str, PartRecord]) -> Iterator[tuple[object, ...]]:
-    for variant, record in found.items():
-        pairs = zip(record["similarity"], record["entropy"], strict=True)
-        for server_round, (similarity, entropy) in enumerate(pairs):
-            known = similarity is not None
-            yield variant, server_round, similarity, entropy if known else None
+def _rows(found: Found) -> Iterator[tuple[object, ...]]:
+    for variant, by_seed in found.items():
+        for seed, record in by_seed.items():
+            pairs = zip(record["similarity"], record["entropy"], strict=True)
+            for server_round, (similarity, entropy) in enumerate(pairs):
+                known = similarity is not None
+                told = entropy if known else None
+                yield variant, seed, server_round, similarity, told
 
 
 _COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
@@ -261,15 +297,16 @@ _DASHES = ":", ":", "-", ":", "-"
 
 
 @styled
-def _picture(found: Mapping[str, PartRecord]) -> Figure:
+def _picture(found: Found) -> Figure:
     figure = Figure(figsize=(9.0, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     lines = zip(found.items(), _COLORS, _DASHES, strict=True)
-    for (variant, record), color, dashes in lines:
-        known = [value is not None for value in record["similarity"]]
+    for (variant, by_seed), color, dashes in lines:
+        records = list(by_seed.values())
+        known = [value is not None for value in records[0]["similarity"]]
         rounds = [at for at, here in enumerate(known) if here]
         for axes, name in ((left, "similarity"), (right, "entropy")):
-            values = [record[name][at] for at in rounds]
+            values = [estimate(one[name][at] for one in records).mean for at in rounds]
             label = variant if axes is left else None
             axes.plot(rounds, values, dashes, color=color.light, label=label)
     left.set_ylabel("cosine similarity of the bases")

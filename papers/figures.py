@@ -211,13 +211,15 @@ class FigureFolder:
         return [done[name] for name in names]
 
     def write(self, drawings: Sequence[Drawing]) -> Shown:
-        """Write .csv, .svg, .pdf, .png and .json of each drawing; return all."""
+        """Write .csv, .md, .svg, .pdf, .png and .json of each drawing; return all."""
         for one in drawings:
             cells = io.StringIO()
             writer = csv.writer(cells, lineterminator="\n")
             writer.writerow(one.header)
             writer.writerows(one.rows)
             write_atomically(self.path / f"{one.name}.csv", cells.getvalue())
+            tables = "\n".join(table.as_markdown() for table in one.tables)
+            write_atomically(self.path / f"{one.name}.md", tables)
             write_pictures(self.path, one.name, one.draw())
             seconds = round(sum(record["seconds"] for record in one.records), 1)
             about = {**self.identity, "figure": one.name, **one.details}

@@ -29,7 +29,7 @@ from knnper.server.rounds import RoundLoop
 from knnper.server.run import untrained
 from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
-from knnper.simulation.reports.runs import Table
+from knnper.simulation.reports.runs import Estimate, Table, estimate
 from knnper.simulation.workbench import (
     SerialFederation,
     Workbench,
@@ -67,8 +67,8 @@ class ThreeApproachesSettings(Settings):
         q of HypCluster: the points of the second half.
     users
         p.
-    seed
-        Fixes every random choice.
+    seeds
+        Each fixes every random choice, the users' own samples too.
     samples_for_clusters
         m in the second half.
     num_starts
@@ -81,7 +81,7 @@ class ThreeApproachesSettings(Settings):
     samples: Annotated[tuple[SampleCount, ...], _SOME] = (3, 5, 10, 30, 100, 200)
     clusters: Annotated[tuple[PositiveInt, ...], _SOME] = (1, 2, 3, 4, 5, 6, 8)
     users: PositiveInt = 100
-    seed: NonNegativeInt = 0
+    seeds: Annotated[tuple[NonNegativeInt, ...], _SOME] = (0, 1, 2)
     samples_for_clusters: SampleCount = 100
     num_starts: PositiveInt = 3
     num_rounds: PositiveInt = 10
@@ -200,8 +200,10 @@ def least_losses(num_users: int) -> Mapping[str, float]:
 class Measurements:
     """Trains and measures on one data set; what was trained once is used again."""
 
-    def __init__(self, settings: ThreeApproachesSettings, num_samples: int) -> None:
-        self._base = _base(settings, num_samples)
+    def __init__(
+        self, settings: ThreeApproachesSettings, seed: int, num_samples: int
+    ) -> None:
+        self._base = _base(settings, seed, num_samples)
         self._trained: dict[str, Any] = {}
 
     def measure(self, candidates: Sequence[Candidate]) -> PartRecord:
@@ -235,7 +237,7 @@ class Measurements:
 
 
 def _base(
-    settings: ThreeApproachesSettings, num_samples: int
+    settings: ThreeApproachesSettings, seed: int, num_samples: int
 ) -> dict[str, Mapping[str, Any] | str]:
     return {
         "name": "three-approaches",
@@ -243,7 +245,7 @@ def _base(
             "name": "synthetic_mixture",
             "num_users": settings.users,
             "num_samples": num_samples,
-            "seed": settings.seed,
+            "seed": seed,
         },
         "partition": {"name": "natural"},
         "model": {"name": "softmax_regression"},
@@ -253,7 +255,7 @@ def _base(
             "learning_rate": 1.0,
         },
         "run": {
-            "seed": settings.seed,
+            "seed": seed,
             "engine": "serial",
             "checkpoint_every": settings.num_rounds,
         },
@@ -304,51 +306,67 @@ _MARKERS = "osv^D*P"
 _METHODS = {"Global (FedAvg)": "FedAvg"}
 
 
-# Records by title, each in the order of the horizontal axis.
-Lines = Mapping[str, Sequence[PartRecord]]
+# Records by title: for each place on the horizontal axis those of all seeds.
+Lines = Mapping[str, Sequence[Sequence[PartRecord]]]
 
 
 def draw_three_approaches(
     _: None, settings: ThreeApproachesSettings, folder: FigureFolder
 ) -> list[Drawing]:
     """Return the figure."""
-    starts = range(settings.seed, settings.seed + settings.num_starts)
 
-    def of_samples(count: int) -> PartRecord:
-        measurements = Measurements(settings, count)
+    def of_samples(seed: int, count: int) -> PartRecord:
+        measurements = Measurements(settings, seed, count)
+        starts = range(seed, seed + settings.num_starts)
         approaches = {**APPROACHES, HYPCLUSTER: hypcluster(4, starts)}
         return {title: measurements.measure(one) for title, one in approaches.items()}
 
-    def of_clusters(count: int) -> PartRecord:
-        measurements = Measurements(settings, settings.samples_for_clusters)
+    def of_clusters(seed: int, count: int) -> PartRecord:
+        measurements = Measurements(settings, seed, settings.samples_for_clusters)
+        starts = range(seed, seed + settings.num_starts)
         return measurements.measure(hypcluster(count, starts, rates=(1.0,)))
 
-    parts = {f"{one} samples": (of_samples, one) for one in settings.samples}
-    parts |= {f"{one} clusters": (of_clusters, one) for one in settings.clusters}
+    halves = (of_samples, settings.samples), (of_clusters, settings.clusters)
+    parts = {
+        (measure, count, seed): f"{count} {measure.__name__[3:]}, seed {seed}"
+        for seed in settings.seeds
+        for measure, counts in halves
+        for count in counts
+    }
+    by_name = {name: part for part, name in parts.items()}
 
     def make(name: str) -> PartRecord:
-        measure, count = parts[name]
-        return measure(count)
+        measure, count, seed = by_name[name]
+        return measure(seed, count)
 
-    records = folder.finish(parts, make)
-    of_all, alone = records[: len(settings.samples)], records[len(settings.samples) :]
+    records = folder.finish(parts.values(), make)
+    found = dict(zip(parts, records, strict=True))
     by_samples: Lines = {
-        title: [record[title] for record in of_all]
+        title: [
+            [found[of_samples, count, seed][title] for seed in settings.seeds]
+            for count in settings.samples
+        ]
         for title in (*APPROACHES, HYPCLUSTER)
     }
+    alone = [
+        [found[of_clusters, count, seed] for seed in settings.seeds]
+        for count in settings.clusters
+    ]
     least = least_losses(settings.users)
     tables = (
         _table("samples per user", settings.samples, by_samples),
         _table("clusters", settings.clusters, {"HypCluster": alone}),
     )
     rows = [
-        _row(samples, 4 if title == HYPCLUSTER else None, title, record)
+        _row(seed, samples, 4 if title == HYPCLUSTER else None, title, record)
         for title, line in by_samples.items()
-        for samples, record in zip(settings.samples, line, strict=True)
+        for samples, of_seeds in zip(settings.samples, line, strict=True)
+        for seed, record in zip(settings.seeds, of_seeds, strict=True)
     ]
     rows += [
-        _row(settings.samples_for_clusters, clusters, "HypCluster", record)
-        for clusters, record in zip(settings.clusters, alone, strict=True)
+        _row(seed, settings.samples_for_clusters, clusters, "HypCluster", record)
+        for clusters, of_seeds in zip(settings.clusters, alone, strict=True)
+        for seed, record in zip(settings.seeds, of_seeds, strict=True)
     ]
     return [
         Drawing(
@@ -364,19 +382,27 @@ def draw_three_approaches(
     ]
 
 
-_HEADER = ("samples", "clusters", "approach", "validation_loss", "test_loss", "chosen")
+_HEADER = (
+    "seed",
+    "samples",
+    "clusters",
+    "approach",
+    "validation_loss",
+    "test_loss",
+    "chosen",
+)
 
 
 def _row(
-    samples: int, clusters: int | None, title: str, record: PartRecord
+    seed: int, samples: int, clusters: int | None, title: str, record: PartRecord
 ) -> Sequence[object]:
     losses = record["validation_loss"], record["test_loss"]
     chosen = ", ".join(f"{name} {one}" for name, one in record["chosen"].items())
-    return (samples, clusters, title, *losses, chosen)
+    return (seed, samples, clusters, title, *losses, chosen)
 
 
-def _losses(line: Sequence[PartRecord]) -> list[float]:
-    return [record["test_loss"] for record in line]
+def _losses(line: Sequence[Sequence[PartRecord]]) -> list[Estimate]:
+    return [estimate(one["test_loss"] for one in of_seeds) for of_seeds in line]
 
 
 def _table(axis: str, places: Sequence[int], lines: Lines) -> Table:
@@ -385,7 +411,7 @@ def _table(axis: str, places: Sequence[int], lines: Lines) -> Table:
         f"Test loss (nats) {of}by {axis}",
         (axis, *map(str, places)),
         tuple(
-            (title, *(f"{loss:.3f}" for loss in _losses(line)))
+            (title, *(loss.text(scale=1.0, digits=3) for loss in _losses(line)))
             for title, line in lines.items()
         ),
     )
@@ -395,7 +421,7 @@ def _table(axis: str, places: Sequence[int], lines: Lines) -> Table:
 def _picture(
     settings: ThreeApproachesSettings,
     by_samples: Lines,
-    by_clusters: Sequence[PartRecord],
+    by_clusters: Sequence[Sequence[PartRecord]],
     least: Mapping[str, float],
 ) -> Figure:
     figure = Figure(figsize=(10.0, 4.4), layout="constrained")
@@ -406,9 +432,10 @@ def _picture(
         by_samples.items(), colors, _MARKERS, strict=True
     ):
         style = {"color": color.light, "marker": marker, "markersize": 4}
-        left.plot(samples, _losses(line), label=title, **style)
+        left.plot(samples, [loss.mean for loss in _losses(line)], label=title, **style)
         if title == HYPCLUSTER:
-            right.plot(settings.clusters, _losses(by_clusters), **style)
+            means = [loss.mean for loss in _losses(by_clusters)]
+            right.plot(settings.clusters, means, **style)
     left.set_xscale("log")
     left.set_xticks(samples, list(map(str, samples)))
     left.minorticks_off()

@@ -33,6 +33,8 @@ def known() -> set[tuple[str, str]]:
                 if f"{column}_half_width" in result.line:
                     text = result.figure(column).text()
                     found |= {one.groups() for one in QUOTED.finditer(text)}
+    for path in tables.RESULTS.glob("*.md"):
+        found |= {one.groups() for one in QUOTED.finditer(path.read_text())}
     return found  # type: ignore[return-value]
 
 
@@ -99,6 +101,8 @@ a,5,1,0.5,,,0.25,-0.125,A,0
 def test_a_table_by_hand(tmp_path: Path) -> None:
     (tmp_path / "few.csv").write_text(BY_HAND)
     (tmp_path / "swept.csv").write_text(SWEPT)
+    (tmp_path / "drawn.md").write_text("| a |\n")
+    assert tables.marked_table({"figure": "drawn"}, tmp_path) == "| a |\n"
     few = (
         "{files: [few], columns: [title, seen_average, seen_vs_a, bytes_up], rows: [b]}"
     )

@@ -18,6 +18,7 @@ from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.reports.figure import colors_of
+from knnper.simulation.reports.runs import estimate
 from knnper.simulation.workbench import Workbench, open_workbench, simulate
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedbasis import FedBasisSettings, local_round
@@ -297,7 +298,7 @@ HANDFUL = ThreeApproachesSettings(
     samples=(4, 10),
     clusters=(1, 2),
     users=4,
-    seed=5,
+    seeds=(5, 6),
     samples_for_clusters=10,
     num_starts=2,
     num_rounds=2,
@@ -351,12 +352,12 @@ def test_the_loss_is_that_of_a_run(tmp_path: Path) -> None:
     run = simulate(open_workbench(oracle), folder, Observer(), ["test"])
     candidate = APPROACHES["Fine-tuning"][0]
     assert candidate.chosen == {"learning_rate": 0.3}
-    found = Measurements(HANDFUL, 10).measure([candidate])
+    found = Measurements(HANDFUL, 5, 10).measure([candidate])
     assert found["test_loss"] == pytest.approx(run["seen"]["log_loss"], rel=1e-9)
 
 
 def test_the_best_candidate_on_validation_data_is_taken() -> None:
-    measurements = Measurements(HANDFUL, 10)
+    measurements = Measurements(HANDFUL, 5, 10)
     candidates = APPROACHES["Local"]
     alone = [measurements.measure([candidate]) for candidate in candidates]
     best = min(alone, key=lambda record: record["validation_loss"])
@@ -365,7 +366,7 @@ def test_the_best_candidate_on_validation_data_is_taken() -> None:
 
 
 def test_one_cluster_is_the_global_model() -> None:
-    measurements = Measurements(HANDFUL, 10)
+    measurements = Measurements(HANDFUL, 5, 10)
     fedavg = Candidate({"method": {"name": "fedavg"}}, {}, {})
     expected = measurements.measure([fedavg])
     found = measurements.measure(hypcluster(1, [5], [1.0]))
@@ -375,9 +376,17 @@ def test_one_cluster_is_the_global_model() -> None:
 def test_methods_have_the_colours_that_they_have_in_reports(tmp_path: Path) -> None:
     shown = make_figure("three-approaches", None, HANDFUL, tmp_path / "f")
     assert [row[0] for row in shown.tables[0].rows] == [*APPROACHES, HYPCLUSTER]
+    losses = [
+        Measurements(HANDFUL, seed, 4).measure(APPROACHES["Local"])["test_loss"]
+        for seed in HANDFUL.seeds
+    ]
+    told = estimate(losses).text(scale=1.0, digits=3)
+    assert shown.tables[0].rows[1][1] == told
+    assert losses[0] != losses[1]
     _, *rows = (tmp_path / "f/three-approaches.csv").read_text().splitlines()
-    assert rows[0].startswith("4,,Global (FedAvg),")
-    assert rows[-1].startswith("10,2,HypCluster,")
+    assert rows[0].startswith("5,4,,Global (FedAvg),")
+    assert rows[1].startswith("6,4,,Global (FedAvg),")
+    assert rows[-1].startswith("6,10,2,HypCluster,")
     about = json.loads((tmp_path / "f/three-approaches.json").read_text())
     assert about["least_loss"] == least_losses(4)
     left, right = shown.charts[0].draw().axes
