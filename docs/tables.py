@@ -4,7 +4,8 @@
 of the shipped file NAME.yaml. A page has a table of it between these marks, ``<!--
 results {files: [NAME], columns: [...]} -->`` and ``<!-- end of results -->``.
 ``docs/results/FIGURE.md`` has the tables of a figure, as its command left them; its
-mark is ``<!-- results {figure: FIGURE} -->``. After a file came or changed::
+mark is ``<!-- results {figure: FIGURE} -->``, with ``table: 2`` the second alone.
+After a file came or changed::
 
     python -m docs.tables                  # rewrites what is between the marks
     python -m docs.tables --html all.html  # all results, one page that needs no net
@@ -214,8 +215,12 @@ def cell_of(column: str, result: Result, results: Results) -> str:
 
 def marked_table(settings: Mapping[str, Any], folder: Path = RESULTS) -> str:
     """Return the table that the settings of a mark ask for."""
-    if settings.keys() == {"figure"}:
-        return (folder / f"{settings['figure']}.md").read_text(encoding="utf-8")
+    if "figure" in settings:
+        text = (folder / f"{settings['figure']}.md").read_text(encoding="utf-8")
+        tables = text.split("\n\n")
+        return (
+            text if len(settings) == 1 else f"{tables[settings['table'] - 1].strip()}\n"
+        )
     if unknown := settings.keys() - {"files", "columns", "rows"}:
         raise SystemExit(f"a mark of results has {', '.join(unknown)}")
     files = [read_results(folder / f"{name}.csv") for name in settings["files"]]

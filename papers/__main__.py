@@ -7,7 +7,9 @@ import typer
 
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment, parse_yaml, read_experiment
+from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord
+from knnper.server.run_folder import EXPERIMENT
 from knnper.simulation.batches.plan import read_comparison
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.reports.runs import Shown
@@ -22,6 +24,7 @@ from knnper_cli.terminal import (
     say,
 )
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
+from papers.figures import markdown_of, over_runs
 from papers.gains import read_gains, write_gains
 from papers.pfllib import pfllib
 from papers.reproduce import Maker, Watcher, progress, read_files, write_report
@@ -86,10 +89,11 @@ def figure(
         ),
     ],
     of: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="PATH",
-            help="The folder of a finished run, or the file of an experiment.",
+            help="The folder of a finished run, or the file of an experiment; of "
+            "several, means with their intervals.",
         ),
     ] = None,
     options: Annotated[
@@ -102,18 +106,34 @@ def figure(
 ) -> None:
     """Make one figure, of a finished run or of an experiment that it trains."""
     settings = parse_options(name, dict(map(_option, options or ())))
-    chosen = FIGURES[name]
-    subject: TrainedModel | Experiment | None = None
-    if (of is None) != (chosen.needs == NOTHING) or (overrides and chosen.needs == RUN):
+    chosen, several = FIGURES[name], of or []
+    if (not several) != (chosen.needs == NOTHING) or (
+        overrides and chosen.needs == RUN
+    ):
         raise typer.BadParameter(f"{name} needs {chosen.needs}")
-    if of is not None and chosen.needs == RUN:
-        subject = trained_model(of)
-    elif of is not None:
-        described = find_experiment(of)
-        subject = read_experiment(described, experiment_catalogue(), overrides or ())
-    with progress(chosen.parts) as on_part:
-        made = make_figure(name, subject, settings, output, on_part)
-    print_shown(made)
+    # The file in a run's folder is that of no other run.
+    names = [one.parent.name if one.name == EXPERIMENT else one.stem for one in several]
+    if len(set(names)) < len(names):
+        raise typer.BadParameter(f"found {', '.join(names)}, expected other names each")
+
+    def make(of_one: Path | None, place: Path) -> Shown:
+        subject: TrainedModel | Experiment | None = None
+        if of_one is not None and chosen.needs == RUN:
+            subject = trained_model(of_one)
+        elif of_one is not None:
+            described, catalogue = find_experiment(of_one), experiment_catalogue()
+            subject = read_experiment(described, catalogue, overrides or ())
+        with progress(chosen.parts) as on_part:
+            return make_figure(name, subject, settings, place, on_part)
+
+    if len(several) < 2:
+        print_shown(make(several[0] if several else None, output))
+    else:
+        places = [output / place for place in names]
+        made = list(map(make, several, places))
+        means = over_runs([one.tables for one in made])
+        write_atomically(output / f"{name}.md", markdown_of(means))
+        print_shown(Shown(tuple(means)))
     say(f"Numbers and pictures are in {output}")
 
 

@@ -381,7 +381,9 @@ def draw_drift(
 
 
 def _table(curves: DriftCurves, settings: DriftSettings) -> Table:
-    moments = (0, settings.shift_at - 1, settings.shift_at, settings.steps)
+    shift, left = settings.shift_at, settings.steps - settings.shift_at
+    after = {shift + left // 10, shift + left // 2, settings.steps}
+    moments = sorted({0, shift - 1, shift, *after})
     alarmed = {f"clients alarmed, {name}": one for name, one in curves.alarmed.items()}
     return Table(
         TITLE,

@@ -28,7 +28,7 @@ from knnper.simulation.batches.folder import (
     split_of,
 )
 from knnper.simulation.reports.figure import write_pictures
-from knnper.simulation.reports.runs import Chart, Shown, Table
+from knnper.simulation.reports.runs import Chart, Shown, Table, estimate
 from knnper.simulation.trained_model import TrainedModel
 
 PartRecord = Mapping[str, Any]
@@ -125,6 +125,45 @@ def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     return statistics.correlation(x, y)
 
 
+def over_runs(of_each: Sequence[Sequence[Table]]) -> list[Table]:
+    """Return tables of means over runs, ± half of their 95 % intervals.
+
+    All have the same rows; columns that not all have, by their header, are left out.
+    """
+    found = []
+    for same in zip(*of_each, strict=True):
+        shared = [
+            one for one in same[0].header if all(one in table.header for table in same)
+        ]
+        places = [[table.header.index(one) for one in shared] for table in same]
+        rows = tuple(
+            tuple(
+                _mean_cell([line[at] for line, at in zip(lines, column, strict=True)])
+                for column in zip(*places, strict=True)
+            )
+            for lines in zip(*(table.rows for table in same), strict=True)
+        )
+        found.append(Table(same[0].title, tuple(shared), rows))
+    return found
+
+
+def markdown_of(tables: Iterable[Table]) -> str:
+    """Return tables as Markdown, a blank line between them."""
+    return "\n".join(table.as_markdown() for table in tables)
+
+
+def _mean_cell(texts: Sequence[str]) -> str:
+    if len(set(texts)) == 1:
+        return texts[0]
+    numbers = [text.removesuffix(" %").replace(",", "") for text in texts]
+    try:
+        values = [float(number) for number in numbers]
+    except ValueError:
+        return ""
+    digits = max(len(number.partition(".")[2]) for number in numbers)
+    return estimate(values).text(scale=1.0, digits=digits)
+
+
 def knn_settings(experiment: Experiment) -> KnnSettings:
     """Return the experiment's own settings of kNN-Per, or the default ones."""
     chosen = experiment.personalization.settings
@@ -218,8 +257,7 @@ class FigureFolder:
             writer.writerow(one.header)
             writer.writerows(one.rows)
             write_atomically(self.path / f"{one.name}.csv", cells.getvalue())
-            tables = "\n".join(table.as_markdown() for table in one.tables)
-            write_atomically(self.path / f"{one.name}.md", tables)
+            write_atomically(self.path / f"{one.name}.md", markdown_of(one.tables))
             write_pictures(self.path, one.name, one.draw())
             seconds = round(sum(record["seconds"] for record in one.records), 1)
             about = {**self.identity, "figure": one.name, **one.details}

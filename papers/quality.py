@@ -221,10 +221,16 @@ def _curve(records: Sequence[PartRecord], alpha: float, kind: str) -> Curve:
 
 
 def _table(title: str, lines: Sequence[Curve]) -> Table:
+    epochs, accuracy = lines[0].details["epochs"], lines[0].x
+    order = sorted(range(len(epochs)), key=epochs.__getitem__)
+    named = {"global model": accuracy, **{line.label: line.mean for line in lines}}
     return Table(
         title,
-        ("alpha / global model", *map(percent, lines[0].x)),
-        tuple((line.label, *map(percent, line.mean)) for line in lines),
+        ("alpha / epochs", *(f"{epochs[at]:g}" for at in order)),
+        tuple(
+            (name, *(percent(values[at]) for at in order))
+            for name, values in named.items()
+        ),
     )
 
 

@@ -101,8 +101,9 @@ a,5,1,0.5,,,0.25,-0.125,A,0
 def test_a_table_by_hand(tmp_path: Path) -> None:
     (tmp_path / "few.csv").write_text(BY_HAND)
     (tmp_path / "swept.csv").write_text(SWEPT)
-    (tmp_path / "drawn.md").write_text("| a |\n")
-    assert tables.marked_table({"figure": "drawn"}, tmp_path) == "| a |\n"
+    (tmp_path / "drawn.md").write_text("| a |\n\n| b |\n")
+    for place, text in ({}, "| a |\n\n| b |\n"), ({"table": 1}, "| a |\n"):
+        assert tables.marked_table({"figure": "drawn", **place}, tmp_path) == text
     few = (
         "{files: [few], columns: [title, seen_average, seen_vs_a, bytes_up], rows: [b]}"
     )

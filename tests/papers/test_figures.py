@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,14 @@ from knnper.simulation.reports.runs import Table
 from knnper.simulation.trained_model import trained_model
 from papers.__main__ import app
 from papers.catalogue import FIGURES, make_figure
-from papers.figures import Drawing, FigureFolder, PartRecord, figure_code, identity_of
+from papers.figures import (
+    Drawing,
+    FigureFolder,
+    PartRecord,
+    figure_code,
+    identity_of,
+    over_runs,
+)
 from tests.papers.small_files import experiment, quiet
 from tests.simulation.finished_run import finished_run
 
@@ -324,3 +332,28 @@ def test_a_figure_of_a_run_is_one_of_its_data(run: Path) -> None:
     bench = replace(model.bench, dataset=inverted(model.dataset))
     found, changed = map(identity_of, (model, replace(model, bench=bench)))
     assert [name for name in found if found[name] != changed[name]] == ["dataset"]
+
+
+def test_means_over_runs_by_hand() -> None:
+    rows = ("a", "2", "0.50 %", ""), ("b", "3", "1,004", "")
+    one = Table("t", ("d", "m", "x", "y"), rows)
+    more = Table("t", ("d", "x", "m"), (("a", "0.7 %", "2"), ("b", "1,006", "4")))
+    (found,) = over_runs([[one], [more]])
+    assert found.header == ("d", "m", "x")
+    # Half of the interval of two values is 12.706 / 2 times their distance.
+    assert found.rows == (("a", "2", "0.60 ± 1.27"), ("b", "4 ± 6", "1005 ± 13"))
+
+
+def test_several_runs_have_a_folder_each(run: Path, tmp_path: Path) -> None:
+    output, runs = tmp_path / "out", [tmp_path / name for name in "ab"]
+    for path in runs:
+        shutil.copytree(run, path)
+    command = ["figure", "protonn", *PROTONN, "--output", str(output), "--of"]
+    made = CliRunner().invoke(app, [*command, str(runs[0]), "--of", str(runs[1])])
+    assert made.exit_code == 0, made.output
+    # Of equal runs the mean is what each one has.
+    assert (output / "protonn.md").read_text() == (output / "a/protonn.md").read_text()
+    assert (output / "b/protonn.csv").is_file()
+    twice = CliRunner().invoke(app, [*command, str(runs[0]), "--of", str(runs[0])])
+    assert twice.exit_code == 2
+    assert "found a, a, expected other names" in " ".join(twice.output.split())

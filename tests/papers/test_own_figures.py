@@ -179,10 +179,12 @@ def test_stages_are_steps_of_one_training(bench: Workbench, tmp_path: Path) -> N
 def test_a_better_model_has_better_neighbours(tmp_path: Path) -> None:
     shown = make_figure("quality", EXPERIMENT, QUALITY, tmp_path / "q", quiet)
     for table in shown.tables:
-        worse, better = (float(cell.rstrip(" %")) for cell in table.header[1:])
+        found = [
+            [float(cell.rstrip(" %")) for cell in cells] for _, *cells in table.rows
+        ]
+        (worse, better), *lines = found
         assert worse < 30 < 50 < better
-        for _, first, last in table.rows:
-            assert float(first.rstrip(" %")) < float(last.rstrip(" %"))
+        assert all(first < last for first, last in lines)
     rows = (tmp_path / "q" / "quality.csv").read_text().splitlines()
     assert rows[0] == "kind,alpha,global_accuracy,accuracy,accuracy_std,epochs"
     assert len(rows) == 1 + 2 * 2 * 2
