@@ -10,7 +10,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import os
 import signal
 import socket
 import threading
@@ -36,7 +35,7 @@ from knnper.client.runtime import ClientRuntime, make_client_app
 from knnper.errors import RunError
 from knnper.experiment import RunSettings, from_json, to_json
 from knnper.files import write_atomically
-from knnper.process import compute_device, num_workers
+from knnper.process import compute_device, huge_pages_for_workers, num_workers
 from knnper.server.federation import Federation, FlowerFederation
 from knnper.simulation.workbench import (
     Workbench,
@@ -146,7 +145,7 @@ def run_nodes(
 
     # Flower logs an error with all its tracebacks, and raises it.
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    with _stopping_on_interrupt(stop), _faster_flower(), _huge_pages_for_workers():
+    with _stopping_on_interrupt(stop), _faster_flower(), huge_pages_for_workers():
         try:
             _simulate(num_nodes, client_app, server_app, _backend_config(run))
         except RuntimeError as error:
@@ -205,25 +204,6 @@ def _faster_flower() -> Iterator[None]:
         mock.patch.object(vce_api, "add_messages_to_queue", _hand_on_messages),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _huge_pages_for_workers() -> Iterator[None]:
-    """Let glibc ask for huge pages in the processes that are started meanwhile.
-
-    The large tensors of a training step take a twentieth less time. It is a setting of
-    the environment because glibc reads it when a process starts.
-    """
-    before = os.environ.get("GLIBC_TUNABLES")
-    tunables = [before] if before else []
-    os.environ["GLIBC_TUNABLES"] = ":".join([*tunables, "glibc.malloc.hugetlb=1"])
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["GLIBC_TUNABLES"]
-        else:
-            os.environ["GLIBC_TUNABLES"] = before
 
 
 def _hand_on_messages(

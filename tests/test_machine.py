@@ -13,6 +13,7 @@ from knnper.errors import RunError
 from knnper.experiment import RunSettings, load_experiment
 from knnper.process import (
     compute_device,
+    huge_pages_for_workers,
     keep_freed_memory,
     num_threads,
     num_workers,
@@ -116,6 +117,20 @@ def test_memory_is_kept_where_glibc_allocates_it(
     keep_freed_memory()
     # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h.
     assert made == [(-3, 2**30), (-1, 2**30)][:calls]
+
+
+@pytest.mark.parametrize("before", [None, "glibc.malloc.arena_max=1"])
+def test_huge_pages_are_for_what_starts_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    if before is None:
+        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    else:
+        monkeypatch.setenv("GLIBC_TUNABLES", before)
+    with huge_pages_for_workers():
+        asked = os.environ["GLIBC_TUNABLES"].split(":")
+        assert asked == [*([before] if before else []), "glibc.malloc.hugetlb=1"]
+    assert os.environ.get("GLIBC_TUNABLES") == before
 
 
 @pytest.mark.parametrize("dies", [True, False])

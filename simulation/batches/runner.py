@@ -25,6 +25,7 @@ from knnper.experiment import (
 )
 from knnper.lifeline import die_with_parent
 from knnper.metrics import gain
+from knnper.process import huge_pages_for_workers
 from knnper.server.results import figure_of
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import (
@@ -365,10 +366,11 @@ def run_in_workers(
         num_workers, context, _begin_worker, (os.getpid(), queue)
     )
     try:
-        left = {
-            pool.submit(_make_in_worker, make_runs, number, family)
-            for number, family in enumerate(families)
-        }
+        with huge_pages_for_workers():
+            left = {
+                pool.submit(_make_in_worker, make_runs, number, family)
+                for number, family in enumerate(families)
+            }
         while left:
             done, left = concurrent.futures.wait(
                 left, SECONDS_BETWEEN_LOOKS, concurrent.futures.FIRST_COMPLETED
