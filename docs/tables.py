@@ -217,10 +217,9 @@ def marked_table(settings: Mapping[str, Any], folder: Path = RESULTS) -> str:
     """Return the table that the settings of a mark ask for."""
     if "figure" in settings:
         text = (folder / f"{settings['figure']}.md").read_text(encoding="utf-8")
-        tables = text.split("\n\n")
-        return (
-            text if len(settings) == 1 else f"{tables[settings['table'] - 1].strip()}\n"
-        )
+        if "table" in settings:
+            text = text.split("\n\n")[settings["table"] - 1].strip() + "\n"
+        return text
     if unknown := settings.keys() - {"files", "columns", "rows"}:
         raise SystemExit(f"a mark of results has {', '.join(unknown)}")
     files = [read_results(folder / f"{name}.csv") for name in settings["files"]]

@@ -135,13 +135,13 @@ def over_runs(of_each: Sequence[Sequence[Table]]) -> list[Table]:
         shared = [
             one for one in same[0].header if all(one in table.header for table in same)
         ]
-        places = [[table.header.index(one) for one in shared] for table in same]
+        cells = [
+            [dict(zip(table.header, row, strict=True)) for row in table.rows]
+            for table in same
+        ]
         rows = tuple(
-            tuple(
-                _mean_cell([line[at] for line, at in zip(lines, column, strict=True)])
-                for column in zip(*places, strict=True)
-            )
-            for lines in zip(*(table.rows for table in same), strict=True)
+            tuple(_mean_cell([line[one] for line in lines]) for one in shared)
+            for lines in zip(*cells, strict=True)
         )
         found.append(Table(same[0].title, tuple(shared), rows))
     return found

@@ -315,41 +315,45 @@ def draw_three_approaches(
 ) -> list[Drawing]:
     """Return the figure."""
 
-    def of_samples(seed: int, count: int) -> PartRecord:
+    def starts(seed: int) -> range:
+        return range(seed, seed + settings.num_starts)
+
+    def of_samples(count: int, seed: int) -> PartRecord:
         measurements = Measurements(settings, seed, count)
-        starts = range(seed, seed + settings.num_starts)
-        approaches = {**APPROACHES, HYPCLUSTER: hypcluster(4, starts)}
+        approaches = {**APPROACHES, HYPCLUSTER: hypcluster(4, starts(seed))}
         return {title: measurements.measure(one) for title, one in approaches.items()}
 
-    def of_clusters(seed: int, count: int) -> PartRecord:
+    def of_clusters(count: int, seed: int) -> PartRecord:
         measurements = Measurements(settings, seed, settings.samples_for_clusters)
-        starts = range(seed, seed + settings.num_starts)
-        return measurements.measure(hypcluster(count, starts, rates=(1.0,)))
+        return measurements.measure(hypcluster(count, starts(seed), rates=(1.0,)))
 
-    halves = (of_samples, settings.samples), (of_clusters, settings.clusters)
+    halves = {
+        "samples": (of_samples, settings.samples),
+        "clusters": (of_clusters, settings.clusters),
+    }
     parts = {
-        (measure, count, seed): f"{count} {measure.__name__[3:]}, seed {seed}"
+        f"{count} {half}, seed {seed}": (half, count, seed)
         for seed in settings.seeds
-        for measure, counts in halves
+        for half, (_, counts) in halves.items()
         for count in counts
     }
-    by_name = {name: part for part, name in parts.items()}
 
-    def make(name: str) -> PartRecord:
-        measure, count, seed = by_name[name]
-        return measure(seed, count)
+    def make(part: str) -> PartRecord:
+        half, count, seed = parts[part]
+        measure, _ = halves[half]
+        return measure(count, seed)
 
-    records = folder.finish(parts.values(), make)
-    found = dict(zip(parts, records, strict=True))
+    records = folder.finish(parts, make)
+    found = dict(zip(parts.values(), records, strict=True))
     by_samples: Lines = {
         title: [
-            [found[of_samples, count, seed][title] for seed in settings.seeds]
+            [found["samples", count, seed][title] for seed in settings.seeds]
             for count in settings.samples
         ]
         for title in (*APPROACHES, HYPCLUSTER)
     }
     alone = [
-        [found[of_clusters, count, seed] for seed in settings.seeds]
+        [found["clusters", count, seed] for seed in settings.seeds]
         for count in settings.clusters
     ]
     least = least_losses(settings.users)
