@@ -161,10 +161,13 @@ class Acknowledged:
         for _ in range(_ATTEMPTS if path.is_file() else 0):
             try:
                 with path.open("rb") as file:
-                    found = json.loads(file.read(_NUM_BYTES))
-                expected = found.pop("checksum")
-                if expected == row_checksum(*found.values()):
-                    return cls(**found)
+                    content = file.read(_NUM_BYTES + 1)
+                found = json.loads(content)
+                del found["checksum"]
+                acknowledged = cls(**found)
+                # Its end may be missing though all that it says is there.
+                if acknowledged.encoded() == content:
+                    return acknowledged
             except OSError as error:
                 raise StoreError(f"{path} cannot be read: {error.strerror}") from error
             except (ValueError, LookupError, TypeError, AttributeError):

@@ -208,6 +208,17 @@ def test_a_file_that_is_no_more_what_it_was_is_refused(
             assert path.read_bytes() == content, path
 
 
+def test_a_witness_without_its_end_is_refused_whatever_it_says(store: Path) -> None:
+    path = store / ACKNOWLEDGED
+    content = path.read_bytes()
+    for end in (len(content.rstrip()), len(content) - 1):
+        path.write_bytes(content[:end])
+        with pytest.raises(StoreDamagedError, match="not what was written"):
+            open_store(store)
+    path.write_bytes(content)
+    open_store(store).close()
+
+
 @pytest.mark.parametrize("how", HARMS)
 @pytest.mark.parametrize("pattern", ["manifest.json", "*.index"])
 def test_a_saved_index_is_not_needed(
