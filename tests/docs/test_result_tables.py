@@ -18,9 +18,6 @@ FILES = [results.name for results in tables.all_results()]
 QUOTED = re.compile(r"(\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)")
 # What its commands print is listed there; they are part of the page.
 OUTPUTS = "docs/tutorials/"
-# How many figures of earlier measurements left no file, by page. To be taken down with
-# every one that is measured again, or taken out; none may be added.
-WITHOUT_FILE = {"docs/comparison.md": 451}
 
 
 @cache
@@ -60,8 +57,8 @@ def test_tables_are_those_of_the_files(page: str) -> None:
 @pytest.mark.parametrize("page", [one for one in PAGES if not one.startswith(OUTPUTS)])
 def test_figures_are_those_of_the_files(page: str) -> None:
     found = quoted(page)
-    assert len(found) <= WITHOUT_FILE.get(page, 0), (
-        "these figures are in no file of docs/results:\n" + "\n".join(found)
+    assert not found, "these figures are in no file of docs/results:\n" + "\n".join(
+        found
     )
 
 
