@@ -25,18 +25,18 @@ from knnper.errors import (
     KnnPerError,
     OwnCodeError,
     RefusedError,
-    TrainingDivergedError,
     printable,
 )
 from knnper.files import write_atomically
 from knnper.metrics import Compute
 from knnper.own import explained
 from knnper.predictions import Predictions
-from knnper.records import Parts, canonical, is_finite, put_together, take_apart
+from knnper.records import Parts, canonical, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.core import task
+from knnper.strategies.core.compression import CompressedUpdate
 from knnper.strategies.core.method import Method
-from knnper.strategies.core.records import NoState
+from knnper.strategies.core.records import NoState, require_finite
 from knnper.transport.messages import (
     CannotRunError,
     CarrierError,
@@ -208,8 +208,10 @@ class ClientRuntime:
             server_round,
             self.key.child("client_update", server_round, client),
         )
-        _require_finite("update", update)
-        _require_finite("state", state)
+        # The bytes of a code are no numbers; it was made of finite ones.
+        if not isinstance(update, CompressedUpdate):
+            require_finite("update", update)
+        require_finite("state", state)
         if not isinstance(state, NoState):
             self.states.save(client, server_round, state, keep_rounds)
         return update
@@ -369,15 +371,6 @@ def _halves(examples: Examples) -> tuple[Examples, Examples]:
     """Return every other example: files may lie sorted by class."""
     positions = torch.arange(len(examples))
     return examples.take(positions[::2]), examples.take(positions[1::2])
-
-
-def _require_finite(what: str, record: object) -> None:
-    for name, tensor in take_apart(record).tensors.items():
-        if not is_finite(tensor):
-            raise TrainingDivergedError(
-                f"{name} of the client's {what} is not finite: training diverged; "
-                "lower training.learning_rate"
-            )
 
 
 Worker: TypeAlias = "ClientRuntime | SiteWorker"

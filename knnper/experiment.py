@@ -251,9 +251,13 @@ class TrainingSettings(Settings):
     clip_norm
         Gradients of the loss that are longer are cut to this Euclidean norm; null cuts
         none.
+    compression
+        What clients send of their updates: ``top_k``, ``quantize`` or ``sign`` with its
+        settings, such as ``{name: top_k, fraction: 0.01}``, or one of your own; null
+        sends every number in four bytes.
     """
 
-    later = ("optimizer", "loss", "class_weights", "clip_norm")
+    later = ("optimizer", "loss", "class_weights", "clip_norm", "compression")
 
     num_rounds: PositiveInt = 50
     participation: PositiveFraction = 1.0
@@ -270,6 +274,7 @@ class TrainingSettings(Settings):
     loss: Choice[Settings] = Choice("cross_entropy", Settings())
     class_weights: Literal["balanced"] | tuple[NonNegativeFloat, ...] | None = None
     clip_norm: PositiveFloat | None = None
+    compression: Choice[Settings] | None = None
 
     def learning_rate_at(self, server_round: int) -> float:
         """Return the learning rate in ``server_round`` (from 1)."""
@@ -462,6 +467,7 @@ class Experiment:
             **{name: getattr(self, name) for name in SECTIONS},
             "training.optimizer": training.optimizer,
             "training.loss": training.loss,
+            "training.compression": training.compression,
             **{f"run.metrics.{one.metric_name}": one for one in self.run.metrics},
             "personalization.store.policy": self.policy,
         }
@@ -492,7 +498,7 @@ class Catalogue:
     open_own
         ``(section, reference, folder) -> Own``: finds what a user brought; an
         `OwnCodeError` says why it is not there.
-    optimizer, loss, metric
+    optimizer, loss, compression, metric
         As the others, of the sections ``training`` and ``run``.
     """
 
@@ -506,6 +512,7 @@ class Catalogue:
     open_own: "OpenOwn | None" = None
     optimizer: SettingsTypes = field(default_factory=lambda: {"SGD": SgdSettings})
     loss: SettingsTypes = field(default_factory=lambda: {"cross_entropy": Settings})
+    compression: SettingsTypes = field(default_factory=dict)
     metric: SettingsTypes = field(default_factory=dict)
 
 
@@ -1002,11 +1009,15 @@ class Sections:
         return None
 
     def _training(self, catalogue: Catalogue) -> TrainingSettings | None:
-        """Return the section ``training``, in which two things are chosen by name."""
+        """Return the section ``training``, in which some things are chosen by name."""
         given = self.document.get("training", {})
         if not isinstance(given, Mapping):
             return self._settings("training", TrainingSettings)
-        inner = {"optimizer": catalogue.optimizer, "loss": catalogue.loss}
+        inner = {
+            "optimizer": catalogue.optimizer,
+            "loss": catalogue.loss,
+            "compression": catalogue.compression,
+        }
         rest = {key: given[key] for key in given if key not in inner}
         training = self._settings("training", TrainingSettings, rest)
         chosen = {

@@ -357,12 +357,13 @@ def _read_layout(text: str) -> tuple[Any, dict[str, list[int]]]:
     """Return the structure, and the shapes of its tensors by their path."""
     layout = _parse(text)
     shapes = layout.get("shapes") if isinstance(layout, dict) else None
-    if not isinstance(shapes, dict) or not all(map(_is_shape, shapes.values())):
+    if not isinstance(shapes, dict) or not all(map(is_shape, shapes.values())):
         raise CodecError("expected the shapes of a record's tensors, found none")
     return layout.get("structure"), shapes
 
 
-def _is_shape(shape: object) -> bool:
+def is_shape(shape: object) -> bool:
+    """Return whether a tensor may have the shape that somebody says it has."""
     return (
         isinstance(shape, list)
         and len(shape) <= _MOST_AXES

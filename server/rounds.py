@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from knnper.errors import RunError, printable
+from knnper.errors import CodecError, RunError, printable
 from knnper.records import canonical, is_finite, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.distribution import requests_to_personalize
@@ -107,6 +107,7 @@ class Tally:
     max_norm_ratio: float = math.inf
     update_problem: UpdateProblem | None = None  # the method's, as `started_from`
     started_from: Origin | None = None
+    decoded: Callable[[Any, Any], Any] | None = None
     titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
 
     losses: list[tuple[int, float]] = field(default_factory=list)  # (n_m, loss) used
@@ -131,7 +132,7 @@ class Tally:
         """Yield ``(client, update)`` of what is aggregated, and take note of it."""
         for one in passed:
             self.used.append(one.client)
-            self.bytes_up += num_bytes(one.update)
+            self.bytes_up += one.num_bytes
             self.losses.append((one.update.num_examples, one.update.train_loss))
             yield one.client, one.update
 
@@ -183,14 +184,22 @@ def _measured(
         return f"expected a number of training examples, at least 1, found {found!r}"
     if reply.client not in tally.num_train:
         return "expected a client of this run, found one that takes no part in training"
+    size = num_bytes(update)
+    if tally.decoded is not None:
+        try:
+            update = tally.decoded(sent.payload, update)
+        except CodecError as error:
+            return str(error)
     if tally.update_problem is not None:
         problem = tally.update_problem(sent.payload, update)
         if problem is not None:
             return problem
-    return _compared(reply.client, update, sent, tally)
+    return _compared(reply.client, update, sent, tally, size)
 
 
-def _compared(client: str, update: Any, sent: _Sent, tally: Tally) -> Measured | str:
+def _compared(
+    client: str, update: Any, sent: _Sent, tally: Tally, size: int
+) -> Measured | str:
     """Return an update with how far it is from what was sent, or what is wrong."""
     arrived = take_apart(update).tensors
     shapes = _shapes(arrived)
@@ -221,7 +230,7 @@ def _compared(client: str, update: Any, sent: _Sent, tally: Tally) -> Measured |
     # weigh more than it said then.
     if update.num_examples > tally.num_train[client]:
         update = replace(update, num_examples=tally.num_train[client])
-    return Measured(client, update, changes)
+    return Measured(client, update, changes, size)
 
 
 log = logging.getLogger(__name__)
@@ -331,6 +340,7 @@ class RoundLoop:
             self.run.max_update_norm_ratio,
             self.method.update_problem,
             self.method.started_from,
+            self.method.decoded,
             self.titles,
         )
         screening = Screening(

@@ -64,6 +64,7 @@ class Measured:
     client: str
     update: Any  # the method's record
     changes: Mapping[str, Change]  # by the name of the record's field
+    num_bytes: int  # of the tensors that were sent
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,11 @@ from knnper.models import MODELS, OWN_MODEL, build_model
 from knnper.own import Door, Kind, explained
 from knnper.process import prepare_process, require_precision
 from knnper.seeding import RandomKey
+from knnper.strategies.core.compression import (
+    COMPRESSION,
+    OWN_COMPRESSOR,
+    Compressed,
+)
 from knnper.strategies.core.method import (
     AS_IT_IS,
     AsItIs,
@@ -135,6 +140,9 @@ def bound(experiment: Experiment, task: Task) -> Assembly:
     chosen, on_top = experiment.method, experiment.personalization
     method = method_of(chosen)(task, chosen.settings)
     method = personalizer_of(on_top)(task, method, on_top.settings)
+    compression = experiment.training.compression
+    if compression is not None:
+        method = Compressed(task, method, compression)
     key = RandomKey(experiment.run.seed)
     return Assembly(_with_frozen(experiment, task), key, task, method)
 
@@ -220,6 +228,7 @@ KINDS: Mapping[str, Kind] = {
     "personalization.store.policy": OWN_POLICY,
     "training.optimizer": OWN_OPTIMIZER,
     "training.loss": OWN_LOSS,
+    "training.compression": OWN_COMPRESSOR,
     "run.metrics": OWN_METRIC,
 }
 """What users can bring, by section."""
@@ -294,6 +303,7 @@ def catalogue_of(
         open_own=open_own,
         optimizer=OPTIMIZERS,
         loss=LOSSES,
+        compression=COMPRESSION,
         metric=dict.fromkeys(METRICS, Settings),
     )
 

@@ -118,6 +118,9 @@ class Method:
         no problem started from. How far they moved from there is compared between the
         clients of a round; a tensor that is not named, by its own norm. None where it
         is what the payload has under the same name.
+    decoded
+        ``(payload, update) -> update``: what `aggregate` takes, of what clients send.
+        None where that is the same.
     """
 
     name: ClassVar[str]
@@ -147,6 +150,7 @@ class Method:
     client_state_type: type[Record] = NoState
     update_problem: UpdateProblem | None = None
     started_from: Origin | None = None
+    decoded: Callable[[Any, Any], Any] | None = None
 
     settings: Any
 

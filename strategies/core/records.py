@@ -5,6 +5,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from knnper.errors import TrainingDivergedError
+from knnper.records import is_finite, take_apart
+
 
 @dataclass(frozen=True)
 class Record:
@@ -54,3 +57,13 @@ class ModelUpdate(Record):
     weights: Tensor  # w_m, shape (num_weights,)
     num_examples: int
     train_loss: float
+
+
+def require_finite(what: str, record: object) -> None:
+    """Refuse a client's ``what`` in which a number is NaN or infinite."""
+    for name, tensor in take_apart(record).tensors.items():
+        if not is_finite(tensor):
+            raise TrainingDivergedError(
+                f"{name} of the client's {what} is not finite: training diverged; "
+                "lower training.learning_rate"
+            )

@@ -21,7 +21,7 @@ MOST = 50.0
 def measured(client: str, moved: float, sent: float = 6.0) -> screening.Measured:
     update = ModelUpdate(torch.full((3,), moved), 1, 0.5)
     return screening.Measured(
-        client, update, {"weights": screening.Change(moved, sent)}
+        client, update, {"weights": screening.Change(moved, sent)}, 0
     )
 
 
@@ -223,7 +223,7 @@ def round_of(folder: Path, *moved: float, sent: float = 3.0) -> screening.Screen
     made = screening.Screening(None, {}, 1.0, {}, folder / "waiting")
     update = ModelUpdate(torch.zeros(1), 1, 0.5)
     updates = [
-        screening.Measured("a", update, {"weights": screening.Change(m, sent)})
+        screening.Measured("a", update, {"weights": screening.Change(m, sent)}, 0)
         for m in moved
     ]
     list(made.passed(updates, len(updates), lambda *_: None))

@@ -19,7 +19,12 @@ name: parity
 data: {name: digits}
 partition: {name: dirichlet, num_clients: 14, alpha: 0.3, unseen_fraction: 0.2}
 model: {name: tiny_cnn, embedding_dim: 16}
-training: {num_rounds: 4, participation: 0.5, batch_size: 8, learning_rate: 0.05}
+training:
+  num_rounds: 4
+  participation: 0.5
+  batch_size: 8
+  learning_rate: 0.05
+  compression: {name: top_k, fraction: 0.2}  # so that clients keep what it leaves out
 method: {name: scaffold}
 run:
   seed: 3

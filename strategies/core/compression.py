@@ -1,0 +1,392 @@
+"""Compression of updates: fewer bytes from a client to the server, with any method.
+
+A client sends C(Δ) in place of each tensor of its update, where Δ is its difference
+from what the client was sent. The server adds it to that again before anything else
+looks at the update: methods know nothing of it. What was not sent to the client travels
+as it is, and so do buffers such as running variances, which are few, and must not be
+off by much.
+
+A biased compressor leaves something out each time. With error feedback the client
+keeps e, what was left out, and adds it to the next difference (Stich et al. 2018,
+Algorithm 1; Karimireddy et al. 2019, Algorithm 2):
+
+    p = Δ + e,    it sends C(p),    e ← p - C(p)
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from knnper.data.examples import ClientData
+from knnper.errors import CodecError
+from knnper.experiment import Choice, Settings, SettingsTypes
+from knnper.own import Kind
+from knnper.records import Parts, is_shape, put_together, take_apart
+from knnper.seeding import RandomKey
+from knnper.strategies.core.method import Method, NoSettings, Personalizer
+from knnper.strategies.core.records import NoState, Record, require_finite
+from knnper.strategies.core.task import Predictor, Task
+
+Values = NDArray[np.float32]
+
+_BLOCK = 512
+"""Numbers that share a scale: weights of one layer mostly."""
+
+
+class Compressor:
+    """How a difference becomes bytes.
+
+    Attributes
+    ----------
+    error_feedback
+        Whether a client keeps what was left out, one more model on its disk, and adds
+        it when it takes part again. What is right on average does without.
+    settings_type
+        The settings, a frozen dataclass, of which it is made.
+    """
+
+    error_feedback: ClassVar[bool] = True
+    settings_type: ClassVar[type[Settings]] = NoSettings
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def encode(self, values: Values, rng: RandomKey) -> bytes:
+        """Return what stands for ``values``, float32 of shape (d,), all finite."""
+        raise NotImplementedError
+
+    def decode(self, code: bytes, size: int) -> Values:
+        """Return what ``code`` stands for, float32 of shape (``size``,).
+
+        ``code``: Any bytes, as a client may send anything; up to three zeros may follow
+        what `encode` returned. A `ValueError` says what is wrong with them.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class TopKSettings(Settings):
+    """The largest differences alone.
+
+    Attributes
+    ----------
+    fraction
+        Of the numbers, k / d, in (0, 1]. Each takes eight bytes instead of four.
+    """
+
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+
+
+class TopK(Compressor):
+    """The k numbers of the largest magnitude, with their places (Stich et al. 2018)."""
+
+    settings_type = TopKSettings
+    settings: TopKSettings
+
+    def encode(self, values: Values, rng: RandomKey) -> bytes:
+        count, magnitudes = self._count(len(values)), np.abs(values)
+        least = np.partition(magnitudes, len(values) - count)[len(values) - count]
+        larger = np.flatnonzero(magnitudes > least)
+        # Of equal ones the first, whatever way they were sorted.
+        equal = np.flatnonzero(magnitudes == least)[: count - len(larger)]
+        places = np.sort(np.concatenate([larger, equal])).astype("<i4")
+        return _bytes(places, values[places].astype("<f4"))
+
+    def decode(self, code: bytes, size: int) -> Values:
+        count = self._count(size)
+        _require_bytes(code, 8 * count)
+        places = np.frombuffer(code, "<i4", count)
+        ascending = bool((np.diff(places) > 0).all())
+        if not (ascending and places[0] >= 0 and places[-1] < size):
+            raise ValueError(f"expected ascending places below {size}, found others")
+        values = np.zeros(size, np.float32)
+        values[places] = np.frombuffer(code, "<f4", count, 4 * count)
+        return values
+
+    def _count(self, size: int) -> int:
+        return max(1, round(self.settings.fraction * size))
+
+
+@dataclass(frozen=True)
+class QuantizeSettings(Settings):
+    """Few bits a number.
+
+    Attributes
+    ----------
+    bits
+        Of each number, sign included: 2 tells -1, 0 and 1 apart, times the scale.
+    """
+
+    bits: Literal[2, 4, 8] = 8
+
+
+class Quantize(Compressor):
+    """Stochastic rounding to few bits, right on average (QSGD, Alistarh et al. 2017).
+
+    With s = 2^(bits - 1) - 1 levels and the largest magnitude m of a block of 512, x is
+    sent as sign(x) ⌊s |x| / m + u⌋, u uniform in [0, 1), of which E m/s (...) = x.
+    """
+
+    error_feedback = False
+    settings_type = QuantizeSettings
+    settings: QuantizeSettings
+
+    def encode(self, values: Values, rng: RandomKey) -> bytes:
+        bits, most = self.settings.bits, self._most
+        blocks = _blocks(values)
+        scales = np.abs(blocks).max(axis=1).astype("<f4")
+        uniform = rng.numpy().random(blocks.shape, np.float32)
+        magnitudes = np.abs(blocks) / np.maximum(scales, _TINY)[:, None] * most
+        levels = np.minimum(np.floor(magnitudes + uniform), most)
+        signed = np.copysign(levels, blocks).reshape(-1)[: len(values)]
+        coded = (signed + most).astype(np.uint8)
+        per_byte = 8 // bits
+        rows = np.resize(coded, (math.ceil(len(coded) / per_byte), per_byte))
+        shifts = np.arange(per_byte, dtype=np.uint8) * bits
+        packed = np.bitwise_or.reduce(rows << shifts, axis=1, dtype=np.uint8)
+        return _bytes(scales, packed)
+
+    def decode(self, code: bytes, size: int) -> Values:
+        bits, most = self.settings.bits, self._most
+        scales, packed = _scales_and_rest(code, size, bits)
+        shifts = np.arange(8 // bits, dtype=np.uint8) * bits
+        coded = (packed[:, None] >> shifts & (2**bits - 1)).reshape(-1)[:size]
+        values: Values = (coded.astype(np.float32) - most) * _spread(scales, size)
+        return values / np.float32(most)
+
+    @property
+    def _most(self) -> int:
+        return int(2 ** (self.settings.bits - 1) - 1)
+
+
+class Sign(Compressor):
+    """One bit a number: its sign, times a block's mean magnitude (EF-signSGD).
+
+    C(p) = ‖p‖₁ / d · sign(p), Karimireddy et al. 2019, section 5, of each 512 numbers.
+    """
+
+    def encode(self, values: Values, rng: RandomKey) -> bytes:
+        blocks = _blocks(values)
+        counts = np.full(len(blocks), _BLOCK)
+        counts[-1] = len(values) - _BLOCK * (len(blocks) - 1)
+        scales = (np.abs(blocks).sum(axis=1) / counts).astype("<f4")
+        return _bytes(scales, np.packbits(values >= 0))
+
+    def decode(self, code: bytes, size: int) -> Values:
+        scales, packed = _scales_and_rest(code, size, 1)
+        signs = np.unpackbits(packed, count=size).astype(np.float32) * 2 - 1
+        return signs * _spread(scales, size)
+
+
+_TINY = np.float32(1e-38)
+
+
+def _bytes(*arrays: NDArray[Any]) -> bytes:
+    return b"".join(array.tobytes() for array in arrays)
+
+
+def _blocks(values: Values) -> Values:
+    """Return values as rows of `_BLOCK`, the last one filled up with zeros."""
+    missing = -len(values) % _BLOCK
+    return np.pad(values, (0, missing)).reshape(-1, _BLOCK)
+
+
+def _spread(scales: Values, size: int) -> Values:
+    return np.repeat(scales, _BLOCK)[:size]
+
+
+def _scales_and_rest(
+    code: bytes, size: int, bits: int
+) -> tuple[Values, NDArray[np.uint8]]:
+    """Return the scale of each block, and the bytes of the numbers."""
+    num_scales, num_rest = math.ceil(size / _BLOCK), math.ceil(size * bits / 8)
+    _require_bytes(code, 4 * num_scales + num_rest)
+    rest = np.frombuffer(code, np.uint8, num_rest, 4 * num_scales)
+    return np.frombuffer(code, "<f4", num_scales).astype(np.float32), rest
+
+
+def _require_bytes(code: bytes, expected: int) -> None:
+    if not expected <= len(code) <= expected + 3:
+        raise ValueError(f"expected a code of {expected} bytes, found {len(code)}")
+
+
+COMPRESSORS: Mapping[str, type[Compressor]] = {
+    "top_k": TopK,
+    "quantize": Quantize,
+    "sign": Sign,
+}
+COMPRESSION: SettingsTypes = {
+    name: kind.settings_type for name, kind in COMPRESSORS.items()
+}
+OWN_COMPRESSOR = Kind(
+    "a subclass of knnper.strategies.core.compression.Compressor",
+    is_right=lambda one: isinstance(one, type) and issubclass(one, Compressor),
+)
+
+
+@dataclass(frozen=True)
+class CompressedUpdate(Record):
+    """A method's update on its way to the server."""
+
+    num_examples: int
+    train_loss: float
+    structure: str  # of the method's update, as `take_apart` has it
+    whole: dict[str, Tensor]  # what travels as it is, by path
+    # Of the other tensors: the bytes of the code, as if they were float32, and behind
+    # them the buffers.
+    coded: dict[str, Tensor]
+    shapes: dict[str, tuple[int, ...]]  # of these tensors
+
+
+@dataclass(frozen=True)
+class CompressedState(Record):
+    """What a client keeps: the method's state, and what was left out so far."""
+
+    structure: str  # of the method's state; empty for none
+    tensors: dict[str, Tensor]
+    left_out: dict[str, Tensor]  # e by the path of the tensor, shape (d,)
+
+
+class Compressed(Personalizer):
+    """A method whose clients send compressed updates."""
+
+    def __init__(self, task: Task, method: Method, choice: Choice[Settings]) -> None:
+        super().__init__(task, method, choice.settings)
+        kind = COMPRESSORS[choice.name] if choice.entry is None else choice.entry
+        self._compressor: Compressor = kind(choice.settings)
+        self.update_type = CompressedUpdate
+        if self._compressor.error_feedback:
+            self.client_state_type = CompressedState
+
+    def client_update(
+        self,
+        payload: Any,
+        client_state: Any,
+        data: ClientData,
+        server_round: int,
+        rng: RandomKey,
+    ) -> tuple[Any, Any]:
+        kept, update = self.method.client_update(
+            payload, self._own(client_state), data, server_round, rng
+        )
+        require_finite("update", update)
+        remembers = isinstance(client_state, CompressedState)
+        past = client_state.left_out if remembers else {}
+        sent, left_out = self._encoded(payload, update, past, rng.child("compression"))
+        if not self._compressor.error_feedback:
+            return kept, sent
+        parts = Parts({}, "") if isinstance(kept, NoState) else take_apart(kept)
+        return CompressedState(parts.structure, dict(parts.tensors), left_out), sent
+
+    def personalize(
+        self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
+    ) -> Predictor:
+        return self.method.personalize(payload, self._own(client_state), data, rng)
+
+    def decoded(self, payload: Any, update: CompressedUpdate) -> Any:
+        """Return the method's update; a `CodecError` says why there is none.
+
+        ``payload``: What the client was sent.
+        """
+        if not all(is_shape(list(shape)) for shape in update.shapes.values()):
+            raise CodecError("expected the shapes of tensors, found others")
+        # What the tensors started from may depend on the rest of the update.
+        outline = {
+            path: torch.zeros(1).expand(shape) for path, shape in update.shapes.items()
+        }
+        origins = self._origins(payload, self._rebuilt(update, outline))
+        tensors = {}
+        for path, code in update.coded.items():
+            origin = origins.get(path)
+            if origin is None or tuple(origin.shape) != update.shapes.get(path):
+                raise CodecError(f"{path}: expected what the client was sent, changed")
+            tensors[path] = self._decoded(code, origin)
+        return self._rebuilt(update, tensors)
+
+    def _encoded(
+        self, payload: Any, update: Any, past: Mapping[str, Tensor], rng: RandomKey
+    ) -> tuple[CompressedUpdate, dict[str, Tensor]]:
+        """Return what is sent, and what is left out of it."""
+        origins = self._origins(payload, update)
+        coded: dict[str, Tensor] = {}
+        left_out: dict[str, Tensor] = {}
+        # The two may be kept back by the site, which must not find them here again.
+        parts = take_apart(replace(update, num_examples=0, train_loss=math.nan))
+        whole = dict(parts.tensors)
+        for path, tensor in parts.tensors.items():
+            origin = origins.get(path)
+            if origin is None or origin.shape != tensor.shape or not tensor.numel():
+                continue
+            difference = (tensor - origin).reshape(-1)
+            count = self._num_coded(tensor)
+            values = difference[:count]
+            if path in past and past[path].shape == values.shape:
+                values = values + past[path]
+            code = self._compressor.encode(values.numpy(), rng.child(path))
+            packed = torch.frombuffer(
+                bytearray(code + bytes(-len(code) % 4)), dtype=torch.float32
+            )
+            coded[path] = torch.cat([packed, difference[count:]])
+            if self._compressor.error_feedback:
+                arrives = self._compressor.decode(code, count)
+                left_out[path] = values - torch.from_numpy(arrives)
+            del whole[path]
+        shapes = {path: tuple(parts.tensors[path].shape) for path in coded}
+        sent = CompressedUpdate(
+            update.num_examples,
+            update.train_loss,
+            parts.structure,
+            whole,
+            coded,
+            shapes,
+        )
+        return sent, left_out
+
+    def _decoded(self, code: Tensor, origin: Tensor) -> Tensor:
+        count = self._num_coded(origin)
+        num_buffers = origin.numel() - count
+        if code.dim() != 1 or len(code) < num_buffers:
+            raise CodecError(f"expected a code, found an array of {tuple(code.shape)}")
+        packed = code[: len(code) - num_buffers].numpy().tobytes()
+        try:
+            values = torch.from_numpy(self._compressor.decode(packed, count))
+        except (ValueError, IndexError) as error:
+            raise CodecError(f"the compressed update is damaged: {error}") from error
+        difference = torch.cat([values, code[len(code) - num_buffers :]])
+        return origin + difference.view(origin.shape)
+
+    def _num_coded(self, tensor: Tensor) -> int:
+        """Return how many numbers of a tensor are no buffers."""
+        is_model = tensor.shape == self.task.initial_weights.shape
+        return self.task.model.num_parameters if is_model else tensor.numel()
+
+    def _origins(self, payload: Any, update: Any) -> Mapping[str, Tensor]:
+        if self.update_problem is not None:
+            problem = self.update_problem(payload, update)
+            if problem is not None:
+                raise CodecError(problem)
+        if self.started_from is not None:
+            return self.started_from(payload, update)
+        return take_apart(payload).tensors
+
+    def _rebuilt(self, update: CompressedUpdate, coded: Mapping[str, Tensor]) -> Any:
+        parts = Parts({**update.whole, **coded}, update.structure)
+        rebuilt: Any = put_together(self.method.update_type, parts)
+        counts = update.num_examples, update.train_loss
+        return replace(rebuilt, num_examples=counts[0], train_loss=counts[1])
+
+    def _own(self, state: Any) -> Any:
+        """Return the method's part of what a client keeps."""
+        if not isinstance(state, CompressedState):
+            return state
+        if not state.structure:
+            return None
+        kind = self.method.client_state_type
+        return put_together(kind, Parts(state.tensors, state.structure))
