@@ -14,6 +14,7 @@ Algorithm 1; Karimireddy et al. 2019, Algorithm 2):
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -40,7 +41,7 @@ _BLOCK = 512
 """Numbers that share a scale: weights of one layer mostly."""
 
 
-class Compressor:
+class Compressor(ABC):
     """How a difference becomes bytes.
 
     Attributes
@@ -58,17 +59,17 @@ class Compressor:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
 
+    @abstractmethod
     def encode(self, values: Values, rng: RandomKey) -> bytes:
         """Return what stands for ``values``, float32 of shape (d,), all finite."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, code: bytes, size: int) -> Values:
         """Return what ``code`` stands for, float32 of shape (``size``,).
 
         ``code``: Any bytes, as a client may send anything; up to three zeros may follow
         what `encode` returned. A `ValueError` says what is wrong with them.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
