@@ -2,7 +2,10 @@
 
 ``docs/results/NAME.csv`` is the table.csv that `knnper compare` or `knnper sweep` left
 of the shipped file NAME.yaml. A page has a table of it between these marks, ``<!--
-results {files: [NAME], columns: [...]} -->`` and ``<!-- end of results -->``.
+results {files: [NAME], columns: [...]} -->`` and ``<!-- end of results -->``, with
+``rows: [...]`` of these rows, with ``rows: seen_average`` sorted by it, the largest
+first, and with ``each_also_with: true`` or ``false`` of those that the file's
+key of this name makes, or of the others.
 ``docs/results/FIGURE.md`` has the tables of a figure, as its command left them; its
 mark is ``<!-- results {figure: FIGURE} -->``, with ``table: 2`` the second alone.
 After a file came or changed::
@@ -220,22 +223,37 @@ def marked_table(settings: Mapping[str, Any], folder: Path = RESULTS) -> str:
         if "table" in settings:
             text = text.split("\n\n")[settings["table"] - 1].strip() + "\n"
         return text
-    if unknown := settings.keys() - {"files", "columns", "rows"}:
+    if unknown := settings.keys() - {"files", "columns", "rows", "each_also_with"}:
         raise SystemExit(f"a mark of results has {', '.join(unknown)}")
     files = [read_results(folder / f"{name}.csv") for name in settings["files"]]
     columns = settings["columns"]
     cells = [[header_of(one, files[0]) for one in columns]]
     for results in files:
-        known = list(dict.fromkeys(one.name for one in results.results))
-        for name in settings.get("rows", known):
-            if name not in known:
-                raise SystemExit(f"{results.name}.csv: no row {name} in {known}")
-            cells += [
-                [cell_of(one, result, results) for one in columns]
-                for result in results.results
-                if result.name == name
-            ]
+        cells += [
+            [cell_of(one, result, results) for one in columns]
+            for result in _marked_rows(results, settings)
+        ]
     return Table.of_cells("", cells).as_markdown()
+
+
+def _marked_rows(results: Results, settings: Mapping[str, Any]) -> Iterable[Result]:
+    """Return the rows of a file that a mark asks for, in its order."""
+    rows = list(results.results)
+    if "each_also_with" in settings:  # those of a file's key, or all others
+        wanted = settings["each_also_with"]
+        rows = [one for one in rows if one.name.endswith("-knn") == wanted]
+    match settings.get("rows"):
+        case None:
+            return rows
+        case str(column):
+            return sorted(rows, key=lambda one: -(one.figure(column).mean or 0))
+        case names:
+            known = list(dict.fromkeys(one.name for one in rows))
+            if missing := [one for one in names if one not in known]:
+                raise SystemExit(
+                    f"{results.name}.csv: no row {', '.join(missing)} in {known}"
+                )
+            return [one for name in names for one in rows if one.name == name]
 
 
 def rewritten(text: str, folder: Path = RESULTS) -> str:

@@ -120,6 +120,15 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     assert tables.marked_table(swept, tmp_path).splitlines()[2] == (
         "| 5      | -12.5 |                 25.0 |"
     )
+    named = {"files": ["few"], "columns": ["title"]}
+    for choice, rows in (
+        ({}, ["A", "B"]),
+        ({"rows": "seen_average"}, ["B", "A"]),
+        ({"each_also_with": False}, ["A", "B"]),
+        ({"each_also_with": True}, []),
+    ):
+        table = tables.marked_table({**named, **choice}, tmp_path)
+        assert [one.strip("| ") for one in table.splitlines()[2:]] == rows
     with pytest.raises(SystemExit, match=r"few\.csv: no row c"):
         tables.marked_table(
             {"files": ["few"], "columns": ["title"], "rows": ["c"]}, tmp_path
