@@ -190,6 +190,84 @@ class MultiStepSchedule(Settings):
         return float(self.factor**passed)
 
 
+@dataclass(frozen=True)
+class DeviceSettings(Settings):
+    """How fast clients are in virtual time, and when they are there.
+
+    Speeds and links are log-normal over the clients, each client's the same in all
+    rounds.
+
+    Attributes
+    ----------
+    examples_per_s
+        Examples that the median client trains on in a second.
+    speed_spread
+        Ratio of the fastest to the slowest of the middle 95 % of clients; 1 makes all
+        alike.
+    bytes_down_per_s, bytes_up_per_s
+        Of the median client's link: what it is sent, and what it sends, is one model,
+        the latter less what ``training.compression`` saves. With null it takes no time.
+    link_spread
+        As ``speed_spread``, of the links.
+    available
+        Part of the time that a client is available, (0, 1].
+    period_s
+        Mean time from one going away to the next; both parts are exponential.
+    """
+
+    examples_per_s: PositiveFloat = 100.0
+    speed_spread: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    bytes_down_per_s: PositiveFloat | None = None
+    bytes_up_per_s: PositiveFloat | None = None
+    link_spread: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    available: PositiveFraction = 1.0
+    period_s: PositiveFloat = 3600.0
+
+
+@dataclass(frozen=True)
+class SynchronousTiming(Settings):
+    """The server waits for the clients of a round (Bonawitz et al. 2019).
+
+    Attributes
+    ----------
+    over_selection
+        Clients that are asked, as a multiple of those that are needed: a round ends
+        when ``participation`` of all have answered.
+    deadline_s
+        A round ends at the latest after this virtual time, with those who have
+        answered, or with the first one; null waits.
+    """
+
+    name: Literal["synchronous"] = "synchronous"
+    over_selection: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    deadline_s: PositiveFloat | None = None
+
+
+@dataclass(frozen=True)
+class BufferedTiming(Settings):
+    """The server makes a step of every few answers (FedBuff, Nguyen et al. 2022).
+
+    ``participation`` of the clients train at any time. When one answers, another one
+    begins, with the model of that moment. ``num_rounds`` counts the steps.
+
+    Attributes
+    ----------
+    buffer_size
+        K, the answers of which a step is made.
+    staleness_exponent
+        a of the factor (1 + τ)^-a on the change of a client during whose training τ
+        steps were made.
+    server_rate
+        η of the server, a factor on all changes.
+    """
+
+    name: Literal["buffered"] = "buffered"
+    buffer_size: PositiveInt = 10
+    staleness_exponent: NonNegativeFloat = 0.5
+    server_rate: PositiveFloat = 1.0
+
+
+Timing = Annotated[SynchronousTiming | BufferedTiming, Field(discriminator="name")]
 Augmentation = Literal["none", "flip", "crop_flip"]
 Precision = Literal["float32", "bfloat16"]
 Schedule = Annotated[ConstantSchedule | MultiStepSchedule, Field(discriminator="name")]
@@ -255,9 +333,17 @@ class TrainingSettings(Settings):
         What clients send of their updates: ``top_k``, ``quantize`` or ``sign`` with its
         settings, such as ``{name: top_k, fraction: 0.01}``, or one of your own; null
         sends every number in four bytes.
+    devices
+        How fast clients are and when they are there, in virtual time; null has none.
+    timing
+        Whether the server waits for a round's clients, ``synchronous``, or makes a step
+        of every few answers, ``buffered``.
     """
 
-    later = ("optimizer", "loss", "class_weights", "clip_norm", "compression")
+    later = (
+        *("optimizer", "loss", "class_weights", "clip_norm", "compression"),
+        *("devices", "timing"),
+    )
 
     num_rounds: PositiveInt = 50
     participation: PositiveFraction = 1.0
@@ -275,6 +361,8 @@ class TrainingSettings(Settings):
     class_weights: Literal["balanced"] | tuple[NonNegativeFloat, ...] | None = None
     clip_norm: PositiveFloat | None = None
     compression: Choice[Settings] | None = None
+    devices: DeviceSettings | None = None
+    timing: Timing = SynchronousTiming()
 
     def learning_rate_at(self, server_round: int) -> float:
         """Return the learning rate in ``server_round`` (from 1)."""
@@ -1209,6 +1297,12 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
     ):
         message = "found true, expected training.momentum with it, and no dampening"
         yield Problem("training.optimizer.nesterov", message)
+    if training.devices is None and training.timing != SynchronousTiming():
+        message = (
+            f"found {shown(plain(training.timing))} without training.devices; say how "
+            "fast clients are, or leave it out"
+        )
+        yield Problem("training.timing", message)
     if isinstance(training.schedule, MultiStepSchedule):
         milestones = training.schedule.milestones
         if any(b <= a for a, b in itertools.pairwise(milestones)):

@@ -119,6 +119,8 @@ def round_figures(record: Mapping[str, float | int]) -> str:
     if record["num_failed"]:
         phrases.append(f"{record['num_failed']} failed")
     phrases.append(f"{record['seconds']:.1f} s")
+    if "virtual_seconds" in record:
+        phrases.append(f"{record['virtual_seconds'] / 3600:.2f} virtual hours")
     return ", ".join(phrases)
 
 

@@ -358,10 +358,12 @@ def training_summary(
         "train_loss": rounds[-1]["train_loss"] if rounds else None,
         **{name: sum(one.get(name, 0) for one in rounds) for name in _TOTALS},
         "validation": {"accuracy_weighted": correct / total if total else None},
+        **{name: rounds[-1][name] for name in _LAST if rounds and name in rounds[-1]},
     }
 
 
 _TOTALS = ("seconds", "bytes_up", "bytes_down", "num_failed")
+_LAST = ("virtual_seconds",)
 
 
 def write_clients_csv(

@@ -13,13 +13,19 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from knnper.errors import CodecError, RunError, printable
+from knnper.experiment import BufferedTiming
 from knnper.records import canonical, is_finite, take_apart
-from knnper.seeding import RandomKey
 from knnper.server.distribution import requests_to_personalize
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import RoundRecord
 from knnper.server.results import in_groups, validation_problem
 from knnper.server.run_folder import Checkpoint, CheckpointFolder, History, Roster
+from knnper.server.schedule import (
+    Cohort,
+    rebased,
+    schedule_of,
+    staleness_factor,
+)
 from knnper.server.screening import (
     LARGEST_LOSS,
     Measured,
@@ -36,21 +42,6 @@ from knnper.strategies.core.method import UNSEEN_CLIENT, Origin, UpdateProblem
 from knnper.strategies.core.records import Update
 from knnper.strategies.core.task import Validation
 from knnper.transport.messages import Purpose
-
-
-def num_participants(num_clients: int, participation: float) -> int:
-    """Return how many of ``num_clients`` take part: the nearest integer, at least 1."""
-    return max(1, int(participation * num_clients + 0.5))
-
-
-def sample_participants(
-    clients: Sequence[str], participation: float, server_round: int, key: RandomKey
-) -> list[str]:
-    """Return the clients of a round, uniformly without replacement, sorted by name."""
-    count = num_participants(len(clients), participation)
-    generator = key.child("participants", server_round).numpy()
-    chosen = generator.choice(len(clients), size=count, replace=False)
-    return sorted(clients[position] for position in chosen)
 
 
 def capped(
@@ -268,15 +259,23 @@ class RoundLoop:
         self.titles = roster.titles()
         self.on_round = on_round
         self._warned_of: set[str] = set()
+        self.schedule = schedule_of(self.training, self.clients, self.method, self.key)
+        checkpoints.needed_after = self.schedule.needed_after
+        self._states: dict[int, Any] = {}  # by round: the last, and those still trained
 
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state."""
         latest, state, history = start, start.state, start.history
+        self._begin_at(start)
         num_exploding = 0
         for server_round in range(start.server_round + 1, self.method.num_rounds + 1):
             began = time.monotonic()
-            made = self._one_of_several_attempts(state, history, server_round)
+            self._states[server_round - 1] = state
+            cohort = self.schedule.cohort(server_round)
+            made = self._one_of_several_attempts(state, history, server_round, cohort)
             state, history, tally = made.state, made.history, made.tally
+            needed = self.schedule.needed_after(server_round)
+            self._states = {one: self._states[one] for one in needed}
             figures: dict[str, Any] = {
                 "server_round": server_round,
                 "num_clients": len(tally.used),
@@ -286,6 +285,7 @@ class RoundLoop:
                 "bytes_up": tally.bytes_up,
                 "learning_rate": self.training.learning_rate_at(server_round),
             }
+            figures |= _on_time(cohort, server_round)
             last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
                 at_present = Checkpoint(server_round, state, "", history)
@@ -303,26 +303,42 @@ class RoundLoop:
                 if last or num_exploding >= self.run.exploding_rounds:
                     good = server_round - num_exploding
                     raise exploded(server_round, made.explosion, good)
-            elif last or _is_due(server_round, self.run.checkpoint_every):
+            elif last or self._is_kept(server_round):
                 latest = self.checkpoints.save(server_round, state, history)
         return latest
 
+    def _begin_at(self, start: Checkpoint) -> None:
+        """Bring back the models with which clients still train."""
+        for earlier in self.schedule.needed_after(start.server_round):
+            loaded = self.checkpoints.load(earlier, self.method.state_type)
+            self._states[earlier] = loaded.state
+        if start.server_round == 0 and 0 in self.schedule.needed_after(1):
+            self.checkpoints.save(0, start.state, start.history)
+
+    def _is_kept(self, server_round: int) -> bool:
+        """Return whether a round gets a checkpoint."""
+        if _is_due(server_round, self.run.checkpoint_every):
+            return True
+        # Clients still train with its model when the next round is over.
+        return server_round in self.schedule.needed_after(server_round + 1)
+
     def _one_of_several_attempts(
-        self, state: Any, history: History, server_round: int
+        self, state: Any, history: History, server_round: int, cohort: Cohort
     ) -> _RoundOutcome:
         """Return what a round comes to, made again where too many clients failed."""
-        names = sample_participants(
-            sorted(self.clients), self.training.participation, server_round, self.key
-        )
         # With a short task last, workers end at nearly the same time. It is also the
         # order in which replies are aggregated: sums end in bits that depend on it.
-        participants = sorted(names, key=lambda one: self.clients[one], reverse=True)
+        participants = sorted(
+            cohort.versions, key=lambda one: self.clients[one], reverse=True
+        )
         num_spare = int(self.run.max_failed_fraction * len(participants))
         least = max(1, len(participants) - num_spare)
         for attempts_left in reversed(range(self.federation.round_attempts)):
             self.federation.await_clients(participants, least)
             try:
-                return self._one_round(state, history, server_round, participants)
+                return self._one_round(
+                    state, history, server_round, participants, cohort.versions
+                )
             except TooManyFailuresError as error:
                 if not attempts_left:
                     raise
@@ -330,7 +346,12 @@ class RoundLoop:
         raise ValueError("expected at least one attempt")
 
     def _one_round(
-        self, state: Any, history: History, server_round: int, participants: list[str]
+        self,
+        state: Any,
+        history: History,
+        server_round: int,
+        participants: list[str],
+        versions: Mapping[str, int],
     ) -> _RoundOutcome:
         counts = {name: self.clients[name] for name in participants}
         weights = capped(counts, self.claimed, self.run.federation.max_share)
@@ -350,14 +371,15 @@ class RoundLoop:
             _leeway(counts, self.claimed),
             self.checkpoints.waiting,
         )
-        requests = self._requests(state, history, server_round, participants, tally)
+        requests = self._requests(history, server_round, participants, versions, tally)
         replies = self.federation.exchange(
             Step(Purpose.TRAIN, server_round, self.checkpoints.ways_back()), requests
         )
         usable = usable_updates(replies, self.method.update_type, tally)
         alike = screening.passed(usable, len(participants), tally.fails)
         try:
-            new_state = self._aggregated(state, tally.using(alike), server_round, tally)
+            used = self._present(state, tally.using(alike), server_round, versions)
+            new_state = self._aggregated(state, used, server_round, tally)
         finally:
             for client, reason in tally.failures.items():
                 log.warning(_FAILED, server_round, client, reason)
@@ -403,16 +425,40 @@ class RoundLoop:
             # A method that compares clients cannot do without those that failed.
             raise _too_many_failures(server_round, tally) from error
 
-    def _requests(
+    def _present(
         self,
         state: Any,
+        updates: Iterable[tuple[str, Any]],
+        server_round: int,
+        versions: Mapping[str, int],
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield updates as if all had started from the present model."""
+        timing = self.training.timing
+        for client, update in updates:
+            if isinstance(timing, BufferedTiming):
+                staleness = server_round - 1 - versions[client]
+                factor = staleness_factor(timing, staleness)
+                if staleness or factor != 1.0:
+                    key = self.key.child("broadcast", server_round, client)
+                    earlier = self._states[versions[client]]
+                    then, now = (
+                        self.method.broadcast(one, client, key)
+                        for one in (earlier, state)
+                    )
+                    update = rebased(self.method, update, then, now, factor)
+            yield client, update
+
+    def _requests(
+        self,
         history: History,
         server_round: int,
         clients: Sequence[str],
+        versions: Mapping[str, int],
         tally: Tally,
     ) -> Iterator[Request]:
         for client in clients:
             key = self.key.child("broadcast", server_round, client)
+            state = self._states[versions[client]]
             payload = self.method.broadcast(state, client, key)
             tally.sends(client, payload)
             state_rounds = history.state_rounds([client], server_round - 1)
@@ -464,6 +510,19 @@ def _leeway(counts: Mapping[str, int], claimed: Collection[str]) -> dict[str, fl
         name: math.sqrt(max(1.0, count / usual))
         for name, count in counts.items()
         if name not in claimed
+    }
+
+
+def _on_time(cohort: Cohort, server_round: int) -> dict[str, float]:
+    """Return the figures of a round that are of virtual time; none without it."""
+    if cohort.ended_s is None:
+        return {}
+    staleness = [server_round - 1 - version for version in cohort.versions.values()]
+    return {
+        "virtual_seconds": cohort.ended_s,
+        "num_late": cohort.num_late,
+        "staleness": statistics.fmean(staleness),
+        "staleness_max": max(staleness),
     }
 
 

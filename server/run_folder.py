@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,6 +154,8 @@ class CheckpointFolder:
         self._folder = folder
         self._experiment = experiment
         self._most = most
+        # The earlier rounds that a run needs which goes on after one.
+        self.needed_after: Callable[[int], Collection[int]] = lambda _: ()
 
     @property
     def waiting(self) -> Path:
@@ -186,7 +188,9 @@ class CheckpointFolder:
         draft.replace(target)
         sync_to_disc(self._folder)
         rounds = self.rounds()
-        for old in set(rounds) - set(to_keep(rounds, self._most)):
+        kept = set(to_keep(rounds, self._most))
+        kept.update(*map(self.needed_after, list(kept)))
+        for old in set(rounds) - kept:
             shutil.rmtree(self._path(old), ignore_errors=True)
         return saved
 
@@ -205,6 +209,17 @@ class CheckpointFolder:
                 "experiment again in another folder"
             )
         return None
+
+    def load(self, server_round: int, state_type: type) -> Checkpoint:
+        """Return the checkpoint of a round; it must be there."""
+        try:
+            return self._load(server_round, state_type)
+        except _DAMAGE as error:
+            raise CheckpointError(
+                f"the checkpoint {self._path(server_round)}, with which clients still "
+                f"train, cannot be read ({error}); go back to an earlier round with "
+                "--from-round, or start again in another folder"
+            ) from error
 
     def rounds(self) -> list[int]:
         """Return the rounds of which there is a checkpoint, oldest first."""

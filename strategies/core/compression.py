@@ -31,7 +31,12 @@ from knnper.experiment import Choice, Settings, SettingsTypes
 from knnper.own import Kind
 from knnper.records import Parts, is_shape, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.strategies.core.method import Method, NoSettings, Personalizer
+from knnper.strategies.core.method import (
+    Method,
+    NoSettings,
+    Personalizer,
+    origins,
+)
 from knnper.strategies.core.records import NoState, Record, require_finite
 from knnper.strategies.core.task import Predictor, Task
 
@@ -159,8 +164,11 @@ class Quantize(Compressor):
         scales, packed = _scales_and_rest(code, size, bits)
         shifts = np.arange(8 // bits, dtype=np.uint8) * bits
         coded = (packed[:, None] >> shifts & (2**bits - 1)).reshape(-1)[:size]
-        values: Values = (coded.astype(np.float32) - most) * _spread(scales, size)
-        return values / np.float32(most)
+        levels = (coded.astype(np.float32) - most) / np.float32(most)
+        # A client may send any scale: what is not finite then, is refused later.
+        with np.errstate(over="ignore", invalid="ignore"):
+            values: Values = levels * _spread(scales, size)
+        return values
 
     @property
     def _most(self) -> int:
@@ -291,6 +299,11 @@ class Compressed(Personalizer):
     ) -> Predictor:
         return self.method.personalize(payload, self._own(client_state), data, rng)
 
+    def bytes_up(self) -> int:
+        count = self.task.model.num_parameters
+        code = self._compressor.encode(np.zeros(count, np.float32), RandomKey(0))
+        return len(code) + 4 * (self.task.initial_weights.numel() - count)
+
     def decoded(self, payload: Any, update: CompressedUpdate) -> Any:
         """Return the method's update; a `CodecError` says why there is none.
 
@@ -302,10 +315,10 @@ class Compressed(Personalizer):
         outline = {
             path: torch.zeros(1).expand(shape) for path, shape in update.shapes.items()
         }
-        origins = self._origins(payload, self._rebuilt(update, outline))
+        started = self._origins(payload, self._rebuilt(update, outline))
         tensors = {}
         for path, code in update.coded.items():
-            origin = origins.get(path)
+            origin = started.get(path)
             if origin is None or tuple(origin.shape) != update.shapes.get(path):
                 raise CodecError(f"{path}: expected what the client was sent, changed")
             tensors[path] = self._decoded(code, origin)
@@ -315,18 +328,18 @@ class Compressed(Personalizer):
         self, payload: Any, update: Any, past: Mapping[str, Tensor], rng: RandomKey
     ) -> tuple[CompressedUpdate, dict[str, Tensor]]:
         """Return what is sent, and what is left out of it."""
-        origins = self._origins(payload, update)
+        started = self._origins(payload, update)
         coded: dict[str, Tensor] = {}
         left_out: dict[str, Tensor] = {}
         # The two may be kept back by the site, which must not find them here again.
         parts = take_apart(replace(update, num_examples=0, train_loss=math.nan))
         whole = dict(parts.tensors)
         for path, tensor in parts.tensors.items():
-            origin = origins.get(path)
+            origin = started.get(path)
             if origin is None or origin.shape != tensor.shape or not tensor.numel():
                 continue
             difference = (tensor - origin).reshape(-1)
-            count = self._num_coded(tensor)
+            count = self.num_coordinates(tensor)
             values = difference[:count]
             if path in past and past[path].shape == values.shape:
                 values = values + past[path]
@@ -351,7 +364,7 @@ class Compressed(Personalizer):
         return sent, left_out
 
     def _decoded(self, code: Tensor, origin: Tensor) -> Tensor:
-        count = self._num_coded(origin)
+        count = self.num_coordinates(origin)
         num_buffers = origin.numel() - count
         if code.dim() != 1 or len(code) < num_buffers:
             raise CodecError(f"expected a code, found an array of {tuple(code.shape)}")
@@ -363,19 +376,12 @@ class Compressed(Personalizer):
         difference = torch.cat([values, code[len(code) - num_buffers :]])
         return origin + difference.view(origin.shape)
 
-    def _num_coded(self, tensor: Tensor) -> int:
-        """Return how many numbers of a tensor are no buffers."""
-        is_model = tensor.shape == self.task.initial_weights.shape
-        return self.task.model.num_parameters if is_model else tensor.numel()
-
     def _origins(self, payload: Any, update: Any) -> Mapping[str, Tensor]:
         if self.update_problem is not None:
             problem = self.update_problem(payload, update)
             if problem is not None:
                 raise CodecError(problem)
-        if self.started_from is not None:
-            return self.started_from(payload, update)
-        return take_apart(payload).tensors
+        return origins(self, payload, update)
 
     def _rebuilt(self, update: CompressedUpdate, coded: Mapping[str, Tensor]) -> Any:
         parts = Parts({**update.whole, **coded}, update.structure)

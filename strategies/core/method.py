@@ -15,6 +15,7 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
 from knnper.experiment import Experiment, Settings
+from knnper.records import take_apart
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.records import (
@@ -245,6 +246,22 @@ class Method:
         splits.
         """
         return ModelPredictor(self.task, payload.weights)
+
+    def bytes_up(self) -> int:
+        """Return how many bytes a model takes on its way to the server."""
+        return self.task.initial_weights.nbytes
+
+    def num_coordinates(self, tensor: Tensor) -> int:
+        """Return how many numbers of a tensor, the first ones, are no buffers."""
+        is_model = tensor.shape == self.task.initial_weights.shape
+        return self.task.model.num_parameters if is_model else tensor.numel()
+
+
+def origins(method: Method, payload: Any, update: Any) -> Mapping[str, Tensor]:
+    """Return what the tensors of an update started from, by their path."""
+    if method.started_from is not None:
+        return method.started_from(payload, update)
+    return take_apart(payload).tensors
 
 
 _OF_THE_METHOD = (

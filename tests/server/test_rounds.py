@@ -19,8 +19,6 @@ from knnper.server.observer import RoundRecord
 from knnper.server.rounds import (
     RoundLoop,
     capped,
-    num_participants,
-    sample_participants,
 )
 from knnper.server.run_folder import Checkpoint, CheckpointFolder, Member, Roster
 from knnper.server.screening import ExplodedError
@@ -424,37 +422,6 @@ def test_after_the_last_attempt_the_run_ends(tmp_path: Path) -> None:
         train(tmp_path, saying("gone", *CLIENTS), num_rounds=1, round_attempts=3)
 
 
-MANY = [f"{i:04d}" for i in range(40)]
-
-
-@pytest.mark.parametrize(
-    ("num_clients", "participation", "expected"),
-    [(80, 0.2, 16), (10, 1.0, 10), (10, 0.25, 3), (10, 0.24, 2), (3, 0.01, 1)],
-)
-def test_the_nearest_number_takes_part(
-    num_clients: int, participation: float, expected: int
-) -> None:
-    assert num_participants(num_clients, participation) == expected
-
-
-@given(st.integers(0, 9), st.integers(1, 99))
-def test_participants_are_distinct_sorted_and_repeatable(seed: int, rnd: int) -> None:
-    chosen = sample_participants(MANY, 0.3, rnd, RandomKey(seed))
-    assert len(chosen) == len(set(chosen)) == 12
-    assert chosen == sorted(chosen)
-    assert set(chosen) <= set(MANY)
-    assert chosen == sample_participants(MANY, 0.3, rnd, RandomKey(seed))
-
-
-def test_every_client_takes_its_turn() -> None:
-    met = {
-        name
-        for rnd in range(1, 40)
-        for name in sample_participants(MANY, 0.2, rnd, RandomKey(0))
-    }
-    assert met == set(MANY)
-
-
 LARGEST = 2**53
 
 
@@ -495,12 +462,3 @@ def test_no_claim_exceeds_its_share_where_that_is_possible(
     # With one of two at a quarter there is nobody for the other half.
     if most * len(counts) >= 1:
         assert max(found.values()) <= most * sum(found.values()) * (1 + 1e-9) + 1
-
-
-def test_rounds_and_seeds_differ() -> None:
-    of = {
-        tuple(sample_participants(MANY, 0.3, rnd, RandomKey(seed)))
-        for seed in range(3)
-        for rnd in range(1, 11)
-    }
-    assert len(of) == 30

@@ -25,6 +25,8 @@ training:
   batch_size: 8
   learning_rate: 0.05
   compression: {name: top_k, fraction: 0.2}  # so that clients keep what it leaves out
+  devices: {speed_spread: 30, available: 0.7, period_s: 2}  # so that they are late
+  timing: {name: buffered, buffer_size: 4}
 method: {name: scaffold}
 run:
   seed: 3

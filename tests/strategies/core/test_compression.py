@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -131,6 +131,8 @@ def test_nothing_is_farther_off_than_nothing_at_all(
 
 @pytest.mark.parametrize("compressor", ALL)
 @given(code=st.binary(max_size=200), size=st.integers(1, 60))
+@example(code=b"\x00\x00\x00\x7f\xff", size=1)  # the largest scale, and levels beyond
+@example(code=b"\x00\x00\x80\x7f\x7f", size=1)  # an infinite one
 def test_any_bytes_are_refused_or_stand_for_numbers(
     compressor: Compressor, code: bytes, size: int
 ) -> None:

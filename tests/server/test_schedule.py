@@ -1,0 +1,358 @@
+"""Who takes part when: by hand, against what must hold, and in whole runs."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from knnper.errors import ConfigError, RunError
+from knnper.experiment import (
+    BufferedTiming,
+    DeviceSettings,
+    SynchronousTiming,
+    TrainingSettings,
+    load_experiment,
+)
+from knnper.records import take_apart
+from knnper.seeding import RandomKey
+from knnper.server.observer import Observer
+from knnper.server.run_folder import RunFolder
+from knnper.server.schedule import (
+    Devices,
+    Rounds,
+    Schedule,
+    num_participants,
+    rebased,
+    schedule_of,
+    staleness_factor,
+)
+from knnper.simulation.workbench import (
+    experiment_catalogue,
+    open_workbench,
+    simulate,
+)
+from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.compression import Compressed
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
+from knnper.strategies.fedavg import FedAvg
+from tests.strategies.method_checks import document
+from tests.strategies.test_contract import CLIENTS, TRAINING, build, client_update
+from tests.strategies.tiny import linear_task, noisy, normed_task
+
+MANY = [f"{i:04d}" for i in range(40)]
+KEY = RandomKey(0)
+# Of one model of eight numbers.
+METHOD: Any = SimpleNamespace(
+    task=SimpleNamespace(initial_weights=torch.zeros(8)), bytes_up=lambda: 8
+)
+SIZES = {"a": 1, "b": 2, "c": 4}
+ALIKE = DeviceSettings(examples_per_s=1)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "participation", "expected"),
+    [(80, 0.2, 16), (10, 1.0, 10), (10, 0.25, 3), (10, 0.24, 2), (3, 0.01, 1)],
+)
+def test_the_nearest_number_takes_part(
+    num_clients: int, participation: float, expected: int
+) -> None:
+    assert num_participants(num_clients, participation) == expected
+
+
+def drawn(number: int, seed: int = 0, participation: float = 0.3) -> list[str]:
+    cohort = Rounds(MANY, participation, RandomKey(seed)).cohort(number)
+    assert set(cohort.versions.values()) == {number - 1}
+    assert cohort.ended_s is None
+    return list(cohort.versions)
+
+
+@given(st.integers(0, 9), st.integers(1, 99))
+def test_participants_are_distinct_sorted_and_repeatable(
+    seed: int, number: int
+) -> None:
+    chosen = drawn(number, seed)
+    assert len(chosen) == len(set(chosen)) == 12
+    assert chosen == sorted(chosen)
+    assert set(chosen) <= set(MANY)
+    assert chosen == drawn(number, seed)
+
+
+def test_every_client_takes_its_turn() -> None:
+    met = {name for number in range(1, 40) for name in drawn(number, 0, 0.2)}
+    assert met == set(MANY)
+
+
+def test_rounds_and_seeds_differ() -> None:
+    numbers = itertools.product(range(1, 11), range(3))
+    assert len({tuple(drawn(number, seed)) for number, seed in numbers}) == 30
+
+
+def schedule(
+    timing: SynchronousTiming | BufferedTiming,
+    participation: float = 1.0,
+    devices: DeviceSettings = ALIKE,
+    sizes: Mapping[str, int] = SIZES,
+    key: RandomKey = KEY,
+) -> Schedule:
+    training = TrainingSettings(
+        participation=participation, devices=devices, timing=timing
+    )
+    return schedule_of(training, sizes, METHOD, key)
+
+
+def steps(made: Schedule, count: int) -> list[tuple[dict[str, int], float | None]]:
+    cohorts = [made.cohort(number) for number in range(1, count + 1)]
+    return [(dict(one.versions), one.ended_s) for one in cohorts]
+
+
+def test_a_round_takes_as_long_as_its_last_client() -> None:
+    made = schedule(SynchronousTiming())
+    assert steps(made, 2) == [
+        ({"a": 0, "b": 0, "c": 0}, 4.0),
+        ({"a": 1, "b": 1, "c": 1}, 8.0),
+    ]
+    assert made.needed_after(1) == frozenset()
+
+
+def test_the_first_ones_of_more_than_needed_count() -> None:
+    made = schedule(SynchronousTiming(over_selection=3.0), participation=1 / 3)
+    assert steps(made, 2) == [({"a": 0}, 1.0), ({"a": 1}, 2.0)]
+    assert made.cohort(1).num_late == 2
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "first"),
+    [(2.5, ({"a": 0, "b": 0}, 2.5)), (0.5, ({"a": 0}, 1.0)), (4.0, (None, 4.0))],
+)
+def test_a_round_ends_at_its_deadline(deadline_s: float, first: Any) -> None:
+    """With those who have answered, or else with the first one."""
+    made = schedule(SynchronousTiming(deadline_s=deadline_s))
+    found = steps(made, 1)[0]
+    expected = first[0] or {"a": 0, "b": 0, "c": 0}
+    assert found == (expected, first[1])
+    assert made.cohort(1).num_late == 3 - len(expected)
+
+
+def test_one_answer_a_step_by_hand() -> None:
+    """c's four seconds are four steps of the others; of two at once, the first name."""
+    made = schedule(BufferedTiming(buffer_size=1))
+    assert steps(made, 6) == [
+        ({"a": 0}, 1.0),
+        ({"a": 1}, 2.0),
+        ({"b": 0}, 2.0),
+        ({"a": 2}, 3.0),
+        ({"a": 4}, 4.0),
+        ({"b": 3}, 4.0),
+    ]
+    needed = [sorted(made.needed_after(number)) for number in range(1, 6)]
+    assert needed == [[0], [0], [0, 2], [0, 3], [0, 3]]
+
+
+def test_who_waits_in_the_buffer_does_not_train_again() -> None:
+    made = schedule(BufferedTiming(buffer_size=2))
+    assert steps(made, 2) == [({"a": 0, "b": 0}, 2.0), ({"a": 1, "b": 1}, 4.0)]
+    assert made.needed_after(1) == {0}
+    with pytest.raises(RunError, match=r"buffer_size: found 4, .* the 3 clients"):
+        schedule(BufferedTiming(buffer_size=4))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 50), min_size=3, max_size=12),
+    buffer_size=st.integers(1, 3),
+    participation=st.sampled_from([0.1, 0.5, 1.0]),
+    available=st.sampled_from([0.3, 1.0]),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None)
+def test_what_must_hold_of_buffered_steps(
+    sizes: list[int],
+    buffer_size: int,
+    participation: float,
+    available: float,
+    seed: int,
+) -> None:
+    clients = {f"{i:02d}": size for i, size in enumerate(sizes)}
+    devices = DeviceSettings(
+        examples_per_s=10, speed_spread=100, available=available, period_s=3
+    )
+
+    def made() -> Schedule:
+        timing = BufferedTiming(buffer_size=buffer_size)
+        return schedule(timing, participation, devices, clients, RandomKey(seed))
+
+    first = made()
+    found = [first.cohort(number) for number in range(1, 31)]
+    free_from, ended_s = dict.fromkeys(clients, 0), 0.0
+    for number, one in enumerate(found, 1):
+        assert len(one.versions) == buffer_size
+        for client, version in one.versions.items():
+            # It began after the step that it was last in, and before this one.
+            assert free_from[client] <= version < number
+            free_from[client] = number
+        assert one.ended_s is not None
+        assert one.ended_s >= ended_s
+        ended_s = one.ended_s
+    most = num_participants(len(clients), participation)
+    for number in range(1, 30):
+        later = {version for one in found[number:] for version in one.versions.values()}
+        needed = first.needed_after(number)
+        assert {version for version in later if version < number} <= needed
+        assert len(needed) <= most
+        assert all(version < number for version in needed)
+    # The same when it is asked for the end alone.
+    again = made()
+    assert again.cohort(30) == found[29]
+    assert again.cohort(7) == found[6]
+
+
+def devices_of(given: DeviceSettings, sizes: Mapping[str, int]) -> Devices:
+    return Devices(TrainingSettings(devices=given), sizes, METHOD, KEY)
+
+
+def test_work_is_examples_and_bytes() -> None:
+    given = DeviceSettings(examples_per_s=5, bytes_down_per_s=16, bytes_up_per_s=2)
+    # 10 examples, 32 bytes down, and 8 up.
+    assert devices_of(given, {"a": 10}).work_s("a") == 2 + 2 + 4
+    training = TrainingSettings(devices=given, local_steps=3, batch_size=32)
+    assert Devices(training, {"a": 10}, METHOD, KEY).work_s("a") == 6 + 2 + 4
+    training = TrainingSettings(devices=given, local_epochs=2)
+    assert Devices(training, {"a": 10}, METHOD, KEY).work_s("a") == 4 + 2 + 4
+
+
+def test_the_spread_is_of_the_middle_95_percent() -> None:
+    sizes = dict.fromkeys(map(str, range(4000)), 1)
+    devices = devices_of(DeviceSettings(examples_per_s=1, speed_spread=100), sizes)
+    seconds = [devices.work_s(one) for one in sizes]
+    low, middle, high = np.quantile(seconds, [0.025, 0.5, 0.975])
+    assert high / low == pytest.approx(100, rel=0.15)
+    assert middle == pytest.approx(1, rel=0.1)
+
+
+def test_so_large_a_part_is_there_at_any_time() -> None:
+    sizes = dict.fromkeys(map(str, range(2000)), 1)
+    devices = devices_of(DeviceSettings(available=0.7, period_s=10), sizes)
+    for at_s in (0.0, 3.3, 250.0):
+        assert len(devices.there(at_s)) / 2000 == pytest.approx(0.7, abs=0.04)
+
+
+@pytest.mark.parametrize("client", ["0", "1", "2", "3"])
+def test_work_goes_on_when_a_client_is_back(client: str) -> None:
+    """Against time in slices of a thousandth."""
+    given = DeviceSettings(examples_per_s=1, available=0.5, period_s=2)
+    devices = devices_of(given, dict.fromkeys("0123", 5))
+    slice_s, done_s, now_s = 0.001, 0.0, 1.0
+    while done_s < 5:
+        done_s += slice_s * devices.is_there(client, now_s)
+        now_s += slice_s
+    assert devices.finished_s(client, 1.0) == pytest.approx(now_s, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("staleness", "exponent", "expected"), [(0, 0.5, 2.0), (3, 0.5, 1.0), (3, 0, 2.0)]
+)
+def test_staleness_by_hand(staleness: int, exponent: float, expected: float) -> None:
+    timing = BufferedTiming(staleness_exponent=exponent, server_rate=2.0)
+    assert staleness_factor(timing, staleness) == pytest.approx(expected)
+
+
+def test_a_late_update_is_a_change_of_the_present_model() -> None:
+    method = FedAvg(linear_task(TrainingSettings()), FedAvg.settings_type())
+    then, now = ModelPayload(torch.zeros(2)), ModelPayload(torch.tensor([10.0, 20.0]))
+    update = ModelUpdate(torch.tensor([1.0, 2.0]), 3, 0.5)
+    found = rebased(method, update, then, now, 0.5)
+    assert found.weights.tolist() == [10.5, 21.0]
+    assert (found.num_examples, found.train_loss) == (3, 0.5)
+
+
+def test_buffers_stay_between_the_two() -> None:
+    """A running variance that fell from 1 to 0.5 since, where it now is 0.1."""
+    method = FedAvg(normed_task(TrainingSettings()), FedAvg.settings_type())
+    count, total = method.task.model.num_parameters, method.task.initial_weights.numel()
+    assert count < total
+    then, now = (ModelPayload(torch.full((total,), one)) for one in (1.0, 0.1))
+    update = ModelUpdate(torch.full((total,), 0.5), 1, 0.0)
+    found = rebased(method, update, then, now, 0.5).weights
+    assert found[:count].tolist() == pytest.approx([-0.15] * count, abs=1e-6)
+    assert found[count:].tolist() == pytest.approx([0.3] * (total - count))
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"local"}))
+def test_an_update_that_is_not_late_is_itself(name: str) -> None:
+    """For every method: what each tensor started from is known."""
+    method = build(METHODS[name], normed_task(TRAINING))
+    before = method.init(CLIENTS, RandomKey(1))
+    for i, client in enumerate(CLIENTS):
+        update = client_update(method, before, client, noisy(6 + i, 4, seed=i))[1]
+        payload = method.broadcast(before, client, RandomKey(1).child(client))
+        found = rebased(method, update, payload, payload, 1.0)
+        parts, expected = take_apart(found), take_apart(update)
+        assert parts.structure == expected.structure
+        for path, tensor in expected.tensors.items():
+            assert torch.allclose(parts.tensors[path], tensor, atol=1e-5), path
+
+
+def test_what_compression_saves_is_saved_on_the_link() -> None:
+    task = normed_task(TRAINING)
+    given = {"compression": {"name": "sign"}}
+    chosen = load_experiment(document("fedavg", training=given), experiment_catalogue())
+    assert chosen.training.compression is not None
+    plain = FedAvg(task, FedAvg.settings_type())
+    sign = Compressed(task, plain, chosen.training.compression)
+    count, total = task.model.num_parameters, task.initial_weights.numel()
+    blocks = math.ceil(count / 512)
+    assert plain.bytes_up() == 4 * total
+    assert sign.bytes_up() == 4 * blocks + math.ceil(count / 8) + 4 * (total - count)
+
+
+def run(tmp_path: Path, name: str, **training: Any) -> RunFolder:
+    given = document(
+        "fedavg",
+        training={"num_rounds": 3, "local_steps": 2, "batch_size": 16, **training},
+        run={"engine": "serial"},
+    )
+    chosen = load_experiment(given, experiment_catalogue(), folder=tmp_path)
+    folder = RunFolder.create(tmp_path / name, chosen)
+    simulate(open_workbench(chosen), folder, Observer(), ["test"])
+    return folder
+
+
+def state_of(folder: RunFolder) -> str:
+    found: str = folder.results()["training"]["state_sha256"]
+    return found
+
+
+def test_time_alone_changes_no_number(tmp_path: Path) -> None:
+    plain = run(tmp_path, "plain", participation=0.5)
+    timed = run(tmp_path, "timed", participation=0.5, devices={"speed_spread": 100.0})
+    assert state_of(timed) == state_of(plain)
+    assert "virtual_seconds" not in plain.rounds()[0]
+    seconds = [one["virtual_seconds"] for one in timed.rounds()]
+    assert 0 < seconds[0] < seconds[1] < seconds[2]
+    assert timed.results()["training"]["virtual_seconds"] == seconds[2]
+
+
+def test_where_all_are_alike_buffered_steps_are_rounds(tmp_path: Path) -> None:
+    """All begin at once and end at once: FedBuff is FedAvg, to the bit."""
+    plain = run(tmp_path, "plain")
+    num_clients = plain.rounds()[0]["num_clients"]
+    timing = {"name": "buffered", "buffer_size": num_clients}
+    buffered = run(tmp_path, "buffered", devices={}, timing=timing)
+    assert state_of(buffered) == state_of(plain)
+    assert [one["staleness_max"] for one in buffered.rounds()] == [0, 0, 0]
+
+
+def test_a_timing_needs_devices(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"training\.timing: .* without training\.dev"
+    ):
+        run(tmp_path, "none", timing={"name": "buffered"})
+    with pytest.raises(ConfigError, match=r"unknown name 'bufered'; did you mean"):
+        run(tmp_path, "typo", devices={}, timing={"name": "bufered"})
