@@ -26,6 +26,7 @@ from knnper_cli.terminal import (
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
 from papers.figures import markdown_of, over_runs
 from papers.gains import read_gains, write_gains
+from papers.hours import write_hours
 from papers.pfllib import pfllib
 from papers.reproduce import Maker, Watcher, progress, read_files, write_report
 from papers.rounds import read_rounds, shown
@@ -162,6 +163,34 @@ def gains(
     with interruptible(runs):
         table = write_gains(read_gains(files, runs, row), output)
     print_shown(Shown((table,)))
+    say(f"Numbers and pictures are in {output}")
+
+
+@app.command()
+def hours(
+    file: Annotated[Path, typer.Argument(metavar="COMPARISON.yaml")],
+    output: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where numbers and pictures go.")
+    ],
+    runs: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Has the comparison's own folder, of its file's name; what is "
+            "missing there is made.",
+        ),
+    ] = Path("runs"),
+    accuracy: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0, max=1, help="Validation accuracy to which hours are counted."
+        ),
+    ] = None,
+) -> None:
+    """Draw accuracy against virtual hours, and which clients took part how often."""
+    with interruptible(runs):
+        tables = write_hours(read_comparison(file), runs / file.stem, output, accuracy)
+    print_shown(Shown(tables))
     say(f"Numbers and pictures are in {output}")
 
 

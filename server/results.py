@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from knnper.experiment import LARGEST_COUNT
@@ -367,12 +368,19 @@ _LAST = ("virtual_seconds",)
 
 
 def write_clients_csv(
-    path: Path, results: Iterable[ClientResult], metrics: Sequence[str] = ()
+    path: Path,
+    results: Iterable[ClientResult],
+    metrics: Sequence[str] = (),
+    more: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> None:
-    """Write one row a client, sorted by name; equal results give equal bytes."""
+    """Write one row a client, sorted by name; equal results give equal bytes.
+
+    ``more``: Further columns, by client.
+    """
     measured = list(dict.fromkeys([ACCURACY, "log_loss", *metrics]))
     rows = [
-        _row(result, measured) for result in sorted(results, key=lambda one: one.client)
+        {**_row(result, measured), **more.get(result.client, {})}
+        for result in sorted(results, key=lambda one: one.client)
     ]
     columns = [*_COLUMNS, *(column for one in measured for column in columns_of(one))]
     chosen = sorted({key for row in rows for key in row} - set(columns))

@@ -29,6 +29,7 @@ from knnper.server.run_folder import (
     Roster,
     RunFolder,
 )
+from knnper.server.schedule import schedule_of
 from knnper.strategies.catalogue import Assembly, own_title
 from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import ClientResult
@@ -134,12 +135,22 @@ class Conductor:
         predictions = self._predictions
         if predictions is not None:
             predictions.merge({name: titles[name] for name in served})
-        self.folder.write_clients_csv(results, self._metrics)
+        self.folder.write_clients_csv(
+            results, self._metrics, self._participation(roster)
+        )
         self.folder.write_results(document)
         if predictions is not None:
             predictions.forget_parts()
         self.folder.forget_aside()
         return served
+
+    def _participation(self, roster: Roster) -> Mapping[str, Mapping[str, float]]:
+        one, titles = self.assembly, roster.titles()
+        schedule = schedule_of(
+            one.experiment.training, roster.trainable(), one.method, one.key
+        )
+        found = schedule.taken(one.method.num_rounds)
+        return {titles[name]: figures for name, figures in found.items()}
 
     @property
     def _metrics(self) -> Sequence[str]:

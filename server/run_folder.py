@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -641,10 +642,13 @@ class RunFolder:
                 shutil.rmtree(aside, ignore_errors=True)
 
     def write_clients_csv(
-        self, results: Iterable[ClientResult], metrics: Sequence[str] = ()
+        self,
+        results: Iterable[ClientResult],
+        metrics: Sequence[str] = (),
+        more: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
         """Write ``clients.csv``, see `knnper.server.results.write_clients_csv`."""
-        write_clients_csv(self.path / _CLIENTS, results, metrics)
+        write_clients_csv(self.path / _CLIENTS, results, metrics, more)
 
     def write_results(self, document: Mapping[str, Any]) -> None:
         """Write ``results.json``, the last file: where it is, the run is done."""

@@ -21,6 +21,7 @@ import bisect
 import heapq
 import itertools
 import math
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,18 +84,22 @@ class Schedule(ABC):
         """Return the earlier steps whose models clients still train when it is over."""
         return frozenset()
 
+    def taken(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:  # noqa: ARG002
+        """Return figures of clients by name, after so many steps; none without time."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Rounds(Schedule):
     """Rounds without time."""
 
     clients: Sequence[str]
-    participation: float
+    fraction: float
     key: RandomKey
 
     def cohort(self, step: int) -> Cohort:
         """See `Schedule.cohort`."""
-        count = num_participants(len(self.clients), self.participation)
+        count = num_participants(len(self.clients), self.fraction)
         drawn = draw(self.clients, count, step, self.key)
         return Cohort(dict.fromkeys(drawn, step - 1))
 
@@ -115,6 +120,21 @@ class TimedSchedule(Schedule):
     def needed_after(self, step: int) -> frozenset[int]:
         """See `Schedule.needed_after`."""
         return self._until(step)[1] if step else frozenset()
+
+    def taken(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:
+        """See `Schedule.taken`."""
+        staleness: dict[str, list[int]] = {client: [] for client in self._clients}
+        for step in range(1, num_steps + 1):
+            for client, version in self.cohort(step).versions.items():
+                staleness[client].append(step - 1 - version)
+        return {
+            client: {
+                "num_rounds": len(found),
+                "round_seconds": self._devices.work_s(client),
+                **({"staleness": statistics.fmean(found)} if found else {}),
+            }
+            for client, found in staleness.items()
+        }
 
     def _until(self, step: int) -> tuple[Cohort, frozenset[int]]:
         while len(self._made) < step:

@@ -472,6 +472,10 @@ class ClientRow:
     accuracy_global: float
     knn_weight: float | None = None
     num_stored: int | None = None
+    # With virtual time, of those that trained.
+    num_rounds: int | None = None
+    round_seconds: float | None = None
+    staleness: float | None = None
 
 
 _CLIENT_ROWS = TypeAdapter(list[ClientRow])

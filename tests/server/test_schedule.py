@@ -34,6 +34,7 @@ from knnper.server.schedule import (
     schedule_of,
     staleness_factor,
 )
+from knnper.simulation.reports.runs import clients_of
 from knnper.simulation.workbench import (
     experiment_catalogue,
     open_workbench,
@@ -160,6 +161,9 @@ def test_who_waits_in_the_buffer_does_not_train_again() -> None:
     made = schedule(BufferedTiming(buffer_size=2))
     assert steps(made, 2) == [({"a": 0, "b": 0}, 2.0), ({"a": 1, "b": 1}, 4.0)]
     assert made.needed_after(1) == {0}
+    expected = {"num_rounds": 2, "round_seconds": 2.0, "staleness": 0.0}
+    assert made.taken(2)["b"] == expected
+    assert made.taken(2)["c"] == {"num_rounds": 0, "round_seconds": 4.0}
     with pytest.raises(RunError, match=r"buffer_size: found 4, .* the 3 clients"):
         schedule(BufferedTiming(buffer_size=4))
 
@@ -337,6 +341,10 @@ def test_time_alone_changes_no_number(tmp_path: Path) -> None:
     seconds = [one["virtual_seconds"] for one in timed.rounds()]
     assert 0 < seconds[0] < seconds[1] < seconds[2]
     assert timed.results()["training"]["virtual_seconds"] == seconds[2]
+    clients = clients_of(timed.path)
+    taken = sum(one.num_rounds or 0 for one in clients)
+    assert taken == sum(one["num_clients"] for one in timed.rounds())
+    assert all((one.round_seconds is not None) == one.seen for one in clients)
 
 
 def test_where_all_are_alike_buffered_steps_are_rounds(tmp_path: Path) -> None:
