@@ -138,23 +138,27 @@ def figure(
     say(f"Numbers and pictures are in {output}")
 
 
+Output = Annotated[
+    Path, typer.Option(metavar="FOLDER", help="Where numbers and pictures go.")
+]
+Runs = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER",
+        help="Has each comparison's own folder, of its file's name; what is missing "
+        "there is made.",
+    ),
+]
+
+
 @app.command()
 def gains(
     files: Annotated[
         list[Path],
         typer.Argument(metavar="FILE...", help="Files of comparisons."),
     ],
-    output: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where numbers and pictures go.")
-    ],
-    runs: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            help="Has each comparison's own folder, of its file's name; what is "
-            "missing there is made.",
-        ),
-    ] = Path("runs"),
+    output: Output,
+    runs: Runs = Path("runs"),
     row: Annotated[
         str, typer.Option(metavar="NAME", help="The row with the memory.")
     ] = "knn_per",
@@ -169,17 +173,8 @@ def gains(
 @app.command()
 def hours(
     file: Annotated[Path, typer.Argument(metavar="COMPARISON.yaml")],
-    output: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where numbers and pictures go.")
-    ],
-    runs: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            help="Has the comparison's own folder, of its file's name; what is "
-            "missing there is made.",
-        ),
-    ] = Path("runs"),
+    output: Output,
+    runs: Runs = Path("runs"),
     accuracy: Annotated[
         list[float] | None,
         typer.Option(
