@@ -5,7 +5,7 @@ the round that is best on test data: what that adds is seen beside the round tha
 validation data choose. Nothing is changed by it but the reading.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -129,14 +129,18 @@ class _Reader(CheckpointFolder):
         self._run = folder
 
     def save(
-        self, server_round: int, state: object, history: History | None = None
+        self,
+        server_round: int,
+        state: object,
+        history: History | None = None,
+        earlier: Iterable[Checkpoint] = (),
     ) -> Checkpoint:
         at_present = Checkpoint(server_round, state, "", history or History())
         for row, bench in self._readers.items():
             read = {"row": row, "server_round": server_round}
             read |= self._read(bench, at_present)
             JsonLines(self._run.path / READINGS).append(read)
-        return super().save(server_round, state, history)
+        return super().save(server_round, state, history, earlier)
 
     def _read(self, bench: Workbench, trained: Checkpoint) -> dict[str, Any]:
         roster, federation = (

@@ -261,7 +261,8 @@ class RoundLoop:
         self._warned_of: set[str] = set()
         self.schedule = schedule_of(self.training, self.clients, self.method, self.key)
         checkpoints.needed_after = self.schedule.needed_after
-        self._states: dict[int, Any] = {}  # by round: the last, and those still trained
+        # After which rounds clients train with a model: the last, and some before.
+        self._models: dict[int, Checkpoint] = {}
 
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state."""
@@ -270,12 +271,13 @@ class RoundLoop:
         num_exploding = 0
         for server_round in range(start.server_round + 1, self.method.num_rounds + 1):
             began = time.monotonic()
-            self._states[server_round - 1] = state
+            present = Checkpoint(server_round - 1, state, "", history)
+            self._models[server_round - 1] = present
             cohort = self.schedule.cohort(server_round)
             made = self._one_of_several_attempts(state, history, server_round, cohort)
             state, history, tally = made.state, made.history, made.tally
             needed = self.schedule.needed_after(server_round)
-            self._states = {one: self._states[one] for one in needed}
+            self._models = {one: self._models[one] for one in needed}
             figures: dict[str, Any] = {
                 "server_round": server_round,
                 "num_clients": len(tally.used),
@@ -303,24 +305,17 @@ class RoundLoop:
                 if last or num_exploding >= self.run.exploding_rounds:
                     good = server_round - num_exploding
                     raise exploded(server_round, made.explosion, good)
-            elif last or self._is_kept(server_round):
-                latest = self.checkpoints.save(server_round, state, history)
+            elif last or _is_due(server_round, self.run.checkpoint_every):
+                earlier = self._models.values()
+                latest = self.checkpoints.save(server_round, state, history, earlier)
         return latest
 
     def _begin_at(self, start: Checkpoint) -> None:
         """Bring back the models with which clients still train."""
-        for earlier in self.schedule.needed_after(start.server_round):
-            loaded = self.checkpoints.load(earlier, self.method.state_type)
-            self._states[earlier] = loaded.state
-        if start.server_round == 0 and 0 in self.schedule.needed_after(1):
-            self.checkpoints.save(0, start.state, start.history)
-
-    def _is_kept(self, server_round: int) -> bool:
-        """Return whether a round gets a checkpoint."""
-        if _is_due(server_round, self.run.checkpoint_every):
-            return True
-        # Clients still train with its model when the next round is over.
-        return server_round in self.schedule.needed_after(server_round + 1)
+        if start.server_round < self.method.num_rounds:
+            for earlier in self.schedule.needed_after(start.server_round):
+                loaded = self.checkpoints.load(earlier, self.method.state_type)
+                self._models[earlier] = loaded
 
     def _one_of_several_attempts(
         self, state: Any, history: History, server_round: int, cohort: Cohort
@@ -440,7 +435,7 @@ class RoundLoop:
                 factor = staleness_factor(timing, staleness)
                 if staleness or factor != 1.0:
                     key = self.key.child("broadcast", server_round, client)
-                    earlier = self._states[versions[client]]
+                    earlier = self._models[versions[client]].state
                     then, now = (
                         self.method.broadcast(one, client, key)
                         for one in (earlier, state)
@@ -458,7 +453,7 @@ class RoundLoop:
     ) -> Iterator[Request]:
         for client in clients:
             key = self.key.child("broadcast", server_round, client)
-            state = self._states[versions[client]]
+            state = self._models[versions[client]].state
             payload = self.method.broadcast(state, client, key)
             tally.sends(client, payload)
             state_rounds = history.state_rounds([client], server_round - 1)

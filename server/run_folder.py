@@ -164,11 +164,30 @@ class CheckpointFolder:
         return self._folder / ".waiting"
 
     def save(
-        self, server_round: int, state: object, history: History | None = None
+        self,
+        server_round: int,
+        state: object,
+        history: History | None = None,
+        earlier: Iterable[Checkpoint] = (),
     ) -> Checkpoint:
-        """Write a checkpoint; it is complete on disk, or not there, at any time."""
+        """Write a checkpoint; it is complete on disk, or not there, at any time.
+
+        ``earlier``: Of other rounds, which it cannot go on without; written first.
+        """
+        there = self.rounds()
+        for one in earlier:
+            if one.server_round not in there:
+                self._write(one.server_round, one.state, one.history)
+        saved = self._write(server_round, state, history or History())
+        rounds = self.rounds()
+        kept = set(to_keep(rounds, self._most))
+        kept.update(*map(self.needed_after, list(kept)))
+        for old in set(rounds) - kept:
+            shutil.rmtree(self._path(old), ignore_errors=True)
+        return saved
+
+    def _write(self, server_round: int, state: object, history: History) -> Checkpoint:
         parts = take_apart(state)
-        history = history or History()
         saved = Checkpoint(server_round, state, fingerprint(state), history)
         manifest = {
             "format": FORMAT,
@@ -188,11 +207,6 @@ class CheckpointFolder:
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
         sync_to_disc(self._folder)
-        rounds = self.rounds()
-        kept = set(to_keep(rounds, self._most))
-        kept.update(*map(self.needed_after, list(kept)))
-        for old in set(rounds) - kept:
-            shutil.rmtree(self._path(old), ignore_errors=True)
         return saved
 
     def load_latest(self, state_type: type) -> Checkpoint | None:

@@ -316,11 +316,14 @@ def test_what_compression_saves_is_saved_on_the_link() -> None:
     assert sign.bytes_up() == 4 * blocks + math.ceil(count / 8) + 4 * (total - count)
 
 
-def run(tmp_path: Path, name: str, **training: Any) -> RunFolder:
+def run(
+    tmp_path: Path, name: str, settings: Any = None, /, **training: Any
+) -> RunFolder:
     given = document(
         "fedavg",
+        partition={"name": "iid", "num_clients": 6},
         training={"num_rounds": 3, "local_steps": 2, "batch_size": 16, **training},
-        run={"engine": "serial"},
+        run={"engine": "serial", **(settings or {})},
     )
     chosen = load_experiment(given, experiment_catalogue(), folder=tmp_path)
     folder = RunFolder.create(tmp_path / name, chosen)
@@ -355,6 +358,27 @@ def test_where_all_are_alike_buffered_steps_are_rounds(tmp_path: Path) -> None:
     buffered = run(tmp_path, "buffered", devices={}, timing=timing)
     assert state_of(buffered) == state_of(plain)
     assert [one["staleness_max"] for one in buffered.rounds()] == [0, 0, 0]
+
+
+def test_a_run_goes_on_with_every_model_that_is_still_trained_with(
+    tmp_path: Path,
+) -> None:
+    """Also where it is of a round that got no checkpoint of its own."""
+    late = {
+        "num_rounds": 12,
+        "devices": {"speed_spread": 100.0},
+        "timing": {"name": "buffered", "buffer_size": 1},
+    }
+    whole = run(tmp_path, "whole", **late)
+    rare = run(tmp_path, "rare", {"checkpoint_every": 6}, **late)
+    assert state_of(rare) == state_of(whole)
+    assert max(one["staleness_max"] for one in rare.rounds()) > 2
+    rare.go_back(6)
+    bench = open_workbench(rare.experiment(experiment_catalogue()))
+    simulate(bench, rare, Observer(), ["test"])
+    assert state_of(rare) == state_of(whole)
+    # Of a finished run nothing is trained any more.
+    simulate(bench, rare, Observer(), ["test"])
 
 
 def test_a_timing_needs_devices(tmp_path: Path) -> None:
