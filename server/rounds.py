@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -260,21 +260,20 @@ class RoundLoop:
         self.on_round = on_round
         self._warned_of: set[str] = set()
         self.schedule = schedule_of(self.training, self.clients, self.method, self.key)
-        checkpoints.needed_after = self.schedule.needed_after
         # After which rounds clients train with a model: the last, and some before.
         self._models: dict[int, Checkpoint] = {}
 
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state."""
         latest, state, history = start, start.state, start.history
-        self._begin_at(start)
+        self._models = {one.server_round: one for one in start.earlier}
         num_exploding = 0
         for server_round in range(start.server_round + 1, self.method.num_rounds + 1):
             began = time.monotonic()
             present = Checkpoint(server_round - 1, state, "", history)
             self._models[server_round - 1] = present
             cohort = self.schedule.cohort(server_round)
-            made = self._one_of_several_attempts(state, history, server_round, cohort)
+            made = self._one_of_several_attempts(history, server_round, cohort)
             state, history, tally = made.state, made.history, made.tally
             needed = self.schedule.needed_after(server_round)
             self._models = {one: self._models[one] for one in needed}
@@ -306,34 +305,26 @@ class RoundLoop:
                     good = server_round - num_exploding
                     raise exploded(server_round, made.explosion, good)
             elif last or _is_due(server_round, self.run.checkpoint_every):
-                earlier = self._models.values()
+                earlier = () if last else self._models.values()
                 latest = self.checkpoints.save(server_round, state, history, earlier)
         return latest
 
-    def _begin_at(self, start: Checkpoint) -> None:
-        """Bring back the models with which clients still train."""
-        if start.server_round < self.method.num_rounds:
-            for earlier in self.schedule.needed_after(start.server_round):
-                loaded = self.checkpoints.load(earlier, self.method.state_type)
-                self._models[earlier] = loaded
-
     def _one_of_several_attempts(
-        self, state: Any, history: History, server_round: int, cohort: Cohort
+        self, history: History, server_round: int, cohort: Cohort
     ) -> _RoundOutcome:
         """Return what a round comes to, made again where too many clients failed."""
         # With a short task last, workers end at nearly the same time. It is also the
         # order in which replies are aggregated: sums end in bits that depend on it.
-        participants = sorted(
+        ordered = sorted(
             cohort.versions, key=lambda one: self.clients[one], reverse=True
         )
-        num_spare = int(self.run.max_failed_fraction * len(participants))
-        least = max(1, len(participants) - num_spare)
+        versions = {client: cohort.versions[client] for client in ordered}
+        num_spare = int(self.run.max_failed_fraction * len(ordered))
+        least = max(1, len(ordered) - num_spare)
         for attempts_left in reversed(range(self.federation.round_attempts)):
-            self.federation.await_clients(participants, least)
+            self.federation.await_clients(ordered, least)
             try:
-                return self._one_round(
-                    state, history, server_round, participants, cohort.versions
-                )
+                return self._one_round(history, server_round, versions)
             except TooManyFailuresError as error:
                 if not attempts_left:
                     raise
@@ -341,14 +332,9 @@ class RoundLoop:
         raise ValueError("expected at least one attempt")
 
     def _one_round(
-        self,
-        state: Any,
-        history: History,
-        server_round: int,
-        participants: list[str],
-        versions: Mapping[str, int],
+        self, history: History, server_round: int, versions: Mapping[str, int]
     ) -> _RoundOutcome:
-        counts = {name: self.clients[name] for name in participants}
+        counts = {name: self.clients[name] for name in versions}
         weights = capped(counts, self.claimed, self.run.federation.max_share)
         self._warn_of_large_counts(counts, weights)
         tally = Tally(
@@ -366,19 +352,20 @@ class RoundLoop:
             _leeway(counts, self.claimed),
             self.checkpoints.waiting,
         )
-        requests = self._requests(history, server_round, participants, versions, tally)
+        requests = self._requests(history, server_round, versions, tally)
         replies = self.federation.exchange(
             Step(Purpose.TRAIN, server_round, self.checkpoints.ways_back()), requests
         )
         usable = usable_updates(replies, self.method.update_type, tally)
-        alike = screening.passed(usable, len(participants), tally.fails)
+        alike = screening.passed(usable, len(versions), tally.fails)
+        state = self._models[server_round - 1].state
         try:
-            used = self._present(state, tally.using(alike), server_round, versions)
+            used = self._present(tally.using(alike), server_round, versions)
             new_state = self._aggregated(state, used, server_round, tally)
         finally:
             for client, reason in tally.failures.items():
                 log.warning(_FAILED, server_round, client, reason)
-        if len(tally.failures) > self.run.max_failed_fraction * len(participants):
+        if len(tally.failures) > self.run.max_failed_fraction * len(versions):
             raise _too_many_failures(server_round, tally)
         loss = median_loss(loss for _, loss in tally.losses)
         explosion = sign_of_explosion(loss, history.lowest_loss, screening)
@@ -422,7 +409,6 @@ class RoundLoop:
 
     def _present(
         self,
-        state: Any,
         updates: Iterable[tuple[str, Any]],
         server_round: int,
         versions: Mapping[str, int],
@@ -435,10 +421,9 @@ class RoundLoop:
                 factor = staleness_factor(timing, staleness)
                 if staleness or factor != 1.0:
                     key = self.key.child("broadcast", server_round, client)
-                    earlier = self._models[versions[client]].state
                     then, now = (
-                        self.method.broadcast(one, client, key)
-                        for one in (earlier, state)
+                        self.method.broadcast(self._models[one].state, client, key)
+                        for one in (versions[client], server_round - 1)
                     )
                     update = rebased(self.method, update, then, now, factor)
             yield client, update
@@ -447,14 +432,12 @@ class RoundLoop:
         self,
         history: History,
         server_round: int,
-        clients: Sequence[str],
         versions: Mapping[str, int],
         tally: Tally,
     ) -> Iterator[Request]:
-        for client in clients:
+        for client, version in versions.items():
             key = self.key.child("broadcast", server_round, client)
-            state = self._models[versions[client]].state
-            payload = self.method.broadcast(state, client, key)
+            payload = self.method.broadcast(self._models[version].state, client, key)
             tally.sends(client, payload)
             state_rounds = history.state_rounds([client], server_round - 1)
             yield Request((client,), payload, state_rounds=state_rounds)

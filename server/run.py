@@ -149,7 +149,7 @@ class Conductor:
         schedule = schedule_of(
             one.experiment.training, roster.trainable(), one.method, one.key
         )
-        found = schedule.taken(one.method.num_rounds)
+        found = schedule.client_figures(one.method.num_rounds)
         return {titles[name]: figures for name, figures in found.items()}
 
     @property

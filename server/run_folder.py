@@ -9,8 +9,8 @@ import platform
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -57,6 +57,7 @@ _NAME = re.compile(r"round-(\d+)")
 _ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
+_EARLIER = "earlier"  # in a checkpoint's: the rounds of `Checkpoint.earlier`
 OWN_CODE = "own_code"  # in the manifest: fingerprints by reference
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
 
@@ -99,6 +100,7 @@ class Checkpoint:
     state: Any
     fingerprint: str
     history: History = field(default_factory=History)
+    earlier: Sequence["Checkpoint"] = ()  # of models with which clients still train
 
 
 def rounds_in(folder: Path) -> list[int]:
@@ -155,8 +157,6 @@ class CheckpointFolder:
         self._folder = folder
         self._experiment = experiment
         self._most = most
-        # The earlier rounds that a run needs which goes on after one.
-        self.needed_after: Callable[[int], Collection[int]] = lambda _: ()
 
     @property
     def waiting(self) -> Path:
@@ -172,29 +172,40 @@ class CheckpointFolder:
     ) -> Checkpoint:
         """Write a checkpoint; it is complete on disk, or not there, at any time.
 
-        ``earlier``: Of other rounds, which it cannot go on without; written first.
+        ``earlier``: Those that it cannot go on without; they are written first.
         """
-        there = self.rounds()
+        there, earlier = self.rounds(), tuple(earlier)
         for one in earlier:
             if one.server_round not in there:
-                self._write(one.server_round, one.state, one.history)
-        saved = self._write(server_round, state, history or History())
+                self._write(one)
+        known = history or History()
+        saved = Checkpoint(server_round, state, fingerprint(state), known, earlier)
+        self._write(saved)
         rounds = self.rounds()
         kept = set(to_keep(rounds, self._most))
-        kept.update(*map(self.needed_after, list(kept)))
+        kept.update(*map(self._needed_by, list(kept)))
         for old in set(rounds) - kept:
             shutil.rmtree(self._path(old), ignore_errors=True)
         return saved
 
-    def _write(self, server_round: int, state: object, history: History) -> Checkpoint:
-        parts = take_apart(state)
-        saved = Checkpoint(server_round, state, fingerprint(state), history)
+    def _needed_by(self, server_round: int) -> Sequence[int]:
+        """Return the earlier rounds that a checkpoint cannot go on without."""
+        try:
+            manifest = json.loads((self._path(server_round) / _MANIFEST).read_text())
+            needed: list[int] = manifest.get(_EARLIER, [])
+        except _DAMAGE:
+            return ()
+        return needed
+
+    def _write(self, saved: Checkpoint) -> None:
+        server_round, parts = saved.server_round, take_apart(saved.state)
         manifest = {
             "format": FORMAT,
             "server_round": server_round,
             "experiment": self._experiment,
-            "fingerprint": saved.fingerprint,
-            "history": asdict(history),
+            "fingerprint": saved.fingerprint or fingerprint(saved.state),
+            "history": asdict(saved.history),
+            _EARLIER: [one.server_round for one in saved.earlier],
             "structure": json.loads(parts.structure),
         }
         draft = self._folder / f".round-{server_round}.draft"
@@ -207,14 +218,16 @@ class CheckpointFolder:
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
         sync_to_disc(self._folder)
-        return saved
 
     def load_latest(self, state_type: type) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; None if there is none."""
         rounds = self.rounds()
         for server_round in reversed(rounds):
             try:
-                return self._load(server_round, state_type)
+                loaded = self._load(server_round, state_type)
+                needed = self._needed_by(server_round)
+                earlier = tuple(self._load(one, state_type) for one in needed)
+                return replace(loaded, earlier=earlier)
             except _DAMAGE as error:
                 path = self._path(server_round)
                 log.warning("the checkpoint %s is damaged: %s", path, error)
@@ -224,17 +237,6 @@ class CheckpointFolder:
                 "experiment again in another folder"
             )
         return None
-
-    def load(self, server_round: int, state_type: type) -> Checkpoint:
-        """Return the checkpoint of a round; it must be there."""
-        try:
-            return self._load(server_round, state_type)
-        except _DAMAGE as error:
-            raise CheckpointError(
-                f"the checkpoint {self._path(server_round)}, with which clients still "
-                f"train, cannot be read ({error}); go back to an earlier round with "
-                "--from-round, or start again in another folder"
-            ) from error
 
     def rounds(self) -> list[int]:
         """Return the rounds of which there is a checkpoint, oldest first."""

@@ -23,7 +23,7 @@ import itertools
 import math
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class Schedule(ABC):
         """Return the earlier steps whose models clients still train when it is over."""
         return frozenset()
 
-    def taken(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:  # noqa: ARG002
+    def client_figures(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:  # noqa: ARG002
         """Return figures of clients by name, after so many steps; none without time."""
         return {}
 
@@ -121,8 +121,8 @@ class TimedSchedule(Schedule):
         """See `Schedule.needed_after`."""
         return self._until(step)[1] if step else frozenset()
 
-    def taken(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:
-        """See `Schedule.taken`."""
+    def client_figures(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:
+        """See `Schedule.client_figures`."""
         staleness: dict[str, list[int]] = {client: [] for client in self._clients}
         for step in range(1, num_steps + 1):
             for client, version in self.cohort(step).versions.items():
@@ -160,7 +160,7 @@ class SynchronousSchedule(TimedSchedule):
         most = math.ceil(self._count * self._timing.over_selection)
         for step in itertools.count(1):
             while not (there := devices.there(now_s)):
-                now_s = min(devices.back_s(one, now_s) for one in self._clients)
+                now_s = devices.first_back_s(self._clients, now_s)
             drawn = draw(there, min(most, len(there)), step, devices.key)
             ends = sorted((devices.finished_s(one, now_s), one) for one in drawn)
             counted = ends[: self._count]
@@ -207,14 +207,8 @@ class BufferedSchedule(TimedSchedule):
                     heapq.heappush(under_way, (end_s, client, step - 1))
                 if len(under_way) < self._count:
                     # Someone may be back before the next one is done.
-                    back_s = min(
-                        (
-                            devices.back_s(one, now_s)
-                            for one in self._clients
-                            if one not in busy
-                        ),
-                        default=math.inf,
-                    )
+                    idle = (one for one in self._clients if one not in busy)
+                    back_s = devices.first_back_s(idle, now_s)
                     if not under_way or back_s < under_way[0][0]:
                         now_s = back_s
                         continue
@@ -256,7 +250,7 @@ def schedule_of(
     return SynchronousSchedule(devices, participation, timing)
 
 
-_Z_97 = 1.959964
+_Z_975 = 1.959964
 """Of a normal distribution, 95 % lie within so many standard deviations."""
 
 
@@ -298,7 +292,7 @@ class Devices:
         one = self._settings
         generator = self.key.child("device", client).numpy()
         speed, link = (
-            math.exp(generator.normal() * math.log(spread) / (2 * _Z_97))
+            math.exp(generator.normal() * math.log(spread) / (2 * _Z_975))
             for spread in (one.speed_spread, one.link_spread)
         )
         seconds = self._num_examples(client) / (one.examples_per_s * speed)
@@ -324,6 +318,10 @@ class Devices:
         presence = self._presence(client)
         turn = presence.turn(at_s)
         return presence.ends_s[turn] if turn % 2 else at_s
+
+    def first_back_s(self, clients: Iterable[str], at_s: float) -> float:
+        """Return from when on one of the clients is available; inf for none."""
+        return min((self.back_s(one, at_s) for one in clients), default=math.inf)
 
     def finished_s(self, client: str, at_s: float) -> float:
         """Return when a client is done that gets its work at ``at_s``."""

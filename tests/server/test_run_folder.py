@@ -394,3 +394,21 @@ def test_a_run_that_is_led_is_not_overwritten(folder: RunFolder) -> None:
         RunFolder.create(folder.path, EXPERIMENT, overwrite=True)
     assert folder.rounds() == [{"server_round": 1}]
     folder.require_idle()
+
+
+def test_a_checkpoint_keeps_what_it_cannot_go_on_without(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "test", 1)
+    states = [ModelState(torch.full((2,), float(number))) for number in range(5)]
+    of_1 = Checkpoint(1, states[1], "")
+    folder.save(2, states[2])
+    folder.save(4, states[4], None, [of_1])
+    assert folder.rounds() == [1, 4]
+    loaded = folder.load_latest(ModelState)
+    assert loaded is not None
+    assert [one.state.weights.tolist() for one in loaded.earlier] == [[1.0, 1.0]]
+    # Without it there is only what is whole by itself.
+    (tmp_path / "round-000001/state.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        folder.load_latest(ModelState)
+    folder.save(5, states[0])
+    assert folder.rounds() == [5]

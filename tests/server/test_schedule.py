@@ -162,8 +162,8 @@ def test_who_waits_in_the_buffer_does_not_train_again() -> None:
     assert steps(made, 2) == [({"a": 0, "b": 0}, 2.0), ({"a": 1, "b": 1}, 4.0)]
     assert made.needed_after(1) == {0}
     expected = {"num_rounds": 2, "round_seconds": 2.0, "staleness": 0.0}
-    assert made.taken(2)["b"] == expected
-    assert made.taken(2)["c"] == {"num_rounds": 0, "round_seconds": 4.0}
+    assert made.client_figures(2)["b"] == expected
+    assert made.client_figures(2)["c"] == {"num_rounds": 0, "round_seconds": 4.0}
     with pytest.raises(RunError, match=r"buffer_size: found 4, .* the 3 clients"):
         schedule(BufferedTiming(buffer_size=4))
 
