@@ -234,7 +234,7 @@ class SynchronousTiming(Settings):
         Clients that are asked, as a multiple of those that are needed: a round ends
         when ``participation`` of all have answered.
     deadline_s
-        A round ends at the latest after this virtual time, with those who have
+        A round ends at the latest after this time, with those who have
         answered, or with the first one; null waits.
     """
 
@@ -1255,6 +1255,11 @@ class Sections:
         self.problems.append(Problem(place, message))
 
 
+def is_timed_by_clients(training: TrainingSettings) -> bool:
+    """Return whether steps follow from when real clients answer."""
+    return training.devices is None and training.timing != SynchronousTiming()
+
+
 def run_problems(run: RunSettings) -> Iterable[Problem]:
     """Yield what does not go together in the section ``run``."""
     if run.ray_address is None:
@@ -1297,12 +1302,6 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
     ):
         message = "found true, expected training.momentum with it, and no dampening"
         yield Problem("training.optimizer.nesterov", message)
-    if training.devices is None and training.timing != SynchronousTiming():
-        message = (
-            f"found {shown(plain(training.timing))} without training.devices; say how "
-            "fast clients are, or leave it out"
-        )
-        yield Problem("training.timing", message)
     if isinstance(training.schedule, MultiStepSchedule):
         milestones = training.schedule.milestones
         if any(b <= a for a, b in itertools.pairwise(milestones)):

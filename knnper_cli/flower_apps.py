@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import sys
 import threading
@@ -22,6 +23,7 @@ from knnper.errors import ConfigError, KnnPerError, Problem, RunError
 from knnper.experiment import (
     Experiment,
     from_json,
+    is_timed_by_clients,
     read_experiment,
 )
 from knnper.models import located
@@ -196,6 +198,8 @@ def _messenger(
     grid: Grid, assembly: Assembly, directory: Directory, stop: threading.Event
 ) -> FlowerFederation:
     settings = assembly.experiment.run.federation
+    is_late_welcome = is_timed_by_clients(assembly.experiment.training)
+    train_patience = math.inf if is_late_welcome else settings.round_patience
 
     def node_of(client: str) -> int:
         node = directory.node_of(client)
@@ -212,12 +216,11 @@ def _messenger(
         shared_folder="",
         stop=stop,
         paces={
-            purpose: Pace(most_s, settings.round_patience)
-            for purpose, most_s in (
-                (Purpose.TRAIN, settings.round_timeout_s),
-                (Purpose.VALIDATE, settings.round_timeout_s),
-                (Purpose.PERSONALIZE, settings.distribution_timeout_s),
-            )
+            Purpose.TRAIN: Pace(settings.round_timeout_s, train_patience),
+            Purpose.VALIDATE: Pace(settings.round_timeout_s, settings.round_patience),
+            Purpose.PERSONALIZE: Pace(
+                settings.distribution_timeout_s, settings.round_patience
+            ),
         },
         patience=OVER_NETWORK,
         may_be_away=True,

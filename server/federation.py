@@ -71,6 +71,7 @@ class Federation(ABC):
 
     round_attempts: int = 1
     may_be_away: bool = False
+    stop: threading.Event
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:  # noqa: B027
         """Wait until at least ``least`` of ``clients`` can be reached."""
@@ -78,6 +79,23 @@ class Federation(ABC):
     @abstractmethod
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """Ask clients and yield their replies in the order of the requests."""
+
+    def is_there(self, client: str) -> bool:  # noqa: ARG002
+        """Return whether a client can be reached."""
+        return True
+
+    def begin(self, step: Step, request: Request) -> None:
+        """Ask a client for something without waiting for it, see `answered`."""
+        raise NotImplementedError
+
+    def answered(self) -> Sequence[Reply]:
+        """Return the replies to what was begun that came since the last call."""
+        raise NotImplementedError
+
+    def require_someone(  # noqa: B027
+        self, clients: Sequence[str], waited_s: float
+    ) -> None:
+        """Refuse to wait any longer for the first one of ``clients``."""
 
 
 class Packer:
@@ -151,6 +169,13 @@ class FlowerFederation(Federation):
     patience: polling.Patience = polling.ENDLESS
     model: str = ""
     may_be_away: bool = False
+    _window: polling.Window | None = None
+    _begun: dict[str, tuple[Purpose, Request, dict[str, Packed]]] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        self._packer = Packer(self._folder)
 
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """See `Federation.exchange`."""
@@ -161,15 +186,7 @@ class FlowerFederation(Federation):
             for request in requests:
                 records = packer.pack_request(request)
                 under_way.append((request, records))
-                job = self._job(step, request)
-                yield Message(
-                    content=to_content(job, records),
-                    dst_node_id=self.choose_node(request.clients[0]),
-                    message_type=step.purpose.value,
-                    group_id=str(step.server_round),
-                    # One that nobody has taken by then would only keep a client busy.
-                    ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
-                )
+                yield self._message(step, request, records)
 
         pace = self.paces.get(step.purpose)
         if pace is not None:
@@ -181,19 +198,57 @@ class FlowerFederation(Federation):
         for message in replies:
             request, records = under_way.popleft()
             packer.answered(records)
-            sent_bytes = sum(packed.num_bytes for packed in records.values())
-            most_bytes = max(
-                polling.LEAST_LIMIT_BYTES, polling.MOST_TIMES_SENT * sent_bytes
-            )
-            try:
-                record = self._record(step.purpose, message, most_bytes)
-            except CodecError as error:
-                yield Reply(request.clients, None, printable(str(error)))
-            else:
-                yield Reply(request.clients, record)
+            yield self._reply(step.purpose, request, records, message)
         # Not when this ends early: clients may still be reading. The folder goes as a
         # whole at the end of the run.
         packer.discard_all()
+
+    def begin(self, step: Step, request: Request) -> None:
+        """See `Federation.begin`."""
+        records = self._packer.pack_request(request)
+        patience = replace(self.patience, pace=self.paces.get(step.purpose))
+        if self._window is None:
+            self._window = polling.Window(self.grid, self.at_once, patience)
+        name = self._window.push(self._message(step, request, records))
+        self._begun[name] = step.purpose, request, records
+
+    def answered(self) -> Sequence[Reply]:
+        """See `Federation.answered`."""
+        replies = []
+        for name, message in self._window.take() if self._window else ():
+            purpose, request, records = self._begun.pop(name)
+            self._packer.answered(records)
+            replies.append(self._reply(purpose, request, records, message))
+        return replies
+
+    def _message(
+        self, step: Step, request: Request, records: dict[str, Packed]
+    ) -> Message:
+        job = self._job(step, request)
+        return Message(
+            content=to_content(job, records),
+            dst_node_id=self.choose_node(request.clients[0]),
+            message_type=step.purpose.value,
+            group_id=str(step.server_round),
+            # One that nobody has taken by then would only keep a client busy.
+            ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
+        )
+
+    def _reply(
+        self,
+        purpose: Purpose,
+        request: Request,
+        records: dict[str, Packed],
+        message: Message | polling.NoReply,
+    ) -> Reply:
+        sent_bytes = sum(packed.num_bytes for packed in records.values())
+        most_bytes = max(
+            polling.LEAST_LIMIT_BYTES, polling.MOST_TIMES_SENT * sent_bytes
+        )
+        try:
+            return Reply(request.clients, self._record(purpose, message, most_bytes))
+        except CodecError as error:
+            return Reply(request.clients, None, printable(str(error)))
 
     def _job(self, step: Step, request: Request) -> Job:
         pace, first = self.paces.get(step.purpose), request.clients[0]

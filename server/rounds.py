@@ -13,17 +13,20 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from knnper.errors import CodecError, RunError, printable
-from knnper.experiment import BufferedTiming
+from knnper.experiment import BufferedTiming, is_timed_by_clients
 from knnper.records import canonical, is_finite, take_apart
 from knnper.server.distribution import requests_to_personalize
 from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
 from knnper.server.results import in_groups, validation_problem
 from knnper.server.run_folder import Checkpoint, CheckpointFolder, History, Roster
 from knnper.server.schedule import (
-    Cohort,
+    Rounds,
+    Schedule,
     rebased,
     schedule_of,
+    scheduled,
     staleness_factor,
 )
 from knnper.server.screening import (
@@ -259,7 +262,9 @@ class RoundLoop:
         self.titles = roster.titles()
         self.on_round = on_round
         self._warned_of: set[str] = set()
-        self.schedule = schedule_of(self.training, self.clients, self.method, self.key)
+        self.schedule: Schedule = Rounds(
+            sorted(self.clients), self.training.participation, self.key
+        )
         # After which rounds clients train with a model: the last, and some before.
         self._models: dict[int, Checkpoint] = {}
 
@@ -267,6 +272,7 @@ class RoundLoop:
         """Make the rounds that are missing after ``start``; return the last state."""
         latest, state, history = start, start.state, start.history
         self._models = {one.server_round: one for one in start.earlier}
+        self.schedule = self._schedule(start)
         num_exploding = 0
         for server_round in range(start.server_round + 1, self.method.num_rounds + 1):
             began = time.monotonic()
@@ -287,6 +293,11 @@ class RoundLoop:
                 "learning_rate": self.training.learning_rate_at(server_round),
             }
             figures |= _on_time(cohort, server_round)
+            if cohort.replies is not None:
+                figures["participants"] = {
+                    self.titles[client]: server_round - 1 - version
+                    for client, version in cohort.versions.items()
+                }
             last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
                 at_present = Checkpoint(server_round, state, "", history)
@@ -319,20 +330,27 @@ class RoundLoop:
             cohort.versions, key=lambda one: self.clients[one], reverse=True
         )
         versions = {client: cohort.versions[client] for client in ordered}
+        replies = cohort.replies
         num_spare = int(self.run.max_failed_fraction * len(ordered))
         least = max(1, len(ordered) - num_spare)
         for attempts_left in reversed(range(self.federation.round_attempts)):
-            self.federation.await_clients(ordered, least)
+            if replies is None:
+                self.federation.await_clients(ordered, least)
             try:
-                return self._one_round(history, server_round, versions)
+                return self._one_round(history, server_round, versions, replies)
             except TooManyFailuresError as error:
+                replies = None
                 if not attempts_left:
                     raise
                 log.warning("%s; the round is made again", error)
         raise ValueError("expected at least one attempt")
 
     def _one_round(
-        self, history: History, server_round: int, versions: Mapping[str, int]
+        self,
+        history: History,
+        server_round: int,
+        versions: Mapping[str, int],
+        known: Mapping[str, Reply] | None,
     ) -> _RoundOutcome:
         counts = {name: self.clients[name] for name in versions}
         weights = capped(counts, self.claimed, self.run.federation.max_share)
@@ -353,9 +371,11 @@ class RoundLoop:
             self.checkpoints.waiting,
         )
         requests = self._requests(history, server_round, versions, tally)
-        replies = self.federation.exchange(
-            Step(Purpose.TRAIN, server_round, self.checkpoints.ways_back()), requests
-        )
+        step = Step(Purpose.TRAIN, server_round, self.checkpoints.ways_back())
+        if known is None:
+            replies = self.federation.exchange(step, requests)
+        else:
+            replies = (known[request.client] for request in requests)
         usable = usable_updates(replies, self.method.update_type, tally)
         alike = screening.passed(usable, len(versions), tally.fails)
         state = self._models[server_round - 1].state
@@ -420,10 +440,11 @@ class RoundLoop:
                 staleness = server_round - 1 - versions[client]
                 factor = staleness_factor(timing, staleness)
                 if staleness or factor != 1.0:
-                    key = self.key.child("broadcast", server_round, client)
+                    version = versions[client]
+                    key = self.key.child("broadcast", version + 1, client)
                     then, now = (
                         self.method.broadcast(self._models[one].state, client, key)
-                        for one in (versions[client], server_round - 1)
+                        for one in (version, server_round - 1)
                     )
                     update = rebased(self.method, update, then, now, factor)
             yield client, update
@@ -436,23 +457,52 @@ class RoundLoop:
         tally: Tally,
     ) -> Iterator[Request]:
         for client, version in versions.items():
-            key = self.key.child("broadcast", server_round, client)
-            payload = self.method.broadcast(self._models[version].state, client, key)
+            payload = self._payload(client, version)
             tally.sends(client, payload)
             state_rounds = history.state_rounds([client], server_round - 1)
             yield Request((client,), payload, state_rounds=state_rounds)
+
+    def _payload(self, client: str, version: int) -> object:
+        key = self.key.child("broadcast", version + 1, client)
+        return self.method.broadcast(self._models[version].state, client, key)
+
+    def _schedule(self, start: Checkpoint) -> Schedule:
+        """Return who takes part when, from the step after ``start`` on."""
+        training, sizes = self.training, self.clients
+        if not is_timed_by_clients(training):
+            return schedule_of(training, sizes, self.method, self.key)
+        if start.history.trained_in is not None:
+            raise RunError(
+                f"training.timing: found {training.timing.name} for real clients with "
+                "a method that keeps state at them, expected one without; give "
+                "training.devices for a schedule that is known before, or leave "
+                "training.timing out"
+            )
+
+        def request(client: str, version: int) -> Request:
+            payload = self._payload(client, version)
+            return Request((client,), payload, state_rounds=(version,))
+
+        fleet = LiveFleet(self.federation, sizes, self.key, request)
+        return scheduled(fleet, training, start.server_round + 1)
 
     def validate(self, trained: Checkpoint) -> RoundRecord:
         """Return the accuracies on the seen clients' validation splits."""
         server_round, state = trained.server_round, trained.state
         key = self.key.child("broadcast", server_round)
+        busy = self.schedule.busy()
+        free = {
+            name: count
+            for name, count in self.num_validation.items()
+            if name not in busy
+        }
         if self.run.validate_personal:
-            sizes = {name: self.sizes[name] for name in self.num_validation}
+            sizes = {name: self.sizes[name] for name in free}
             requests = requests_to_personalize(self.method, trained, key, sizes, sizes)
         else:
             unseen = key.child(UNSEEN_CLIENT)
             reference = self.method.broadcast(state, UNSEEN_CLIENT, unseen)
-            groups = in_groups(self.num_validation)
+            groups = in_groups(free)
             requests = (Request(group, reference) for group in groups)
         step = Step(Purpose.VALIDATE, server_round, self.checkpoints.ways_back())
         counts: Counter[str] = Counter()
@@ -493,11 +543,12 @@ def _leeway(counts: Mapping[str, int], claimed: Collection[str]) -> dict[str, fl
 
 def _on_time(cohort: Cohort, server_round: int) -> dict[str, float]:
     """Return the figures of a round that are of virtual time; none without it."""
-    if cohort.ended_s is None:
+    if cohort.ended_s is None and cohort.replies is None:
         return {}
     staleness = [server_round - 1 - version for version in cohort.versions.values()]
+    virtual = {} if cohort.ended_s is None else {"virtual_seconds": cohort.ended_s}
     return {
-        "virtual_seconds": cohort.ended_s,
+        **virtual,
         "num_late": cohort.num_late,
         "staleness": statistics.fmean(staleness),
         "staleness_max": max(staleness),

@@ -10,7 +10,7 @@ from typing import Any
 
 from knnper.data.site_data import SITES
 from knnper.errors import RunError
-from knnper.experiment import results_identity, to_document
+from knnper.experiment import is_timed_by_clients, results_identity, to_document
 from knnper.own import explained
 from knnper.predictions import Predictions
 from knnper.records import canonical, fingerprint
@@ -29,7 +29,7 @@ from knnper.server.run_folder import (
     Roster,
     RunFolder,
 )
-from knnper.server.schedule import schedule_of
+from knnper.server.schedule import participation_of, schedule_of
 from knnper.strategies.catalogue import Assembly, own_title
 from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import ClientResult
@@ -47,7 +47,7 @@ def scalar_writer(
 
     def write(record: RoundRecord) -> None:
         for name, value in record.items():
-            if name not in ("server_round", "failures"):
+            if name not in ("server_round", "failures", "participants"):
                 writer.add_scalar(name, value, record["server_round"])
 
     try:
@@ -146,6 +146,8 @@ class Conductor:
 
     def _participation(self, roster: Roster) -> Mapping[str, Mapping[str, float]]:
         one, titles = self.assembly, roster.titles()
+        if is_timed_by_clients(one.experiment.training):
+            return participation_of(self.folder.rounds())
         schedule = schedule_of(
             one.experiment.training, roster.trainable(), one.method, one.key
         )

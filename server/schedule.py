@@ -17,14 +17,12 @@ A step is one of these:
   answered, the server makes a step (FedBuff, Nguyen et al. 2022, Algorithm 1).
 """
 
-import bisect
-import heapq
 import itertools
 import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +35,7 @@ from knnper.experiment import (
 )
 from knnper.records import Parts, put_together, take_apart
 from knnper.seeding import RandomKey
+from knnper.server.fleet import Cohort, Devices, Fleet, VirtualFleet
 from knnper.strategies.core.method import Method, origins
 
 
@@ -54,25 +53,6 @@ def draw(
     return sorted(clients[position] for position in chosen)
 
 
-@dataclass(frozen=True)
-class Cohort:
-    """Whose updates a step is made of.
-
-    Attributes
-    ----------
-    versions
-        By client, after which step the model was that it was sent.
-    ended_s
-        Virtual seconds from the run's beginning to the step; None without a clock.
-    num_late
-        Clients that trained for nothing, as nobody waited for them.
-    """
-
-    versions: Mapping[str, int]
-    ended_s: float | None = None
-    num_late: int = 0
-
-
 class Schedule(ABC):
     """Who takes part in each step."""
 
@@ -83,6 +63,10 @@ class Schedule(ABC):
     def needed_after(self, step: int) -> frozenset[int]:  # noqa: ARG002
         """Return the earlier steps whose models clients still train when it is over."""
         return frozenset()
+
+    def busy(self) -> Collection[str]:
+        """Return the clients that train right now, and would not answer soon."""
+        return ()
 
     def client_figures(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:  # noqa: ARG002
         """Return figures of clients by name, after so many steps; none without time."""
@@ -105,13 +89,13 @@ class Rounds(Schedule):
 
 
 class TimedSchedule(Schedule):
-    """A schedule on virtual time, made step after step."""
+    """A schedule of clients in time, made step after step."""
 
-    def __init__(self, devices: "Devices", participation: float) -> None:
-        self._devices, self._clients = devices, sorted(devices.sizes)
+    def __init__(self, fleet: Fleet, participation: float, first_step: int = 1) -> None:
+        self._fleet, self._clients = fleet, sorted(fleet.sizes)
         self._count = num_participants(len(self._clients), participation)
-        self._made: list[tuple[Cohort, frozenset[int]]] = []
-        self._steps = self._run()
+        self._made: dict[int, tuple[Cohort, frozenset[int]]] = {}
+        self._steps = zip(itertools.count(first_step), self._run(first_step))
 
     def cohort(self, step: int) -> Cohort:
         """See `Schedule.cohort`."""
@@ -120,6 +104,10 @@ class TimedSchedule(Schedule):
     def needed_after(self, step: int) -> frozenset[int]:
         """See `Schedule.needed_after`."""
         return self._until(step)[1] if step else frozenset()
+
+    def busy(self) -> Collection[str]:
+        """See `Schedule.busy`."""
+        return self._fleet.busy()
 
     def client_figures(self, num_steps: int) -> Mapping[str, Mapping[str, float]]:
         """See `Schedule.client_figures`."""
@@ -130,19 +118,20 @@ class TimedSchedule(Schedule):
         return {
             client: {
                 "num_rounds": len(found),
-                "round_seconds": self._devices.work_s(client),
+                **self._fleet.figures(client),
                 **({"staleness": statistics.fmean(found)} if found else {}),
             }
             for client, found in staleness.items()
         }
 
     def _until(self, step: int) -> tuple[Cohort, frozenset[int]]:
-        while len(self._made) < step:
-            self._made.append(next(self._steps))
-        return self._made[step - 1]
+        while step not in self._made:
+            number, made = next(self._steps)
+            self._made[number] = made
+        return self._made[step]
 
     @abstractmethod
-    def _run(self) -> Iterator[tuple[Cohort, frozenset[int]]]:
+    def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
         """Yield the steps: the cohort, and what is needed after it."""
 
 
@@ -150,39 +139,49 @@ class SynchronousSchedule(TimedSchedule):
     """Rounds that end with their last client, or sooner."""
 
     def __init__(
-        self, devices: "Devices", participation: float, timing: SynchronousTiming
+        self,
+        fleet: Fleet,
+        participation: float,
+        timing: SynchronousTiming,
+        first_step: int = 1,
     ) -> None:
-        super().__init__(devices, participation)
+        super().__init__(fleet, participation, first_step)
         self._timing = timing
 
-    def _run(self) -> Iterator[tuple[Cohort, frozenset[int]]]:
-        devices, now_s = self._devices, 0.0
+    def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
+        fleet = self._fleet
         most = math.ceil(self._count * self._timing.over_selection)
-        for step in itertools.count(1):
-            while not (there := devices.there(now_s)):
-                now_s = devices.first_back_s(self._clients, now_s)
-            drawn = draw(there, min(most, len(there)), step, devices.key)
-            ends = sorted((devices.finished_s(one, now_s), one) for one in drawn)
-            counted = ends[: self._count]
-            deadline_s = now_s + (self._timing.deadline_s or math.inf)
-            # Of a round in which all are late, the first one counts.
-            counted = [one for one in counted if one[0] <= deadline_s] or ends[:1]
-            is_cut = len(counted) < min(self._count, len(ends))
-            now_s = max(counted[-1][0], deadline_s if is_cut else 0.0)
-            names = sorted(client for _, client in counted)
-            cohort = Cohort(
-                dict.fromkeys(names, step - 1), now_s, len(ends) - len(counted)
-            )
-            yield cohort, frozenset()
+        for step in itertools.count(first_step):
+            while not (there := fleet.there()):
+                fleet.next_answer(awaited=self._clients)
+            drawn = draw(there, min(most, len(there)), step, fleet.key)
+            deadline_s = fleet.now_s + (self._timing.deadline_s or math.inf)
+            for client in drawn:
+                fleet.begin(client, step - 1)
+            counted: list[str] = []
+            while len(counted) < min(self._count, len(drawn)):
+                # Of a round in which all are late, the first one counts.
+                first = fleet.next_answer(deadline_s if counted else math.inf)
+                if first is None:
+                    break
+                counted.append(first)
+            late = set(drawn) - set(counted)
+            fleet.forget(late)
+            versions = dict.fromkeys(sorted(counted), step - 1)
+            yield fleet.cohort(versions, len(late)), frozenset()
 
 
 class BufferedSchedule(TimedSchedule):
     """Steps of so many answers as they come in, while the others go on training."""
 
     def __init__(
-        self, devices: "Devices", participation: float, buffer_size: int
+        self,
+        fleet: Fleet,
+        participation: float,
+        buffer_size: int,
+        first_step: int = 1,
     ) -> None:
-        super().__init__(devices, participation)
+        super().__init__(fleet, participation, first_step)
         if buffer_size > len(self._clients):
             raise RunError(
                 f"training.timing.buffer_size: found {buffer_size}, expected at most "
@@ -190,48 +189,58 @@ class BufferedSchedule(TimedSchedule):
             )
         self._buffer_size = buffer_size
 
-    def _run(self) -> Iterator[tuple[Cohort, frozenset[int]]]:
-        devices, now_s, num_drawn = self._devices, 0.0, 0
-        under_way: list[tuple[float, str, int]] = []  # (when it ends, client, version)
+    def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
+        fleet, num_drawn = self._fleet, 0
+        under_way: dict[str, int] = {}  # with which version
         arrived: dict[str, int] = {}
         busy: set[str] = set()  # under way, or arrived
-        for step in itertools.count(1):
+        for step in itertools.count(first_step):
             while len(arrived) < self._buffer_size:
+                idle: Iterable[str] = ()
                 while len(under_way) < self._count:
                     num_drawn += 1
-                    client = self._idle(now_s, busy, num_drawn)
+                    client = self._idle(busy, num_drawn)
                     if client is None:
+                        # Someone may be back before the next one is done.
+                        idle = [one for one in self._clients if one not in busy]
                         break
                     busy.add(client)
-                    end_s = devices.finished_s(client, now_s)
-                    heapq.heappush(under_way, (end_s, client, step - 1))
-                if len(under_way) < self._count:
-                    # Someone may be back before the next one is done.
-                    idle = (one for one in self._clients if one not in busy)
-                    back_s = devices.first_back_s(idle, now_s)
-                    if not under_way or back_s < under_way[0][0]:
-                        now_s = back_s
-                        continue
-                now_s, client, version = heapq.heappop(under_way)
-                arrived[client] = version
-            ordered = dict(sorted(arrived.items()))
-            needed = frozenset(version for _, _, version in under_way)
-            yield Cohort(ordered, now_s), needed - {step}
+                    under_way[client] = step - 1
+                    fleet.begin(client, step - 1)
+                answered = fleet.next_answer(awaited=idle)
+                if answered is not None:
+                    arrived[answered] = under_way.pop(answered)
+            needed = frozenset(under_way.values()) - {step}
+            yield fleet.cohort(dict(sorted(arrived.items())), 0), needed
             busy -= arrived.keys()
             arrived.clear()
 
-    def _idle(self, now_s: float, busy: Collection[str], number: int) -> str | None:
+    def _idle(self, busy: Collection[str], number: int) -> str | None:
         """Return a client that is available and does nothing, drawn uniformly."""
-        generator = self._devices.key.child("next client", number).numpy()
+        generator = self._fleet.key.child("next client", number).numpy()
         for position in map(int, generator.integers(len(self._clients), size=_TRIES)):
             client = self._clients[position]
-            if client not in busy and self._devices.is_there(client, now_s):
+            if client not in busy and self._fleet.is_there(client):
                 return client
-        idle = [one for one in self._devices.there(now_s) if one not in busy]
+        idle = [one for one in self._fleet.there() if one not in busy]
         return idle[int(generator.integers(len(idle)))] if idle else None
 
 
 _TRIES = 32  # before all clients are looked at; of those that fit each is as likely
+
+
+def participation_of(
+    rounds: Iterable[Mapping[str, Any]],
+) -> Mapping[str, Mapping[str, float]]:
+    """Return of each client in how many rounds it was, and its mean staleness."""
+    staleness: dict[str, list[int]] = {}
+    for one in rounds:
+        for client, found in one.get("participants", {}).items():
+            staleness.setdefault(client, []).append(found)
+    return {
+        client: {"num_rounds": len(found), "staleness": statistics.fmean(found)}
+        for client, found in staleness.items()
+    }
 
 
 def schedule_of(
@@ -243,122 +252,19 @@ def schedule_of(
     """Return who takes part when, of clients with so many training examples each."""
     if training.devices is None:
         return Rounds(sorted(clients), training.participation, key)
-    devices = Devices(training, clients, method, key)
+    fleet = VirtualFleet(Devices(training, clients, method, key))
+    return scheduled(fleet, training)
+
+
+def scheduled(
+    fleet: Fleet, training: TrainingSettings, first_step: int = 1
+) -> TimedSchedule:
+    """Return the schedule of clients in time."""
     timing, participation = training.timing, training.participation
     if isinstance(timing, BufferedTiming):
-        return BufferedSchedule(devices, participation, timing.buffer_size)
-    return SynchronousSchedule(devices, participation, timing)
-
-
-_Z_975 = 1.959964
-"""Of a normal distribution, 95 % lie within so many standard deviations."""
-
-
-@dataclass
-class _Presence:
-    """When a client is there: the ends of the times in which it is, and is not."""
-
-    lengths: Iterator[float]
-    ends_s: list[float] = field(default_factory=list)
-
-    def turn(self, at_s: float) -> int:
-        """Return the number of the time that ``at_s`` is in, odd if it is away."""
-        while not self.ends_s or self.ends_s[-1] <= at_s:
-            latest = self.ends_s[-1] if self.ends_s else 0.0
-            self.ends_s.append(latest + next(self.lengths))
-        return bisect.bisect_right(self.ends_s, at_s)
-
-
-class Devices:
-    """How fast the clients are, and when they are there."""
-
-    def __init__(
-        self,
-        training: TrainingSettings,
-        sizes: Mapping[str, int],
-        method: Method,
-        key: RandomKey,
-    ) -> None:
-        if training.devices is None:
-            raise ValueError("expected training.devices")
-        self.sizes, self.key = sizes, key
-        self._settings, self._training = training.devices, training
-        self._bytes_down = method.task.initial_weights.nbytes
-        self._bytes_up = method.bytes_up()
-        self._presences: dict[str, _Presence] = {}
-
-    def work_s(self, client: str) -> float:
-        """Return how long a round takes a client that is there all the time."""
-        one = self._settings
-        generator = self.key.child("device", client).numpy()
-        speed, link = (
-            math.exp(generator.normal() * math.log(spread) / (2 * _Z_975))
-            for spread in (one.speed_spread, one.link_spread)
-        )
-        seconds = self._num_examples(client) / (one.examples_per_s * speed)
-        for num_bytes, rate in (
-            (self._bytes_down, one.bytes_down_per_s),
-            (self._bytes_up, one.bytes_up_per_s),
-        ):
-            seconds += 0.0 if rate is None else num_bytes / (rate * link)
-        return seconds
-
-    def there(self, at_s: float) -> list[str]:
-        """Return the clients that are available, sorted."""
-        return sorted(one for one in self.sizes if self.is_there(one, at_s))
-
-    def is_there(self, client: str, at_s: float) -> bool:
-        """Return whether a client is available."""
-        return self.back_s(client, at_s) == at_s
-
-    def back_s(self, client: str, at_s: float) -> float:
-        """Return from when on a client is available, at the earliest ``at_s``."""
-        if self._settings.available == 1:
-            return at_s
-        presence = self._presence(client)
-        turn = presence.turn(at_s)
-        return presence.ends_s[turn] if turn % 2 else at_s
-
-    def first_back_s(self, clients: Iterable[str], at_s: float) -> float:
-        """Return from when on one of the clients is available; inf for none."""
-        return min((self.back_s(one, at_s) for one in clients), default=math.inf)
-
-    def finished_s(self, client: str, at_s: float) -> float:
-        """Return when a client is done that gets its work at ``at_s``."""
-        left = self.work_s(client)
-        if self._settings.available == 1:
-            return at_s + left
-        presence = self._presence(client)
-        while True:
-            at_s = self.back_s(client, at_s)
-            end_s = presence.ends_s[presence.turn(at_s)]
-            if at_s + left <= end_s:
-                return at_s + left
-            left -= end_s - at_s
-            at_s = end_s
-
-    def _presence(self, client: str) -> _Presence:
-        if client not in self._presences:
-            one = self._settings
-            generator = self.key.child("availability", client).numpy()
-            means = one.period_s * one.available, one.period_s * (1 - one.available)
-            # As if it had always gone on: at 0 so large a part is there.
-            first = [] if generator.random() < one.available else [0.0]
-            self._presences[client] = _Presence(
-                (
-                    generator.exponential(means[number % 2])
-                    for number in itertools.count(len(first))
-                ),
-                first,
-            )
-        return self._presences[client]
-
-    def _num_examples(self, client: str) -> int:
-        """Return how many examples a client trains on in a round, each time counted."""
-        training, size = self._training, self.sizes[client]
-        if training.local_steps is not None:
-            return training.local_steps * min(size, training.batch_size)
-        return (training.local_epochs or 1) * size
+        size = timing.buffer_size
+        return BufferedSchedule(fleet, participation, size, first_step)
+    return SynchronousSchedule(fleet, participation, timing, first_step)
 
 
 def staleness_factor(timing: BufferedTiming, staleness: int) -> float:

@@ -186,6 +186,7 @@ class SiteFederation(Federation):
     stop: threading.Event = field(default_factory=threading.Event)
     may_be_away: bool = True
     _missing_since: dict[str, float] = field(default_factory=dict)
+    _could_not_begin: list[Reply] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.round_attempts = self.settings.round_attempts
@@ -207,6 +208,35 @@ class SiteFederation(Federation):
         yield from self.messenger.exchange(step, reachable())
         for client in away:
             yield Reply((client,), None, "it is not connected")
+
+    def is_there(self, client: str) -> bool:
+        """See `Federation.is_there`, as of the last look."""
+        return self.directory.node_of(client) is not None
+
+    def begin(self, step: Step, request: Request) -> None:
+        """See `Federation.begin`."""
+        if self.is_there(request.client):
+            self.messenger.begin(step, request)
+        else:
+            self._could_not_begin.append(
+                Reply(request.clients, None, "it is not connected")
+            )
+
+    def answered(self) -> Sequence[Reply]:
+        """See `Federation.answered`; looks who is there, too."""
+        self.directory.refresh()
+        failed, self._could_not_begin = self._could_not_begin, []
+        return [*failed, *self.messenger.answered()]
+
+    def require_someone(self, clients: Sequence[str], waited_s: float) -> None:
+        """See `Federation.require_someone`."""
+        most_s = self.settings.wait_for_clients_s
+        if waited_s > most_s:
+            raise RunError(
+                f"waited {most_s:g} s for one of {len(clients)} clients, found none. "
+                "Look why they are away, and resume the run; "
+                "run.federation.wait_for_clients_s is how long is waited"
+            )
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:
         """See `Federation.await_clients`; those just lost, or busy, are awaited."""

@@ -25,8 +25,21 @@ from knnper.data.examples import (
     LabelledArrays,
 )
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
-from knnper.errors import KnnPerError, OwnCodeError, Problem, RunError
-from knnper.experiment import Catalogue, Choice, Experiment
+from knnper.errors import (
+    ConfigError,
+    KnnPerError,
+    OwnCodeError,
+    Problem,
+    RunError,
+)
+from knnper.experiment import (
+    Catalogue,
+    Choice,
+    Experiment,
+    is_timed_by_clients,
+    plain,
+    shown,
+)
 from knnper.files import read_document, write_atomically
 from knnper.metrics import computations
 from knnper.own import Door, explained
@@ -146,13 +159,20 @@ def over_sites(experiment: Experiment) -> Experiment:
 
 
 def require_central(experiment: Experiment) -> None:
-    """Refuse an experiment whose data stays with the sites."""
+    """Refuse an experiment that needs real clients."""
     if isinstance(experiment.data.settings, SitesSettings):
         raise RunError(
             "the experiment is over data that stays with the sites, so it cannot be "
             "simulated; run it on them with `knnper fed submit`, or name a data set in "
             "the section data and how it is split in the section partition"
         )
+    training = experiment.training
+    if is_timed_by_clients(training):
+        message = (
+            f"found {shown(plain(training.timing))} without training.devices; say how "
+            "fast the simulated clients are, or leave it out"
+        )
+        raise ConfigError([Problem("training.timing", message)], experiment.name)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ def replies_in_order(
     than four times as many wait for an earlier one's reply; so neither side holds more
     than that, however many there are.
     """
-    window = _Window(grid, at_once, patience)
+    window = Window(grid, at_once, patience)
     for message in messages:
         window.push(message)
         while window.is_full():
@@ -139,7 +139,9 @@ def replies_in_order(
         yield from window.wait(stop)
 
 
-class _Window:
+class Window:
+    """Messages under way, and the replies that came."""
+
     def __init__(self, grid: Grid, at_once: int, patience: Patience) -> None:
         self.sent: deque[str] = deque()
         self._grid = grid
@@ -149,7 +151,8 @@ class _Window:
         self._nodes: dict[str, int] = {}
         self._replies: dict[str, Message | NoReply] = {}
 
-    def push(self, message: Message) -> None:
+    def push(self, message: Message) -> str:
+        """Send a message; return what it is known by."""
         ids = list(self._grid.push_messages([message]))
         pushed = (ids[0] or None) if len(ids) == 1 else None  # not accepted
         if pushed is None and not self._patience.may_be_away:
@@ -162,8 +165,10 @@ class _Window:
             self._patience.pace.sent()
         if pushed is None:
             self._answered(name, NoReply(f"{NOT_ACCEPTED}: it has just left"))
+        return name
 
     def is_full(self) -> bool:
+        """Return whether replies have to be waited for before more is sent."""
         num_missing = len(self.sent) - len(self._replies)
         return (
             num_missing >= self._at_once
@@ -192,6 +197,17 @@ class _Window:
             self._give_up()
         while self.sent and self.sent[0] in self._replies:
             yield self._replies.pop(self.sent.popleft())
+
+    def take(self) -> list[tuple[str, Message | NoReply]]:
+        """Look once for all replies; return those that came, with their messages' ids.
+
+        In the order of the messages, without waiting for one.
+        """
+        self._fetch([sent for sent in self.sent if sent not in self._replies])
+        self._give_up()
+        found = [sent for sent in self.sent if sent in self._replies]
+        self.sent = deque(sent for sent in self.sent if sent not in self._replies)
+        return [(sent, self._replies.pop(sent)) for sent in found]
 
     def _give_up(self) -> None:
         pace, now = self._patience.pace, time.monotonic()

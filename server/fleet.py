@@ -1,0 +1,329 @@
+"""Clients in time, virtual or real: who is there, who trains, and who answers when."""
+
+import bisect
+import heapq
+import itertools
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from knnper.experiment import TrainingSettings
+from knnper.seeding import RandomKey
+from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.strategies.core.method import Method
+from knnper.transport.messages import Purpose
+from knnper.transport.polling import Interrupted
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Whose updates a step is made of.
+
+    Attributes
+    ----------
+    versions
+        By client, after which step the model was that it was sent.
+    ended_s
+        Virtual seconds from the run's beginning to the step; None without a clock.
+    num_late
+        Clients that trained for nothing, as nobody waited for them.
+    replies
+        What real clients have answered already; None where they are still to be asked.
+    """
+
+    versions: Mapping[str, int]
+    ended_s: float | None = None
+    num_late: int = 0
+    replies: Mapping[str, Reply] | None = None
+
+
+class Fleet(ABC):
+    """Clients that are asked to train, and answer after a while."""
+
+    sizes: Mapping[str, int]  # training examples
+    key: RandomKey
+
+    @property
+    @abstractmethod
+    def now_s(self) -> float:
+        """The time, from any beginning."""
+
+    @abstractmethod
+    def is_there(self, client: str) -> bool:
+        """Return whether a client could begin to train."""
+
+    def there(self) -> list[str]:
+        """Return the clients that could, sorted."""
+        return sorted(one for one in self.sizes if self.is_there(one))
+
+    @abstractmethod
+    def begin(self, client: str, version: int) -> None:
+        """Let a client train with the model after step ``version``."""
+
+    @abstractmethod
+    def next_answer(
+        self, until_s: float = math.inf, awaited: Iterable[str] = ()
+    ) -> str | None:
+        """Wait until a client answers, or is there of those ``awaited``.
+
+        Returns who answered; None for the latter, or when it is ``until_s``.
+        """
+
+    @abstractmethod
+    def forget(self, clients: Collection[str]) -> None:
+        """Wait no longer for what these train."""
+
+    @abstractmethod
+    def cohort(self, versions: Mapping[str, int], num_late: int) -> Cohort:
+        """Return what a step is made of, of clients that have answered."""
+
+    def busy(self) -> Collection[str]:
+        """Return the clients that would answer nothing else now."""
+        return ()
+
+    def figures(self, client: str) -> Mapping[str, float]:  # noqa: ARG002
+        """Return what else is known of a client's time."""
+        return {}
+
+
+class VirtualFleet(Fleet):
+    """Clients whose time is known before they train."""
+
+    def __init__(self, devices: "Devices") -> None:
+        self.sizes, self.key = devices.sizes, devices.key
+        self._devices, self._now_s = devices, 0.0
+        self._under_way: list[tuple[float, str]] = []  # when it ends, client
+
+    @property
+    def now_s(self) -> float:
+        """See `Fleet.now_s`: seconds since the run began."""
+        return self._now_s
+
+    def is_there(self, client: str) -> bool:
+        """See `Fleet.is_there`; who trains is not asked for."""
+        return self._devices.is_there(client, self._now_s)
+
+    def begin(self, client: str, version: int) -> None:  # noqa: ARG002
+        """See `Fleet.begin`."""
+        end_s = self._devices.finished_s(client, self._now_s)
+        heapq.heappush(self._under_way, (end_s, client))
+
+    def next_answer(
+        self, until_s: float = math.inf, awaited: Iterable[str] = ()
+    ) -> str | None:
+        """See `Fleet.next_answer`."""
+        back_s = self._devices.first_back_s(awaited, self._now_s)
+        until_s = max(self._now_s, min(until_s, back_s))
+        if self._under_way and self._under_way[0][0] <= until_s:
+            self._now_s, client = heapq.heappop(self._under_way)
+            return client
+        self._now_s = until_s
+        return None
+
+    def forget(self, clients: Collection[str]) -> None:
+        """See `Fleet.forget`: who is late is not trained, as nobody would see it."""
+        self._under_way = [one for one in self._under_way if one[1] not in clients]
+        heapq.heapify(self._under_way)
+
+    def cohort(self, versions: Mapping[str, int], num_late: int) -> Cohort:
+        """See `Fleet.cohort`."""
+        return Cohort(versions, self._now_s, num_late)
+
+    def figures(self, client: str) -> Mapping[str, float]:
+        """See `Fleet.figures`."""
+        return {"round_seconds": self._devices.work_s(client)}
+
+
+_Z_975 = 1.959964
+"""Of a normal distribution, 95 % lie within so many standard deviations."""
+
+
+@dataclass
+class _Presence:
+    """When a client is there: the ends of the times in which it is, and is not."""
+
+    lengths: Iterator[float]
+    ends_s: list[float] = field(default_factory=list)
+
+    def turn(self, at_s: float) -> int:
+        """Return the number of the time that ``at_s`` is in, odd if it is away."""
+        while not self.ends_s or self.ends_s[-1] <= at_s:
+            latest = self.ends_s[-1] if self.ends_s else 0.0
+            self.ends_s.append(latest + next(self.lengths))
+        return bisect.bisect_right(self.ends_s, at_s)
+
+
+class Devices:
+    """How fast the clients are, and when they are there."""
+
+    def __init__(
+        self,
+        training: TrainingSettings,
+        sizes: Mapping[str, int],
+        method: Method,
+        key: RandomKey,
+    ) -> None:
+        if training.devices is None:
+            raise ValueError("expected training.devices")
+        self.sizes, self.key = sizes, key
+        self._settings, self._training = training.devices, training
+        self._bytes_down = method.task.initial_weights.nbytes
+        self._bytes_up = method.bytes_up()
+        self._presences: dict[str, _Presence] = {}
+
+    def work_s(self, client: str) -> float:
+        """Return how long a round takes a client that is there all the time."""
+        one = self._settings
+        generator = self.key.child("device", client).numpy()
+        speed, link = (
+            math.exp(generator.normal() * math.log(spread) / (2 * _Z_975))
+            for spread in (one.speed_spread, one.link_spread)
+        )
+        seconds = self._num_examples(client) / (one.examples_per_s * speed)
+        for num_bytes, rate in (
+            (self._bytes_down, one.bytes_down_per_s),
+            (self._bytes_up, one.bytes_up_per_s),
+        ):
+            seconds += 0.0 if rate is None else num_bytes / (rate * link)
+        return seconds
+
+    def there(self, at_s: float) -> list[str]:
+        """Return the clients that are available, sorted."""
+        return sorted(one for one in self.sizes if self.is_there(one, at_s))
+
+    def is_there(self, client: str, at_s: float) -> bool:
+        """Return whether a client is available."""
+        return self.back_s(client, at_s) == at_s
+
+    def back_s(self, client: str, at_s: float) -> float:
+        """Return from when on a client is available, at the earliest ``at_s``."""
+        if self._settings.available == 1:
+            return at_s
+        presence = self._presence(client)
+        turn = presence.turn(at_s)
+        return presence.ends_s[turn] if turn % 2 else at_s
+
+    def first_back_s(self, clients: Iterable[str], at_s: float) -> float:
+        """Return from when on one of the clients is available; inf for none."""
+        return min((self.back_s(one, at_s) for one in clients), default=math.inf)
+
+    def finished_s(self, client: str, at_s: float) -> float:
+        """Return when a client is done that gets its work at ``at_s``."""
+        left = self.work_s(client)
+        if self._settings.available == 1:
+            return at_s + left
+        presence = self._presence(client)
+        while True:
+            at_s = self.back_s(client, at_s)
+            end_s = presence.ends_s[presence.turn(at_s)]
+            if at_s + left <= end_s:
+                return at_s + left
+            left -= end_s - at_s
+            at_s = end_s
+
+    def _presence(self, client: str) -> _Presence:
+        if client not in self._presences:
+            one = self._settings
+            generator = self.key.child("availability", client).numpy()
+            means = one.period_s * one.available, one.period_s * (1 - one.available)
+            # As if it had always gone on: at 0 so large a part is there.
+            first = [] if generator.random() < one.available else [0.0]
+            self._presences[client] = _Presence(
+                (
+                    generator.exponential(means[number % 2])
+                    for number in itertools.count(len(first))
+                ),
+                first,
+            )
+        return self._presences[client]
+
+    def _num_examples(self, client: str) -> int:
+        """Return how many examples a client trains on in a round, each time counted."""
+        training, size = self._training, self.sizes[client]
+        if training.local_steps is not None:
+            return training.local_steps * min(size, training.batch_size)
+        return (training.local_epochs or 1) * size
+
+
+LOOK_EVERY_S = 0.05
+
+
+class LiveFleet(Fleet):
+    """Real clients, that answer when they do."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        sizes: Mapping[str, int],
+        key: RandomKey,
+        request: Callable[[str, int], Request],
+    ) -> None:
+        self.sizes, self.key = sizes, key
+        self._federation, self._request = federation, request
+        self._at_work: set[str] = set()
+        self._forgotten: set[str] = set()
+        self._answered: deque[str] = deque()
+        self._replies: dict[str, Reply] = {}
+
+    @property
+    def now_s(self) -> float:
+        """See `Fleet.now_s`."""
+        return time.monotonic()
+
+    def is_there(self, client: str) -> bool:
+        """See `Fleet.is_there`."""
+        return client not in self._at_work and self._federation.is_there(client)
+
+    def begin(self, client: str, version: int) -> None:
+        """See `Fleet.begin`."""
+        self._at_work.add(client)
+        step = Step(Purpose.TRAIN, version + 1, ())
+        self._federation.begin(step, self._request(client, version))
+
+    def next_answer(
+        self, until_s: float = math.inf, awaited: Iterable[str] = ()
+    ) -> str | None:
+        """See `Fleet.next_answer`.
+
+        Errors
+        ------
+        RunError
+            Nobody trains, and for `wait_for_clients_s` nobody came who could.
+        """
+        awaited, began_s = list(awaited), self.now_s
+        while True:
+            self._look()
+            if self._answered:
+                return self._answered.popleft()
+            if self.now_s >= until_s or any(map(self.is_there, awaited)):
+                return None
+            if not self._at_work:
+                self._federation.require_someone(awaited, self.now_s - began_s)
+            if self._federation.stop.wait(LOOK_EVERY_S):
+                raise Interrupted("stopped while clients were working")
+
+    def forget(self, clients: Collection[str]) -> None:
+        """See `Fleet.forget`: what they send in the end is dropped."""
+        self._forgotten |= self._at_work & set(clients)
+
+    def cohort(self, versions: Mapping[str, int], num_late: int) -> Cohort:
+        """See `Fleet.cohort`."""
+        replies = {client: self._replies.pop(client) for client in versions}
+        return Cohort(versions, None, num_late, replies)
+
+    def busy(self) -> Collection[str]:
+        """See `Fleet.busy`."""
+        return frozenset(self._at_work)
+
+    def _look(self) -> None:
+        for reply in self._federation.answered():
+            client = reply.client
+            self._at_work.remove(client)
+            if client in self._forgotten:
+                self._forgotten.remove(client)
+            else:
+                self._replies[client] = reply
+                self._answered.append(client)

@@ -1,0 +1,87 @@
+"""Steps of real clients' answers as they come in, with the real server and clients."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from flwr.app import Message
+
+from knnper.errors import RunError
+from knnper.simulation.reports.runs import clients_of
+from knnper.transport.messages import Purpose
+from tests.apps.site_grid import SiteGrid, experiment
+from tests.apps.test_site_run import SEEN, lead, simulated, three, weights_of
+
+pytestmark = pytest.mark.usefixtures("inside_a_run")
+SLOW = 12
+BUFFERED = {"training.timing": "{name: buffered, buffer_size: 1}"}
+
+
+class SlowGrid(SiteGrid):
+    """One node's updates come after so many looks."""
+
+    looks = 12
+
+    def __init__(self, files: dict[int, Path]) -> None:
+        super().__init__(files)
+        self.looked: Counter[str] = Counter()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        wanted = list(message_ids)
+        self.looked.update(wanted)
+        return super().pull_messages(
+            one for one in wanted if self.looked[one] > self.looks * self._is_slow(one)
+        )
+
+    def _is_slow(self, name: str) -> bool:
+        to = self.messages[name].metadata
+        return to.dst_node_id == SLOW and to.message_type == Purpose.TRAIN.value
+
+
+def slow(files: dict[str, Path]) -> SlowGrid:
+    return SlowGrid({10 + place: files[name] for place, name in enumerate(SEEN)})
+
+
+def test_nobody_waits_for_the_slow_one(tmp_path: Path, files: dict[str, Path]) -> None:
+    settings = experiment(**BUFFERED, **{"training.num_rounds": "30"})
+    ran = lead(slow(files), settings, tmp_path / "run")
+    rounds = ran.rounds()
+    assert len(rounds) == 30
+    assert all(one["num_clients"] == 1 for one in rounds)
+    assert "virtual_seconds" not in rounds[0]
+    late = [one for one in rounds if SEEN[2] in one["participants"]]
+    assert late
+    assert late[0]["staleness_max"] >= 5
+    rows = {one.client: one for one in clients_of(ran.path)}
+    assert rows[SEEN[2]].num_rounds == len(late)
+    assert (rows[SEEN[2]].staleness or 0) >= 5
+    assert sum(one.num_rounds or 0 for one in rows.values()) == 30
+
+
+def test_where_all_are_waited_for_steps_are_rounds(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    """A step of the answers of all clients is FedAvg's, to the bit."""
+    timing = {"training.timing": "{name: buffered, buffer_size: 3}"}
+    ran = lead(three(files), experiment(**timing), tmp_path / "run")
+    assert weights_of(ran) == weights_of(simulated(tmp_path / "plain", experiment()))
+
+
+def test_who_is_late_does_not_count(tmp_path: Path, files: dict[str, Path]) -> None:
+    timing = {
+        "training.timing": "{name: synchronous, over_selection: 1.5}",
+        "training.participation": "0.67",
+        "training.num_rounds": "4",
+    }
+    ran = lead(slow(files), experiment(**timing), tmp_path / "run")
+    assert ran.rounds()[0]["num_late"] == 1
+    assert all(SEEN[2] not in one["participants"] for one in ran.rounds()[:2])
+
+
+def test_state_at_clients_needs_a_schedule_known_before(
+    tmp_path: Path, files: dict[str, Path]
+) -> None:
+    settings = experiment(**BUFFERED, **{"method": "{name: ditto}"})
+    with pytest.raises(RunError, match=r"training\.timing: found buffered"):
+        lead(three(files), settings, tmp_path / "run")
