@@ -197,7 +197,8 @@ def side_by_side(plan: Comparison, output: Path) -> Shown:
                 *(f"{seconds[row]:.1f}", f"{theirs[1]:.1f}"),
             )
         )
-    return Shown((Table(rounds.TITLE, HEADER, tuple(lines)),))
+    table = Table(rounds.TITLE, HEADER, tuple(lines))
+    return rounds.left_in(output / "beside_pfllib.md", table)
 
 
 def pfllib(

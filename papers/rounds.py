@@ -225,7 +225,13 @@ def shown(plan: Comparison, output: Path) -> Shown:
         )
         for row, both in readings_in(plan, output).items()
     )
-    return Shown((Table(TITLE, HEADER, lines),))
+    return left_in(output / "readings.md", Table(TITLE, HEADER, lines))
+
+
+def left_in(path: Path, table: Table) -> Shown:
+    """Write a table down too."""
+    write_atomically(path, table.as_markdown())
+    return Shown((table,))
 
 
 TITLE = "Test accuracy in %, weighted by examples (after which round)"
