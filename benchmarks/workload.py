@@ -21,11 +21,12 @@ from knnper.data.images import ImageFolderSettings
 from knnper.errors import DataError
 from knnper.experiment import Experiment, load_experiment
 from knnper.seeding import RandomKey
-from knnper.server.federation import Federation, FlowerFederation
+from knnper.server.federation import Federation, FlowerFederation, TaskSize
 from knnper.simulation.flower_engine import (
     VirtualNode,
     carrier_folder,
     in_turn,
+    num_places,
     requests_at_once,
     run_nodes,
     wait_for_nodes,
@@ -163,6 +164,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
                 shared_folder=str(shared or ""),
                 at_once=requests_at_once(run),
                 stop=stop,
+                task_size=TaskSize(num_places(run)),
             )
             return lead(bench, federation)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 from safetensors import safe_open
@@ -38,14 +38,17 @@ from knnper.strategies.core.compression import CompressedUpdate
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import NoState, require_finite
 from knnper.transport.messages import (
+    FAILURES,
     CannotRunError,
     CarrierError,
     Job,
+    Packed,
     Purpose,
     has_job,
     job_of,
     pack,
     packed_of,
+    reply_name,
     to_content,
     unpack_shared,
 )
@@ -402,17 +405,7 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         job, worker, folder = _opened(node_of(context), message, context)
         payload = _record(message, "payload", worker.method.payload_type, folder)
-        if (len(job.clients), len(job.state_rounds)) != (1, 1):
-            raise CodecError(
-                "expected one client to train and one round of its state, found "
-                f"{len(job.clients)} and {len(job.state_rounds)}; the server's version "
-                "may not fit this client's"
-            )
-        (client,), (state_round,) = job.clients, job.state_rounds
-        update = worker.train(
-            client, payload, job.server_round, state_round, job.keep_rounds
-        )
-        return _reply(message, update, folder)
+        return Message(_trained(worker, job, payload, folder), reply_to=message)
 
     @app.evaluate(Purpose.VALIDATE.action)
     @_no_clients_fault
@@ -494,4 +487,36 @@ def _record(
 
 
 def _reply(message: Message, record: object, folder: Path | None) -> Message:
-    return Message(to_content(None, {"reply": pack(record, folder)}), reply_to=message)
+    content = to_content(None, {reply_name(0): pack(record, folder)})
+    return Message(content, reply_to=message)
+
+
+def _trained(
+    worker: Worker, job: Job, payload: object, folder: Path | None
+) -> RecordDict:
+    """Train the clients of a task; return what each replies, or why it does not."""
+    if not len(set(job.clients)) == len(job.clients) == len(job.state_rounds) > 0:
+        raise CodecError(
+            "expected different clients to train and a round of the state of each, "
+            f"found {len(job.clients)} and {len(job.state_rounds)}; the server's "
+            "version may not fit this client's"
+        )
+    numbers = {client: number for number, client in enumerate(job.clients)}
+
+    def train(client: str) -> Packed:
+        state_round = job.state_rounds[numbers[client]]
+        update = worker.train(
+            client, payload, job.server_round, state_round, job.keep_rounds
+        )
+        return pack(update, folder)
+
+    if len(numbers) == 1:
+        return to_content(None, {reply_name(0): train(*numbers)})
+    failures: dict[str, str] = {}
+    done = _for_each(job.clients, train, failures)
+    content = to_content(
+        None, {reply_name(numbers[client]): one for client, one in done.items()}
+    )
+    why = {str(numbers[client]): reason for client, reason in failures.items()}
+    content[FAILURES] = ConfigRecord(dict(why))
+    return content

@@ -1,6 +1,8 @@
 """How the server reaches its clients, whatever carries the messages."""
 
+import itertools
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,12 +19,14 @@ from knnper.strategies.core.task import ClientResults, Validation
 from knnper.transport import polling
 from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (
+    FAILURES,
     Job,
     Packed,
     Purpose,
     discard,
     pack,
     packed_of,
+    reply_name,
     to_content,
     unpack,
     why_none_can_run,
@@ -148,6 +152,53 @@ class Packer:
             discard(self._in_use.pop(id(packed)), self._shared_folder)
 
 
+TASK_S = 0.25
+_TASKS_PER_WORKER = 4
+
+
+@dataclass
+class TaskSize:
+    """How many clients one message asks to train, for a worker that trains any.
+
+    As many as take `TASK_S`, as far as the last round tells: a message costs some
+    milliseconds. Each is trained, and replies, as if it were alone.
+    """
+
+    num_workers: int
+    num_clients: int = 1
+
+    def note(self, num_clients: int, seconds: float) -> None:
+        """Take note of a round of so many clients."""
+        each_s = max(seconds * self.num_workers / max(num_clients, 1), 1e-6)
+        # Workers end together only if the last tasks are small parts of the round.
+        most = num_clients // (_TASKS_PER_WORKER * self.num_workers)
+        self.num_clients = max(1, min(int(TASK_S / each_s), most))
+
+    def joined(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Yield the requests, joined where neighbours are sent the same."""
+        waiting: list[Request] = []
+        for request in requests:
+            if waiting and (
+                len(waiting) >= self.num_clients
+                or not is_same(waiting[0].payload, request.payload)
+            ):
+                yield _joined(waiting)
+                waiting = []
+            waiting.append(request)
+        if waiting:
+            yield _joined(waiting)
+
+
+def _joined(requests: Sequence[Request]) -> Request:
+    return replace(
+        requests[0],
+        clients=tuple(one.client for one in requests),
+        state_rounds=tuple(
+            itertools.chain.from_iterable(one.state_rounds for one in requests)
+        ),
+    )
+
+
 # Flower forgets a message this long after its reply is due: we say so first.
 EXPIRES_LATER_S = 10.0
 
@@ -169,6 +220,7 @@ class FlowerFederation(Federation):
     patience: polling.Patience = polling.ENDLESS
     model: str = ""
     may_be_away: bool = False
+    task_size: TaskSize | None = None  # None: a client is trained by its own node
     _window: polling.Window | None = None
     _begun: dict[str, tuple[Purpose, Request, dict[str, Packed]]] = field(
         default_factory=dict
@@ -179,6 +231,21 @@ class FlowerFederation(Federation):
 
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """See `Federation.exchange`."""
+        size = self.task_size if step.purpose is Purpose.TRAIN else None
+        if size is None:
+            yield from self._exchange(step, requests, self.at_once)
+            return
+        began_s, num_clients = time.monotonic(), 0
+        at_once = max(size.num_workers * _TASKS_PER_WORKER, self.at_once)
+        at_once = max(2 * size.num_workers, at_once // size.num_clients)
+        for reply in self._exchange(step, size.joined(requests), at_once):
+            num_clients += 1
+            yield reply
+        size.note(num_clients, time.monotonic() - began_s)
+
+    def _exchange(
+        self, step: Step, requests: Iterable[Request], at_once: int
+    ) -> Iterator[Reply]:
         packer = Packer(self._folder)
         under_way: deque[tuple[Request, dict[str, Packed]]] = deque()
 
@@ -193,12 +260,12 @@ class FlowerFederation(Federation):
             pace.begin()
         patience = replace(self.patience, pace=pace)
         replies = polling.replies_in_order(
-            self.grid, messages(), self.stop, self.at_once, patience
+            self.grid, messages(), self.stop, at_once, patience
         )
         for message in replies:
             request, records = under_way.popleft()
             packer.answered(records)
-            yield self._reply(step.purpose, request, records, message)
+            yield from self._replies(step.purpose, request, records, message)
         # Not when this ends early: clients may still be reading. The folder goes as a
         # whole at the end of the run.
         packer.discard_all()
@@ -214,11 +281,11 @@ class FlowerFederation(Federation):
 
     def answered(self) -> Sequence[Reply]:
         """See `Federation.answered`."""
-        replies = []
+        replies: list[Reply] = []
         for name, message in self._window.take() if self._window else ():
             purpose, request, records = self._begun.pop(name)
             self._packer.answered(records)
-            replies.append(self._reply(purpose, request, records, message))
+            replies.extend(self._replies(purpose, request, records, message))
         return replies
 
     def _message(
@@ -234,21 +301,27 @@ class FlowerFederation(Federation):
             ttl=job.timeout_s + EXPIRES_LATER_S if job.timeout_s else None,
         )
 
-    def _reply(
+    def _replies(
         self,
         purpose: Purpose,
         request: Request,
         records: dict[str, Packed],
         message: Message | polling.NoReply,
-    ) -> Reply:
+    ) -> Iterator[Reply]:
+        """Yield a reply for each client that is trained; else one for all."""
         sent_bytes = sum(packed.num_bytes for packed in records.values())
         most_bytes = max(
             polling.LEAST_LIMIT_BYTES, polling.MOST_TIMES_SENT * sent_bytes
         )
-        try:
-            return Reply(request.clients, self._record(purpose, message, most_bytes))
-        except CodecError as error:
-            return Reply(request.clients, None, printable(str(error)))
+        of_each = [(client,) for client in request.clients]
+        asked = of_each if purpose is Purpose.TRAIN else [request.clients]
+        for number, clients in enumerate(asked):
+            try:
+                record = self._record(purpose, message, number, most_bytes)
+            except CodecError as error:
+                yield Reply(clients, None, printable(str(error)))
+            else:
+                yield Reply(clients, record)
 
     def _job(self, step: Step, request: Request) -> Job:
         pace, first = self.paces.get(step.purpose), request.clients[0]
@@ -271,7 +344,11 @@ class FlowerFederation(Federation):
         return Path(self.shared_folder) if self.shared_folder else None
 
     def _record(
-        self, purpose: Purpose, message: Message | polling.NoReply, most_bytes: int
+        self,
+        purpose: Purpose,
+        message: Message | polling.NoReply,
+        number: int,
+        most_bytes: int,
     ) -> object:
         if isinstance(message, polling.NoReply):
             raise CodecError(message.reason)
@@ -279,7 +356,10 @@ class FlowerFederation(Federation):
             if not self.may_be_away:
                 _stop_if_no_client_is_to_blame(message)
             raise CodecError(message.error.reason or "no reason was given")
-        packed = packed_of(message.content, "reply")
+        failures = message.content.config_records.get(FAILURES)
+        if failures is not None and str(number) in failures:
+            raise CodecError(str(failures[str(number)]))
+        packed = packed_of(message.content, reply_name(number))
         if packed is None:
             raise CodecError("the reply is empty")
         answers: dict[Purpose, type] = {

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.experiment import BufferedTiming, is_timed_by_clients
-from knnper.records import canonical, is_finite, take_apart
+from knnper.records import canonical, is_finite, is_same, take_apart
 from knnper.server.distribution import requests_to_personalize
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
@@ -116,7 +116,7 @@ class Tally:
 
     def sends(self, client: str, payload: object) -> None:
         """Take note of what a client is sent."""
-        if payload is not self._latest.payload:  # most methods send everyone the same
+        if not is_same(payload, self._latest.payload):  # most are sent the same
             self._latest = _Sent.of(payload)
             self._sent_shapes.update(_shapes(self._latest.tensors))
         self.bytes_down += sum(one.nbytes for one in self._latest.tensors.values())

@@ -36,7 +36,7 @@ from knnper.errors import RunError
 from knnper.experiment import RunSettings, from_json, to_json
 from knnper.files import write_atomically
 from knnper.process import compute_device, huge_pages_for_workers, num_workers
-from knnper.server.federation import Federation, FlowerFederation
+from knnper.server.federation import Federation, FlowerFederation, TaskSize
 from knnper.simulation.workbench import (
     Workbench,
     experiment_catalogue,
@@ -157,17 +157,21 @@ def run_nodes(
     return outcome[0]
 
 
+def num_places(run: RunSettings) -> int:
+    """Return how many clients can be run at a time."""
+    if not run.ray_address or is_plain():
+        return num_workers(run)
+    # How many a cluster has room for. It imports Ray, which a server of real
+    # clients does without.
+    from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
+
+    places = {"num_cpus": run.cpus_per_client, "num_gpus": run.gpus_per_client}
+    return pool_size_from_resources(places)
+
+
 def requests_at_once(run: RunSettings) -> int:
     """Return how many requests keep all workers busy at any time."""
-    workers = num_workers(run)
-    if run.ray_address and not is_plain():
-        # How many a cluster has room for. It imports Ray, which a server of real
-        # clients does without.
-        from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
-
-        places = {"num_cpus": run.cpus_per_client, "num_gpus": run.gpus_per_client}
-        workers = pool_size_from_resources(places)
-    return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * workers)
+    return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * num_places(run))
 
 
 def _simulate(
@@ -404,4 +408,5 @@ def flower_federation(
         session=session,
         at_once=requests_at_once(bench.experiment.run),
         stop=stop,
+        task_size=TaskSize(num_places(bench.experiment.run)),
     )

@@ -331,6 +331,14 @@ def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
     return content
 
 
+FAILURES = "failures"  # why clients of a task have no reply, by their number in it
+
+
+def reply_name(number: int) -> str:
+    """Return what the reply of the client with this number in a task is called."""
+    return f"reply.{number}" if number else "reply"
+
+
 def has_job(content: RecordDict) -> bool:
     """Return whether a request says what job it is for."""
     return "job" in content.config_records

@@ -7,15 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from knnper.client.runtime import ClientRuntime, ClientStateStore
+from knnper.client.runtime import ClientRuntime, ClientStateStore, make_client_app
 from knnper.data.examples import ClientData, Examples, InputSpec
-from knnper.errors import CheckpointError, TrainingDivergedError
+from knnper.errors import CheckpointError, CodecError, TrainingDivergedError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.core.task import EmbeddingPool
+from knnper.transport.messages import (
+    FAILURES,
+    Job,
+    Purpose,
+    pack,
+    packed_of,
+    reply_name,
+    to_content,
+    unpack,
+)
 
 SPEC = InputSpec((2, 2, 1), 2, (0.5,), (0.5,))
 
@@ -252,3 +263,65 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     (tmp_path / "0001" / "round-000001.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="state of client '0001'"):
         store.load(ModelState, "0001", 1)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A node with a runtime."""
+
+    runtime: ClientRuntime
+
+    def open(self, context: Context, job: Job) -> ClientRuntime:
+        return self.runtime
+
+    def carrier_folder(self, context: Context, job: Job) -> None:
+        return None
+
+
+def trained(worker: ClientRuntime, clients: list[str], rounds: list[int]) -> RecordDict:
+    """Return what a node answers that is to train these clients in round 2."""
+    app = make_client_app(lambda _: Behind(worker))  # type: ignore[arg-type,return-value]
+    job = Job(clients, 2, [1], "{}", state_rounds=rounds)
+    content = to_content(job, {"payload": pack(ModelPayload(torch.ones(2)), None)})
+    context = Context(1, 1, {}, RecordDict(), {})
+    message = Message(content, dst_node_id=1, message_type=Purpose.TRAIN.value)
+    return app(message, context).content
+
+
+@pytest.mark.usefixtures("inside_a_run")
+def test_clients_of_one_task_are_trained_as_if_alone(tmp_path: Path) -> None:
+    together, _, states = runtime(tmp_path / "together")
+    alone, _, own = runtime(tmp_path / "alone")
+    for store in (states, own):
+        for client, value in (("a", 1), ("b", 5), ("c", 7)):
+            store.save(client, 1, state(value), [1])
+    # The state of b is damaged: that is its own failure, and nobody else's.
+    for folder in (tmp_path / "together", tmp_path / "alone"):
+        (damaged,) = (folder / "b").glob("*.safetensors")
+        damaged.write_bytes(b"")
+    content = trained(together, ["a", "b", "c"], [1, 1, 0])
+    assert list(content.config_records[FAILURES]) == ["1"]
+    assert "the state of client 'b'" in str(content.config_records[FAILURES]["1"])
+    for number, (client, after) in enumerate([("a", 1), ("b", 1), ("c", 0)]):
+        found = packed_of(content, reply_name(number))
+        if client == "b":
+            assert found is None
+            continue
+        expected = packed_of(trained(alone, [client], [after]), reply_name(0))
+        assert found is not None
+        assert expected is not None
+        one, other = (unpack(ModelUpdate, each) for each in (found, expected))
+        assert one.num_examples == other.num_examples
+        assert torch.equal(one.weights, other.weights)
+        assert value_of(states, client, 2) == value_of(own, client, 2)
+
+
+@pytest.mark.usefixtures("inside_a_run")
+@pytest.mark.parametrize(
+    ("clients", "rounds"), [(["a", "a"], [1, 1]), (["a", "b"], [1]), ([], [])]
+)
+def test_a_task_names_different_clients_with_the_round_of_each(
+    tmp_path: Path, clients: list[str], rounds: list[int]
+) -> None:
+    with pytest.raises(CodecError, match="different clients"):
+        trained(runtime(tmp_path)[0], clients, rounds)

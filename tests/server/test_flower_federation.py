@@ -4,6 +4,7 @@ import json
 import threading
 import weakref
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,21 +17,25 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from knnper.errors import RunError
 from knnper.server.federation import (
     EXPIRES_LATER_S,
+    TASK_S,
     FlowerFederation,
     Reply,
     Request,
     Step,
+    TaskSize,
 )
 from knnper.server.rounds import Tally, usable_updates
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport import polling
 from knnper.transport.messages import (
+    FAILURES,
     CannotRunError,
     Packed,
     Purpose,
     job_of,
     pack,
     packed_of,
+    reply_name,
     to_content,
     unpack,
 )
@@ -515,3 +520,75 @@ def test_what_was_sent_is_forgotten_once_it_is_answered() -> None:
     assert list(usable_updates(answers[1:], ModelUpdate, tally)) == [None]
     tally.sends("c", ModelPayload(torch.zeros(2)))
     assert [mark() for mark in marks] == [None, None]
+
+
+def train_each(message: Message) -> Message:
+    """Answer for all clients of a task; 2 cannot be trained."""
+    job = job_of(message.content)
+    packed = packed_of(message.content, "payload")
+    assert packed is not None
+    folder = Path(job.shared_folder) if job.shared_folder else None
+    payload = unpack(ModelPayload, packed, folder)
+    replies, failures = {}, {}
+    for number, client in enumerate(job.clients):
+        if client == "2":
+            failures[str(number)] = "no data today"
+            continue
+        update = ModelUpdate(payload.weights + int(client), job.state_rounds[number], 0)
+        replies[reply_name(number)] = pack(update, folder)
+    content = to_content(None, replies)
+    content[FAILURES] = ConfigRecord(dict(failures))
+    return Message(content, reply_to=message)
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_clients_of_one_task_reply_each_for_itself(
+    tmp_path: Path, in_memory: bool
+) -> None:
+    size = TaskSize(num_workers=1, num_clients=2)
+    folder = str(tmp_path) if in_memory else ""
+    clients = federation(train_each, folder, task_size=size)
+    requests = [
+        Request((client,), ModelPayload(WEIGHTS), state_rounds=(number,))
+        for number, client in enumerate("32113", start=5)
+    ]
+    # Of the last two the second is sent something else.
+    requests[-1] = replace(requests[-1], payload=ModelPayload(WEIGHTS + 10))
+    replies = list(clients.made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
+    tasks = [job_of(one.content).clients for one in clients.grid.messages.values()]
+    assert tasks == [["3", "2"], ["1", "1"], ["3"]]
+    assert [reply.client for reply in replies] == list("32113")
+    assert [reply.failure for reply in replies] == [None, "no data today", *[None] * 3]
+    trained = [reply.record for reply in replies if reply.record is not None]
+    assert [one.num_examples for one in trained] == [5, 7, 8, 9]
+    for one, moved in zip(trained, [3, 1, 1, 13], strict=True):
+        assert torch.equal(one.weights, WEIGHTS + moved)
+    assert [path for path in tmp_path.iterdir() if path.suffix != ".free"] == []
+
+
+def test_a_task_that_fails_is_the_failure_of_all_its_clients() -> None:
+    size = TaskSize(num_workers=1, num_clients=3)
+    answer = failing(Error(code=2, reason="boom"))
+    replies = ask(federation(answer, task_size=size).made)
+    assert [(one.client, one.failure) for one in replies] == [
+        (client, "boom") for client in "123"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "seconds", "expected"),
+    [
+        (48, 48 * 0.06 / 2, 4),  # two workers, 60 ms a client: 4 take TASK_S
+        (16, 16 * 0.05 / 2, 2),  # each worker has four tasks at least
+        (7, 0.001, 1),
+        (1000, 1000 * 0.4 / 2, 1),  # longer than TASK_S
+        (0, 0.0, 1),
+    ],
+)
+def test_a_task_is_as_long_as_a_message_is_short_beside_it(
+    num_clients: int, seconds: float, expected: int
+) -> None:
+    assert TASK_S == 0.25
+    size = TaskSize(num_workers=2)
+    size.note(num_clients, seconds)
+    assert size.num_clients == expected

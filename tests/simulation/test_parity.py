@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.processes import KNNPER, Commands, Running, wait_until
 from tests.simulation.knnper_process import descendants, outcome, validations
@@ -79,6 +80,22 @@ def test_engines_agree(experiment: Path, tmp_path: Path, commands: Commands) -> 
     found = [validations(tmp_path / name) for name in ("one", "two")]
     assert found[0] == found[1]
     assert [one is None for one in found[0]] == [True, False] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_several_clients_to_a_task_change_no_bit(
+    experiment: Path, tmp_path: Path, commands: Commands
+) -> None:
+    # Each worker has four tasks of a round at least, here of up to ten clients.
+    small = yaml.safe_load(EXPERIMENT)
+    small["partition"] |= {"num_clients": 50}
+    small["training"] |= {"participation": 1.0, "timing": {"name": "synchronous"}}
+    small["training"]["devices"] = None
+    experiment.write_text(yaml.safe_dump(small))
+    expected = simulate(commands, tmp_path / "one", experiment, "--engine", "serial")
+    found = simulate(commands, tmp_path / "two", experiment, "--workers", "1")
+    assert found == expected
 
 
 @pytest.mark.slow
