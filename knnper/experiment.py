@@ -312,7 +312,8 @@ class TrainingSettings(Settings):
         flip, or a crop of the image in a black frame of 4 pixels and a flip.
     precision
         Of forward and backward passes, in training and in evaluation. With
-        ``bfloat16`` weights and sums stay float32.
+        ``bfloat16`` weights and sums stay float32. ``auto`` is for a simulation: when
+        it begins it times steps in both on its own processor, and takes the faster.
     schedule
         Factor on the learning rate as a function of the round.
     optimizer
@@ -354,7 +355,7 @@ class TrainingSettings(Settings):
     momentum: ProperFraction = 0.0
     weight_decay: NonNegativeFloat = 0.0
     augmentation: Augmentation = "none"
-    precision: Precision = "float32"
+    precision: Precision | Literal["auto"] = "float32"
     schedule: Schedule = field(default_factory=ConstantSchedule)
     optimizer: Choice[Settings] = Choice("SGD", SgdSettings())
     loss: Choice[Settings] = Choice("cross_entropy", Settings())

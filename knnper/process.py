@@ -14,11 +14,11 @@ from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from knnper.errors import DataError, RunError
+from knnper.errors import ConfigError, DataError, Problem, RunError
 from knnper.experiment import Experiment, Precision, RunSettings
 
 # What `import torchvision` refers to at once; no project code calls them.
@@ -150,6 +150,18 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
     hidden = nn.Conv2d(16, 16, 3)(torch.ones(8, 16, 18, 18)).mean((2, 3))
     nn.Linear(64, 64)(hidden.repeat(4, 4)).float().sum().backward()
 """
+
+
+def known_precision(precision: Precision | Literal["auto"]) -> Precision:
+    """Return the precision; refuse ``auto``, where nobody measures what is faster."""
+    if precision != "auto":
+        return precision
+    message = (
+        "found auto, expected float32 or bfloat16: only a simulation measures which is "
+        "faster. Real clients have a processor each, and the runs of a comparison have "
+        "one precision"
+    )
+    raise ConfigError([Problem("training.precision", message)])
 
 
 def require_precision(precision: Precision, device: torch.device) -> None:

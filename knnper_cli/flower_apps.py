@@ -303,7 +303,7 @@ def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFol
     """Lead virtual clients over a central data set; return the run's folder."""
     order.require_free()
     bench = open_workbench(order.experiment)
-    folder = order.folder()
+    folder = replace(order, experiment=bench.experiment).folder()
     with folder.locked(), carrier_folder(order.experiment.run) as shared:
         keep_label_counts(bench.clients, folder.path)
         federation = flower_federation(

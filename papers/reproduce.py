@@ -36,7 +36,7 @@ from knnper.experiment import (
     shown,
 )
 from knnper.files import JsonLines, write_atomically
-from knnper.process import usable_cores, with_fixed_threads
+from knnper.process import known_precision, usable_cores, with_fixed_threads
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RunFolder, environment
 from knnper.simulation.batches.folder import (
@@ -311,6 +311,7 @@ def make_run(
     command: Sequence[str] = COMMAND,
 ) -> RunFolder:
     """Return the folder of a finished run; made, or gone on with, where it is not."""
+    known_precision(experiment.training.precision)
     inputs = inputs_of(experiment)
     require_inputs(path, inputs)
     if (path / EXPERIMENT).is_file():

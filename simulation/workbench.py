@@ -3,13 +3,17 @@
 Server and workers each make their own: it depends on nothing but the experiment.
 """
 
+import contextlib
 import functools
 import json
 import logging
+import math
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -36,6 +40,7 @@ from knnper.experiment import (
     Catalogue,
     Choice,
     Experiment,
+    Precision,
     is_timed_by_clients,
     plain,
     shown,
@@ -79,6 +84,7 @@ from knnper.strategies.catalogue import (
 from knnper.strategies.core.frozen import embedded, of_embeddings
 from knnper.strategies.core.method import NoSettings
 from knnper.strategies.core.task import EmbeddingPool, Task
+from knnper.strategies.core.training import local_sgd
 from knnper.transport.messages import Purpose
 
 # Rounding must not make a client disappear: 0.1 of 30 is 3.0000000000000004.
@@ -260,8 +266,51 @@ def open_workbench(
     partition = make_partition(dataset, experiment.partition, key)
     if evaluated_on(experiment) == "validation":
         dataset = replace(dataset, test=dataset.train)
+    if experiment.training.precision == "auto":
+        experiment = _with_faster_precision(experiment, dataset, device)
     made = experiment, dataset, partition, device, pool
     return build_workbench(*made, as_embeddings=as_embeddings)
+
+
+_TIMED_STEPS, _TIMES = 5, 5
+# Of the time of a step in float32; what saves less is not worth another result.
+_WORTH_IT = 0.95
+
+
+def _with_faster_precision(
+    experiment: Experiment, dataset: Dataset, device: torch.device
+) -> Experiment:
+    """Return the experiment with the precision in which its steps are faster here."""
+    training, tasks = experiment.training, dict[Precision, Task]()
+    with contextlib.suppress(RunError):  # where the CPU cannot run bfloat16
+        for precision in get_args(Precision):
+            fixed = replace(training, precision=precision)
+            one = replace(experiment, training=fixed)
+            tasks[precision] = task_of_experiment(one, dataset.spec, device)
+    size = min(training.batch_size, len(dataset.train))
+    batch = dataset.train.examples_at(np.arange(size))
+
+    def step_s(whole: Task) -> float:
+        task, examples = of_embeddings(whole), batch
+        if task is not whole:
+            embeddings = whole.embed(whole.model.read(), batch.images)
+            examples = Examples(embeddings, batch.labels)
+        key, started = RandomKey(0), time.perf_counter()
+        how = task.model.read(), examples, training.learning_rate, key
+        local_sgd(task, *how, num_epochs=_TIMED_STEPS)
+        return (time.perf_counter() - started) / _TIMED_STEPS
+
+    # In turn, after one time to warm up: others may use the machine meanwhile.
+    times = [
+        {name: step_s(task) for name, task in tasks.items()} for _ in range(_TIMES)
+    ]
+    steps = {name: statistics.median(one[name] for one in times[1:]) for name in tasks}
+    faster = steps.get("bfloat16", math.inf) < _WORTH_IT * steps["float32"]
+    chosen: Precision = "bfloat16" if faster else "float32"
+    told = ", ".join(f"{1000 * one:.1f} ms in {name}" for name, one in steps.items())
+    # A user is to see it: it decides what the results are.
+    log.warning("training.precision is %s here: a step takes %s", chosen, told)
+    return replace(experiment, training=replace(training, precision=chosen))
 
 
 def evaluated_on(experiment: Experiment) -> str:

@@ -35,7 +35,7 @@ from knnper.experiment import (
 from knnper.metrics import METRICS, OWN_METRIC
 from knnper.models import MODELS, OWN_MODEL, build_model
 from knnper.own import Door, Kind, explained
-from knnper.process import prepare_process, require_precision
+from knnper.process import known_precision, prepare_process, require_precision
 from knnper.seeding import RandomKey
 from knnper.strategies.core.compression import (
     COMPRESSION,
@@ -110,7 +110,7 @@ def task_of_experiment(
     device: torch.device = torch.device("cpu"),
 ) -> Task:
     """Build the model; set what torch takes from the whole process."""
-    require_precision(experiment.training.precision, device)
+    require_precision(known_precision(experiment.training.precision), device)
     prepare_process(experiment.run, device)
     return build_task(
         experiment.model,

@@ -29,6 +29,7 @@ from knnper.experiment import (
     with_overrides,
 )
 from knnper.metrics import ACCURACY
+from knnper.process import known_precision
 from knnper.seeding import RandomKey
 from knnper.server.results import EARLIER_NAMES, OVER_CLIENTS, Summary, figure_of
 from knnper.simulation.partition.schemes import PartitionSettings
@@ -242,6 +243,7 @@ def _experiment(document: Mapping[str, Any], overrides: Sequence[str]) -> Experi
     """Return an experiment of a batch, on the serial engine."""
     changes = [*overrides, "run.engine=serial"]
     experiment = load_experiment(document, experiment_catalogue(), changes)
+    known_precision(experiment.training.precision)
     if experiment.run.threads_per_worker == "auto":
         message = (
             "found 'auto', expected a number: the last bits of all runs depend on it, "

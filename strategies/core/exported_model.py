@@ -32,7 +32,7 @@ from knnper.experiment import (
 from knnper.files import sync_to_disc, write_atomically
 from knnper.models import MODELS, OWN_MODEL, located
 from knnper.own import CLOSED, Door
-from knnper.process import num_threads
+from knnper.process import known_precision, num_threads
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.auto import AutoSettings
@@ -118,7 +118,7 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
     return ModelCard(
         name=experiment.name,
         model={name: model[name] for name in model if name not in left_out},
-        precision=experiment.training.precision,
+        precision=known_precision(experiment.training.precision),
         evaluation_batch_size=experiment.run.evaluation_batch_size,
         num_threads=num_threads(experiment.run),
         seed=experiment.run.seed,

@@ -1,6 +1,7 @@
 """The label counts, the server's examples, and the experiments that are valid."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import torch
 from knnper import simulation
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import load_experiment, read_experiment
+from knnper.simulation import workbench
+from knnper.simulation.interface import begin, reopen
 from knnper.simulation.workbench import (
     Workbench,
     count_labels,
@@ -20,6 +23,7 @@ from knnper.simulation.workbench import (
     open_workbench,
     read_label_counts,
 )
+from knnper.strategies.catalogue import assemble
 
 
 def document(**partition: Any) -> Mapping[str, Any]:
@@ -143,3 +147,49 @@ def test_partitions_of_unknown_size_are_let_through() -> None:
     natural = ["partition={name: natural}", "training.participation=0.001"]
     experiment = load_experiment(document(), experiment_catalogue(), natural)
     assert experiment.partition.name == "natural"
+
+
+MEASURED = {
+    **document(num_clients=2),
+    "training": {"precision": "auto", "num_rounds": 1},
+}
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"), [(0.0, "float32"), (math.inf, "bfloat16")]
+)
+def test_a_simulation_takes_the_faster_precision_and_stays_with_it(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    most: float,
+    expected: str,
+) -> None:
+    # With these, any time is too long, or short enough, for bfloat16.
+    monkeypatch.setattr(workbench, "_WORTH_IT", most)
+    made, folder = begin(MEASURED, output=tmp_path / "run")
+    assert made.experiment.training.precision == expected
+    assert f"training.precision is {expected} here" in caplog.text
+    monkeypatch.setattr(workbench, "_WORTH_IT", math.inf if most == 0.0 else 0.0)
+    again, _ = reopen(folder.path)
+    assert again.experiment.training.precision == expected
+
+
+def test_where_bfloat16_cannot_be_run_it_is_not_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(precision: str, device: torch.device) -> None:
+        if precision == "bfloat16":
+            raise RunError("this CPU cannot")
+
+    monkeypatch.setattr(workbench, "_WORTH_IT", math.inf)
+    monkeypatch.setattr("knnper.strategies.catalogue.require_precision", refuse)
+    experiment = load_experiment(MEASURED, experiment_catalogue())
+    assert open_workbench(experiment).experiment.training.precision == "float32"
+
+
+def test_real_clients_are_told_a_precision() -> None:
+    experiment = load_experiment(MEASURED, experiment_catalogue())
+    spec = bench_of().task.spec
+    with pytest.raises(ConfigError, match="found auto, expected float32 or bfloat16"):
+        assemble(experiment, spec)

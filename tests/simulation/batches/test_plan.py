@@ -198,6 +198,7 @@ RATED = {"training": {"learning_rate": 1}}
         ({"vary": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
         ({"vary": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
         ({"set": {"run.threads_per_worker": "auto"}}, "found 'auto', expected a num"),
+        ({"set": {"training.precision": "auto"}}, "found auto, expected float32 or bf"),
         ({"x": "training.momentum"}, "x: .* which is not varied; .*num_neighbors"),
         ({"x": NEIGHBORS, "series": NEIGHBORS}, "series: .* expected x to be another"),
         ({"series": NEIGHBORS}, "series: .* expected x to be another"),
