@@ -9,6 +9,8 @@ BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
   personalize_vs_bare server_memory_ratio dormant_startup_s store_opening_s \
   store_adds_per_s store_query_vs_faiss index_kinds index_accuracy_points \
   real_round_s service_latency service_membership leaf_reading site_leakage
+# Not of `make bench`, since it installs other frameworks, each in a folder below build/peers.
+BENCHMARKS_ALONE := peers
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.
 BENCHMARK = $(BIN)/python -m benchmarks.$(1) $(if $(IMAGES),--images '$(IMAGES)')
 
@@ -26,7 +28,7 @@ TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
 
 .PHONY: help install demo figures test test-kernels test-slow check format docs docker-try bench clean
 .PHONY: golden golden-freeze
-.PHONY: $(BENCHMARKS:%=bench-%)
+.PHONY: $(BENCHMARKS:%=bench-%) $(BENCHMARKS_ALONE:%=bench-%)
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -95,7 +97,7 @@ docker-try: $(STAMP) ## Try the images: a federation in containers, in ten minut
 bench: $(STAMP) ## Measure speed and memory, lines of JSON, in 20 minutes
 	@set -e; for name in $(BENCHMARKS); do $(call BENCHMARK,$$name); done
 
-$(BENCHMARKS:%=bench-%): bench-%: $(STAMP)
+$(BENCHMARKS:%=bench-%) $(BENCHMARKS_ALONE:%=bench-%): bench-%: $(STAMP)
 	@$(call BENCHMARK,$*) $(ARGS)
 
 golden-freeze: $(STAMP) ## Keep the numbers of tiny runs of every method: FOLDER=.golden

@@ -1,39 +1,16 @@
-"""MobileNetV2 and its data as plain torch has them."""
+"""Networks and their data as plain torch has them."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.bare_loop import BareImages
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.experiment import Choice, Settings
+from knnper.models import MODELS
 from knnper.process import import_torchvision
-
-
-@dataclass(frozen=True)
-class BareImages:
-    """Images in one tensor.
-
-    Attributes
-    ----------
-    pixels
-        uint8, shape (n, height, width, channels).
-    labels
-        int64, shape (n,).
-    scale, shift
-        Normalise a batch as float32; shape (channels,).
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    scale: Tensor
-    shift: Tensor
-
-    def batch(self, positions: Tensor) -> Tensor:
-        """Return normalised images, float32 of shape (n, channels, height, width)."""
-        pixels = self.pixels[positions].to(torch.float32)
-        return pixels.mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
 
 
 def bare_images(data: Dataset) -> tuple[BareImages, BareImages]:
@@ -44,6 +21,22 @@ def bare_images(data: Dataset) -> tuple[BareImages, BareImages]:
 def mobilenet_v2(num_classes: int) -> nn.Module:
     """Return torchvision's model, in the layout in which convolutions are fastest."""
     model: nn.Module = import_torchvision().models.mobilenet_v2(num_classes=num_classes)
+    return _channels_last(model)
+
+
+def bare_network(choice: Choice[Settings], spec: InputSpec) -> nn.Module:
+    """Return a network of torch's own layers, with torch's own convolutions.
+
+    It has none of what `knnper.models.build_model` does to one.
+    """
+    if choice.name == "mobilenet_v2":
+        return mobilenet_v2(spec.num_classes)
+    kind = MODELS[choice.name]
+    assert isinstance(choice.settings, kind.settings_type), "of the catalogue"
+    return _channels_last(kind(choice.settings, spec))
+
+
+def _channels_last(model: nn.Module) -> nn.Module:
     # torch's type stubs leave `memory_format` out.
     changed: nn.Module = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return changed

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from benchmarks.bare_model import BareImages, bare_images, embed, mobilenet_v2
+from benchmarks.bare_loop import BareImages
+from benchmarks.bare_model import bare_images, embed, mobilenet_v2
 from benchmarks.workload import Workload
 from knnper.datastore.memory import KnnSettings
 from knnper.simulation.partition.split import ClientPart

@@ -1,15 +1,14 @@
 """Training as plain torch does it: a model, an optimizer, batches, nothing else."""
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import SGD
 
-from benchmarks.bare_model import BareImages, bare_images, mobilenet_v2
+from benchmarks.bare_loop import BareImages, train
+from benchmarks.bare_model import bare_images, bare_network
 from benchmarks.workload import LEARNING_RATE, MOMENTUM, Workload
 from knnper.process import keep_freed_memory
 
@@ -56,26 +55,11 @@ def train_share(share: TrainingShare) -> float:
     return train(model, optimizer, images, share.batches)
 
 
-def train(
-    model: nn.Module, optimizer: SGD, images: BareImages, batches: Sequence[Tensor]
-) -> float:
-    """Make a step on each batch; return the last loss."""
-    model.train()
-    loss = torch.zeros(())
-    for positions in batches:
-        logits = model(images.batch(positions))
-        loss = functional.cross_entropy(logits, images.labels[positions])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return loss.item()
-
-
 @functools.lru_cache(maxsize=1)
 def _resident(workload: Workload) -> tuple[nn.Module, SGD, BareImages]:
     """Return what this process keeps between passes."""
     data = workload.dataset()
-    model = mobilenet_v2(data.spec.num_classes)
+    model = bare_network(workload.experiment().model, data.spec)
     optimizer = SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     images, _ = bare_images(data)
     return model, optimizer, images

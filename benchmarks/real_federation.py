@@ -106,7 +106,7 @@ def new_federation(num_clients: int) -> Iterator[RealFederation]:
     names = tuple(f"site-{number}" for number in range(num_clients))
     with tempfile.TemporaryDirectory() as place:
         folder = FederationFolder(Path(place) / "federation")
-        ports = _free_ports(2)
+        ports = free_ports(2)
         command: list[str | Path] = [_COMMANDS / "knnper", "fed", "init"]
         command += [folder.path, "--host", "127.0.0.1", "--port", str(ports[0])]
         command += ["--control-port", str(ports[1])]
@@ -147,7 +147,7 @@ def stock(federation: RealFederation) -> Iterator[Callable[[str, int], list[floa
         running.start(command, FLWR_HOME=str(federation.home))
         _wait_for_port(federation.control)
         for name, port in zip(
-            federation.names, _free_ports(len(federation.names)), strict=True
+            federation.names, free_ports(len(federation.names)), strict=True
         ):
             place = federation.folder.client(name)
             key = place / f"{name}.key"
@@ -219,7 +219,8 @@ def _environment(**more: str) -> dict[str, str]:
     }
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nothing listens on."""
     with contextlib.ExitStack() as stack:
         sockets = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0)))

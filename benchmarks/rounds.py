@@ -5,6 +5,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from torch import Tensor
+
 from benchmarks.measurement import seconds_of
 from benchmarks.workload import Workload, on_flower
 from knnper.server.federation import Federation
@@ -25,14 +27,26 @@ class Rounds:
         Who trains what.
     folder
         Where checkpoints go.
+
+    Attributes
+    ----------
+    num_trained
+        Clients whose updates the latest round used.
     """
 
     def __init__(self, bench: Workbench, federation: Federation, folder: Path) -> None:
+        self.num_trained = 0
         self._latest = untrained(bench, bench.roster)
         checkpoints = CheckpointFolder(folder, "benchmark")
         self._loop = RoundLoop(
-            bench, federation, bench.roster, checkpoints, _require_all
+            bench, federation, bench.roster, checkpoints, self._require_all
         )
+
+    @property
+    def weights(self) -> Tensor:
+        """The global model's weights, as `FlatModel` has them."""
+        weights: Tensor = self._latest.state.weights
+        return weights
 
     def make_one(self) -> None:
         """Make the next round."""
@@ -43,6 +57,11 @@ class Rounds:
     def seconds_of_one(self) -> float:
         """Make the next round and return how long it takes."""
         return seconds_of(self.make_one)
+
+    def _require_all(self, record: RoundRecord) -> None:
+        if failed := record["num_failed"]:
+            raise RuntimeError(f"{failed} clients failed: nothing to compare")
+        self.num_trained = record["num_clients"]
 
 
 @contextlib.contextmanager
@@ -61,8 +80,3 @@ def round_seconds(workload: Workload, num_rounds: int) -> list[float]:
             return [rounds.seconds_of_one() for _ in range(num_rounds)]
 
     return on_flower(workload, lead)
-
-
-def _require_all(record: RoundRecord) -> None:
-    if record["num_failed"]:
-        raise RuntimeError(f"{record['num_failed']} clients failed: nothing to compare")

@@ -1,25 +1,36 @@
-"""Flower as it comes: its FedAvg on its own grid, with clients that only echo."""
+"""Flower as it comes: its FedAvg on its own grid, with clients that echo or train."""
 
+import functools
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor
 
+from benchmarks.peer_process import PeerTask
 from knnper.experiment import RunSettings
 from knnper.process import num_workers
 
 T = TypeVar("T")
 
 echo_app = ClientApp()
+training_app = ClientApp()
 
 
 @echo_app.train()
@@ -31,6 +42,73 @@ def _train(message: Message, context: Context) -> Message:  # noqa: ARG001
         }
     )
     return Message(content, reply_to=message)
+
+
+@functools.lru_cache(maxsize=1)
+def _resident(folder: str) -> PeerTask:
+    """Return what a worker keeps between messages."""
+    return PeerTask.load(Path(folder))
+
+
+@training_app.train()
+def _train_own(message: Message, context: Context) -> Message:
+    task = _resident(str(message.content.config_records["config"]["folder"]))
+    arrays = message.content.array_records["arrays"]
+    task.network.load_state_dict(arrays.to_torch_state_dict())
+    client = int(context.node_config["partition-id"])
+    num_steps = task.train(client)
+    num_examples = task.clients.shape[1]
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord(task.network.state_dict()),
+            "metrics": MetricRecord({"num-examples": num_examples, "steps": num_steps}),
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+class TrainingRounds(FedAvg):
+    """Rounds in which clients train, one at a time.
+
+    Parameters
+    ----------
+    grid
+        With a node for each client of the task, which run `training_app`.
+    folder
+        Where the task is.
+    """
+
+    def __init__(self, grid: Grid, folder: Path) -> None:
+        self._folder, self.task, self.num_steps = folder, PeerTask.load(folder), 0
+        num_clients, num_chosen = len(self.task.clients), self.task.cohort_size
+        super().__init__(
+            fraction_train=num_chosen / num_clients,
+            fraction_evaluate=0.0,
+            min_train_nodes=num_chosen,
+            min_available_nodes=num_clients,
+        )
+        self._grid = grid
+        self._arrays = ArrayRecord(self.task.network.state_dict())
+
+    def make_one(self) -> int:
+        """Make the next round; return the clients' steps of SGD."""
+        config = ConfigRecord({"folder": str(self._folder)})
+        made = self.start(self._grid, self._arrays, num_rounds=1, train_config=config)
+        self._arrays = made.arrays
+        return self.num_steps
+
+    def model(self) -> dict[str, Tensor]:
+        """Return the global model."""
+        return self._arrays.to_torch_state_dict()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Count the steps, and do as `FedAvg` does."""
+        arrived = list(replies)
+        of_each = [one.content.metric_records["metrics"]["steps"] for one in arrived]
+        self.num_steps = sum(map(int, of_each))  # type: ignore[arg-type]
+        return super().aggregate_train(server_round, arrived)
 
 
 def round_seconds(
@@ -45,8 +123,13 @@ def round_seconds(
     return on_stock_flower(num_clients, run, lead)
 
 
-def on_stock_flower(num_clients: int, run: RunSettings, lead: Callable[[Grid], T]) -> T:
-    """Return what ``lead`` returns, with echoing clients behind Flower's simulation."""
+def on_stock_flower(
+    num_clients: int,
+    run: RunSettings,
+    lead: Callable[[Grid], T],
+    client_app: ClientApp = echo_app,
+) -> T:
+    """Return what ``lead`` returns, with clients behind Flower's simulation."""
     outcome: list[T] = []
     server_app = ServerApp()
 
@@ -58,7 +141,7 @@ def on_stock_flower(num_clients: int, run: RunSettings, lead: Callable[[Grid], T
     workers = num_workers(run)
     run_simulation(
         server_app=server_app,
-        client_app=echo_app,
+        client_app=client_app,
         num_supernodes=num_clients,
         backend_config={
             "client_resources": {"num_cpus": 1},

@@ -71,6 +71,8 @@ class Workload:
         Worker processes, of one thread each.
     images
         A folder of real images, as data set ``image_folder`` takes; else random ones.
+    participation
+        Fraction of the clients that train in a round.
     """
 
     num_clients: int
@@ -84,6 +86,7 @@ class Workload:
     echoes: bool = False
     num_workers: int = 2
     images: str = ""
+    participation: float = 1.0
 
     def experiment(self) -> Experiment:
         """Return the settings that the engine needs."""
@@ -96,6 +99,7 @@ class Workload:
                 "batch_size": self.batch_size,
                 "learning_rate": LEARNING_RATE,
                 "momentum": MOMENTUM,
+                "participation": self.participation,
             },
             "method": {"name": self.method},
             "run": {"num_workers": self.num_workers},

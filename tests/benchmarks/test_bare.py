@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from benchmarks.bare_model import BareImages, bare_images, embed, mobilenet_v2
+from benchmarks.bare_loop import BareImages, train
+from benchmarks.bare_model import bare_images, embed, mobilenet_v2
 from benchmarks.bare_personalization import (
     BareResult,
     personalize,
 )
-from benchmarks.bare_training import train, training_shares
+from benchmarks.bare_training import training_shares
 from benchmarks.workload import NUM_CLASSES, NUM_IMAGES, Workload
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.seeding import RandomKey

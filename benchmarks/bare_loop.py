@@ -1,0 +1,53 @@
+"""The bare loop of training. It needs torch alone: any environment can run it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+
+@dataclass(frozen=True)
+class BareImages:
+    """Images in one tensor.
+
+    Attributes
+    ----------
+    pixels
+        uint8, shape (n, height, width, channels).
+    labels
+        int64, shape (n,).
+    scale, shift
+        Normalise a batch as float32; shape (channels,).
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    def batch(self, positions: Tensor) -> Tensor:
+        """Return normalised images, float32 of shape (n, channels, height, width)."""
+        return self.normalized(self.pixels[positions])
+
+    def normalized(self, pixels: Tensor) -> Tensor:
+        """Return what `batch` returns, of pixels that are chosen already."""
+        images = pixels.to(torch.float32)
+        return images.mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
+
+
+def train(
+    model: nn.Module, optimizer: SGD, images: BareImages, batches: Sequence[Tensor]
+) -> float:
+    """Make a step on each batch; return the last loss."""
+    model.train()
+    loss = torch.zeros(())
+    for positions in batches:
+        logits = model(images.batch(positions))
+        loss = functional.cross_entropy(logits, images.labels[positions])
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return loss.item()
