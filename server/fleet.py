@@ -30,6 +30,8 @@ class Cohort:
         Virtual seconds from the run's beginning to the step; None without a clock.
     num_late
         Clients that trained for nothing, as nobody waited for them.
+    num_asked
+        Of how many clients a part may fail; None for those of the step.
     replies
         What real clients have answered already; None where they are still to be asked.
     """
@@ -37,6 +39,7 @@ class Cohort:
     versions: Mapping[str, int]
     ended_s: float | None = None
     num_late: int = 0
+    num_asked: int | None = None
     replies: Mapping[str, Reply] | None = None
 
 
@@ -71,6 +74,10 @@ class Fleet(ABC):
 
         Returns who answered; None for the latter, or when it is ``until_s``.
         """
+
+    def failed(self, client: str) -> bool:  # noqa: ARG002
+        """Return whether what a client answered is that it could not."""
+        return False
 
     @abstractmethod
     def forget(self, clients: Collection[str]) -> None:
@@ -305,14 +312,22 @@ class LiveFleet(Fleet):
             if self._federation.stop.wait(LOOK_EVERY_S):
                 raise Interrupted("stopped while clients were working")
 
+    def failed(self, client: str) -> bool:
+        """See `Fleet.failed`."""
+        return bool(self._replies[client].failure)
+
     def forget(self, clients: Collection[str]) -> None:
         """See `Fleet.forget`: what they send in the end is dropped."""
         self._forgotten |= self._at_work & set(clients)
+        for client in [one for one in self._answered if one in clients]:
+            self._answered.remove(client)
+            del self._replies[client]
 
     def cohort(self, versions: Mapping[str, int], num_late: int) -> Cohort:
         """See `Fleet.cohort`."""
         replies = {client: self._replies.pop(client) for client in versions}
-        return Cohort(versions, None, num_late, replies)
+        num_asked = len(versions) + len(self._at_work)
+        return Cohort(versions, None, num_late, num_asked, replies)
 
     def busy(self) -> Collection[str]:
         """See `Fleet.busy`."""

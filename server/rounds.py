@@ -295,8 +295,8 @@ class RoundLoop:
             figures |= _on_time(cohort, server_round)
             if cohort.replies is not None:
                 figures["participants"] = {
-                    self.titles[client]: server_round - 1 - version
-                    for client, version in cohort.versions.items()
+                    self.titles[client]: server_round - 1 - cohort.versions[client]
+                    for client in sorted(tally.used)
                 }
             last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
@@ -331,13 +331,17 @@ class RoundLoop:
         )
         versions = {client: cohort.versions[client] for client in ordered}
         replies = cohort.replies
-        num_spare = int(self.run.max_failed_fraction * len(ordered))
-        least = max(1, len(ordered) - num_spare)
+        num_spare = self.run.max_failed_fraction * len(ordered)
+        least = max(1, len(ordered) - int(num_spare))
+        if cohort.num_asked is not None:
+            num_spare = self.run.max_failed_fraction * cohort.num_asked
         for attempts_left in reversed(range(self.federation.round_attempts)):
             if replies is None:
                 self.federation.await_clients(ordered, least)
             try:
-                return self._one_round(history, server_round, versions, replies)
+                return self._one_round(
+                    history, server_round, versions, replies, num_spare
+                )
             except TooManyFailuresError as error:
                 replies = None
                 if not attempts_left:
@@ -351,6 +355,7 @@ class RoundLoop:
         server_round: int,
         versions: Mapping[str, int],
         known: Mapping[str, Reply] | None,
+        num_spare: float,
     ) -> _RoundOutcome:
         counts = {name: self.clients[name] for name in versions}
         weights = capped(counts, self.claimed, self.run.federation.max_share)
@@ -385,7 +390,7 @@ class RoundLoop:
         finally:
             for client, reason in tally.failures.items():
                 log.warning(_FAILED, server_round, client, reason)
-        if len(tally.failures) > self.run.max_failed_fraction * len(versions):
+        if len(tally.failures) > num_spare:
             raise _too_many_failures(server_round, tally)
         loss = median_loss(loss for _, loss in tally.losses)
         explosion = sign_of_explosion(loss, history.lowest_loss, screening)

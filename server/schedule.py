@@ -15,6 +15,8 @@ A step is one of these:
   ones count, and nobody waits for the others (Bonawitz et al. 2019, section 2.2);
 - buffered: so many clients train at any time, and whenever `buffer_size` of them have
   answered, the server makes a step (FedBuff, Nguyen et al. 2022, Algorithm 1).
+
+Who answers that it failed is named in the step, and takes nobody's place in it.
 """
 
 import itertools
@@ -159,12 +161,14 @@ class SynchronousSchedule(TimedSchedule):
             for client in drawn:
                 fleet.begin(client, step - 1)
             counted: list[str] = []
-            while len(counted) < min(self._count, len(drawn)):
+            num_good, needed = 0, min(self._count, len(drawn))
+            while num_good < needed and len(counted) < len(drawn):
                 # Of a round in which all are late, the first one counts.
-                first = fleet.next_answer(deadline_s if counted else math.inf)
+                first = fleet.next_answer(deadline_s if num_good else math.inf)
                 if first is None:
                     break
                 counted.append(first)
+                num_good += not fleet.failed(first)
             late = set(drawn) - set(counted)
             fleet.forget(late)
             versions = dict.fromkeys(sorted(counted), step - 1)
@@ -195,7 +199,8 @@ class BufferedSchedule(TimedSchedule):
         arrived: dict[str, int] = {}
         busy: set[str] = set()  # under way, or arrived
         for step in itertools.count(first_step):
-            while len(arrived) < self._buffer_size:
+            num_failed = 0
+            while len(arrived) - num_failed < self._buffer_size:
                 idle: Iterable[str] = ()
                 while len(under_way) < self._count:
                     num_drawn += 1
@@ -207,9 +212,12 @@ class BufferedSchedule(TimedSchedule):
                     busy.add(client)
                     under_way[client] = step - 1
                     fleet.begin(client, step - 1)
+                if num_failed and not under_way:
+                    break  # nobody else could make up for those who failed
                 answered = fleet.next_answer(awaited=idle)
                 if answered is not None:
                     arrived[answered] = under_way.pop(answered)
+                    num_failed += fleet.failed(answered)
             needed = frozenset(under_way.values()) - {step}
             yield fleet.cohort(dict(sorted(arrived.items())), 0), needed
             busy -= arrived.keys()
