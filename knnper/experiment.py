@@ -213,7 +213,14 @@ class DeviceSettings(Settings):
         Part of the time that a client is available, (0, 1].
     period_s
         Mean time from one going away to the next; both parts are exponential.
+    trace
+        A file of CSV or JSON with measured devices, of which each client has one, drawn
+        at random: its speed, its link and when it is there, as far as the file says it.
+    availability_trace
+        The same with when devices are there, where that is in a file of its own.
     """
+
+    later = ("trace", "availability_trace")
 
     examples_per_s: PositiveFloat = 100.0
     speed_spread: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
@@ -222,6 +229,8 @@ class DeviceSettings(Settings):
     link_spread: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
     available: PositiveFraction = 1.0
     period_s: PositiveFloat = 3600.0
+    trace: str | None = None
+    availability_trace: str | None = None
 
 
 @dataclass(frozen=True)
@@ -1399,6 +1408,9 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     for section, values in relevant.items():
         for name in later_defaults(getattr(experiment, section)):
             del values[name]
+    if (devices := experiment.training.devices) is not None:
+        for name in later_defaults(devices):
+            del relevant["training"]["devices"][name]
     # It follows from the rest, and is known only once the model is built.
     relevant["model"].pop("frozen", None)
     if own := experiment.own():

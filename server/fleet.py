@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from knnper.experiment import TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.server.traces import Traces
 from knnper.strategies.core.method import Method
 from knnper.transport.messages import Purpose
 from knnper.transport.polling import Interrupted
@@ -152,14 +153,13 @@ _Z_975 = 1.959964
 class _Presence:
     """When a client is there: the ends of the times in which it is, and is not."""
 
-    lengths: Iterator[float]
-    ends_s: list[float] = field(default_factory=list)
+    ends: Iterator[float]
+    ends_s: list[float] = field(default_factory=list)  # as far as they are known
 
     def turn(self, at_s: float) -> int:
         """Return the number of the time that ``at_s`` is in, odd if it is away."""
         while not self.ends_s or self.ends_s[-1] <= at_s:
-            latest = self.ends_s[-1] if self.ends_s else 0.0
-            self.ends_s.append(latest + next(self.lengths))
+            self.ends_s.append(next(self.ends))
         return bisect.bisect_right(self.ends_s, at_s)
 
 
@@ -179,7 +179,8 @@ class Devices:
         self._settings, self._training = training.devices, training
         self._bytes_down = method.task.initial_weights.nbytes
         self._bytes_up = method.bytes_up()
-        self._presences: dict[str, _Presence] = {}
+        self._traces = Traces(training.devices, key)
+        self._presences: dict[str, _Presence | None] = {}
 
     def work_s(self, client: str) -> float:
         """Return how long a round takes a client that is there all the time."""
@@ -189,12 +190,19 @@ class Devices:
             math.exp(generator.normal() * math.log(spread) / (2 * _Z_975))
             for spread in (one.speed_spread, one.link_spread)
         )
-        seconds = self._num_examples(client) / (one.examples_per_s * speed)
-        for num_bytes, rate in (
-            (self._bytes_down, one.bytes_down_per_s),
-            (self._bytes_up, one.bytes_up_per_s),
+        device, count = self._traces.device(client), self._num_examples(client)
+        if device.seconds_per_example is None:
+            seconds = count / (one.examples_per_s * speed)
+        else:
+            seconds = count * device.seconds_per_example
+        for num_bytes, measured, rate in (
+            (self._bytes_down, device.bytes_down_per_s, one.bytes_down_per_s),
+            (self._bytes_up, device.bytes_up_per_s, one.bytes_up_per_s),
         ):
-            seconds += 0.0 if rate is None else num_bytes / (rate * link)
+            if measured is not None:
+                seconds += num_bytes / measured
+            elif rate is not None:
+                seconds += num_bytes / (rate * link)
         return seconds
 
     def there(self, at_s: float) -> list[str]:
@@ -207,9 +215,9 @@ class Devices:
 
     def back_s(self, client: str, at_s: float) -> float:
         """Return from when on a client is available, at the earliest ``at_s``."""
-        if self._settings.available == 1:
-            return at_s
         presence = self._presence(client)
+        if presence is None:
+            return at_s
         turn = presence.turn(at_s)
         return presence.ends_s[turn] if turn % 2 else at_s
 
@@ -220,9 +228,9 @@ class Devices:
     def finished_s(self, client: str, at_s: float) -> float:
         """Return when a client is done that gets its work at ``at_s``."""
         left = self.work_s(client)
-        if self._settings.available == 1:
-            return at_s + left
         presence = self._presence(client)
+        if presence is None:
+            return at_s + left
         while True:
             at_s = self.back_s(client, at_s)
             end_s = presence.ends_s[presence.turn(at_s)]
@@ -231,21 +239,26 @@ class Devices:
             left -= end_s - at_s
             at_s = end_s
 
-    def _presence(self, client: str) -> _Presence:
+    def _presence(self, client: str) -> _Presence | None:
+        """Return when a client is there; None for always."""
         if client not in self._presences:
-            one = self._settings
-            generator = self.key.child("availability", client).numpy()
-            means = one.period_s * one.available, one.period_s * (1 - one.available)
-            # As if it had always gone on: at 0 so large a part is there.
-            first = [] if generator.random() < one.available else [0.0]
-            self._presences[client] = _Presence(
-                (
-                    generator.exponential(means[number % 2])
-                    for number in itertools.count(len(first))
-                ),
-                first,
-            )
+            times = self._traces.times(client)
+            ends = self._random_ends(client) if times is None else times.ends()
+            always = times is None and self._settings.available == 1
+            self._presences[client] = None if always else _Presence(ends)
         return self._presences[client]
+
+    def _random_ends(self, client: str) -> Iterator[float]:
+        one = self._settings
+        generator = self.key.child("availability", client).numpy()
+        means = one.period_s * one.available, one.period_s * (1 - one.available)
+        # As if it had always gone on: at 0 so large a part is there.
+        is_there = generator.random() < one.available
+        lengths = (
+            generator.exponential(means[number % 2])
+            for number in itertools.count(0 if is_there else 1)
+        )
+        return itertools.accumulate(lengths, initial=None if is_there else 0.0)
 
     def _num_examples(self, client: str) -> int:
         """Return how many examples a client trains on in a round, each time counted."""

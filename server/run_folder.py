@@ -48,6 +48,7 @@ from knnper.files import (
 from knnper.records import Parts, canonical, fingerprint, put_together, take_apart
 from knnper.server.results import with_present_names, write_clients_csv
 from knnper.server.screening import Norms
+from knnper.server.traces import digests
 from knnper.strategies.core.task import ClientResult
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ _ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
 _EARLIER = "earlier"  # in a checkpoint's: the rounds of `Checkpoint.earlier`
+_TRACES = "traces"  # in the manifest: SHA-256 by file
 OWN_CODE = "own_code"  # in the manifest: fingerprints by reference
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
 
@@ -588,6 +590,12 @@ class RunFolder:
                     f"expected the split {expected[:12]}, found {split[:12]}. Bring it "
                     "back, or start again"
                 )
+            found = digests(experiment.training.devices)
+            if manifest.get(_TRACES, {}) != found:
+                raise RunError(
+                    f"{' or '.join(found)} is not what it was when the run in "
+                    f"{self.path} began; bring it back, or start again"
+                )
             if changed := self._changed_code(experiment):
                 raise RunError(
                     f"{changed}, and its results would be of both; bring the code "
@@ -602,6 +610,8 @@ class RunFolder:
             }
             if own := experiment.own().values():
                 about[OWN_CODE] = {one.name: one.fingerprint for one in own}
+            if traces := digests(experiment.training.devices):
+                about[_TRACES] = traces
             manifest = {**about, **when, **environment(), "resumed": []}
         write_document(self.path / _MANIFEST, manifest)
 

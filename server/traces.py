@@ -1,0 +1,321 @@
+"""Measured devices: files that say how fast each one is and when it is there.
+
+A file of JSON is a list of devices, or has them by any id; one of CSV has a row for
+each. Of what a device is said to have this is read, by the field's name, and the rest
+passed over:
+
+==================================== ===================================================
+``seconds_per_example``              of training
+``examples_per_s``                   the same the other way round
+``computation``                      milliseconds that inference takes for an example,
+                                     of which training takes three times as much
+``bytes_down_per_s``                 of its link
+``bytes_up_per_s``
+``download_kbps``, ``upload_kbps``   the same in kilobits, thousands of bits
+``communication``                    the same for both ways
+``tcp_speed_results``                the same as a list of measurements, of which the
+                                     mean counts
+``active``, ``inactive``             when it comes and goes, seconds in two lists
+``finish_time``                      after so many seconds that begins anew
+==================================== ===================================================
+
+FedScale (Lai et al. 2022) has ``computation`` and ``communication`` in one file and
+``active``, ``inactive`` and ``finish_time`` in another; MobiPerf's records have
+``tcp_speed_results``. In CSV a list has spaces between its numbers.
+"""
+
+import csv
+import hashlib
+import itertools
+import json
+import logging
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from knnper.errors import DataError
+from knnper.experiment import DeviceSettings, shown
+from knnper.seeding import RandomKey
+
+BYTES_OF_A_KILOBIT = 125.0
+TRAINING_PER_INFERENCE = 3.0  # (Lai et al. 2022): there and twice as long back
+
+
+@dataclass(frozen=True)
+class Times:
+    """When a device is there, over and over.
+
+    Attributes
+    ----------
+    spans
+        From when to when it is there, in seconds, one after the other.
+    cycle_s
+        After this time it begins anew.
+    """
+
+    spans: tuple[tuple[float, float], ...]
+    cycle_s: float
+
+    def ends(self) -> Iterator[float]:
+        """Yield when it goes, comes, goes, and so on; first at 0, to come at once."""
+        yield 0.0
+        for number in itertools.count():
+            for span in self.spans:
+                yield from (number * self.cycle_s + at_s for at_s in span)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a file says of a device; None for what it does not say."""
+
+    seconds_per_example: float | None = None
+    bytes_down_per_s: float | None = None
+    bytes_up_per_s: float | None = None
+    times: Times | None = None
+
+
+class Traces:
+    """The devices of an experiment's files, and which one each client has."""
+
+    def __init__(self, settings: DeviceSettings, key: RandomKey) -> None:
+        self._key = key
+        self._devices = _devices(settings.trace, "trace")
+        self._times = [
+            device.times
+            for device in _devices(settings.availability_trace, "availability_trace")
+        ]
+        self._require_one_of_each(settings)
+
+    def device(self, client: str) -> Device:
+        """Return the device of a client, drawn uniformly from the file."""
+        return self._drawn("trace", client, self._devices) or Device()
+
+    def times(self, client: str) -> Times | None:
+        """Return when a client is there; None where no file says it."""
+        drawn = self._drawn("availability trace", client, self._times)
+        return drawn or self.device(client).times
+
+    def _drawn(self, name: str, client: str, rows: Sequence[Any]) -> Any:
+        if not rows:
+            return None
+        generator = self._key.child(name, client).numpy()
+        return rows[int(generator.integers(len(rows)))]
+
+    def _require_one_of_each(self, settings: DeviceSettings) -> None:
+        """Refuse what a file says where something else says it as well."""
+        first = self._devices[0] if self._devices else Device()
+        timed = bool(self._times)
+        default = DeviceSettings()
+        twice = {
+            "speed_spread": first.seconds_per_example is not None,
+            "link_spread": None not in (first.bytes_down_per_s, first.bytes_up_per_s),
+            "available": timed or first.times is not None,
+            "availability_trace": timed and first.times is not None,
+        }
+        for name, said in twice.items():
+            found = getattr(settings, name)
+            if said and found != getattr(default, name):
+                raise DataError(
+                    f"training.devices.{name}: found {shown(found)} beside a file that "
+                    "says the same of each device, expected one of the two; leave this "
+                    "one out, or the columns"
+                )
+        if timed and None in self._times:
+            raise DataError(
+                f"{settings.availability_trace}: expected active, inactive and "
+                "finish_time, found a file without them; give it as "
+                "training.devices.trace"
+            )
+
+
+def digests(settings: DeviceSettings | None) -> dict[str, str]:
+    """Return the SHA-256, in hexadecimal, of each file of traces."""
+    found = {}
+    for name in ("trace", "availability_trace"):
+        path = None if settings is None else getattr(settings, name)
+        if path is not None:
+            found[path] = hashlib.sha256(_bytes(path, name)).hexdigest()
+    return found
+
+
+log = logging.getLogger(__name__)
+
+
+def _bytes(path: str, name: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"training.devices.{name}: {path} cannot be read: {error.strerror}; "
+            "expected a file of CSV or JSON, from where the command runs"
+        ) from error
+
+
+def _devices(path: str | None, name: str) -> list[Device]:
+    """Return the devices of a file; none without one."""
+    if path is None:
+        return []
+    content = _bytes(path, name)
+    if content[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        raise DataError(
+            f"{path}: found a pickle, which could run anything, expected CSV or JSON; "
+            "docs/virtual_time.md has the two lines that convert one you trust"
+        )
+    rows = _rows(path, content)
+    devices = [_device(row, f"{path}, device {place}") for place, row in rows.items()]
+    if not devices:
+        raise DataError(f"{path}: found no device, expected at least one")
+    said = {_said(device): place for device, place in zip(devices, rows, strict=True)}
+    if len(said) > 1:
+        (some, one), (others, other), *_ = said.items()
+        raise DataError(
+            f"{path}: device {one} has {', '.join(some) or 'nothing'}, device {other} "
+            f"has {', '.join(others) or 'nothing'}, expected the same of all; leave "
+            "devices out that have less, or the columns"
+        )
+    (known,) = said
+    if not known:
+        raise DataError(
+            f"{path}: found {', '.join(sorted(next(iter(rows.values())))) or 'nothing'}"
+            f" of a device, expected some of {', '.join(KNOWN)}"
+        )
+    log.info("%s: %d devices, with %s", path, len(devices), ", ".join(known))
+    return devices
+
+
+def _said(device: Device) -> tuple[str, ...]:
+    return tuple(name for name, value in vars(device).items() if value is not None)
+
+
+Row = Mapping[str, Any]
+
+
+def _rows(path: str, content: bytes) -> dict[str, Row]:
+    """Return what a file says of each device, by its id or from 1."""
+    try:
+        text = content.decode("utf-8-sig")
+        if text.lstrip()[:1] in ("{", "["):
+            found = json.loads(text)
+        else:
+            found = list(csv.DictReader(text.splitlines(), strict=True))
+    except (ValueError, csv.Error) as error:
+        raise DataError(
+            f"{path} cannot be read: {error}; expected UTF-8 text, CSV with a head or "
+            "JSON"
+        ) from error
+    if isinstance(found, list):
+        found = dict(enumerate(found, 1))
+    rows = {str(place): row for place, row in found.items()}
+    for place, row in rows.items():
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{path}, device {place}: found {shown(row)}, expected a mapping such "
+                'as {"computation": 160.0, "communication": 5600.0}'
+            )
+    return rows
+
+
+def _device(row: Row, place: str) -> Device:
+    """Return what a row says."""
+
+    def one_of(units: Mapping[str, Callable[[float], float]]) -> float | None:
+        given = [name for name in units if _is_given(row.get(name))]
+        if len(given) > 1:
+            raise DataError(
+                f"{place}: found {' and '.join(given)}, expected one of them; leave "
+                "the others out"
+            )
+        for name in given:
+            return units[name](_number(row[name], f"{place}: {name}"))
+        return None
+
+    return Device(
+        one_of(_SPEEDS), one_of(_BOTH | _DOWN), one_of(_BOTH | _UP), _times(row, place)
+    )
+
+
+def _of_kilobits(value: float) -> float:
+    return value * BYTES_OF_A_KILOBIT
+
+
+_SPEEDS: Mapping[str, Callable[[float], float]] = {
+    "seconds_per_example": float,
+    "examples_per_s": lambda value: 1 / value,
+    "computation": lambda value: TRAINING_PER_INFERENCE * value / 1000,
+}
+_BOTH: dict[str, Callable[[float], float]] = {
+    "communication": _of_kilobits,
+    "tcp_speed_results": _of_kilobits,
+}
+_DOWN: dict[str, Callable[[float], float]] = {
+    "bytes_down_per_s": float,
+    "download_kbps": _of_kilobits,
+}
+_UP: dict[str, Callable[[float], float]] = {
+    "bytes_up_per_s": float,
+    "upload_kbps": _of_kilobits,
+}
+_TIMES = ("active", "inactive", "finish_time")
+KNOWN = (*_SPEEDS, *_DOWN, *_UP, *_BOTH, *_TIMES)
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value != ""
+
+
+def _number(value: object, place: str) -> float:
+    """Return a positive number, of a list the mean."""
+    numbers = _numbers(value, place)
+    found = statistics.fmean(numbers) if numbers else 0.0
+    if not 0 < found < math.inf:
+        raise DataError(
+            f"{place}: found {shown(value)}, expected a positive number; leave the "
+            "device out, or correct it"
+        )
+    return found
+
+
+def _numbers(value: object, place: str) -> list[float]:
+    given: Any = value.split() if isinstance(value, str) else value
+    try:
+        numbers = [
+            float(one) for one in (given if isinstance(given, list) else [given])
+        ]
+    except (TypeError, ValueError):
+        numbers = [math.nan]
+    if not all(map(math.isfinite, numbers)):
+        raise DataError(f"{place}: found {shown(value)}, expected numbers")
+    return numbers
+
+
+def _times(row: Row, place: str) -> Times | None:
+    """Return when a device is there; None where its row does not say it."""
+    given = [name for name in _TIMES if _is_given(row.get(name))]
+    if not given:
+        return None
+    if missing := [name for name in _TIMES if name not in given]:
+        raise DataError(
+            f"{place}: found {' and '.join(given)}, expected {' and '.join(missing)} "
+            "with it"
+        )
+    active, inactive = (
+        _numbers(row[name], f"{place}: {name}") for name in ("active", "inactive")
+    )
+    cycle_s = _number(row["finish_time"], f"{place}: finish_time")
+    ordered = [
+        0.0,
+        *itertools.chain(*itertools.zip_longest(active, inactive, fillvalue=math.nan)),
+        cycle_s,
+    ]
+    is_ordered = all(a <= b for a, b in itertools.pairwise(ordered))
+    if not is_ordered or sum(inactive) <= sum(active):
+        raise DataError(
+            f"{place}: found active {shown(row['active'])}, inactive "
+            f"{shown(row['inactive'])} and finish_time {shown(row['finish_time'])}, "
+            "expected active[0], inactive[0], active[1], ... and finish_time to ascend "
+            "from 0; leave the device out, or correct it"
+        )
+    return Times(tuple(zip(active, inactive, strict=True)), cycle_s)
