@@ -276,6 +276,40 @@ class BufferedTiming(Settings):
     server_rate: PositiveFloat = 1.0
 
 
+@dataclass(frozen=True)
+class UniformSelection(Settings):
+    """Each client that could take part is as likely."""
+
+    name: Literal["uniform"] = "uniform"
+
+
+@dataclass(frozen=True)
+class UtilitySelection(Settings):
+    """Clients of which much is learnt in little time are likelier (Lai et al. 2021).
+
+    Attributes
+    ----------
+    exploration, exploration_decay, min_exploration
+        ε, the part of the clients of the first round that are drawn uniformly; the
+        factor on it in each further round, and where it ends. 1, 1 is ``uniform``.
+    staleness_weight
+        b of the bonus sqrt(b ln R / L) in round R of a client that took part in
+        round L last.
+    preferred_quantile, straggler_exponent
+        With ``devices``: T, the time that this part of the clients need at most for a
+        round, and α of the factor (T / t)^α on the utility of one that needs t > T.
+    """
+
+    name: Literal["utility"] = "utility"
+    exploration: UnitInterval = 0.9
+    exploration_decay: PositiveFraction = 0.98
+    min_exploration: UnitInterval = 0.2
+    staleness_weight: NonNegativeFloat = 0.1
+    preferred_quantile: UnitInterval = 0.3
+    straggler_exponent: NonNegativeFloat = 2.0
+
+
+Selection = Annotated[UniformSelection | UtilitySelection, Field(discriminator="name")]
 Timing = Annotated[SynchronousTiming | BufferedTiming, Field(discriminator="name")]
 Augmentation = Literal["none", "flip", "crop_flip"]
 Precision = Literal["float32", "bfloat16"]
@@ -348,11 +382,14 @@ class TrainingSettings(Settings):
     timing
         Whether the server waits for a round's clients, ``synchronous``, or makes a step
         of every few answers, ``buffered``.
+    selection
+        How the clients of a round are drawn: each as likely, ``uniform``, or by
+        ``utility``, from which much is learnt in little time.
     """
 
     later = (
         *("optimizer", "loss", "class_weights", "clip_norm", "compression"),
-        *("devices", "timing"),
+        *("devices", "timing", "selection"),
     )
 
     num_rounds: PositiveInt = 50
@@ -373,6 +410,7 @@ class TrainingSettings(Settings):
     compression: Choice[Settings] | None = None
     devices: DeviceSettings | None = None
     timing: Timing = SynchronousTiming()
+    selection: Selection = UniformSelection()
 
     def learning_rate_at(self, server_round: int) -> float:
         """Return the learning rate in ``server_round`` (from 1)."""
@@ -1296,6 +1334,14 @@ def training_problems(training: TrainingSettings) -> Iterable[Problem]:
             f"{training.local_steps}, expected one of the two; set the other to null"
         )
         yield Problem("training.local_steps", message)
+    if isinstance(training.timing, BufferedTiming) and not isinstance(
+        training.selection, UniformSelection
+    ):
+        message = (
+            f"found {training.selection.name} with timing = buffered, whose clients "
+            "are drawn one by one, expected uniform; leave one of the two out"
+        )
+        yield Problem("training.selection", message)
     optimizer = training.optimizer.name
     for name in ("momentum", "weight_decay"):
         if optimizer != "SGD" and getattr(training, name):

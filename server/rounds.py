@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from knnper.errors import CodecError, RunError, printable
-from knnper.experiment import BufferedTiming, is_timed_by_clients
+from knnper.experiment import BufferedTiming, UtilitySelection, is_timed_by_clients
 from knnper.records import canonical, is_finite, is_same, take_apart
 from knnper.server.distribution import requests_to_personalize
 from knnper.server.federation import Federation, Reply, Request, Step
@@ -40,6 +40,7 @@ from knnper.server.screening import (
     num_bytes,
     sign_of_explosion,
 )
+from knnper.server.selection import Uniform, gain
 from knnper.strategies.catalogue import Assembly
 from knnper.strategies.core.method import UNSEEN_CLIENT, Origin, UpdateProblem
 from knnper.strategies.core.records import Update
@@ -133,6 +134,11 @@ class Tally:
     def fails(self, client: str, reason: str) -> None:
         """Take note of why a client's update is not."""
         self.failures[self.titles.get(client, client)] = printable(reason)
+
+    def gains(self) -> dict[str, float]:
+        """Return the statistical utility of each client that was used."""
+        used = zip(self.used, self.losses, strict=True)
+        return {name: gain(self.num_train[name], loss) for name, (_, loss) in used}
 
     def expected(self, shapes: Shapes) -> Shapes:
         """Return the shapes that an update must have which has these."""
@@ -263,7 +269,7 @@ class RoundLoop:
         self.on_round = on_round
         self._warned_of: set[str] = set()
         self.schedule: Schedule = Rounds(
-            sorted(self.clients), self.training.participation, self.key
+            sorted(self.clients), self.training.participation, Uniform(self.key)
         )
         # After which rounds clients train with a model: the last, and some before.
         self._models: dict[int, Checkpoint] = {}
@@ -278,6 +284,7 @@ class RoundLoop:
             began = time.monotonic()
             present = Checkpoint(server_round - 1, state, "", history)
             self._models[server_round - 1] = present
+            self.schedule.learn(history.gains)
             cohort = self.schedule.cohort(server_round)
             made = self._one_of_several_attempts(history, server_round, cohort)
             state, history, tally = made.state, made.history, made.tally
@@ -397,6 +404,8 @@ class RoundLoop:
         history = history.after(
             server_round, screening.norms(), None if explosion else loss, tally.used
         )
+        if isinstance(self.training.selection, UtilitySelection):
+            history = replace(history, gains=(*history.gains, tally.gains()))
         return _RoundOutcome(canonical(new_state), history, tally, explosion)
 
     def _warn_of_large_counts(

@@ -136,7 +136,7 @@ class Conductor:
         if predictions is not None:
             predictions.merge({name: titles[name] for name in served})
         self.folder.write_clients_csv(
-            results, self._metrics, self._participation(roster)
+            results, self._metrics, self._participation(roster, trained.history)
         )
         self.folder.write_results(document)
         if predictions is not None:
@@ -144,13 +144,16 @@ class Conductor:
         self.folder.forget_aside()
         return served
 
-    def _participation(self, roster: Roster) -> Mapping[str, Mapping[str, float]]:
+    def _participation(
+        self, roster: Roster, history: History
+    ) -> Mapping[str, Mapping[str, float]]:
         one, titles = self.assembly, roster.titles()
         if is_timed_by_clients(one.experiment.training):
             return participation_of(self.folder.rounds())
         schedule = schedule_of(
             one.experiment.training, roster.trainable(), one.method, one.key
         )
+        schedule.learn(history.gains)
         found = schedule.client_figures(one.method.num_rounds)
         return {titles[name]: figures for name, figures in found.items()}
 

@@ -71,6 +71,8 @@ class History:
     norms: Mapping[str, Norms] = field(default_factory=dict)
     lowest_loss: float | None = None
     trained_in: Mapping[str, int] | None = None
+    # By client, of each round from the first; none where clients are drawn uniformly.
+    gains: Sequence[Mapping[str, float]] = ()
 
     def after(
         self,
@@ -85,7 +87,7 @@ class History:
             lowest = loss if lowest is None else min(loss, lowest)
         if trained_in is not None:
             trained_in = {**trained_in, **dict.fromkeys(used, server_round)}
-        return History(norms, lowest, trained_in)
+        return History(norms, lowest, trained_in, self.gains)
 
     def state_rounds(self, clients: Sequence[str], last_round: int) -> tuple[int, ...]:
         """Return after which round each client goes on; 0 is from the start."""

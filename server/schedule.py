@@ -38,6 +38,7 @@ from knnper.experiment import (
 from knnper.records import Parts, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.fleet import Cohort, Devices, Fleet, VirtualFleet
+from knnper.server.selection import Selection, selection_of
 from knnper.strategies.core.method import Method, origins
 
 
@@ -46,21 +47,15 @@ def num_participants(num_clients: int, participation: float) -> int:
     return max(1, int(participation * num_clients + 0.5))
 
 
-def draw(
-    clients: Sequence[str], count: int, server_round: int, key: RandomKey
-) -> list[str]:
-    """Return clients of a round, uniformly without replacement, sorted by name."""
-    generator = key.child("participants", server_round).numpy()
-    chosen = generator.choice(len(clients), size=count, replace=False)
-    return sorted(clients[position] for position in chosen)
-
-
 class Schedule(ABC):
     """Who takes part in each step."""
 
     @abstractmethod
     def cohort(self, step: int) -> Cohort:
         """Return who takes part in a step (from 1)."""
+
+    def learn(self, gains: Sequence[Mapping[str, float]]) -> None:  # noqa: B027
+        """Take note of what each step so far has shown, see `Selection.learn`."""
 
     def needed_after(self, step: int) -> frozenset[int]:  # noqa: ARG002
         """Return the earlier steps whose models clients still train when it is over."""
@@ -81,13 +76,17 @@ class Rounds(Schedule):
 
     clients: Sequence[str]
     fraction: float
-    key: RandomKey
+    selection: Selection
 
     def cohort(self, step: int) -> Cohort:
         """See `Schedule.cohort`."""
         count = num_participants(len(self.clients), self.fraction)
-        drawn = draw(self.clients, count, step, self.key)
+        drawn = self.selection.draw(self.clients, count, step)
         return Cohort(dict.fromkeys(drawn, step - 1))
+
+    def learn(self, gains: Sequence[Mapping[str, float]]) -> None:
+        """See `Schedule.learn`."""
+        self.selection.learn(gains)
 
 
 class TimedSchedule(Schedule):
@@ -145,10 +144,15 @@ class SynchronousSchedule(TimedSchedule):
         fleet: Fleet,
         participation: float,
         timing: SynchronousTiming,
+        selection: Selection,
         first_step: int = 1,
     ) -> None:
         super().__init__(fleet, participation, first_step)
-        self._timing = timing
+        self._timing, self._selection = timing, selection
+
+    def learn(self, gains: Sequence[Mapping[str, float]]) -> None:
+        """See `Schedule.learn`."""
+        self._selection.learn(gains)
 
     def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
         fleet = self._fleet
@@ -156,7 +160,7 @@ class SynchronousSchedule(TimedSchedule):
         for step in itertools.count(first_step):
             while not (there := fleet.there()):
                 fleet.next_answer(awaited=self._clients)
-            drawn = draw(there, min(most, len(there)), step, fleet.key)
+            drawn = self._selection.draw(there, min(most, len(there)), step)
             deadline_s = fleet.now_s + (self._timing.deadline_s or math.inf)
             for client in drawn:
                 fleet.begin(client, step - 1)
@@ -259,7 +263,8 @@ def schedule_of(
 ) -> Schedule:
     """Return who takes part when, of clients with so many training examples each."""
     if training.devices is None:
-        return Rounds(sorted(clients), training.participation, key)
+        selection = selection_of(training, key)
+        return Rounds(sorted(clients), training.participation, selection)
     fleet = VirtualFleet(Devices(training, clients, method, key))
     return scheduled(fleet, training)
 
@@ -272,7 +277,13 @@ def scheduled(
     if isinstance(timing, BufferedTiming):
         size = timing.buffer_size
         return BufferedSchedule(fleet, participation, size, first_step)
-    return SynchronousSchedule(fleet, participation, timing, first_step)
+
+    def durations() -> Mapping[str, float]:
+        known = {client: fleet.figures(client) for client in fleet.sizes}
+        return {one: told["round_seconds"] for one, told in known.items() if told}
+
+    selection = selection_of(training, fleet.key, durations)
+    return SynchronousSchedule(fleet, participation, timing, selection, first_step)
 
 
 def staleness_factor(timing: BufferedTiming, staleness: int) -> float:

@@ -34,6 +34,7 @@ from knnper.server.schedule import (
     schedule_of,
     staleness_factor,
 )
+from knnper.server.selection import Uniform
 from knnper.simulation.reports.runs import clients_of
 from knnper.simulation.workbench import (
     experiment_catalogue,
@@ -69,7 +70,7 @@ def test_the_nearest_number_takes_part(
 
 
 def drawn(number: int, seed: int = 0, participation: float = 0.3) -> list[str]:
-    cohort = Rounds(MANY, participation, RandomKey(seed)).cohort(number)
+    cohort = Rounds(MANY, participation, Uniform(RandomKey(seed))).cohort(number)
     assert set(cohort.versions.values()) == {number - 1}
     assert cohort.ended_s is None
     return list(cohort.versions)

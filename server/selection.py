@@ -1,0 +1,169 @@
+"""Which clients take part in a round, of those that could.
+
+By utility as in Oort (Lai et al., "Oort: Efficient Federated Learning via Guided
+Participant Selection", OSDI 2021, Algorithm 1): part of a round are clients from which
+much is learnt in little time, and the rest is drawn uniformly. Departures: that rest is
+drawn from all other clients, not only from those that never took part, so that
+``exploration: 1`` is uniform selection; the preferred duration is a fixed quantile, not
+adjusted in the course of the run; no client is left out after many rounds.
+"""
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from knnper.experiment import TrainingSettings, UtilitySelection
+from knnper.seeding import RandomKey
+
+CUTOFF = 0.95  # c: of the last utility that suffices, those with so much may be drawn
+CLIPPED_AT = 0.95  # quantile of utilities; larger ones count as this one
+
+
+def draw(
+    clients: Sequence[str], count: int, server_round: int, key: RandomKey
+) -> list[str]:
+    """Return clients of a round, uniformly without replacement, sorted by name."""
+    generator = key.child("participants", server_round).numpy()
+    chosen = generator.choice(len(clients), size=count, replace=False)
+    return sorted(clients[position] for position in chosen)
+
+
+class Selection(ABC):
+    """How clients of a round are drawn."""
+
+    @abstractmethod
+    def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
+        """Return ``count`` of the clients that could take part, sorted."""
+
+    def learn(self, gains: Sequence[Mapping[str, float]]) -> None:  # noqa: B027
+        """Take note of the statistical utilities that each round so far has shown."""
+
+
+@dataclass(frozen=True)
+class Uniform(Selection):
+    """Each client is as likely."""
+
+    key: RandomKey
+
+    def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
+        """See `Selection.draw`."""
+        return draw(clients, count, server_round, self.key)
+
+
+@dataclass
+class ByUtility(Selection):
+    """The larger a client's utility, the likelier.
+
+    Rounds are drawn in their order, and each from what those before it have shown,
+    whatever else is known already: so a resumed run makes the same choices.
+
+    Attributes
+    ----------
+    durations
+        Seconds that a round takes each client; empty without a clock.
+    """
+
+    settings: UtilitySelection
+    key: RandomKey
+    durations: Mapping[str, float] = field(default_factory=dict)
+    _gains: Sequence[Mapping[str, float]] = ()
+    _num_counted: int = 0  # of the rounds, which are in the latest
+    _latest: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def learn(self, gains: Sequence[Mapping[str, float]]) -> None:
+        """See `Selection.learn`."""
+        self._gains = gains
+
+    def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
+        """See `Selection.draw`."""
+        for earlier in range(self._num_counted + 1, server_round):
+            for client, gain in self._gains[earlier - 1].items():
+                self._latest[client] = (gain, earlier)
+        self._num_counted = server_round - 1
+        num_explored = int(self.exploration(server_round) * count + 0.5)
+        utilities = self.utilities(clients, server_round)
+        num_exploited = min(len(utilities), count - num_explored)
+        exploited = self._exploited(utilities, num_exploited, server_round)
+        taken = set(exploited)
+        others = [one for one in clients if one not in taken]
+        explored = draw(others, count - num_exploited, server_round, self.key)
+        return sorted([*exploited, *explored])
+
+    def exploration(self, server_round: int) -> float:
+        """Return ε, the part of a round that is drawn uniformly."""
+        one = self.settings
+        decayed = one.exploration * one.exploration_decay ** (server_round - 1)
+        return float(min(one.exploration, max(one.min_exploration, decayed)))
+
+    def utilities(
+        self, clients: Sequence[str], server_round: int
+    ) -> Mapping[str, float]:
+        """Return the utility of each client that took part before round R.
+
+        (min(U, U_95) / U_95 + sqrt(b ln R / L)) (T / t)^α, the factor where t > T, with
+        U of `gain`, its 95 % quantile U_95, the round L in which it took part last, its
+        seconds t and the preferred ones T.
+        """
+        known = {one: self._latest[one] for one in clients if one in self._latest}
+        if not known:
+            return {}
+        most = float(np.quantile([gain for gain, _ in known.values()], CLIPPED_AT))
+        bonus = self.settings.staleness_weight * math.log(server_round)
+        return {
+            client: (
+                (min(gain, most) / most if most > 0 else 0.0)
+                + math.sqrt(bonus / last_round)
+            )
+            * self._haste(client)
+            for client, (gain, last_round) in known.items()
+        }
+
+    @functools.cached_property
+    def _preferred_s(self) -> float:
+        seconds = [*self.durations.values()]
+        return float(np.quantile(seconds, self.settings.preferred_quantile))
+
+    def _haste(self, client: str) -> float:
+        """Return the factor on the utility of a client that takes long."""
+        if not self.durations:
+            return 1.0
+        ratio = min(1.0, self._preferred_s / self.durations[client])
+        return float(ratio**self.settings.straggler_exponent)
+
+    def _exploited(
+        self, utilities: Mapping[str, float], count: int, server_round: int
+    ) -> list[str]:
+        """Return clients drawn by utility from those that have nearly the most."""
+        if not count:
+            return []
+        least = CUTOFF * sorted(utilities.values(), reverse=True)[count - 1]
+        pool = sorted(one for one in utilities if utilities[one] >= least)
+        weights = np.array([utilities[one] for one in pool])
+        shares = weights / weights.sum() if least > 0 else None
+        generator = self.key.child("participants by utility", server_round).numpy()
+        chosen = generator.choice(len(pool), size=count, replace=False, p=shares)
+        return [pool[position] for position in chosen]
+
+
+def gain(num_examples: int, train_loss: float) -> float:
+    """Return U = |B| L, a client's statistical utility.
+
+    Oort's |B| sqrt(mean of the squared losses), where each example of B has the mean
+    loss L: a client reports that alone.
+    """
+    return num_examples * max(0.0, train_loss) if math.isfinite(train_loss) else 0.0
+
+
+def selection_of(
+    training: TrainingSettings,
+    key: RandomKey,
+    durations: Callable[[], Mapping[str, float]] = dict,
+) -> Selection:
+    """Return how clients of a round are drawn."""
+    if isinstance(training.selection, UtilitySelection):
+        return ByUtility(training.selection, key, durations())
+    return Uniform(key)
