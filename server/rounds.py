@@ -405,7 +405,7 @@ class RoundLoop:
             server_round, screening.norms(), None if explosion else loss, tally.used
         )
         if isinstance(self.training.selection, UtilitySelection):
-            history = replace(history, gains=(*history.gains, tally.gains()))
+            history = replace(history, gains=[*history.gains, tally.gains()])
         return _RoundOutcome(canonical(new_state), history, tally, explosion)
 
     def _warn_of_large_counts(

@@ -72,7 +72,7 @@ class History:
     lowest_loss: float | None = None
     trained_in: Mapping[str, int] | None = None
     # By client, of each round from the first; none where clients are drawn uniformly.
-    gains: Sequence[Mapping[str, float]] = ()
+    gains: Sequence[Mapping[str, float]] = field(default_factory=list)
 
     def after(
         self,
