@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ class Example:
     """An experiment, each client's share of its data, and its run in serial."""
 
     folder: Path
+    document: Mapping[str, Any] = field(default_factory=lambda: EXPERIMENT)
 
     @property
     def file(self) -> Path:
@@ -54,17 +56,23 @@ class Example:
     @functools.cached_property
     def reference(self) -> Path:
         """The run's folder under the engine ``serial``."""
-        run = self.folder / "reference"
-        serial = ("--set", "run.engine=serial", "--output", run)
-        self._command("simulate", self.file, *serial)
+        return self.simulated("reference")
+
+    def simulated(self, name: str, *changes: str) -> Path:
+        """Return the folder of a run under the engine ``serial``."""
+        run = self.folder / name
+        sets = [
+            part for one in ("run.engine=serial", *changes) for part in ("--set", one)
+        ]
+        self._command("simulate", self.file, *sets, "--output", run)
         return run
 
     def make(self) -> None:
-        self.file.write_text(yaml.safe_dump(EXPERIMENT))
+        self.file.write_text(yaml.safe_dump(dict(self.document)))
         self._command("partition", self.file, "--export", self.shares)
 
     def _command(self, name: str, *words: str | Path) -> None:
-        with Commands(self.folder / f"{name}-logs") as commands:
+        with Commands(self.folder / f"{Path(words[-1]).name}-logs") as commands:
             commands.run(name, KNNPER, name, *words)
 
 
@@ -148,7 +156,8 @@ class Federation:
     def start(self, machine: str, name: str, *words: str | Path) -> Running:
         """Start a ``knnper`` command on a machine."""
         inside = self.inside.get(machine, ())
-        tricks = {"PYTHONPATH": str(Path(__file__).parent)}
+        places = str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")
+        tricks = {"PYTHONPATH": os.pathsep.join(filter(None, places))}
         return self.commands.start(name, [*inside, KNNPER, *words], tricks)
 
     def server(self) -> Running:
