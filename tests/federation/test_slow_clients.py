@@ -226,3 +226,32 @@ def test_a_client_that_is_killed_stops_nothing(paced: Paced) -> None:
     assert all("SIGKILL" in found[SLOW] for found in died)
     assert set(run.clients) == set(CLIENTS) - {FAST[0]}
     assert run.results["model_distribution"]["offline"] == [FAST[0]]
+
+
+def test_a_server_that_is_killed_goes_on(paced: Paced, commands: Commands) -> None:
+    """What was under way is lost; the steps before are kept, and those missing made."""
+    paced.pace(SLOW, ON_AND_ON)
+    server = paced.federation.server()
+    paced.start()
+    submitted, run = paced.federation.submit(BUFFERED, MANY)
+    run.wait_for_rounds(4)
+    paced.paces(dict.fromkeys(FAST, ON_AND_ON))
+    server.kill()
+    for name in ("flower-superlink", "flwr-serverapp"):
+        wait_until(lambda: not commands.processes(name), f"{name} has ended")  # noqa: B023
+    before = run.rounds
+    paced.federation.server()
+    paced.paces(PACES)
+    assert submitted.wait() == 1
+    assert f"knnper fed submit --resume {run.folder}" in " ".join(
+        submitted.written.split()
+    )
+    assert paced.federation.resume(run).wait(FAR_TOO_LONG_S) == 0
+    assert len(before) >= 4
+    kept = [one for one in run.rounds if one in before]
+    assert kept in (before, before[:-1])
+    for part in (run.rounds[: len(kept)], run.rounds[len(kept) :]):
+        assert [one["num_clients"] for one in part] == [1] * len(part)
+    assert len(run.rounds) == 12
+    offline = run.results["model_distribution"]["offline"]
+    assert {*run.clients, *offline} == set(CLIENTS)
