@@ -31,7 +31,12 @@ from knnper.simulation.flower_engine import (
     run_nodes,
     wait_for_nodes,
 )
-from knnper.simulation.partition.split import ClientPart, Partition, client_names
+from knnper.simulation.partition.split import (
+    ClientPart,
+    Clients,
+    Partition,
+    client_names,
+)
 from knnper.simulation.workbench import (
     Workbench,
     build_workbench,
@@ -125,9 +130,11 @@ class Workload:
     def partition(self, data: Dataset) -> Partition:
         """Give out consecutive images of ``data``, anew where they run out."""
         return Partition(
-            tuple(
-                self._part(name, number, data)
-                for number, name in enumerate(client_names(self.num_clients))
+            Clients.of(
+                [
+                    self._part(name, number, data)
+                    for number, name in enumerate(client_names(self.num_clients))
+                ]
             )
         )
 

@@ -71,7 +71,10 @@ def clients_in(run: Path) -> Clients:
     """Return the clients of a finished run."""
     counts = read_label_counts(run)
     if counts is None:
-        raise RunError(f"{run} has no partition.json, expected a finished run")
+        raise RunError(
+            f"{run} has no partition.json, expected a finished run of at most 100,000 "
+            "clients"
+        )
     local = counts.local.astype(np.float64)
     sizes = local.sum(axis=1)
     shares = local / np.maximum(sizes, 1)[:, None]

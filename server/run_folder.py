@@ -277,7 +277,7 @@ class CheckpointFolder:
         return checkpoint_of(self._folder, server_round)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be a million
 class Member:
     """A client, and how much data it has."""
 

@@ -64,8 +64,9 @@ from knnper.simulation.partition.schemes import (
     PartitionSettings,
 )
 from knnper.simulation.partition.split import (
-    ClientPart,
+    MOST_DRAWN,
     Partition,
+    PartsByName,
     fingerprint,
     make_partition,
 )
@@ -186,12 +187,12 @@ class VirtualClients:
     """The data source of a simulation."""
 
     dataset: Dataset
-    parts: dict[str, ClientPart]
+    parts: PartsByName
 
     @classmethod
     def of(cls, dataset: Dataset, partition: Partition) -> "VirtualClients":
         """Return the virtual clients of ``partition``."""
-        return cls(dataset, {part.name: part for part in partition.clients})
+        return cls(dataset, PartsByName(partition.clients))
 
     def data(self, client: str) -> ClientData:
         """Return what ``client`` learns from, copied out of the memory map."""
@@ -216,7 +217,7 @@ class VirtualClients:
 
     def is_seen(self, client: str) -> bool:
         """Return whether ``client`` may take part in training."""
-        return self.parts[client].seen
+        return bool(self.parts.clients.seen[self.parts.place(client)])
 
 
 @dataclass(frozen=True)
@@ -231,16 +232,20 @@ class Workbench(Assembly):
     @property
     def roster(self) -> Roster:
         """The clients as the server knows them."""
+        clients = self.partition.clients
+        titles = clients.titles or [""] * len(clients)
+        counts = clients.seen.tolist(), *clients.sizes.tolist()
+        columns = zip(clients.names, titles, *counts, strict=True)
         members = (
             Member(
-                name=part.name,
-                seen=part.seen,
-                num_train=len(part.train),
-                num_validation=len(part.validation),
-                num_test=len(part.test),
-                title=part.title,
+                name=name,
+                seen=seen,
+                num_train=num_train,
+                num_validation=num_validation,
+                num_test=num_test,
+                title=title,
             )
-            for part in self.partition.clients
+            for name, title, seen, num_train, num_validation, num_test in columns
         )
         return Roster.of(members, fingerprint(self.partition))
 
@@ -398,7 +403,10 @@ def count_labels(clients: VirtualClients) -> LabelCounts:
 
 
 def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
-    """Write ``partition.json``, unless the run has it; tell what was left out."""
+    """Write ``partition.json``, unless the run has it; tell what was left out.
+
+    There is none for more than `MOST_DRAWN` clients.
+    """
     if clients.dataset.num_skipped:
         log.warning(
             "examples that cannot be read, and are left out: %d; "
@@ -406,7 +414,7 @@ def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
             clients.dataset.num_skipped,
         )
     path = run_folder / PARTITION
-    if not path.exists():
+    if not path.exists() and len(clients.parts) <= MOST_DRAWN:
         write_atomically(path, f"{json.dumps(asdict(count_labels(clients)))}\n")
 
 

@@ -1,8 +1,8 @@
 """Partition schemes: who gets which sample; none is lost or given twice."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,51 @@ ClassWeights: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
+class Shares(Sequence[Integers]):
+    """The samples of each client, in one array for all of them."""
+
+    samples: Integers  # those of client 0, then those of client 1, ...
+    ends: Integers  # where those of each client end, shape (M,)
+
+    @classmethod
+    def of(cls, parts: Sequence[Integers]) -> "Shares":
+        """Return the shares of clients that have an array each."""
+        if isinstance(parts, Shares):
+            return parts
+        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        nothing = np.empty(0, dtype=np.int64)
+        return cls(np.concatenate([nothing, *parts]).astype(np.int64), ends)
+
+    @property
+    def sizes(self) -> Integers:
+        """How many samples each client has, shape (M,)."""
+        return np.diff(self.ends, prepend=0)
+
+    def within(self, samples: Integers) -> "Shares":
+        """Return the shares whose samples are positions in ``samples``."""
+        return Shares(samples[self.samples], self.ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, client: int) -> Integers: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[Integers]: ...
+    def __getitem__(self, client: int | slice) -> Integers | Sequence[Integers]:
+        if isinstance(client, slice):
+            return [self[one] for one in range(len(self))[client]]
+        number = range(len(self))[client]
+        start = self.ends[number - 1] if number else 0
+        return self.samples[start : self.ends[number]]
+
+
+@dataclass(frozen=True, eq=False)
 class Assignment:
     """The samples of each client: sorted int64 indices into both splits."""
 
-    train: tuple[Integers, ...]
-    test: tuple[Integers, ...]
+    train: Sequence[Integers]
+    test: Sequence[Integers]
     # Who is there during training; None where ``unseen_fraction`` of them are drawn.
     seen: tuple[bool, ...] | None = None
     # P_m(y), what an example of each label counts when client m is tested, shape (c,);
@@ -46,15 +86,14 @@ def assignment_of(
     )
 
 
-def _samples_by(values: Integers, num_values: int) -> tuple[Integers, ...]:
+def _samples_by(values: Integers, num_values: int) -> Shares:
     """Return the positions of each value 0, 1, ..., ascending."""
     ordered = np.argsort(values, kind="stable")
-    ends = np.cumsum(np.bincount(values, minlength=num_values))
-    return tuple(np.split(ordered, ends[:-1]))
+    return Shares(ordered, np.cumsum(np.bincount(values, minlength=num_values)))
 
 
 # Remainders closer than this differ by rounding errors only, and count as equal.
-_REMAINDER_DECIMALS = 9
+_DECIMALS = 9
 
 
 def apportion(
@@ -66,36 +105,47 @@ def apportion(
     weight 0 gets nothing, except in a row of zeros, which counts as equal weights.
     ``weights``, not negative, and the result have shape (rows, M), ``totals`` (rows,).
     """
-    weights = np.where(weights.any(axis=1, keepdims=True), weights, 1.0)
-    shares = weights / weights.sum(axis=1, keepdims=True) * totals[:, None]
+    rows = zip(weights, totals.tolist(), strict=True)
+    return np.array([_apportioned(row, total, generator) for row, total in rows])
+
+
+def _apportioned(
+    weights: NDArray[np.float64], total: int, generator: np.random.Generator
+) -> Integers:
+    """Split one total, see `apportion`; a row needs no memory but its own."""
+    weights = weights if weights.any() else np.ones_like(weights)
+    shares = weights / weights.sum() * total
     counts: Integers = np.floor(shares).astype(np.int64)
-    remainders = np.round(shares - counts, _REMAINDER_DECIMALS)
     # No entry without weight may be rounded up.
-    remainders[weights == 0] = -1.0
-    order = np.lexsort((generator.random(shares.shape), -remainders), axis=1)
-    ranks = np.argsort(order, axis=1)
-    missing = totals - counts.sum(axis=1)
-    counts[ranks < missing[:, None]] += 1
+    lacking = np.where(weights == 0, 1.0, -np.round(shares - counts, _DECIMALS))
+    lots, missing = generator.random(len(shares)), int(total - counts.sum())
+    if missing > 0:
+        last = np.partition(lacking, missing - 1)[missing - 1]
+        ties = np.flatnonzero(lacking == last)
+        counts[lacking < last] += 1
+        num_left = missing - np.count_nonzero(lacking < last)
+        counts[ties[np.argsort(lots[ties], kind="stable")[:num_left]]] += 1
     return counts
 
 
-def allocate(labels: Integers, counts: Integers, key: RandomKey) -> Integers:
-    """Give each client random samples: ``counts[y, m]`` of label y to client m.
+def allocate(labels: Integers, counts: Iterable[Integers], key: RandomKey) -> Integers:
+    """Give each client random samples: ``counts[y][m]`` of label y to client m.
 
     Row y of ``counts`` sums to the number of samples with label y. Returns the client
     of each sample, shape (n,).
     """
-    num_labels, num_clients = counts.shape
     owner = np.empty(len(labels), dtype=np.int64)
-    samples_of = _samples_by(labels, num_labels)
-    for label, samples in enumerate(samples_of):
-        shuffled = key.child(label).numpy().permutation(samples)
-        owner[shuffled] = np.repeat(np.arange(num_clients), counts[label])
+    samples_of = _samples_by(labels, int(labels.max(initial=-1)) + 1)
+    for label, of_label in enumerate(counts):
+        if label < len(samples_of):
+            samples = samples_of[label]
+            shuffled = key.child(label).numpy().permutation(samples)
+            owner[shuffled] = np.repeat(np.arange(len(of_label)), of_label)
     return owner
 
 
 def allocate_test_like_train(
-    train_counts: Integers,
+    train_counts: Iterable[Integers],
     test_labels: Integers,
     key: RandomKey,
     weights: NDArray[np.float64] | None = None,
@@ -106,19 +156,26 @@ def allocate_test_like_train(
     both of shape (num_labels, M). A client without training samples of a label gets
     none, unless no client has any: then all get some. Returns the client of each.
     """
-    proportions = train_counts.astype(np.float64) if weights is None else weights
-    held = np.where(train_counts > 0, proportions, 0.0)
-    # The weights of all who have the label may be too small for a number.
-    usable = np.where(held.any(axis=1, keepdims=True), held, train_counts > 0)
-    totals = np.bincount(test_labels, minlength=len(train_counts))
-    counts = apportion(usable, totals, key.child("round").numpy())
-    return allocate(test_labels, counts, key.child("deal"))
+    generator = key.child("round").numpy()
+
+    def counts() -> Iterator[Integers]:
+        for label, trained in enumerate(train_counts):
+            proportions = trained if weights is None else weights[label]
+            held = np.where(trained > 0, proportions, 0.0)
+            # The weights of all who have the label may be too small for a number.
+            usable = held if held.any() else (trained > 0).astype(np.float64)
+            total = int(np.count_nonzero(test_labels == label))
+            yield _apportioned(usable, total, generator)
+
+    return allocate(test_labels, counts(), key.child("deal"))
 
 
-def count_labels(labels: Integers, owner: Integers, shape: tuple[int, int]) -> Integers:
-    """Count each client's samples of each label; ``shape`` is (num_labels, M)."""
-    cells = np.ravel_multi_index((labels, owner), shape)
-    return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+def count_labels(
+    labels: Integers, owner: Integers, shape: tuple[int, int]
+) -> Iterator[Integers]:
+    """Yield for each label how much each client has; ``shape`` is (num_labels, M)."""
+    for samples in _samples_by(labels, shape[0]):
+        yield np.bincount(owner[samples], minlength=shape[1])
 
 
 def num_labels_of(train_labels: Integers, test_labels: Integers) -> int:

@@ -1,16 +1,19 @@
 """A partition: which samples each client trains on, tunes on and is tested on."""
 
+import bisect
 import hashlib
 import itertools
 import json
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 from uuid import uuid4
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic_core import to_jsonable_python
 
 from knnper.data.examples import Dataset, LabelledArrays
@@ -25,6 +28,7 @@ from knnper.simulation.partition.schemes import (
     ClassWeights,
     Integers,
     PartitionSettings,
+    Shares,
 )
 
 # ``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
@@ -37,7 +41,7 @@ def hold_out_random(
     samples: Integers, fraction: float, key: RandomKey
 ) -> tuple[Integers, Integers]:
     """Hold out samples that are drawn by ``key``."""
-    count = _num_held_out(len(samples), fraction)
+    count = int(_num_held_out(len(samples), fraction))
     shuffled = key.numpy().permutation(samples)
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
 
@@ -48,20 +52,28 @@ def hold_out_last(
     key: RandomKey,  # noqa: ARG001 - nothing is random here
 ) -> tuple[Integers, Integers]:
     """Hold out the last samples: of text, in whose order a client's windows are."""
-    end = len(samples) - _num_held_out(len(samples), fraction)
+    end = len(samples) - int(_num_held_out(len(samples), fraction))
     return samples[:end], samples[end:]
 
 
-def _num_held_out(num_samples: int, fraction: float) -> int:
-    return min(int(fraction * num_samples + 0.5), max(num_samples - 1, 0))
+def _num_held_out(num_samples: Integers | int, fraction: float) -> Integers:
+    """Return how many of each number of samples."""
+    rounded = np.asarray(fraction * num_samples + 0.5).astype(np.int64)
+    return np.minimum(rounded, np.maximum(num_samples - 1, 0))
 
 
 def part_used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
     """Return the sorted positions of the part of a split that is used at all."""
     if fraction == 1:
         return np.arange(num_samples)
-    count = min(num_samples, max(1, int(fraction * num_samples + 0.5)))
+    count = int(_num_used(num_samples, fraction))
     return np.sort(key.numpy().permutation(num_samples)[:count])
+
+
+def _num_used(num_samples: Integers | int, fraction: float) -> Integers:
+    """Return how many of each number of samples."""
+    rounded = np.asarray(fraction * num_samples + 0.5).astype(np.int64)
+    return np.minimum(num_samples, np.maximum(1, rounded))
 
 
 def keep_back(
@@ -102,8 +114,8 @@ def assign_part(
     assignment = split(part)
     return replace(
         assignment,
-        train=tuple(train[positions] for positions in assignment.train),
-        test=tuple(test[positions] for positions in assignment.test),
+        train=Shares.of(assignment.train).within(train),
+        test=Shares.of(assignment.test).within(test),
     )
 
 
@@ -144,10 +156,75 @@ class ClientPart:
 
 
 @dataclass(frozen=True, eq=False)
+class Clients(Sequence[ClientPart]):
+    """The clients of a partition, in the order of their names.
+
+    What all have is in columns; a client's samples are found when it is asked for.
+    """
+
+    names: Sequence[str]
+    titles: Sequence[str]  # see `ClientPart.title`; empty where the data has none
+    seen: NDArray[np.bool_]  # shape (M,)
+    sizes: Integers  # samples to train, to validate and to test, shape (3, M)
+    part: Callable[[int], ClientPart]
+    # What the samples follow from, where that is less than what they are.
+    origin: Sequence[bytes] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[ClientPart]) -> "Clients":
+        """Return the clients with these samples."""
+        splits = [(one.train, one.validation, one.test) for one in parts]
+        sizes = np.array([[len(part) for part in one] for one in splits]).T
+        return cls(
+            [one.name for one in parts],
+            [one.title for one in parts] if any(one.title for one in parts) else (),
+            np.array([one.seen for one in parts], dtype=bool),
+            sizes.reshape(3, len(parts)),
+            parts.__getitem__,
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @overload
+    def __getitem__(self, client: int) -> ClientPart: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[ClientPart]: ...
+    def __getitem__(self, client: int | slice) -> ClientPart | Sequence[ClientPart]:
+        if isinstance(client, slice):
+            return [self.part(one) for one in range(len(self))[client]]
+        return self.part(range(len(self))[client])
+
+
+@dataclass(frozen=True, eq=False)
+class PartsByName(Mapping[str, ClientPart]):
+    """The clients of a partition by name; each is found when it is asked for."""
+
+    clients: Clients
+
+    def place(self, name: str) -> int:
+        """Return the position of a client among all."""
+        names = self.clients.names
+        place = bisect.bisect_left(names, name)
+        if place == len(names) or names[place] != name:
+            raise KeyError(name)
+        return place
+
+    def __getitem__(self, name: str) -> ClientPart:
+        return self.clients[self.place(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.clients.names)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
+@dataclass(frozen=True, eq=False)
 class Partition:
     """Who has which samples."""
 
-    clients: tuple[ClientPart, ...]  # in the order of their names
+    clients: Clients
     # What the server keeps: sorted int64 indices into the training split.
     proxy: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
@@ -183,25 +260,28 @@ def partition_of(
     hold_out: HoldOut = hold_out_random,
 ) -> Partition:
     """Name the clients, hold out validation data and choose the unseen clients."""
-    names, fraction = client_names(len(assignment.train)), settings.validation_fraction
-    unseen_part = settings.unseen_train_fraction
-    seen = assignment.seen or _choose_seen(
-        len(names), settings.unseen_fraction, key.child("unseen")
+    num_clients, fraction = len(assignment.train), settings.validation_fraction
+    names, titles = client_names(num_clients), titles_of(assignment.names)
+    trained, tested = Shares.of(assignment.train), Shares.of(assignment.test)
+    unseen_part, weights = settings.unseen_train_fraction, assignment.class_weights
+    seen = (
+        _choose_seen(num_clients, settings.unseen_fraction, key.child("unseen"))
+        if assignment.seen is None
+        else np.array(assignment.seen, dtype=bool)
     )
-    weights = assignment.class_weights or (None,) * len(names)
-    titles = titles_of(assignment.names) or ("",) * len(names)
-    clients = []
-    for number, name in enumerate(names):
-        test, own_weights = assignment.test[number], weights[number]
+
+    def part(number: int) -> ClientPart:
+        name, is_seen, test = names[number], bool(seen[number]), tested[number]
+        own_weights = None if weights is None else weights[number]
         train, validation = hold_out(
-            assignment.train[number], fraction, key.child("validation", name)
+            trained[number], fraction, key.child("validation", name)
         )
         if settings.evaluate_on == "validation":
             # Its validation samples take the place of the test split.
             test, own_weights = validation, None
             again = key.child("second validation", name)
             train, validation = hold_out(train, fraction, again)
-        if not seen[number]:
+        if not is_seen:
             # It learns from a part of what it has.
             train, validation = (
                 samples[
@@ -209,19 +289,46 @@ def partition_of(
                 ]
                 for of, samples in (("train", train), ("validation", validation))
             )
-        clients.append(
-            ClientPart(
-                *(name, seen[number], train, validation, test, own_weights),
-                title=titles[number],
-            )
+        title = titles[number] if titles else ""
+        return ClientPart(name, is_seen, train, validation, test, own_weights, title)
+
+    sizes = _sizes(trained.sizes, tested.sizes, seen, settings)
+    choices = fraction, settings.evaluate_on, unseen_part, hold_out.__name__, key
+    arrays = trained.samples, trained.ends, tested.samples, tested.ends
+    origin = [repr(choices).encode(), *map(_bytes_of, arrays)]
+    return Partition(Clients(names, titles, seen, sizes, part, origin))
+
+
+def _sizes(
+    trained: Integers,
+    tested: Integers,
+    seen: NDArray[np.bool_],
+    settings: PartitionSettings,
+) -> Integers:
+    """Return what `Clients.sizes` are, without drawing any sample."""
+    validation = _num_held_out(trained, settings.validation_fraction)
+    train = trained - validation
+    if settings.evaluate_on == "validation":
+        tested, validation = (
+            validation,
+            _num_held_out(train, settings.validation_fraction),
         )
-    return Partition(tuple(clients))
+        train = train - validation
+    if settings.unseen_train_fraction != 1:
+        train, validation = (
+            np.where(seen, one, _num_used(one, settings.unseen_train_fraction))
+            for one in (train, validation)
+        )
+    return np.array([train, validation, tested])
 
 
 def client_names(num_clients: int) -> tuple[str, ...]:
     """Return "0000", "0001", ...; longer where four digits are too few."""
     width = max(_MIN_NAME_WIDTH, len(str(num_clients - 1)))
     return tuple(f"{number:0{width}d}" for number in range(num_clients))
+
+
+_UNFIT = re.compile(r"[^\w.-]")
 
 
 def titles_of(names: Sequence[str]) -> tuple[str, ...]:
@@ -232,7 +339,7 @@ def titles_of(names: Sequence[str]) -> tuple[str, ...]:
     taken = set[str]()
     titles = []
     for name in names:
-        kept = "".join(one if one.isalnum() or one in "._-" else "_" for one in name)
+        kept = _UNFIT.sub("_", name)
         short = kept.lstrip("._-")[:_LONGEST_TITLE] or "client"
         others = (f"{short}-{number}" for number in itertools.count(2))
         title = next(
@@ -245,13 +352,25 @@ def titles_of(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(titles)
 
 
+MOST_DRAWN = 100_000
+"""Clients that are all looked at when a run starts; drawing those of more is slow."""
+
+
 def fingerprint(partition: Partition) -> str:
-    """Return the SHA-256, in hex, of names, seen flags and indices."""
-    digest = hashlib.sha256()
-    for client in partition.clients:
-        digest.update(f"{client.name}\n{int(client.seen)}\n".encode())
-        for indices in (client.train, client.validation, client.test):
-            digest.update(_bytes_of(indices))
+    """Return the SHA-256, in hex, of names, seen flags and indices.
+
+    Of more than `MOST_DRAWN` clients it is that of what the indices follow from.
+    """
+    digest, clients = hashlib.sha256(), partition.clients
+    if clients.origin and len(clients) > MOST_DRAWN:
+        digest.update(np.packbits(clients.seen).tobytes())
+        for content in clients.origin:
+            digest.update(content)
+    else:
+        for client in clients:
+            digest.update(f"{client.name}\n{int(client.seen)}\n".encode())
+            for indices in (client.train, client.validation, client.test):
+                digest.update(_bytes_of(indices))
     if len(partition.proxy) > 0:
         digest.update(_bytes_of(partition.proxy))
     return digest.hexdigest()
@@ -261,15 +380,16 @@ def _bytes_of(indices: Integers) -> bytes:
     return len(indices).to_bytes(8, "little") + indices.astype("<i8").tobytes()
 
 
-def _choose_seen(num_clients: int, fraction: float, key: RandomKey) -> tuple[bool, ...]:
+def _choose_seen(num_clients: int, fraction: float, key: RandomKey) -> NDArray[Any]:
     count = int(fraction * num_clients + 0.5)
     if count == num_clients:
         raise DataError(
             f"partition.unseen_fraction {fraction} of {num_clients} clients leaves no "
             "client to train with; lower it"
         )
-    unseen = set(key.numpy().permutation(num_clients)[:count].tolist())
-    return tuple(number not in unseen for number in range(num_clients))
+    seen = np.ones(num_clients, dtype=bool)
+    seen[key.numpy().permutation(num_clients)[:count]] = False
+    return seen
 
 
 LABELS_FILE = "labels.json"

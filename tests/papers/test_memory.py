@@ -16,6 +16,7 @@ from knnper.datastore.memory import KnnSettings
 from knnper.datastore.tuning import candidates
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
+from knnper.simulation.partition.split import Clients
 from knnper.simulation.reports.runs import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from papers.catalogue import make_figure
@@ -76,9 +77,11 @@ def test_not_more_clients_than_images(model: TrainedModel, pool: UnseenImages) -
     pool.require_clients(pool.num_known)
     with pytest.raises(RunError, match=rf"found 9999 .* at most {pool.num_known}, the"):
         pool.require_clients(9999)
-    clients = tuple(
-        replace(one, test=one.test if one.seen else one.test[:0])
-        for one in model.partition.clients
+    clients = Clients.of(
+        [
+            replace(one, test=one.test if one.seen else one.test[:0])
+            for one in model.partition.clients
+        ]
     )
     bench = replace(model.bench, partition=replace(model.partition, clients=clients))
     with pytest.raises(RunError, match="found no test images at the 2 unseen clients"):

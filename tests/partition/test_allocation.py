@@ -2,9 +2,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.schemes import (
+    Integers,
     allocate,
     allocate_test_like_train,
     apportion,
@@ -41,6 +43,42 @@ def test_equal_remainders_do_not_favour_anyone() -> None:
     np.testing.assert_allclose(counts.mean(axis=0), 0.5, atol=0.05)
 
 
+def apportion_by_sorting(
+    weights: NDArray[np.float64], totals: Integers, generator: np.random.Generator
+) -> Integers:
+    """Return what `apportion` does, as it is said and all rows at once."""
+    weights = np.where(weights.any(axis=1, keepdims=True), weights, 1.0)
+    shares = weights / weights.sum(axis=1, keepdims=True) * totals[:, None]
+    counts: Integers = np.floor(shares).astype(np.int64)
+    remainders = np.round(shares - counts, 9)
+    remainders[weights == 0] = -1.0
+    order = np.lexsort((generator.random(shares.shape), -remainders), axis=1)
+    ranks = np.argsort(order, axis=1)
+    missing = totals - counts.sum(axis=1)
+    counts[ranks < missing[:, None]] += 1
+    return counts
+
+
+@pytest.mark.parametrize("num_clients", [1, 2, 7, 1000])
+@pytest.mark.parametrize("kind", ["ties", "floats", "sparse", "skewed"])
+def test_the_same_bits_as_by_sorting_all(num_clients: int, kind: str) -> None:
+    for seed in range(5):
+        generator = np.random.default_rng(seed)
+        weights = generator.random((12, num_clients))
+        if kind == "ties":
+            weights = generator.integers(0, 3, weights.shape).astype(np.float64)
+        elif kind == "sparse":
+            weights *= generator.random(weights.shape) < 0.1
+        elif kind == "skewed":
+            weights **= 200
+        totals = generator.integers(0, 3000, len(weights))
+        found, expected = (
+            split(weights, totals, RandomKey(seed).numpy())
+            for split in (apportion, apportion_by_sorting)
+        )
+        np.testing.assert_array_equal(found, expected)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     weights=st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=20),
@@ -61,7 +99,8 @@ def test_deal_gives_the_counts_asked_for() -> None:
     labels = np.array([1, 0, 1, 1, 0, 1])
     counts = np.array([[2, 0, 0], [1, 0, 3]])
     owner = allocate(labels, counts, RandomKey(3))
-    np.testing.assert_array_equal(count_labels(labels, owner, (2, 3)), counts)
+    found = list(count_labels(labels, owner, (2, 3)))
+    np.testing.assert_array_equal(found, counts)
 
 
 def test_test_samples_move_to_the_holders_of_their_label() -> None:
@@ -69,7 +108,7 @@ def test_test_samples_move_to_the_holders_of_their_label() -> None:
     test_labels = np.repeat([0, 1], [6, 9])
     owner = allocate_test_like_train(train_counts, test_labels, RandomKey(1))
     counts = count_labels(test_labels, owner, (2, 3))
-    assert counts.tolist() == [[4, 0, 2], [3, 3, 3]]
+    assert [of_label.tolist() for of_label in counts] == [[4, 0, 2], [3, 3, 3]]
 
 
 def test_test_samples_follow_the_given_weights_among_the_holders() -> None:

@@ -1,6 +1,6 @@
 """What every partition promises, on arbitrary labels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -66,7 +66,7 @@ clients = st.integers(1, 12)
 seeds = st.integers(0, 2**32)
 
 
-def assert_each_sample_once(parts: tuple[Integers, ...], num_samples: int) -> None:
+def assert_each_sample_once(parts: Sequence[Integers], num_samples: int) -> None:
     for part in parts:
         assert part.dtype == np.int64
         assert np.all(np.diff(part) > 0)
@@ -84,8 +84,9 @@ def assert_tested_on_known_labels(
 
 
 def assert_same(first: Assignment, second: Assignment) -> None:
-    pairs = zip(first.train + first.test, second.train + second.test, strict=True)
-    for one, other in pairs:
+    assert len(first.train) == len(second.train)
+    both = [*first.train, *first.test], [*second.train, *second.test]
+    for one, other in zip(*both, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -181,7 +182,7 @@ def test_sizes_and_labels_are_even() -> None:
 LABELS = np.arange(50_000) % 10
 
 
-def proportions(labels: np.ndarray, parts: tuple[np.ndarray, ...]) -> np.ndarray:
+def proportions(labels: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:
     counts = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
     return np.asarray(counts / counts.sum(axis=0))
 

@@ -23,7 +23,9 @@ from knnper.simulation.partition.schemes import (
 )
 from knnper.simulation.partition.split import (
     ClientPart,
+    Clients,
     Partition,
+    PartsByName,
     client_names,
     fingerprint,
     hold_out_last,
@@ -84,6 +86,64 @@ def test_validation_sizes_are_rounded(
     assert [len(client.validation) for client in found.clients] == expected
 
 
+@pytest.mark.parametrize("evaluate_on", ["test", "validation"])
+@pytest.mark.parametrize("part", [1.0, 0.3])
+def test_columns_say_what_clients_have(evaluate_on: Any, part: float) -> None:
+    chosen = PartitionSettings(
+        validation_fraction=0.3,
+        unseen_fraction=0.5,
+        evaluate_on=evaluate_on,
+        unseen_train_fraction=part,
+    )
+    sizes = (0, 1, 2, 3, 12, 100, 7, 31)
+    clients = partition_of(assignment_of_sizes(*sizes), chosen, KEY).clients
+    for number, client in enumerate(clients):
+        drawn = client.train, client.validation, client.test
+        assert clients.sizes[:, number].tolist() == [len(one) for one in drawn]
+        assert (clients.names[number], clients.seen[number]) == (
+            client.name,
+            client.seen,
+        )
+        # It is found anew each time, and is the same.
+        np.testing.assert_array_equal(clients[number].train, client.train)
+    assert fingerprint(Partition(Clients.of(list(clients)))) == fingerprint(
+        Partition(clients)
+    )
+
+
+def test_clients_are_found_by_name() -> None:
+    made_of = assignment_of_sizes(3, 4, 5)
+    parts = PartsByName(partition_of(made_of, PartitionSettings(), KEY).clients)
+    assert (list(parts), len(parts)) == (["0000", "0001", "0002"], 3)
+    assert parts["0001"].name == "0001"
+    for unknown in ("", "00005", "0003", "x"):
+        assert unknown not in parts
+
+
+def test_the_fingerprint_of_many_clients_draws_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("knnper.simulation.partition.split.MOST_DRAWN", 2)
+    sizes = assignment_of_sizes(3, 4, 5)
+
+    def refuse(number: int) -> ClientPart:
+        raise AssertionError(number)
+
+    def found(key: RandomKey = KEY, **chosen: Any) -> str:
+        partition = partition_of(sizes, PartitionSettings(**chosen), key)
+        clients = dataclasses.replace(partition.clients, part=refuse)
+        return fingerprint(Partition(clients))
+
+    assert found() == found()
+    others = [
+        found(RandomKey(6)),
+        found(validation_fraction=0.5),
+        found(unseen_fraction=0.4),
+        found(evaluate_on="validation"),
+    ]
+    assert len({found(), *others}) == 5
+
+
 def test_the_number_of_unseen_clients_is_rounded() -> None:
     for fraction, expected in ((0.0, 0), (0.04, 0), (0.05, 1), (0.2, 2), (0.94, 9)):
         partition = iid_partition(unseen_fraction=fraction)
@@ -111,7 +171,7 @@ def test_the_fingerprint_is_stable_and_sees_every_field() -> None:
     part = ClientPart("0000", True, np.array([1, 2]), np.array([3]), empty)
     content = b"0000\n1\n" + struct.pack("<6q", 2, 1, 2, 1, 3, 0)
     expected = hashlib.sha256(content).hexdigest()
-    assert fingerprint(Partition((part,))) == expected
+    assert fingerprint(Partition(Clients.of([part]))) == expected
     changed = [
         dataclasses.replace(part, name="0001"),
         dataclasses.replace(part, seen=False),
@@ -121,7 +181,9 @@ def test_the_fingerprint_is_stable_and_sees_every_field() -> None:
         # The same numbers, otherwise divided.
         dataclasses.replace(part, train=np.array([1]), validation=np.array([2, 3])),
     ]
-    found = {fingerprint(Partition((client,))) for client in [part, *changed]}
+    found = {
+        fingerprint(Partition(Clients.of([client]))) for client in [part, *changed]
+    }
     assert len(found) == 7
     # So it does with what the server keeps, and the partition is a function of the key.
     kept = made("iid", proxy_fraction=0.2)

@@ -66,6 +66,15 @@ def test_counts_are_those_of_the_examples(bench: Workbench) -> None:
     assert 0 < total.sum() < len(bench.clients.dataset.train)
 
 
+def test_counts_of_very_many_clients_are_not_written(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = len(bench.partition.clients) - 1
+    monkeypatch.setattr("knnper.simulation.workbench.MOST_DRAWN", most)
+    keep_label_counts(bench.clients, tmp_path)
+    assert read_label_counts(tmp_path) is None
+
+
 def test_counts_are_written_once_and_read_again(
     bench: Workbench, tmp_path: Path
 ) -> None:
