@@ -134,13 +134,15 @@ def allocate(labels: Integers, counts: Iterable[Integers], key: RandomKey) -> In
     Row y of ``counts`` sums to the number of samples with label y. Returns the client
     of each sample, shape (n,).
     """
-    owner = np.empty(len(labels), dtype=np.int64)
+    owner = np.full(len(labels), -1)
     samples_of = _samples_by(labels, int(labels.max(initial=-1)) + 1)
     for label, of_label in enumerate(counts):
         if label < len(samples_of):
             samples = samples_of[label]
             shuffled = key.child(label).numpy().permutation(samples)
             owner[shuffled] = np.repeat(np.arange(len(of_label)), of_label)
+    if (owner < 0).any():
+        raise ValueError("expected a row of counts for each label that samples have")
     return owner
 
 

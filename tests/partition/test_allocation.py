@@ -151,3 +151,9 @@ def test_tiny_concentrations_put_all_weight_on_one_entry(alpha: float) -> None:
     np.testing.assert_allclose(
         np.bincount(weights.argmax(axis=1)) / 2000, 0.25, atol=0.05
     )
+
+
+def test_samples_of_a_label_without_counts_are_not_given_at_random() -> None:
+    labels = np.array([0, 1, 2])
+    with pytest.raises(ValueError, match="a row of counts for each label"):
+        allocate(labels, [np.array([1]), np.array([1])], RandomKey(3))
