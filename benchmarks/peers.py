@@ -156,9 +156,11 @@ class Running(contextlib.ExitStack):
 
         def look() -> None:
             nonlocal most
-            while not over.wait(0.05):
+            is_over = False
+            while not is_over:  # at least once, however short the round is
                 pids = [process.pid for process in self._processes]
                 most = max(most, sum(map(_held_megabytes, with_descendants(pids))))
+                is_over = over.wait(0.05)
 
         looking = threading.Thread(target=look)
         looking.start()
