@@ -510,7 +510,7 @@ def _trained(
         )
         return pack(update, folder)
 
-    if len(numbers) == 1:
+    if len(numbers) == 1:  # a failure is then the message's, as at a site
         return to_content(None, {reply_name(0): train(*numbers)})
     failures: dict[str, str] = {}
     done = _for_each(job.clients, train, failures)

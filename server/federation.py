@@ -236,8 +236,7 @@ class FlowerFederation(Federation):
             yield from self._exchange(step, requests, self.at_once)
             return
         began_s, num_clients = time.monotonic(), 0
-        at_once = max(size.num_workers * _TASKS_PER_WORKER, self.at_once)
-        at_once = max(2 * size.num_workers, at_once // size.num_clients)
+        at_once = max(2 * size.num_workers, self.at_once // size.num_clients)
         for reply in self._exchange(step, size.joined(requests), at_once):
             num_clients += 1
             yield reply

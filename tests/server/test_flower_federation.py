@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from torch import Tensor
 
 from knnper.errors import RunError
 from knnper.server.federation import (
@@ -30,6 +31,7 @@ from knnper.transport import polling
 from knnper.transport.messages import (
     FAILURES,
     CannotRunError,
+    Job,
     Packed,
     Purpose,
     job_of,
@@ -46,14 +48,19 @@ pytestmark = pytest.mark.usefixtures("inside_a_run")
 WEIGHTS = torch.linspace(0, 1, 50)
 
 
-def add_client_number(message: Message) -> Message:
-    """Return the payload's weights plus the client's number."""
+def asked(message: Message) -> tuple[Job, Path | None, Tensor]:
+    """Return the job, where its files are, and the weights that were sent."""
     job = job_of(message.content)
     packed = packed_of(message.content, "payload")
     assert packed is not None
     folder = Path(job.shared_folder) if job.shared_folder else None
-    payload = unpack(ModelPayload, packed, folder)
-    update = ModelUpdate(payload.weights + int(job.clients[0]), 1, 0.5)
+    return job, folder, unpack(ModelPayload, packed, folder).weights
+
+
+def add_client_number(message: Message) -> Message:
+    """Return the payload's weights plus the client's number."""
+    job, folder, weights = asked(message)
+    update = ModelUpdate(weights + int(job.clients[0]), 1, 0.5)
     content = to_content(None, {"reply": pack(update, folder)})
     return Message(content, reply_to=message)
 
@@ -524,17 +531,13 @@ def test_what_was_sent_is_forgotten_once_it_is_answered() -> None:
 
 def train_each(message: Message) -> Message:
     """Answer for all clients of a task; 2 cannot be trained."""
-    job = job_of(message.content)
-    packed = packed_of(message.content, "payload")
-    assert packed is not None
-    folder = Path(job.shared_folder) if job.shared_folder else None
-    payload = unpack(ModelPayload, packed, folder)
+    job, folder, weights = asked(message)
     replies, failures = {}, {}
     for number, client in enumerate(job.clients):
         if client == "2":
             failures[str(number)] = "no data today"
             continue
-        update = ModelUpdate(payload.weights + int(client), job.state_rounds[number], 0)
+        update = ModelUpdate(weights + int(client), job.state_rounds[number], 0)
         replies[reply_name(number)] = pack(update, folder)
     content = to_content(None, replies)
     content[FAILURES] = ConfigRecord(dict(failures))
