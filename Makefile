@@ -26,7 +26,7 @@ FOLDER ?= .golden
 TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
   tests/simulation/test_trained_model.py
 
-.PHONY: help install demo figures test test-kernels test-slow check format docs docker-try bench clean
+.PHONY: help install demo figures test test-kernels test-slow test-gpu check format docs docker-try bench clean
 .PHONY: golden golden-freeze
 .PHONY: $(BENCHMARKS:%=bench-%) $(BENCHMARKS_ALONE:%=bench-%)
 help: ## Show the targets
@@ -75,6 +75,9 @@ test-kernels: $(STAMP) ## Test with the kernels of older processors: KERNELS=avx
 
 test-slow: $(STAMP) ## Run the slow tests too: kill -9 of runs and stores, flwr run, real data
 	$(PYTEST) -m slow
+
+test-gpu: $(STAMP) ## Run the tests that need a GPU, which all others do without
+	$(PYTEST) -m gpu
 
 check: $(STAMP) ## Format, lint, types, import layers
 	$(BIN)/ruff format --check .

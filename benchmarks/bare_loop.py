@@ -28,6 +28,12 @@ class BareImages:
     scale: Tensor
     shift: Tensor
 
+    def to(self, device: torch.device) -> "BareImages":
+        """Return the same on a device."""
+        whole = (self.pixels, self.labels, self.scale, self.shift)
+        pixels, labels, scale, shift = (one.to(device) for one in whole)
+        return BareImages(pixels, labels, scale, shift)
+
     def batch(self, positions: Tensor) -> Tensor:
         """Return normalised images, float32 of shape (n, channels, height, width)."""
         return self.normalized(self.pixels[positions])

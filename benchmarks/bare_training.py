@@ -10,7 +10,7 @@ from torch.optim import SGD
 from benchmarks.bare_loop import BareImages, train
 from benchmarks.bare_model import bare_images, bare_network
 from benchmarks.workload import LEARNING_RATE, MOMENTUM, Workload
-from knnper.process import keep_freed_memory
+from knnper.process import compute_device, keep_freed_memory, prepare_process
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,10 @@ def train_share(share: TrainingShare) -> float:
 @functools.lru_cache(maxsize=1)
 def _resident(workload: Workload) -> tuple[nn.Module, SGD, BareImages]:
     """Return what this process keeps between passes."""
-    data = workload.dataset()
-    model = bare_network(workload.experiment().model, data.spec)
+    data, chosen = workload.dataset(), workload.experiment()
+    device = compute_device(chosen.run)
+    prepare_process(chosen.run, device)
+    model = bare_network(chosen.model, data.spec).to(device)
     optimizer = SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
     images, _ = bare_images(data)
-    return model, optimizer, images
+    return model, optimizer, images.to(device)

@@ -1,13 +1,15 @@
 """Samples a second in training, as a share of a bare torch loop's.
 
-All clients train a MobileNetV2 for one epoch in each round, by the round loop over
-Flower on Ray. The bare loop makes a step on batches of the very sizes, shared out to as
-many processes of one thread each. A round and a pass of the bare loop take turns.
+All clients train for one epoch in each round, by the round loop over Flower on Ray. The
+bare loop makes a step on batches of the very sizes, shared out to as many processes of
+one thread each. A round and a pass of the bare loop take turns.
 """
 
 import argparse
 import math
 import statistics
+
+import torch
 
 from benchmarks.bare_training import TrainingShare, train_share, training_shares
 from benchmarks.command import make_parser, say
@@ -66,11 +68,17 @@ def _figures(
         "clients": workload.num_clients,
         "images_per_client": workload.num_train,
         "batch_size": workload.batch_size,
+        "model": workload.model,
+        "device": _device(workload),
         "samples_per_round": num_samples,
     }
     ratios = [1 / ratio for ratio in turns.ratios()]
     baseline_is = "samples/s of the bare torch loop"
     return Measurement("training_vs_bare_torch", ratios, bare, baseline_is, details)
+
+
+def _device(workload: Workload) -> str:
+    return torch.cuda.get_device_name() if workload.gpus_per_client else "cpu"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,6 +88,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--images-per-client", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--model", default="mobilenet_v2")
+    parser.add_argument(
+        "--gpus-per-client",
+        type=float,
+        default=0.0,
+        help="of each worker, ours and bare ones; 0.1 is ten of them on one GPU",
+    )
     parser.add_argument(
         "--bare-keeps-memory",
         action="store_true",
@@ -97,6 +112,8 @@ def main() -> None:
         batch_size=given.batch_size,
         num_workers=given.workers,
         images=given.images,
+        model=given.model,
+        gpus_per_client=given.gpus_per_client,
     )
     print(measure(workload, given.repetitions, given.bare_keeps_memory).as_json())
 

@@ -20,9 +20,11 @@ from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
 from knnper.data.images import ImageFolderSettings
 from knnper.errors import DataError
 from knnper.experiment import Experiment, load_experiment
+from knnper.process import compute_device
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, FlowerFederation, TaskSize
 from knnper.simulation.flower_engine import (
+    NUM_NODES,
     VirtualNode,
     carrier_folder,
     in_turn,
@@ -78,6 +80,8 @@ class Workload:
         A folder of real images, as data set ``image_folder`` takes; else random ones.
     participation
         Fraction of the clients that train in a round.
+    gpus_per_client
+        As in experiments: 0 is the CPU, and 0.1 ten processes on a GPU.
     """
 
     num_clients: int
@@ -92,6 +96,7 @@ class Workload:
     num_workers: int = 2
     images: str = ""
     participation: float = 1.0
+    gpus_per_client: float = 0.0
 
     def experiment(self) -> Experiment:
         """Return the settings that the engine needs."""
@@ -107,14 +112,18 @@ class Workload:
                 "participation": self.participation,
             },
             "method": {"name": self.method},
-            "run": {"num_workers": self.num_workers},
+            "run": {
+                "num_workers": self.num_workers,
+                "threads_per_worker": 1,
+                "gpus_per_client": self.gpus_per_client,
+            },
         }
         return load_experiment(document, experiment_catalogue(), source="benchmark")
 
-    def workbench(self) -> Workbench:
+    def workbench(self, device: torch.device = torch.device("cpu")) -> Workbench:
         """Return data, clients, model and method."""
-        data, cpu = self.dataset(), torch.device("cpu")
-        bench = build_workbench(self.experiment(), data, self.partition(data), cpu)
+        data = self.dataset()
+        bench = build_workbench(self.experiment(), data, self.partition(data), device)
         if not self.echoes:
             return bench
         return replace(bench, method=changed(bench.method, client_update=_echo))
@@ -162,7 +171,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
     """
     bench = workload.workbench()
     run = bench.experiment.run
-    num_nodes = min(workload.num_clients, requests_at_once(run))
+    num_nodes = min(workload.num_clients, NUM_NODES)
     with tempfile.TemporaryDirectory() as folder, carrier_folder(run) as shared:
 
         def start(grid: Grid, stop: threading.Event) -> T:
@@ -206,7 +215,9 @@ def _indices(start: int, count: int, length: int) -> NDArray[np.int64]:
 
 @functools.lru_cache(maxsize=1)
 def _resident_runtime(workload: str, run_folder: str) -> ClientRuntime:
-    return runtime_of(Workload(**json.loads(workload)).workbench(), Path(run_folder))
+    chosen = Workload(**json.loads(workload))
+    device = compute_device(chosen.experiment().run)
+    return runtime_of(chosen.workbench(device), Path(run_folder))
 
 
 class _WorkloadHost(VirtualNode):

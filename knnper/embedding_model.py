@@ -2,9 +2,10 @@
 
 import contextlib
 import hashlib
+import logging
 import pickle  # noqa: TID251 (the name of an error)
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -32,6 +33,8 @@ from knnper.experiment import (
 )
 from knnper.own import explained
 from knnper.process import import_extra, import_torchvision
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,9 @@ class EmbeddingModel(nn.Module):
         The modules that own what is trained; None is all of them.
     described
         What the network is besides settings and weights, which `frozen` covers too.
+    replayable
+        Whether a training step computes the same whatever the values, with no state in
+        Python, so that a GPU may record it once and repeat it.
     """
 
     embedding_dim: int
@@ -179,6 +185,7 @@ class EmbeddingModel(nn.Module):
     criterion: Criterion = Criterion()
     trained: frozenset[nn.Module] | None = None
     described: str = ""
+    replayable: bool = False
 
     @property
     def body_is_frozen(self) -> bool:
@@ -249,12 +256,12 @@ class Entry:
 
 
 class FlatModel:
-    """A model that keeps all its weights in one vector, and its gradients in another.
+    """A model that keeps its parameters in one vector, and its gradients in another.
 
-    Parameters come first, in their order in the model, then the floating-point
-    buffers. Counters (BatchNorm's ``num_batches_tracked``) are left out: they are not
-    averaged between clients. Four-dimensional tensors lie channels-last inside the
-    vector, the layout in which convolutions train fastest.
+    In the vector of all weights parameters come first, in their order in the model,
+    then the floating-point buffers. Counters (BatchNorm's ``num_batches_tracked``) are
+    left out: they are not averaged between clients. Four-dimensional tensors lie
+    channels-last inside the vector, the layout in which convolutions train fastest.
     """
 
     def __init__(
@@ -271,20 +278,30 @@ class FlatModel:
         self.num_parameters = sum(
             entry.stop - entry.start for entry in self.entries if entry.is_parameter
         )
-        self._vector = torch.empty(self.entries[-1].stop, device=device)
-        self._parameters = nn.Parameter(self._vector[: self.num_parameters])
+        # d, the length of the flat vector.
+        self.num_weights = self.entries[-1].stop
+        # Two pieces of memory: cuDNN's BatchNorm reads statistics four at a time, from
+        # where a multiple of 16 bytes begins.
+        num_buffers = self.num_weights - self.num_parameters
+        self._buffers = torch.empty(num_buffers, device=device)
+        self._parameters = nn.Parameter(torch.empty(self.num_parameters, device=device))
         self._parameters.grad = torch.zeros(self.num_parameters, device=device)
         # Each tensor that is trained, and its part of the gradient.
         self._slopes: list[tuple[Tensor, Tensor]] = []
         self._shown: tuple[Tensor, int] | None = None
+        # Passes that a GPU has recorded, by what they are of; of `LocalModel`.
+        self.recorded: dict[Hashable, Any] = {}
         # SHA-256 of the weights that are not in the vector; empty where all are.
         self.frozen = frozen_fingerprint(module)
         self._tie()
-
-    @property
-    def num_weights(self) -> int:
-        """d, the length of the flat vector."""
-        return int(self._vector.shape[0])
+        if device.type == "cuda" and _has_norms_off_boundaries(module):
+            # It would end every later computation with "misaligned address".
+            torch.backends.cudnn.enabled = False
+            log.warning(
+                "this model's BatchNorm is not what cuDNN can read, since parameters "
+                "before it are not a multiple of four numbers: training does without "
+                "cuDNN, and is slower. Make all widths multiples of four"
+            )
 
     @property
     def parameters(self) -> nn.Parameter:
@@ -301,7 +318,7 @@ class FlatModel:
 
         The module's own memory, on `device`.
         """
-        return self._vector[self.num_parameters :]
+        return self._buffers
 
     @property
     def gradient(self) -> Tensor:
@@ -315,13 +332,14 @@ class FlatModel:
 
     def load(self, weights: Tensor) -> None:
         """Copy ``weights``, shape (num_weights,), into the model, to its device."""
-        if weights.shape != self._vector.shape:
+        if weights.shape != (self.num_weights,):
             raise ValueError(
                 f"expected {self.num_weights} weights for this model, found a tensor "
                 f"of shape {tuple(weights.shape)}; it belongs to another architecture"
             )
         self._shown = None
-        self._vector.copy_(weights)
+        self._parameters.detach().copy_(weights[: self.num_parameters])
+        self._buffers.copy_(weights[self.num_parameters :])
 
     def show(self, weights: Tensor) -> None:
         """Load ``weights`` to be used as they are."""
@@ -334,7 +352,7 @@ class FlatModel:
 
     def read(self) -> Tensor:
         """Return a copy of the weights on the CPU, shape (num_weights,)."""
-        return self._vector.to("cpu", copy=True)
+        return torch.cat([self._parameters.detach(), self._buffers]).cpu()
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return ``weights`` as contiguous tensors by their ``state_dict`` names."""
@@ -423,13 +441,29 @@ class FlatModel:
         owners = dict(self.module.named_modules())
         for entry in self.entries:
             tensor = _tensor_of(owners, entry.name)
-            view = _view(self._vector, entry)
+            if entry.is_parameter:
+                view = _view(self._parameters.detach(), entry)
+            else:
+                view = _view(self._buffers, entry, before=self.num_parameters)
             with torch.no_grad():
                 view.copy_(tensor)
             tensor.data = view
             if entry.is_parameter:
                 tensor.grad = _view(self.gradient, entry)
                 self._slopes.append((tensor, tensor.grad))
+
+
+_BOUNDARY = 16  # bytes, on a multiple of which cuDNN's BatchNorm expects its tensors
+
+
+def _has_norms_off_boundaries(module: nn.Module) -> bool:
+    return any(
+        tensor.data_ptr() % _BOUNDARY
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
+        for tensor in (*layer.parameters(), *layer.buffers())
+        if tensor.is_floating_point()
+    )
 
 
 def _tensor_of(owners: Mapping[str, nn.Module], name: str) -> Tensor:
@@ -480,7 +514,7 @@ def frozen_fingerprint(module: EmbeddingModel) -> str:
         if id(tensor) not in trained and tensor.is_floating_point():
             is_whole = False
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().float().contiguous().numpy().data)
+            digest.update(tensor.detach().float().contiguous().cpu().numpy().data)
     return "" if is_whole else digest.hexdigest()
 
 
@@ -581,8 +615,9 @@ def _layout(module: nn.Module) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _view(vector: Tensor, entry: Entry) -> Tensor:
-    part = vector[entry.start : entry.stop]
+def _view(vector: Tensor, entry: Entry, before: int = 0) -> Tensor:
+    """Return a tensor's part of a vector that lacks so many weights ``before`` it."""
+    part = vector[entry.start - before : entry.stop - before]
     if len(entry.shape) != 4:
         return part.view(entry.shape)
     out_channels, in_channels, height, width = entry.shape

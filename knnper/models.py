@@ -186,6 +186,7 @@ def build_model(
                 module, Path(settings.weights), published=module.published_head
             )
         train_only(module, settings)
+    module.replayable = not isinstance(module, Pretrained)
     return _flat(module, choice, device)
 
 

@@ -159,10 +159,10 @@ def run_nodes(
 
 def num_places(run: RunSettings) -> int:
     """Return how many clients can be run at a time."""
-    if not run.ray_address or is_plain():
+    if is_plain() or not (run.ray_address or run.gpus_per_client):
         return num_workers(run)
-    # How many a cluster has room for. It imports Ray, which a server of real
-    # clients does without.
+    # How many a cluster, or its GPUs, have room for. It imports Ray, which a server of
+    # real clients does without.
     from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
     places = {"num_cpus": run.cpus_per_client, "num_gpus": run.gpus_per_client}

@@ -16,7 +16,7 @@ from typing import Required, TypedDict, TypeVar, Unpack
 import torch
 from torch import Tensor, optim
 
-from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
+from knnper.data.examples import AUGMENTATIONS, TEXTS, ClientData, Examples
 from knnper.embedding_model import Criterion, EmbeddingModel, OwnLoss
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
@@ -101,6 +101,25 @@ class Batch:
     weights: Tensor | None  # Factor on the loss of each, shape (n,); None is 1
 
 
+_WARMUPS = 3
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A pass forwards and backwards as a GPU has recorded it."""
+
+    graph: torch.cuda.CUDAGraph
+    given: Sequence[Tensor]  # The memory that it reads images and labels from
+    loss: Tensor  # The memory that it writes; so are the gradients of tensors apart
+    gradients: Sequence[Tensor | None]
+
+
+def _tensors_of(batch: Batch) -> list[Tensor]:
+    examples, weights = batch.examples, batch.weights
+    found = [examples.images, examples.labels]
+    return found if weights is None else [*found, weights]
+
+
 class LocalModel:
     """What a local step works with; made by `local_sgd`, with its arguments."""
 
@@ -167,7 +186,8 @@ class LocalModel:
 
     def _batch(self, positions: Tensor) -> Batch:
         self.visited.numpy()[positions.numpy()] = True  # much faster than torch's
-        chosen = positions.to(self.task.model.device)
+        # A GPU goes on with what it has: a copy of so few bytes is made at once.
+        chosen = positions.to(self.task.model.device, non_blocking=True)
         batch = self._examples.take(chosen)
         images = self._augment(batch.images, self._generator)
         weights = None if self._weights is None else self._weights[chosen]
@@ -214,6 +234,71 @@ class LocalModel:
             self.parameters[where] = values
 
     def _backward(self, batch: Batch) -> Tensor:
+        model = self.task.model
+        loss = self._replayed(batch) if self._is_replayable else self._pass(batch)
+        if self._apart:
+            return loss
+        if (longest := self.task.training.clip_norm) is not None:
+            norm = torch.linalg.vector_norm(model.gradient)
+            model.gradient.mul_(longest / norm.clamp_min(longest))
+        if self._gradient_hook is not None:
+            self._gradient_hook(model.gradient, self.parameters)
+        return loss
+
+    @property
+    def _is_replayable(self) -> bool:
+        module = self.task.model.module
+        return (
+            self.task.model.device.type == "cuda"
+            and module.replayable
+            and type(module.criterion) is Criterion
+            and self._objective in (cross_entropy, head_cross_entropy)
+            and self.task.spec.dtype not in TEXTS  # whose ids are looked at
+        )
+
+    def _replayed(self, batch: Batch) -> Tensor:
+        """Do as `_pass`, from what the GPU recorded the first time."""
+        model = self.task.model
+        tensors = *_tensors_of(batch), *self._apart
+        key = (
+            *((one.shape, one.dtype) for one in tensors),
+            *(self._objective, batch.weights is None, len(self._apart)),
+            *(one.requires_grad for one in model.module.parameters()),
+            *(one.training for one in model.module.modules()),
+        )
+        if key not in model.recorded:
+            model.recorded[key] = self._record(batch)
+        recorded: Recorded = model.recorded[key]
+        for into, given in zip(recorded.given, _tensors_of(batch), strict=True):
+            into.copy_(given)
+        recorded.graph.replay()
+        for tensor, gradient in zip(self._apart, recorded.gradients, strict=True):
+            tensor.grad = gradient
+        return recorded.loss.clone()
+
+    def _record(self, batch: Batch) -> "Recorded":
+        """Let the GPU record a pass; weights and random numbers stay as they are."""
+        model, examples, weights = self.task.model, batch.examples, batch.weights
+        images, labels = examples.images.clone(), examples.labels.clone()
+        own = Batch(
+            Examples(images, labels), None if weights is None else weights.clone()
+        )
+        with self.aside(model.buffers.clone()):
+            # What is made ready at a first pass cannot be recorded.
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARMUPS):
+                    self._pass(own)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = self._pass(own)
+        gradients = [tensor.grad for tensor in self._apart]
+        return Recorded(graph, _tensors_of(own), loss, gradients)
+
+    def _pass(self, batch: Batch) -> Tensor:
+        """Fill the gradient with that of the mean loss; return the loss."""
         model, examples = self.task.model, batch.examples
         with self.task.autocast():
             inputs = self.task.normalize(examples.images)
@@ -226,11 +311,6 @@ class LocalModel:
             return loss.detach()
         model.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
-        if (longest := self.task.training.clip_norm) is not None:
-            norm = torch.linalg.vector_norm(model.gradient)
-            model.gradient.mul_(longest / norm.clamp_min(longest))
-        if self._gradient_hook is not None:
-            self._gradient_hook(model.gradient, self.parameters)
         return loss.detach()
 
     def _fill_apart(self, loss: Tensor) -> None:
