@@ -89,8 +89,10 @@ def require_class_shares(settings: ClassPriorSettings, num_classes: int) -> None
 
 def count_labels(contents: Contents, num_classes: int) -> Tensor:
     """Return how many stored examples are of each class, int64 of shape (1, c)."""
-    labels = torch.from_numpy(contents.labels)
-    return torch.bincount(labels, minlength=num_classes)[None]
+    found = contents.label_counts
+    counts = torch.zeros((1, num_classes), dtype=torch.int64)
+    counts[0, : len(found)] = torch.from_numpy(found)
+    return counts
 
 
 def adapted(probabilities: Tensor, label_counts: Tensor, prior: ClassPrior) -> Tensor:
@@ -419,8 +421,7 @@ class Names:
             self.forget()
         # Another thread may forget meanwhile, which leaves this dictionary alone.
         rows, known = ids.tolist(), self._known
-        missing = sorted({one for row in rows for one in row} - known.keys())
-        if missing:
+        if missing := sorted({one for row in rows for one in row if one not in known}):
             found = self._store.external_ids(np.array(missing, np.int64))
             known.update(zip(missing, found, strict=True))
         return [[known[one] for one in row] for row in rows]
