@@ -31,7 +31,7 @@ from knnper.files import write_atomically
 from knnper.metrics import Compute
 from knnper.own import explained
 from knnper.predictions import Predictions
-from knnper.records import Parts, canonical, put_together, take_apart
+from knnper.records import Parts, canonical, put_together, take_apart, tensors_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core import task
 from knnper.strategies.core.compression import CompressedUpdate
@@ -337,7 +337,7 @@ class ClientRuntime:
         """Hold the images that predictors will embed with the records' models."""
         if not self.method.personalizes_by_inference:
             return contextlib.nullcontext()
-        parts = [take_apart(record).tensors.values() for record in records]
+        parts = [tensors_of(record).values() for record in records]
         models = list(itertools.chain.from_iterable(parts))
         images = [split.images for split in splits]
         return self.pool.holding(models, images, keep=keep)

@@ -228,9 +228,13 @@ class Flat:
 
 def take_apart(record: object) -> Parts:
     """Return the tensors and the structure of a frozen dataclass."""
-    tensors: dict[str, Tensor] = {}
-    structure = _describe(record, "", tensors)
+    structure, tensors = _apart(record)
     return Parts(tensors, json.dumps(structure, separators=(",", ":")))
+
+
+def tensors_of(record: object) -> Mapping[str, Tensor]:
+    """Return the tensors of a frozen dataclass, by path."""
+    return _apart(record)[1]
 
 
 def put_together(record_type: type[R], parts: Parts) -> R:
@@ -240,11 +244,11 @@ def put_together(record_type: type[R], parts: Parts) -> R:
 
 def flatten(record: object) -> Flat:
     """Return ``record`` as one float32 vector and a JSON layout."""
-    parts = take_apart(record)
-    pieces = [tensor.reshape(-1) for tensor in parts.tensors.values()]
+    structure, tensors = _apart(record)
+    pieces = [tensor.reshape(-1) for tensor in tensors.values()]
     vector = pieces[0] if len(pieces) == 1 else torch.cat([torch.empty(0), *pieces])
-    shapes = {path: list(tensor.shape) for path, tensor in parts.tensors.items()}
-    layout = {"structure": json.loads(parts.structure), "shapes": shapes}
+    shapes = {path: list(tensor.shape) for path, tensor in tensors.items()}
+    layout = {"structure": structure, "shapes": shapes}
     return Flat(vector, json.dumps(layout, separators=(",", ":")))
 
 
@@ -279,9 +283,9 @@ def canonical(record: R) -> R:
     numbers. What was computed here is made the same as what came over a wire or from
     a file, so that none of it shows in the results.
     """
-    parts = take_apart(record)
-    copies = {name: _copied(tensor) for name, tensor in parts.tensors.items()}
-    return put_together(type(record), Parts(copies, parts.structure))
+    structure, tensors = _apart(record)
+    copies = {name: _copied(tensor) for name, tensor in tensors.items()}
+    return _rebuilt(type(record), structure, copies)
 
 
 def fingerprint(record: object) -> str:
@@ -302,10 +306,9 @@ def is_same(one: object, other: object) -> bool:
     def memory(tensor: Tensor) -> tuple[object, ...]:
         return tensor.data_ptr(), tensor.shape, tensor.stride()
 
-    first, second = take_apart(one), take_apart(other)
-    return first.structure == second.structure and all(
-        memory(tensor) == memory(second.tensors[name])
-        for name, tensor in first.tensors.items()
+    (first, tensors), (second, others) = _apart(one), _apart(other)
+    return first == second and all(
+        memory(tensor) == memory(others[name]) for name, tensor in tensors.items()
     )
 
 
@@ -319,14 +322,22 @@ def _copied(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def _apart(record: object) -> tuple[Any, dict[str, Tensor]]:
+    """Return structure and tensors of a record."""
+    tensors: dict[str, Tensor] = {}
+    return _describe(record, "", tensors), tensors
+
+
 def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         if value.dtype != torch.float32:
             raise CodecError(f"{path}: expected float32, found {value.dtype}")
         tensors[path] = value.detach()
         return {"tensor": path}
-    if value is None or isinstance(value, str | bool | int | float):
+    if value is None or type(value) in _SCALARS:
         return value
+    if isinstance(value, _SCALARS):  # of NumPy's, say
+        return next(kind for kind in _SCALARS if isinstance(value, kind))(value)
     if isinstance(value, tuple):
         items = enumerate(value)
         return {"tuple": [_describe(v, f"{path}/{i}", tensors) for i, v in items]}
@@ -335,13 +346,20 @@ def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"dict": {k: _describe(v, f"{path}/{k}", tensors) for k, v in entries}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         prefix = f"{path}/" if path else ""
-        names = [field.name for field in dataclasses.fields(value)]
         fields = {
             name: _describe(getattr(value, name), f"{prefix}{name}", tensors)
-            for name in names
+            for name in _field_names(type(value))
         }
         return {"record": type(value).__name__, "fields": fields}
     raise CodecError(f"{path}: a {type(value).__name__} cannot be sent or stored")
+
+
+_SCALARS = (str, bool, int, float)
+
+
+@functools.cache
+def _field_names(record_type: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(record_type))
 
 
 def _rebuilt(record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]) -> R:

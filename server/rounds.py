@@ -14,7 +14,7 @@ from torch import Tensor
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.experiment import BufferedTiming, UtilitySelection, is_timed_by_clients
-from knnper.records import canonical, is_finite, is_same, take_apart
+from knnper.records import canonical, is_finite, is_same, tensors_of
 from knnper.server.distribution import requests_to_personalize
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
@@ -43,7 +43,6 @@ from knnper.server.screening import (
 from knnper.server.selection import Uniform, gain
 from knnper.strategies.catalogue import Assembly
 from knnper.strategies.core.method import UNSEEN_CLIENT, Origin, UpdateProblem
-from knnper.strategies.core.records import Update
 from knnper.strategies.core.task import Validation
 from knnper.transport.messages import Purpose
 
@@ -83,7 +82,7 @@ class _Sent:
 
     @classmethod
     def of(cls, payload: object) -> "_Sent":
-        tensors = take_apart(payload).tensors
+        tensors = tensors_of(payload)
         return cls(payload, tensors, {path: norm(one) for path, one in tensors.items()})
 
     def norm(self) -> float:
@@ -176,11 +175,11 @@ def _measured(
     reply: Reply, sent: _Sent, update_type: type, tally: Tally
 ) -> Measured | str:
     update = reply.record
-    if not isinstance(update, update_type) or not isinstance(update, Update):
+    if not isinstance(update, update_type):
         expected = update_type.__name__
         return f"expected a {expected}, found a {type(update).__name__}"
-    if type(update.num_examples) is not int or update.num_examples < 1:
-        found = update.num_examples
+    found = getattr(update, "num_examples", None)
+    if type(found) is not int or found < 1:
         return f"expected a number of training examples, at least 1, found {found!r}"
     if reply.client not in tally.num_train:
         return "expected a client of this run, found one that takes no part in training"
@@ -201,7 +200,7 @@ def _compared(
     client: str, update: Any, sent: _Sent, tally: Tally, size: int
 ) -> Measured | str:
     """Return an update with how far it is from what was sent, or what is wrong."""
-    arrived = take_apart(update).tensors
+    arrived = tensors_of(update)
     shapes = _shapes(arrived)
     known = tally.expected(shapes)
     if shapes != known:

@@ -29,7 +29,7 @@ import numpy as np
 from torch import Tensor
 
 from knnper.errors import RunError
-from knnper.records import take_apart
+from knnper.records import tensors_of
 from knnper.transport.messages import Packed, discard, pack, unpack
 
 # Rounds before the present one whose updates a new one is compared with.
@@ -272,7 +272,7 @@ class _Waiting:
 
 def num_bytes(record: object) -> int:
     """Return the size of a record's tensors, which is what travels, in bytes."""
-    return sum(tensor.nbytes for tensor in take_apart(record).tensors.values())
+    return sum(tensor.nbytes for tensor in tensors_of(record).values())
 
 
 LARGEST_LOSS = 1e100  # A loss beyond it counts as infinite; in a mean it might overflow

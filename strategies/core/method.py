@@ -15,7 +15,7 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import Problem
 from knnper.experiment import Experiment, Settings
-from knnper.records import take_apart
+from knnper.records import tensors_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.records import (
@@ -261,7 +261,7 @@ def origins(method: Method, payload: Any, update: Any) -> Mapping[str, Tensor]:
     """Return what the tensors of an update started from, by their path."""
     if method.started_from is not None:
         return method.started_from(payload, update)
-    return take_apart(payload).tensors
+    return tensors_of(payload)
 
 
 _OF_THE_METHOD = (

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from knnper.errors import TrainingDivergedError
-from knnper.records import is_finite, take_apart
+from knnper.records import is_finite, tensors_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ModelUpdate(Record):
 
 def require_finite(what: str, record: object) -> None:
     """Refuse a client's ``what`` in which a number is NaN or infinite."""
-    for name, tensor in take_apart(record).tensors.items():
+    for name, tensor in tensors_of(record).items():
         if not is_finite(tensor):
             raise TrainingDivergedError(
                 f"{name} of the client's {what} is not finite: training diverged; "

@@ -147,8 +147,7 @@ class LocalModel:
         self._weights = None if weights is None else weights.to(device)
         self._positions = mini_batches(len(examples), size, rng)
         self._other_positions = mini_batches(len(examples), size, rng.child("other"))
-        self._generator = rng.child("augmentation").numpy()
-        self._augment = AUGMENTATIONS[task.training.augmentation]
+        self._augment = self._augmentation(rng)
         self._gradient_hook = gradient_hook
         self._objective = objective
         # A tensor of which nothing is trained has no gradient: only these move it.
@@ -189,9 +188,16 @@ class LocalModel:
         # A GPU goes on with what it has: a copy of so few bytes is made at once.
         chosen = positions.to(self.task.model.device, non_blocking=True)
         batch = self._examples.take(chosen)
-        images = self._augment(batch.images, self._generator)
+        images = self._augment(batch.images)
         weights = None if self._weights is None else self._weights[chosen]
         return Batch(Examples(images, batch.labels), weights)
+
+    def _augmentation(self, rng: RandomKey) -> Callable[[Tensor], Tensor]:
+        chosen = self.task.training.augmentation
+        if chosen == "none":  # and no generator, which takes as long as a small step
+            return lambda images: images
+        generator = rng.child("augmentation").numpy()
+        return lambda images: AUGMENTATIONS[chosen](images, generator)
 
     def backward(self, batch: Batch, at: Tensor | None = None) -> Tensor:
         """Fill `gradient` with that of the mean loss; return the loss, a scalar.
