@@ -24,7 +24,7 @@ from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, FlowerFederation, TaskSize
 from knnper.simulation.flower_engine import (
     VirtualNode,
-    carrier_folder,
+    carrier_of,
     in_turn,
     num_places,
     requests_at_once,
@@ -163,7 +163,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
     bench = workload.workbench()
     run = bench.experiment.run
     num_nodes = min(workload.num_clients, requests_at_once(run))
-    with tempfile.TemporaryDirectory() as folder, carrier_folder(run) as shared:
+    with tempfile.TemporaryDirectory() as folder, carrier_of(run) as carrier:
 
         def start(grid: Grid, stop: threading.Event) -> T:
             federation = FlowerFederation(
@@ -172,7 +172,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
                 update_type=bench.method.update_type,
                 experiment=json.dumps(asdict(workload)),
                 run_folder=folder,
-                shared_folder=str(shared or ""),
+                carrier=carrier,
                 at_once=requests_at_once(run),
                 stop=stop,
                 task_size=TaskSize(num_places(run)),

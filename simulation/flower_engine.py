@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Queue
@@ -46,7 +46,14 @@ from knnper.simulation.workbench import (
 from knnper.strategies.core.records import NoState
 from knnper.transport import messages as shared_memory
 from knnper.transport.flower_protocol import is_plain
-from knnper.transport.messages import Job, Purpose, is_run_folder
+from knnper.transport.messages import (
+    IN_MESSAGE,
+    Carrier,
+    Files,
+    Job,
+    Purpose,
+    is_run_folder,
+)
 from knnper.transport.polling import (
     MESSAGES_AT_ONCE,
     POLL_INTERVAL_S,
@@ -91,10 +98,10 @@ class VirtualNode:
         """See `knnper.client.runtime.Node`."""
         return _resident_runtime(job.experiment, job.run_folder, job.session)
 
-    def carrier_folder(self, context: Context, job: Job) -> Path | None:  # noqa: ARG002
-        """See `knnper.client.runtime.Node`: a folder in this machine's memory."""
+    def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
+        """See `knnper.client.runtime.Node`: a folder in memory, if in any."""
         folder = Path(job.shared_folder)
-        return folder if is_run_folder(folder) else None
+        return Files(folder) if is_run_folder(folder) else IN_MESSAGE
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:  # noqa: ARG002
         """Return which node of how many this one is."""
@@ -366,33 +373,38 @@ def run_on_flower(
     """Start the virtual clients on Ray, lead them with ``body``, shut them down."""
     run = bench.experiment.run
     num_nodes = min(len(bench.clients.parts), NUM_NODES)
-    with carrier_folder(run) as folder:
+    with carrier_of(run) as carrier:
 
         def lead(grid: Grid, stop: threading.Event) -> T:
-            return body(flower_federation(grid, bench, run_folder, folder, stop))
+            return body(flower_federation(grid, bench, run_folder, carrier, stop))
 
         return run_nodes(client_app, num_nodes, run, lead)
 
 
-def carrier_folder(run: RunSettings) -> AbstractContextManager[Path | None]:
-    """Return the folder in memory in which models travel; None if in messages."""
-    if run.carrier == "message" or (run.carrier == "auto" and run.ray_address):
-        return nullcontext()
-    if run.carrier == "shared_memory" and not shared_memory.is_available():
-        raise RunError(
-            "run.carrier is shared_memory, and "
-            f"{shared_memory.MEMORY_FILE_SYSTEM} is missing or has less than "
-            f"{shared_memory.LEAST_FREE_BYTES >> 20} MiB free. Make it larger "
-            "(--shm-size in a container), or set run.carrier to auto"
-        )
-    return shared_memory.shared_folder()
+@contextlib.contextmanager
+def carrier_of(run: RunSettings) -> Iterator[Carrier]:
+    """Give what carries the models of a run."""
+    is_auto = run.carrier == "auto"
+    in_memory = run.carrier == "shared_memory" or (is_auto and not run.ray_address)
+    with shared_memory.shared_folder() if in_memory else nullcontext() as folder:
+        if folder is not None:
+            yield Files(folder)
+        elif run.carrier == "shared_memory":
+            raise RunError(
+                "run.carrier is shared_memory, and "
+                f"{shared_memory.MEMORY_FILE_SYSTEM} is missing or has less than "
+                f"{shared_memory.LEAST_FREE_BYTES >> 20} MiB free. Make it larger "
+                "(--shm-size in a container), or set run.carrier to auto"
+            )
+        else:
+            yield IN_MESSAGE
 
 
 def flower_federation(
     grid: Grid,
     bench: Workbench,
     run_folder: Path,
-    shared_folder: Path | None,
+    carrier: Carrier,
     stop: threading.Event,
 ) -> Federation:
     """Return the virtual clients behind ``grid``, once all its nodes are there."""
@@ -404,7 +416,7 @@ def flower_federation(
         update_type=bench.method.update_type,
         experiment=to_json(bench.experiment),
         run_folder=str(run_folder.resolve()),
-        shared_folder=str(shared_folder or ""),
+        carrier=carrier,
         session=session,
         at_once=requests_at_once(bench.experiment.run),
         stop=stop,

@@ -12,13 +12,18 @@ from knnper.errors import RunError
 from knnper.experiment import RunSettings
 from knnper.simulation.flower_engine import (
     SESSION_FILE,
-    carrier_folder,
+    carrier_of,
     requests_at_once,
     require_cluster,
     require_same_folder,
     run_nodes,
 )
 from knnper.transport import messages as shared_memory
+from knnper.transport.messages import (
+    IN_MESSAGE,
+    Carrier,
+    Files,
+)
 from knnper.transport.polling import MESSAGES_AT_ONCE
 from tests.processes import KNNPER
 
@@ -58,26 +63,34 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "in_memory"),
+    ("run", "kind"),
     [
-        (RunSettings(), True),
-        (RunSettings(carrier="shared_memory"), True),
-        (RunSettings(carrier="message"), False),
-        (RunSettings(ray_address="10.0.0.1:6379"), False),
-        (RunSettings(ray_address="auto", carrier="shared_memory"), True),
+        (RunSettings(), Files),
+        (RunSettings(carrier="shared_memory"), Files),
+        (RunSettings(carrier="message"), Carrier),
+        (RunSettings(ray_address="10.0.0.1:6379"), Carrier),
+        (RunSettings(ray_address="auto", carrier="message"), Carrier),
+        (RunSettings(ray_address="auto", carrier="shared_memory"), Files),
     ],
 )
-def test_files_in_memory_stay_on_one_machine(run: RunSettings, in_memory: bool) -> None:
-    with carrier_folder(run) as folder:
-        assert (folder is not None) == in_memory
+def test_files_in_memory_stay_on_one_machine(
+    run: RunSettings, kind: type[Carrier]
+) -> None:
+    with carrier_of(run) as carrier:
+        assert type(carrier) is kind
 
 
-def test_without_room_models_go_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_models_go_in_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shared_memory, "LEAST_FREE_BYTES", 2**62)
-    with carrier_folder(RunSettings()) as folder:
-        assert folder is None
-    with pytest.raises(RunError, match="--shm-size"):
-        carrier_folder(RunSettings(carrier="shared_memory"))
+    with carrier_of(RunSettings()) as carrier:
+        assert carrier is IN_MESSAGE
+    with (
+        pytest.raises(RunError, match="--shm-size"),
+        carrier_of(RunSettings(carrier="shared_memory")),
+    ):
+        pass
 
 
 # What a worker checks before it runs clients.
