@@ -78,6 +78,8 @@ class Workload:
         A folder of real images, as data set ``image_folder`` takes; else random ones.
     participation
         Fraction of the clients that train in a round.
+    carrier
+        How models travel, as in ``run.carrier``.
     """
 
     num_clients: int
@@ -92,6 +94,7 @@ class Workload:
     num_workers: int = 2
     images: str = ""
     participation: float = 1.0
+    carrier: str = "auto"
 
     def experiment(self) -> Experiment:
         """Return the settings that the engine needs."""
@@ -107,7 +110,7 @@ class Workload:
                 "participation": self.participation,
             },
             "method": {"name": self.method},
-            "run": {"num_workers": self.num_workers},
+            "run": {"num_workers": self.num_workers, "carrier": self.carrier},
         }
         return load_experiment(document, experiment_catalogue(), source="benchmark")
 

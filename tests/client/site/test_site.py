@@ -207,6 +207,7 @@ OURS = "/dev/shm/knnper-12-0123abcd"
     ("folder", "allowed"),
     [
         (OURS, OURS),
+        ("object_store", "object_store"),
         ("", ""),
         ("/dev/shm", ""),
         ("/dev/shm/other", ""),
