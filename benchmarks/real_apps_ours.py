@@ -26,7 +26,7 @@ def _train(message: Message, context: Context) -> Message:  # noqa: ARG001
     packed = packed_of(message.content, "payload")
     assert packed is not None
     payload = unpack(ModelPayload, packed)
-    reply = pack(ModelUpdate(payload.weights, 1, 0.0), None)
+    reply = pack(ModelUpdate(payload.weights, 1, 0.0))
     return Message(to_content(None, {"reply": reply}), reply_to=message)
 
 
@@ -40,7 +40,6 @@ def _main(grid: Grid, context: Context) -> None:
         update_type=ModelUpdate,
         experiment="",
         run_folder="",
-        shared_folder="",
         patience=OVER_NETWORK,
     )
     tensors = tensors_of(str(given["model"])).values()

@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, repetitions=2)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5, help="in each repetition")
+    parser.add_argument("--carrier", default="auto", help="as in run.carrier")
     parser.add_argument(
         "--baseline-repetitions",
         type=int,
@@ -70,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Measure and print."""
     given = parser().parse_args()
-    workload = Workload(given.clients, echoes=True, images=given.images)
+    workload = Workload(
+        given.clients, echoes=True, images=given.images, carrier=given.carrier
+    )
     of_baseline = given.baseline_repetitions or given.repetitions
     print(measure(workload, given.repetitions, given.rounds, of_baseline).as_json())
 

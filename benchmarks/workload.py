@@ -26,7 +26,7 @@ from knnper.server.federation import Federation, FlowerFederation, TaskSize
 from knnper.simulation.flower_engine import (
     NUM_NODES,
     VirtualNode,
-    carrier_folder,
+    carrier_of,
     in_turn,
     num_places,
     requests_at_once,
@@ -82,6 +82,8 @@ class Workload:
         Fraction of the clients that train in a round.
     gpus_per_client
         As in experiments: 0 is the CPU, and 0.1 ten processes on a GPU.
+    carrier
+        How models travel, as in ``run.carrier``.
     """
 
     num_clients: int
@@ -97,6 +99,7 @@ class Workload:
     images: str = ""
     participation: float = 1.0
     gpus_per_client: float = 0.0
+    carrier: str = "auto"
 
     def experiment(self) -> Experiment:
         """Return the settings that the engine needs."""
@@ -116,6 +119,7 @@ class Workload:
                 "num_workers": self.num_workers,
                 "threads_per_worker": 1,
                 "gpus_per_client": self.gpus_per_client,
+                "carrier": self.carrier,
             },
         }
         return load_experiment(document, experiment_catalogue(), source="benchmark")
@@ -172,7 +176,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
     bench = workload.workbench()
     run = bench.experiment.run
     num_nodes = min(workload.num_clients, NUM_NODES)
-    with tempfile.TemporaryDirectory() as folder, carrier_folder(run) as shared:
+    with tempfile.TemporaryDirectory() as folder, carrier_of(run) as carrier:
 
         def start(grid: Grid, stop: threading.Event) -> T:
             federation = FlowerFederation(
@@ -181,7 +185,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
                 update_type=bench.method.update_type,
                 experiment=json.dumps(asdict(workload)),
                 run_folder=folder,
-                shared_folder=str(shared or ""),
+                carrier=carrier,
                 at_once=requests_at_once(run),
                 stop=stop,
                 task_size=TaskSize(num_places(run)),

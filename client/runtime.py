@@ -40,6 +40,7 @@ from knnper.strategies.core.records import NoState, require_finite
 from knnper.transport.messages import (
     FAILURES,
     CannotRunError,
+    Carrier,
     CarrierError,
     Job,
     Packed,
@@ -385,9 +386,9 @@ class Node(Protocol):
     def open(self, context: Context, job: Job) -> Worker:
         """Return who runs the clients of a job."""
 
-    def carrier_folder(self, context: Context, job: Job) -> Path | None:
-        """Return where numbers of a job may be files; None if they may be nowhere."""
-        # A server could name any other file or folder of this machine.
+    def carrier(self, context: Context, job: Job) -> Carrier:
+        """Return how numbers of a job may travel."""
+        # A server could name any file or folder of this machine.
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """Return what the node answers when it is asked who it is."""
@@ -403,33 +404,33 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     @app.train()
     @_no_clients_fault
     def train(message: Message, context: Context) -> Message:
-        job, worker, folder = _opened(node_of(context), message, context)
-        payload = _record(message, "payload", worker.method.payload_type, folder)
-        return Message(_trained(worker, job, payload, folder), reply_to=message)
+        job, worker, carrier = _opened(node_of(context), message, context)
+        payload = _record(message, "payload", worker.method.payload_type, carrier)
+        return Message(_trained(worker, job, payload, carrier), reply_to=message)
 
     @app.evaluate(Purpose.VALIDATE.action)
     @_no_clients_fault
     def validate(message: Message, context: Context) -> Message:
-        job, worker, folder = _opened(node_of(context), message, context)
+        job, worker, carrier = _opened(node_of(context), message, context)
         kind, content = worker.method.payload_type, message.content
-        payload, reference = _record(message, "payload", kind, folder), None
+        payload, reference = _record(message, "payload", kind, carrier), None
         if packed_of(content, "reference") is not None:
-            reference = _record(message, "reference", kind, folder)
+            reference = _record(message, "reference", kind, carrier)
         found = worker.validate(
             job.clients, payload, reference, job.server_round, job.state_rounds
         )
-        return _reply(message, found, folder)
+        return _reply(message, found, carrier)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
     @_no_clients_fault
     def personalize(message: Message, context: Context) -> Message:
-        job, worker, folder = _opened(node_of(context), message, context)
+        job, worker, carrier = _opened(node_of(context), message, context)
         payload, reference = (
-            _record(message, name, worker.method.payload_type, folder)
+            _record(message, name, worker.method.payload_type, carrier)
             for name in ("payload", "reference")
         )
         result = worker.personalize(job.clients, payload, reference, job.state_rounds)
-        return _reply(message, result, folder)
+        return _reply(message, result, carrier)
 
     @app.query()
     def who_are_you(message: Message, context: Context) -> Message:
@@ -462,38 +463,34 @@ def _no_clients_fault(
 
 def _opened(
     node: Node, message: Message, context: Context
-) -> tuple[Job, Worker, Path | None]:
+) -> tuple[Job, Worker, Carrier]:
     job = job_of(message.content)
     try:
-        return job, node.open(context, job), node.carrier_folder(context, job)
+        return job, node.open(context, job), node.carrier(context, job)
     except RefusedError:
         raise
     except (KnnPerError, OSError) as error:
         raise CannotRunError(str(error)) from error
 
 
-def _record(
-    message: Message, name: str, record_type: type, folder: Path | None
-) -> object:
+def _record(message: Message, name: str, record_type: type, carrier: Carrier) -> object:
     packed = packed_of(message.content, name)
     if packed is None:
         raise CodecError(
             f"the request has no {name!r}; the server is of another version"
         )
     try:
-        return unpack_shared(record_type, packed, folder)
+        return unpack_shared(record_type, packed, carrier)
     except CarrierError as error:
         raise CannotRunError(str(error)) from error
 
 
-def _reply(message: Message, record: object, folder: Path | None) -> Message:
-    content = to_content(None, {reply_name(0): pack(record, folder)})
+def _reply(message: Message, record: object, carrier: Carrier) -> Message:
+    content = to_content(None, {reply_name(0): pack(record, carrier)})
     return Message(content, reply_to=message)
 
 
-def _trained(
-    worker: Worker, job: Job, payload: object, folder: Path | None
-) -> RecordDict:
+def _trained(worker: Worker, job: Job, payload: object, carrier: Carrier) -> RecordDict:
     """Train the clients of a task; return what each replies, or why it does not."""
     if not len(set(job.clients)) == len(job.clients) == len(job.state_rounds) > 0:
         raise CodecError(
@@ -508,7 +505,7 @@ def _trained(
         update = worker.train(
             client, payload, job.server_round, state_round, job.keep_rounds
         )
-        return pack(update, folder)
+        return pack(update, carrier)
 
     if len(numbers) == 1:  # a failure is then the message's, as at a site
         return to_content(None, {reply_name(0): train(*numbers)})

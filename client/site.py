@@ -52,7 +52,13 @@ from knnper.strategies.core.frozen import digest_of, embedded_examples, of_embed
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import ClientResults, Evaluation, Validation
 from knnper.transport.credentials import fingerprint, read_node_key
-from knnper.transport.messages import Introduction, Job, introduction_content
+from knnper.transport.messages import (
+    IN_MESSAGE,
+    Carrier,
+    Introduction,
+    Job,
+    introduction_content,
+)
 
 OWN_LOG = "its own log says why"
 
@@ -357,8 +363,9 @@ class SiteNode:
             settings.name, runtime, deadline, discretion, limits, num_train, trained
         )
 
-    def carrier_folder(self, context: Context, job: Job) -> Path | None:
+    def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
         """See `knnper.client.runtime.Node`: the server is on another machine."""
+        return IN_MESSAGE
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         """Return the client's name and the sizes of its splits."""

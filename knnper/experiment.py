@@ -493,8 +493,10 @@ class RunSettings(Settings):
         A Ray cluster to join, as in ``192.168.0.1:6379`` or ``auto``; null starts Ray
         on this machine. A cluster runs as many clients at a time as it has room for.
     carrier
-        How models travel: ``shared_memory`` (as files in ``/dev/shm``, on one machine)
-        or ``message``. ``auto`` is the former where there is room and no cluster.
+        How models travel: ``shared_memory`` (as files in ``/dev/shm``, on one machine),
+        ``object_store`` (Ray's, of which each machine of a cluster fetches a round's
+        model once) or ``message`` (in each message). ``auto`` is the first where there
+        is room and no cluster, else the second.
     checkpoint_every
         Rounds between checkpoints. A resumed run repeats the rounds since the last.
     validate_every
@@ -544,7 +546,7 @@ class RunSettings(Settings):
     cpus_per_client: PositiveFloat = 1.0
     gpus_per_client: NonNegativeFloat = 0.0
     ray_address: str | None = None
-    carrier: Literal["auto", "shared_memory", "message"] = "auto"
+    carrier: Literal["auto", "shared_memory", "object_store", "message"] = "auto"
     checkpoint_every: PositiveInt = 1
     validate_every: NonNegativeInt = 0
     validate_personal: bool = True

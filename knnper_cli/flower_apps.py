@@ -40,7 +40,7 @@ from knnper.server.sites import OVER_NETWORK, Directory, LateClients, SiteFedera
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.flower_engine import (
     VirtualNode,
-    carrier_folder,
+    carrier_of,
     flower_federation,
 )
 from knnper.simulation.reports.runs import Table, tables_of_run
@@ -213,7 +213,6 @@ def _messenger(
         update_type=assembly.method.update_type,
         experiment=directory.experiment,
         run_folder="",
-        shared_folder="",
         stop=stop,
         paces={
             Purpose.TRAIN: Pace(settings.round_timeout_s, train_patience),
@@ -304,10 +303,10 @@ def lead_virtual_clients(grid: Grid, order: Order, observer: Observer) -> RunFol
     order.require_free()
     bench = open_workbench(order.experiment)
     folder = replace(order, experiment=bench.experiment).folder()
-    with folder.locked(), carrier_folder(order.experiment.run) as shared:
+    with folder.locked(), carrier_of(order.experiment.run) as carrier:
         keep_label_counts(bench.clients, folder.path)
         federation = flower_federation(
-            grid, bench, folder.path, shared, threading.Event()
+            grid, bench, folder.path, carrier, threading.Event()
         )
         conductor = Conductor(bench, federation, folder, observer)
         conductor.lead(bench.roster, ["flwr", "run"])

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr.app import Message
@@ -20,10 +19,11 @@ from knnper.transport import polling
 from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (
     FAILURES,
+    IN_MESSAGE,
+    Carrier,
     Job,
     Packed,
     Purpose,
-    discard,
     pack,
     packed_of,
     reply_name,
@@ -105,8 +105,8 @@ class Federation(ABC):
 class Packer:
     """Packs the records of requests; one that goes to many clients only once."""
 
-    def __init__(self, shared_folder: Path | None) -> None:
-        self._shared_folder = shared_folder
+    def __init__(self, carrier: Carrier) -> None:
+        self._carrier = carrier
         self._latest: dict[str, tuple[object, Packed]] = {}
         self._in_use: dict[int, Packed] = {}
         self._num_users: Counter[int] = Counter()
@@ -126,13 +126,13 @@ class Packer:
     def discard_all(self) -> None:
         """Give back whatever is left: all requests are answered, no more follow."""
         for packed in self._in_use.values():
-            discard(packed, self._shared_folder)
+            self._carrier.discard(packed)
         self._in_use.clear()
 
     def _pack(self, name: str, record: object) -> Packed:
         known = self._latest.values()
         same = next((packed for one, packed in known if is_same(one, record)), None)
-        packed = same or pack(record, self._shared_folder)
+        packed = same or pack(record, self._carrier)
         self._use(packed)
         # What was packed last is in use too: the next request may be for the same.
         self._use(packed)
@@ -149,7 +149,7 @@ class Packer:
     def _release(self, packed: Packed) -> None:
         self._num_users[id(packed)] -= 1
         if self._num_users[id(packed)] == 0:
-            discard(self._in_use.pop(id(packed)), self._shared_folder)
+            self._carrier.discard(self._in_use.pop(id(packed)))
 
 
 TASK_S = 0.25
@@ -212,7 +212,7 @@ class FlowerFederation(Federation):
     update_type: type
     experiment: str
     run_folder: str
-    shared_folder: str
+    carrier: Carrier = IN_MESSAGE
     session: str = ""
     at_once: int = polling.MESSAGES_AT_ONCE
     stop: threading.Event = field(default_factory=threading.Event)
@@ -227,7 +227,7 @@ class FlowerFederation(Federation):
     )
 
     def __post_init__(self) -> None:
-        self._packer = Packer(self._folder)
+        self._packer = Packer(self.carrier)
 
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """See `Federation.exchange`."""
@@ -245,7 +245,7 @@ class FlowerFederation(Federation):
     def _exchange(
         self, step: Step, requests: Iterable[Request], at_once: int
     ) -> Iterator[Reply]:
-        packer = Packer(self._folder)
+        packer = Packer(self.carrier)
         under_way: deque[tuple[Request, dict[str, Packed]]] = deque()
 
         def messages() -> Iterator[Message]:
@@ -330,17 +330,13 @@ class FlowerFederation(Federation):
             keep_rounds=list(step.keep_rounds),
             experiment=self.experiment,
             run_folder=self.run_folder,
-            shared_folder=self.shared_folder,
+            shared_folder=self.carrier.name,
             session=self.session,
             timeout_s=0.0 if pace is None else pace.timeout_s(self.choose_node(first)),
             model=self.model,
             seen=request.seen,
             state_rounds=list(request.state_rounds),
         )
-
-    @property
-    def _folder(self) -> Path | None:
-        return Path(self.shared_folder) if self.shared_folder else None
 
     def _record(
         self,
@@ -367,9 +363,9 @@ class FlowerFederation(Federation):
             Purpose.PERSONALIZE: ClientResults,
         }
         try:
-            return unpack(answers[purpose], packed, self._folder, most_bytes)
+            return unpack(answers[purpose], packed, self.carrier, most_bytes)
         finally:
-            discard(packed, self._folder)
+            self.carrier.discard(packed)
 
 
 def _stop_if_no_client_is_to_blame(message: Message) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from knnper.errors import RunError
 from knnper.records import tensors_of
-from knnper.transport.messages import Packed, discard, pack, unpack
+from knnper.transport.messages import Files, Packed, pack, unpack
 
 # Rounds before the present one whose updates a new one is compared with.
 ROUNDS_COMPARED = 5
@@ -257,7 +257,7 @@ class _Waiting:
             self._queue.append((one, None))
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        packed = pack(one.update, self._folder)
+        packed = pack(one.update, Files(self._folder))
         self._queue.append((replace(one, update=type(one.update)), packed))
 
     def pop(self) -> Measured:
@@ -265,8 +265,8 @@ class _Waiting:
         if packed is None:
             self._num_bytes -= num_bytes(one.update)
             return one
-        update = unpack(one.update, packed, self._folder)
-        discard(packed, self._folder)
+        update = unpack(one.update, packed, Files(self._folder))
+        Files(self._folder).discard(packed)
         return replace(one, update=update)
 
 

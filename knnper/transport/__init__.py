@@ -1,4 +1,4 @@
-"""How records travel: one codec, two carriers, one polling grid.
+"""How records travel: one codec, its carriers, one polling grid.
 
 Every use of Flower and Ray passes through here first, so this is where they are told to
 send and look up nothing. Flower reads it when it is imported.

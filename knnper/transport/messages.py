@@ -18,6 +18,7 @@ from typing import TypeVar, cast
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.errors import CodecError, RunError, printable
@@ -37,6 +38,11 @@ _BEGIN = re.compile(
 )
 
 
+def too_large(most_bytes: float, found: int) -> CodecError:
+    """Return the error of more bytes than somebody may send."""
+    return CodecError(f"expected at most {most_bytes:g} bytes, found {found}")
+
+
 def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
     """Return the float32 vector in an array that somebody sent; shape (d,)."""
     # Nothing is set aside for numbers that did not arrive.
@@ -48,11 +54,15 @@ def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
             f"{len(array.shape)} axes as {array.stype}"
         )
     if len(array.data) > most_bytes + _MOST_HEADER_BYTES:
-        found = len(array.data)
-        raise CodecError(f"expected at most {most_bytes:g} bytes, found {found}")
+        raise too_large(most_bytes, len(array.data))
     numbers = _numbers(array.data)
     if (len(numbers),) != tuple(array.shape):
         raise CodecError(f"expected {array.shape[0]} numbers, found {len(numbers)}")
+    return copied(numbers)
+
+
+def copied(numbers: NDArray[np.float32]) -> Tensor:
+    """Return a float32 vector in memory as torch allocates it, on which bits depend."""
     vector = torch.empty(len(numbers))
     vector.numpy()[:] = numbers
     return vector
@@ -201,7 +211,7 @@ def _new_path(folder: Path, num_bytes: int) -> Path:
 
 
 R = TypeVar("R")
-_VECTOR = "vector"
+VECTOR = "vector"
 _FILE = "file"
 _LAYOUT = "layout"
 _CANNOT_RUN = "no client can be run"
@@ -274,50 +284,128 @@ class Packed:
     num_bytes: int = 0
 
 
-def pack(record: object, shared_folder: Path | None) -> Packed:
+class Carrier:
+    """How the numbers of records travel: here, in the message.
+
+    Attributes
+    ----------
+    name
+        What a `Job` calls it.
+    """
+
+    name: str = ""
+
+    def put(self, vector: Tensor, entry: ConfigRecord) -> ArrayRecord:  # noqa: ARG002
+        """Return what a message holds for a float32 vector, beside ``entry``."""
+        return ArrayRecord({VECTOR: Array(vector.numpy())})
+
+    def place(self, packed: Packed) -> Hashable | None:
+        """Return where numbers are that several messages share; None if in this one."""
+        named = packed.entry.get(_FILE)
+        if named is not None:
+            raise _foreign(named, "no folder")
+        return None
+
+    def get(self, packed: Packed, most_bytes: float = math.inf) -> Tensor:
+        """Return a float32 vector that was put; shape (d,)."""
+        self.place(packed)
+        return vector_of(packed.array.get(VECTOR), most_bytes)
+
+    def discard(self, packed: Packed) -> None:
+        """Give back the memory of what nobody reads any more."""
+
+
+IN_MESSAGE = Carrier()
+
+
+class Files(Carrier):
+    """Numbers as files in a folder in memory; in the message without room for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.name = folder, str(folder)
+
+    def put(self, vector: Tensor, entry: ConfigRecord) -> ArrayRecord:
+        """See `Carrier.put`."""
+        path = write_vector(self.folder, vector)
+        if path is None:
+            return super().put(vector, entry)
+        entry[_FILE] = str(path)
+        return ArrayRecord()
+
+    def place(self, packed: Packed) -> Path | None:
+        """Return the file that holds the numbers; its name is never used again."""
+        named = packed.entry.get(_FILE)
+        if named is None:
+            return None
+        path = Path(str(named))
+        if not is_vector_file(path, self.folder):
+            raise _foreign(named, self.folder)
+        return path
+
+    def get(self, packed: Packed, most_bytes: float = math.inf) -> Tensor:
+        """See `Carrier.get`."""
+        file = self.place(packed)
+        if file is None:
+            return super().get(packed, most_bytes)
+        try:
+            found = file.stat().st_size
+        except FileNotFoundError as error:
+            mend = "set run.carrier to message"
+            raise CarrierError(f"{file} is not on this machine: {mend}") from error
+        if found > most_bytes:
+            raise too_large(most_bytes, found)
+        return read_vector(file)
+
+    def discard(self, packed: Packed) -> None:
+        """Give back the file that ``packed`` names, if it names one."""
+        with contextlib.suppress(CodecError):
+            file = self.place(packed)
+            if file is not None:
+                recycle(file)
+
+
+def _foreign(named: object, where: object) -> CodecError:
+    return CodecError(
+        f"a message names the file {named!r}, and may name one in {where} only: "
+        "set run.carrier to message"
+    )
+
+
+def pack(record: object, carrier: Carrier = IN_MESSAGE) -> Packed:
     """Return ``record`` in the form in which it travels."""
     flat = flatten(record)
     entry = ConfigRecord({_LAYOUT: flat.layout})
-    if shared_folder is not None and flat.vector.numel():
-        path = write_vector(shared_folder, flat.vector)
-        if path is not None:
-            entry[_FILE] = str(path)
-            return Packed(ArrayRecord(), entry, flat.vector.nbytes)
-    array = ArrayRecord({_VECTOR: Array(flat.vector.numpy())})
-    return Packed(array, entry, flat.vector.nbytes)
+    way = carrier if flat.vector.numel() else IN_MESSAGE
+    return Packed(way.put(flat.vector, entry), entry, flat.vector.nbytes)
 
 
 def unpack(
     record_type: type[R],
     packed: Packed,
-    folder: Path | None = None,
+    carrier: Carrier = IN_MESSAGE,
     most_bytes: float = math.inf,
 ) -> R:
     """Return the record that was packed."""
-    file, layout = _file(packed, folder), _layout(packed)
-    if file is not None:
-        return _read(record_type, file, layout, most_bytes)
-    vector = vector_of(packed.array.get(_VECTOR), most_bytes)
-    return unflatten(record_type, Flat(vector, layout))
+    layout = _layout(packed)
+    return unflatten(record_type, Flat(carrier.get(packed, most_bytes), layout))
 
 
-def unpack_shared(
-    record_type: type[R], packed: Packed, folder: Path | None = None
-) -> R:
-    """Return the record that was packed, the same object for the same file."""
-    file = _file(packed, folder)
-    if file is None:
-        return unpack(record_type, packed)
-    record = _read_once(cast(Hashable, record_type), file, _layout(packed))
-    return cast(R, record)
+def unpack_shared(record_type: type[R], packed: Packed, carrier: Carrier) -> R:
+    """Return the record that was packed, the same object for the same numbers."""
+    place = carrier.place(packed)
+    if place is None:
+        return unpack(record_type, packed, carrier)
+    kept = _kept(cast(Hashable, record_type), place, _layout(packed))
+    if not kept:
+        kept.append(unpack(record_type, packed, carrier))
+    return cast(R, kept[0])
 
 
-def discard(packed: Packed, folder: Path | None) -> None:
-    """Give back the file in ``folder`` that ``packed`` names, if it names one."""
-    with contextlib.suppress(CodecError):
-        file = _file(packed, folder)
-        if file is not None:
-            recycle(file)
+# A payload and a reference, which may differ.
+@functools.lru_cache(maxsize=2)
+def _kept(record_type: type, place: Hashable, layout: str) -> list[object]:  # noqa: ARG001
+    """Return where a record is kept."""
+    return []
 
 
 def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
@@ -362,39 +450,8 @@ def packed_of(content: RecordDict, name: str) -> Packed | None:
     return Packed(array, entry)
 
 
-def _file(packed: Packed, folder: Path | None) -> Path | None:
-    """Return the file that holds the numbers; its name is never used again."""
-    named = packed.entry.get(_FILE)
-    if named is None:
-        return None
-    if folder is None or not is_vector_file(Path(str(named)), folder):
-        where = folder or "no folder"
-        raise CodecError(
-            f"a message names the file {named!r}, and may name one in {where} only: "
-            "set run.carrier to message"
-        )
-    return Path(str(named))
-
-
 def _layout(packed: Packed) -> str:
     layout = packed.entry.get(_LAYOUT)
     if not isinstance(layout, str):
         raise CodecError(f"expected a layout as text, found {type(layout).__name__}")
     return layout
-
-
-def _read(
-    record_type: type[R], file: Path, layout: str, most_bytes: float = math.inf
-) -> R:
-    try:
-        num_bytes = file.stat().st_size
-    except FileNotFoundError as error:
-        mend = "set run.carrier to message"
-        raise CarrierError(f"{file} is not on this machine: {mend}") from error
-    if num_bytes > most_bytes:
-        raise CodecError(f"expected at most {most_bytes:g} bytes, found {num_bytes}")
-    return unflatten(record_type, Flat(read_vector(file), layout))
-
-
-# A payload and a reference, which may differ.
-_read_once = functools.lru_cache(maxsize=2)(_read)

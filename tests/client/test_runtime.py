@@ -19,6 +19,8 @@ from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.core.task import EmbeddingPool
 from knnper.transport.messages import (
     FAILURES,
+    IN_MESSAGE,
+    Carrier,
     Job,
     Purpose,
     pack,
@@ -274,15 +276,15 @@ class Behind:
     def open(self, context: Context, job: Job) -> ClientRuntime:
         return self.runtime
 
-    def carrier_folder(self, context: Context, job: Job) -> None:
-        return None
+    def carrier(self, context: Context, job: Job) -> Carrier:
+        return IN_MESSAGE
 
 
 def trained(worker: ClientRuntime, clients: list[str], rounds: list[int]) -> RecordDict:
     """Return what a node answers that is to train these clients in round 2."""
     app = make_client_app(lambda _: Behind(worker))  # type: ignore[arg-type,return-value]
     job = Job(clients, 2, [1], "{}", state_rounds=rounds)
-    content = to_content(job, {"payload": pack(ModelPayload(torch.ones(2)), None)})
+    content = to_content(job, {"payload": pack(ModelPayload(torch.ones(2)))})
     context = Context(1, 1, {}, RecordDict(), {})
     message = Message(content, dst_node_id=1, message_type=Purpose.TRAIN.value)
     return app(message, context).content

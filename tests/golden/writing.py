@@ -93,7 +93,7 @@ def write_site(folder: Path) -> None:
 
 def write_message(folder: Path) -> None:
     """Write the content of a message with a job and an update."""
-    content = to_content(JOB, {"update": pack(UPDATE, None)})
+    content = to_content(JOB, {"update": pack(UPDATE)})
     (folder / "message.bin").write_bytes(
         recorddict_to_proto(content).SerializeToString()
     )

@@ -30,7 +30,10 @@ from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport import polling
 from knnper.transport.messages import (
     FAILURES,
+    IN_MESSAGE,
     CannotRunError,
+    Carrier,
+    Files,
     Job,
     Packed,
     Purpose,
@@ -48,20 +51,24 @@ pytestmark = pytest.mark.usefixtures("inside_a_run")
 WEIGHTS = torch.linspace(0, 1, 50)
 
 
-def asked(message: Message) -> tuple[Job, Path | None, Tensor]:
-    """Return the job, where its files are, and the weights that were sent."""
+def asked(message: Message) -> tuple[Job, Carrier, Tensor]:
+    """Return the job, how its numbers travel, and the weights that were sent."""
     job = job_of(message.content)
     packed = packed_of(message.content, "payload")
     assert packed is not None
-    folder = Path(job.shared_folder) if job.shared_folder else None
-    return job, folder, unpack(ModelPayload, packed, folder).weights
+    carrier = carrier_of(job.shared_folder)
+    return job, carrier, unpack(ModelPayload, packed, carrier).weights
+
+
+def carrier_of(folder: str) -> Carrier:
+    return Files(Path(folder)) if folder else IN_MESSAGE
 
 
 def add_client_number(message: Message) -> Message:
     """Return the payload's weights plus the client's number."""
-    job, folder, weights = asked(message)
+    job, carrier, weights = asked(message)
     update = ModelUpdate(weights + int(job.clients[0]), 1, 0.5)
-    content = to_content(None, {"reply": pack(update, folder)})
+    content = to_content(None, {"reply": pack(update, carrier)})
     return Message(content, reply_to=message)
 
 
@@ -87,7 +94,7 @@ def federation(answer: Answer, shared_folder: str = "", **other: Any) -> Any:
         update_type=ModelUpdate,
         experiment="{}",
         run_folder="runs/x",
-        shared_folder=shared_folder,
+        carrier=carrier_of(shared_folder),
         **other,
     )
     return SimpleNamespace(grid=grid, made=made)
@@ -333,7 +340,7 @@ HONEST = ModelUpdate(torch.ones(2), 3, 0.5)
 
 
 def packed() -> Packed:
-    return pack(HONEST, None)
+    return pack(HONEST)
 
 
 def layout(**fields: Any) -> str:
@@ -531,14 +538,14 @@ def test_what_was_sent_is_forgotten_once_it_is_answered() -> None:
 
 def train_each(message: Message) -> Message:
     """Answer for all clients of a task; 2 cannot be trained."""
-    job, folder, weights = asked(message)
+    job, carrier, weights = asked(message)
     replies, failures = {}, {}
     for number, client in enumerate(job.clients):
         if client == "2":
             failures[str(number)] = "no data today"
             continue
         update = ModelUpdate(weights + int(client), job.state_rounds[number], 0)
-        replies[reply_name(number)] = pack(update, folder)
+        replies[reply_name(number)] = pack(update, carrier)
     content = to_content(None, replies)
     content[FAILURES] = ConfigRecord(dict(failures))
     return Message(content, reply_to=message)

@@ -109,6 +109,8 @@ def test_more_clients_than_requests_at_once_give_the_same_bits(
     )
     expected = simulate(commands, tmp_path / "one", *many, "--engine", "serial")
     assert simulate(commands, tmp_path / "two", *many, "--workers", "2") == expected
+    stored = ("--workers", "2", "--set", "run.carrier=object_store")
+    assert simulate(commands, tmp_path / "three", *many, *stored) == expected
 
 
 @pytest.mark.parametrize(
@@ -147,11 +149,12 @@ def test_a_run_that_was_ended_resumes_to_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.parametrize("carrier", ["auto", "message", "object_store"])
 def test_a_dead_worker_ends_the_run(
-    experiment: Path, tmp_path: Path, commands: Commands
+    experiment: Path, tmp_path: Path, commands: Commands, carrier: str
 ) -> None:
-    folder = tmp_path / "run"
-    process = start(commands, folder, experiment, *LONGER, "--workers", "2")
+    folder, way = tmp_path / "run", ("--set", f"run.carrier={carrier}")
+    process = start(commands, folder, experiment, *LONGER, *way, "--workers", "2")
     wait_for_rounds(process, folder)
     workers = [pid for pid, name in descendants(process.pid) if "ClientApp" in name]
     assert len(workers) == 2
@@ -200,6 +203,8 @@ def test_a_cluster_of_two_nodes_ends_the_same(
     wait_until(lambda: all(map(works, raylets)), "a worker on each node")
     assert process.wait() == 0, process.written
     assert outcome(folder) == expected
+    other = ("--ray-address", address, "--set", "run.carrier=message")
+    assert simulate(commands, tmp_path / "other", experiment, *other) == expected
     # Who names no cluster joins none, though this one is found on the machine.
     assert simulate(commands, tmp_path / "own", experiment) == expected
     cluster.process.terminate()

@@ -12,9 +12,10 @@ from knnper.records import fingerprint
 from knnper.strategies.core.records import ModelPayload
 from knnper.transport import messages as shared_memory
 from knnper.transport.messages import (
+    IN_MESSAGE,
     CannotRunError,
+    Files,
     Introduction,
-    discard,
     pack,
     read_introduction,
     unpack,
@@ -26,29 +27,31 @@ PAYLOAD = ModelPayload(torch.linspace(-1, 1, 1000))
 
 
 def test_arrays_travel_as_a_file_in_memory(tmp_path: Path) -> None:
-    packed = pack(PAYLOAD, tmp_path)
+    files = Files(tmp_path)
+    packed = pack(PAYLOAD, files)
     assert len(packed.array) == 0
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [4000]
-    assert fingerprint(unpack(ModelPayload, packed, tmp_path)) == fingerprint(PAYLOAD)
-    discard(packed, tmp_path)
+    assert fingerprint(unpack(ModelPayload, packed, files)) == fingerprint(PAYLOAD)
+    files.discard(packed)
     with pytest.raises(CodecError, match="is not on this machine"):
-        unpack(ModelPayload, packed, tmp_path)
-    pack(PAYLOAD, tmp_path)
+        unpack(ModelPayload, packed, files)
+    pack(PAYLOAD, files)
     assert len(list(tmp_path.iterdir())) == 1, "what was given back is used again"
     # They stay in the message where memory is full.
-    packed = pack(PAYLOAD, tmp_path / "no-such-folder")
+    packed = pack(PAYLOAD, Files(tmp_path / "no-such-folder"))
     assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
 
 
 def test_what_is_shared_is_read_once(tmp_path: Path) -> None:
-    packed = pack(PAYLOAD, tmp_path)
-    first = unpack_shared(ModelPayload, packed, tmp_path)
-    discard(packed, tmp_path)
-    assert unpack_shared(ModelPayload, packed, tmp_path) is first
+    files = Files(tmp_path)
+    packed = pack(PAYLOAD, files)
+    first = unpack_shared(ModelPayload, packed, files)
+    files.discard(packed)
+    assert unpack_shared(ModelPayload, packed, files) is first
     assert fingerprint(first) == fingerprint(PAYLOAD)
-    again = pack(PAYLOAD, tmp_path)
-    assert unpack_shared(ModelPayload, again, tmp_path) is not first
-    inside = unpack_shared(ModelPayload, pack(PAYLOAD, None))
+    again = pack(PAYLOAD, files)
+    assert unpack_shared(ModelPayload, again, files) is not first
+    inside = unpack_shared(ModelPayload, pack(PAYLOAD), IN_MESSAGE)
     assert fingerprint(inside) == fingerprint(PAYLOAD)
 
 

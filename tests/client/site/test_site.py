@@ -39,6 +39,8 @@ from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.strategies.core.task import ClientResults
 from knnper.transport.messages import (
+    IN_MESSAGE,
+    Files,
     Introduction,
     Job,
     pack,
@@ -204,20 +206,19 @@ OURS = "/dev/shm/knnper-12-0123abcd"
 @pytest.mark.parametrize(
     ("folder", "allowed"),
     [
-        (OURS, Path(OURS)),
-        ("", None),
-        ("/dev/shm", None),
-        ("/dev/shm/other", None),
-        (f"{OURS}/x", None),
-        ("/etc/knnper-12-0123abcd", None),
-        ("/dev/shm/x/../knnper-12-0123abcd", None),
+        (OURS, OURS),
+        ("object_store", "object_store"),
+        ("", ""),
+        ("/dev/shm", ""),
+        ("/dev/shm/other", ""),
+        (f"{OURS}/x", ""),
+        ("/etc/knnper-12-0123abcd", ""),
+        ("/dev/shm/x/../knnper-12-0123abcd", ""),
     ],
 )
-def test_a_simulation_has_one_folder_in_memory(
-    folder: str, allowed: Path | None
-) -> None:
-    assert VirtualNode().carrier_folder(NOWHERE, job(folder=folder)) == allowed
-    assert SiteNode().carrier_folder(NOWHERE, job(folder=folder)) is None
+def test_a_simulation_has_one_folder_in_memory(folder: str, allowed: str) -> None:
+    assert VirtualNode().carrier(NOWHERE, job(folder=folder)).name == allowed
+    assert SiteNode().carrier(NOWHERE, job(folder=folder)) is IN_MESSAGE
 
 
 def test_a_site_reads_no_file_and_leaves_none(
@@ -225,7 +226,7 @@ def test_a_site_reads_no_file_and_leaves_none(
 ) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    packed = pack(PAYLOAD, tmp_path)
+    packed = pack(PAYLOAD, Files(tmp_path))
     before = list(tmp_path.iterdir())
     message = Message(
         to_content(job(folder=str(tmp_path)), {"payload": packed}),
@@ -233,8 +234,8 @@ def test_a_site_reads_no_file_and_leaves_none(
         message_type="train",
     )
     with pytest.raises(CodecError, match="names the file"):
-        _record(message, "payload", ModelPayload, None)
-    reply = _reply(message, PAYLOAD, None)
+        _record(message, "payload", ModelPayload, IN_MESSAGE)
+    reply = _reply(message, PAYLOAD, IN_MESSAGE)
     assert list(tmp_path.iterdir()) == before
     assert "file" not in reply.content.config_records["reply.entry"]
 
