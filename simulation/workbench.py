@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knnper.client.runtime import ClientRuntime, ClientStateStore
+from knnper.client.runtime import ClientRuntime
+from knnper.client.state_store import ClientStateStore
 from knnper.data.arrays import OWN_DATA
 from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.examples import (
