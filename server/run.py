@@ -1,7 +1,6 @@
 """One run, from start or where it was left: training, then model distribution."""
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ from knnper.server.run_folder import (
     History,
     Roster,
     RunFolder,
+    Shown,
 )
 from knnper.server.schedule import participation_of, schedule_of
 from knnper.strategies.catalogue import Assembly, own_title
 from knnper.strategies.core.records import NoState
-from knnper.strategies.core.task import ClientResult
 
 
 @contextlib.contextmanager
@@ -107,11 +106,8 @@ class Conductor:
         if not served:
             return served
         titles = roster.titles()
-        results = [
-            dataclasses.replace(result, client=titles[result.client])
-            for result in served.values()
-            if result is not None
-        ]
+        reported = self.folder.distributed.reported(trained.fingerprint)
+        results = Shown(reported, {name: titles[name] for name in served})
         document = {
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
@@ -124,8 +120,8 @@ class Conductor:
             },
             "model_distribution": {
                 "num_clients": len(served),
-                "withheld": [titles[name] for name, one in served.items() if not one],
-                "offline": [titles[one] for one in roster.names() if one not in served],
+                "withheld": [titles[one] for one in served if one in reported.withheld],
+                "offline": [titles[one] for one in titles if one not in results.titles],
             },
             "manifest": {
                 **self.folder.manifest(),
@@ -170,14 +166,14 @@ class Conductor:
 
     def _distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str]
-    ) -> dict[str, ClientResult | None]:
-        done = self.folder.distributed.reported(trained.fingerprint)
+    ) -> list[str]:
+        done = set(self.folder.distributed.reported(trained.fingerprint))
         if (predictions := self._predictions) is not None:
-            done = {name: one for name, one in done.items() if predictions.has(name)}
-        self.observer.personalization_started(len(set(to) - set(done)))
+            done = {name for name in done if predictions.has(name)}
+        self.observer.personalization_started(len(set(to) - done))
         others = set(roster.names()) - set(to)
         # A server that was started again knows nobody yet.
-        self.federation.await_clients(sorted(set(to) - set(done)), 0)
+        self.federation.await_clients(sorted(set(to) - done), 0)
         distribution = ModelDistribution(
             self.assembly.method,
             self.federation,
@@ -185,12 +181,14 @@ class Conductor:
             self._metrics,
             roster.titles(),
         )
-        sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
-        for name, result in distribution.personalize(trained, sizes, seen, left_out):
-            self.folder.distributed.append(trained.fingerprint, name, result)
-            done[name] = result
-            self.observer.client_personalized()
-        return {name: done[name] for name in roster.names() if name in done}
+        sizes, seen, left_out = roster.sizes(), roster.seen(), others | done
+        for reports in distribution.personalize(trained, sizes, seen, left_out):
+            if reports:
+                self.folder.distributed.append(trained.fingerprint, reports)
+            done.update(reports)
+            for _ in reports:
+                self.observer.client_personalized()
+        return [name for name in roster.names() if name in done]
 
 
 def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:

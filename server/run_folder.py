@@ -339,7 +339,78 @@ class Roster:
         return [one for one in self.members if one.seen and one.num_train > 0]
 
 
-_CLIENT_RESULT = TypeAdapter(ClientResult)
+@dataclass(frozen=True)
+class _Line:
+    """A client that has a model, and what it reported if it does not withhold it."""
+
+    model: str
+    client: str | None = None
+    result: ClientResult | None = None
+
+
+_LINE = TypeAdapter(_Line)
+
+
+@dataclass(frozen=True, eq=False)
+class Reported(Mapping[str, ClientResult | None]):
+    """What clients that have a model reported, by name; None of who withholds it.
+
+    A report is read when it is asked for: there may be a million.
+    """
+
+    path: Path
+    places: Mapping[str, int]  # by name, where in the file
+    withheld: Collection[str]
+
+    def __getitem__(self, client: str) -> ClientResult | None:
+        return next(self.of([client]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.places
+
+    def of(self, clients: Iterable[str]) -> Iterator[ClientResult | None]:
+        """Yield what these clients reported."""
+        places = (self.places[client] for client in clients)
+        if not self.places:
+            return
+        with self.path.open("rb") as file:
+            for place in places:
+                file.seek(place)
+                yield self._result(file.readline())
+
+    def _result(self, line: bytes) -> ClientResult | None:
+        try:
+            return _LINE.validate_json(line, strict=True).result
+        except ValidationError as error:
+            raise _no_result(self.path, error) from error
+
+
+@dataclass(frozen=True)
+class Shown(Iterable[ClientResult]):
+    """What clients reported that do not withhold it, sorted by what they are called."""
+
+    reported: Reported
+    titles: Mapping[str, str]  # by name, of those that are to be shown
+
+    def __iter__(self) -> Iterator[ClientResult]:
+        shown = [one for one in self.titles if one not in self.reported.withheld]
+        shown.sort(key=self.titles.__getitem__)
+        for name, result in zip(shown, self.reported.of(shown), strict=True):
+            if result is not None:
+                yield replace(result, client=self.titles[name])
+
+
+def _no_result(path: Path, why: object) -> RunError:
+    return RunError(
+        f"a line of {path} is no client's result; remove the file and resume the run: "
+        f"{why}"
+    )
 
 
 @dataclass(frozen=True)
@@ -348,32 +419,44 @@ class DistributionLog:
 
     path: Path
 
-    def append(self, model: str, client: str, result: ClientResult | None) -> None:
-        """Add that a client has the model with fingerprint ``model``."""
-        document = {"result": asdict(result)} if result else {"client": client}
-        self._lines.append({"model": model, **document})
+    def append(self, model: str, reports: Mapping[str, ClientResult | None]) -> None:
+        """Add that clients have the model with fingerprint ``model``."""
+        self._lines.append(
+            *(
+                {
+                    "model": model,
+                    **({"result": _plain(one)} if one else {"client": client}),
+                }
+                for client, one in reports.items()
+            )
+        )
 
-    def reported(self, model: str) -> dict[str, ClientResult | None]:
+    def reported(self, model: str) -> Reported:
         """Return by name what clients that have that model reported."""
-        records = [one for one in self._lines.read() if one.get("model") == model]
-        return dict(map(self._served, records))
+        places, withheld = dict[str, int](), set[str]()
+        for place, record in self._lines.placed():
+            if record.get("model") == model:
+                client = self._client(record)
+                places[client] = place
+                (withheld.discard if "result" in record else withheld.add)(client)
+        return Reported(self.path, places, withheld)
 
     @property
     def _lines(self) -> JsonLines:
         return JsonLines(self.path)
 
-    def _served(self, record: Mapping[str, Any]) -> tuple[str, ClientResult | None]:
-        if isinstance(record.get("client"), str):
-            return record["client"], None
-        text = json.dumps(record.get("result"))
-        try:
-            result = _CLIENT_RESULT.validate_json(text, strict=True)
-        except ValidationError as error:
-            raise RunError(
-                f"a line of {self.path} is no client's result; remove the file and "
-                f"resume the run: {error}"
-            ) from error
-        return result.client, result
+    def _client(self, record: Mapping[str, Any]) -> str:
+        told = record.get("result", record)
+        client = told.get("client") if isinstance(told, Mapping) else None
+        if not isinstance(client, str):
+            raise _no_result(self.path, f"found {client!r} as the client's name")
+        return client
+
+
+def _plain(result: ClientResult) -> dict[str, Any]:
+    """Return what `asdict` does, in a tenth of its time."""
+    evaluations = ("personal", "reference", "validation")
+    return vars(result) | {name: vars(getattr(result, name)) for name in evaluations}
 
 
 _PACKAGES = ("flwr", "ray", "torch", "torchvision", "faiss-cpu", "numpy")

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from knnper.server.results import PooledBins
 from knnper.simulation.reports.figure import (
     FAINT,
     INK,
@@ -42,7 +43,6 @@ from knnper.simulation.reports.runs import (
     split_of,
 )
 from knnper.simulation.workbench import LabelCounts, read_label_counts
-from knnper.strategies.core.task import Evaluation
 
 WIDTH = 8.6  # inches, that of the page's text
 PANEL_HEIGHT = 2.7  # inches
@@ -576,22 +576,14 @@ class Reliability:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, evaluations: Sequence[Evaluation]) -> "Reliability":
-        """Return the bins of all evaluations pooled."""
-        confidence, correct, counts = (
-            [
-                math.fsum(bins)
-                for bins in zip(
-                    *(getattr(one, name) for one in evaluations), strict=True
-                )
-            ]
-            for name in ("bin_confidence", "bin_correct", "bin_counts")
-        )
+    def of(cls, pooled: PooledBins) -> "Reliability":
+        """Return the bins of evaluations that hold any."""
+        confidence, correct, counts = pooled.confidence, pooled.correct, pooled.counts
         held = [place for place, count in enumerate(counts) if count > 0]
         return cls(
             tuple(confidence[place] / counts[place] for place in held),
             tuple(correct[place] / counts[place] for place in held),
-            tuple(int(counts[place]) for place in held),
+            tuple(counts[place] for place in held),
         )
 
     @property
@@ -629,23 +621,28 @@ def panels_of(setups: Sequence[Setup]) -> list[Panel]:
 
 def _panels(setup: Setup) -> list[Panel]:
     """Return a panel a group of which any client was tested."""
-    reported = [
-        result
-        for run in setup.runs
-        if (model := run.results["training"].get("state_sha256")) is not None
-        # None keeps it to itself.
-        for result in run.folder.distributed.reported(model).values()
-        if result is not None and result.personal.num_examples > 0
+    pooled = {group: (PooledBins(), PooledBins()) for group in GROUPS}
+    for run in setup.runs:
+        model = run.results["training"].get("state_sha256")
+        if model is None:
+            continue
+        reported = run.folder.distributed.reported(model)
+        for result in reported.of(reported):
+            # None keeps it to itself.
+            if result is not None and result.personal.num_examples > 0:
+                own, reference = pooled["seen" if result.seen else "unseen"]
+                own.add(result.personal)
+                reference.add(result.reference)
+    return [
+        Panel(
+            setup.label,
+            group,
+            Reliability.of(own),
+            Reliability.of(reference) if setup.has_reference else None,
+        )
+        for group, (own, reference) in pooled.items()
+        if any(own.counts)
     ]
-    panels = []
-    for group in GROUPS:
-        results = [one for one in reported if one.seen == (group == "seen")]
-        if results:
-            own = Reliability.of([result.personal for result in results])
-            reference = Reliability.of([result.reference for result in results])
-            compared = reference if setup.has_reference else None
-            panels.append(Panel(setup.label, group, own, compared))
-    return panels
 
 
 def draw_reliability(setups: Sequence[Setup], colors: Colors) -> Picture | None:

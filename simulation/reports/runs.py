@@ -293,8 +293,8 @@ class Run:
     @functools.cached_property
     def _of_everybody(self) -> Mapping[str, Any]:
         model = self.results["training"]["state_sha256"]
-        handed = self.folder.distributed.reported(model).values()
-        results = [result for result in handed if result is not None]
+        reported = self.folder.distributed.reported(model)
+        results = (one for one in reported.of(reported) if one is not None)
         return summarise(results, self.metrics).as_document()
 
     @property

@@ -19,6 +19,7 @@ from knnper.server.run_folder import (
     DistributionLog,
     History,
     RunFolder,
+    Shown,
     asides,
     rounds_in,
 )
@@ -344,18 +345,40 @@ def log(tmp_path: Path) -> DistributionLog:
     return DistributionLog(tmp_path / "served.jsonl")
 
 
-def served(reported: ClientResult) -> tuple[str, ClientResult]:
-    return reported.client, reported
+def served(*reported: ClientResult) -> dict[str, ClientResult]:
+    return {one.client: one for one in reported}
 
 
 def test_client_results_belong_to_a_model(log: DistributionLog) -> None:
     assert log.reported("m1") == {}
-    log.append("m0", *served(result("a", 0)))
-    log.append("m1", *served(result("a", 1)))
-    log.append("m1", *served(result("b", 2)))
+    log.append("m0", served(result("a", 0)))
+    log.append("m1", served(result("a", 1), result("b", 2)))
     assert log.reported("m1") == {"a": result("a", 1), "b": result("b", 2)}
-    log.append("m1", "c", None)
-    assert log.reported("m1")["c"] is None
+    log.append("m1", {"c": None})
+    reported = log.reported("m1")
+    assert (reported["c"], list(reported), len(reported)) == (None, ["a", "b", "c"], 3)
+    assert ("c" in reported, "d" in reported) == (True, False)
+    asked = reported.of(["b", "c", "a"])
+    assert list(asked) == [result("b", 2), None, result("a", 1)]
+
+
+def test_what_was_reported_last_counts(log: DistributionLog) -> None:
+    log.append("m", {"a": None, "b": result("b", 1)})
+    log.append("m", {"a": result("a", 2), "b": None})
+    reported = log.reported("m")
+    assert dict(reported) == {"a": result("a", 2), "b": None}
+    assert list(reported.withheld) == ["b"]
+    titles = {"b": "zoe", "a": "adam"}
+    assert list(Shown(reported, titles)) == [result("adam", 2)]
+
+
+def test_what_is_shown_is_sorted_by_what_clients_are_called(
+    log: DistributionLog,
+) -> None:
+    log.append("m", served(result("a"), result("b"), result("c")))
+    shown = Shown(log.reported("m"), {"a": "zoe", "c": "bob"})
+    assert [one.client for one in shown] == ["bob", "zoe"]
+    assert list(shown) == list(shown)
 
 
 def test_weights_of_labels_are_kept(log: DistributionLog) -> None:
@@ -364,7 +387,7 @@ def test_weights_of_labels_are_kept(log: DistributionLog) -> None:
         plain.personal, weight_sum=0.1 + 0.2, weight_correct=0.1
     )
     reported = dataclasses.replace(plain, personal=tested)
-    log.append("m", *served(reported))
+    log.append("m", served(reported))
     assert log.reported("m") == {"a": reported}
 
 
@@ -379,7 +402,7 @@ def test_results_from_before_there_were_weights_are_read(log: DistributionLog) -
 
 def test_a_damaged_line_before_the_last_is_an_error(log: DistributionLog) -> None:
     path = log.path
-    log.append("m", *served(result("a")))
+    log.append("m", served(result("a")))
     path.write_bytes(b'{"model\n' + path.read_bytes())
     with pytest.raises(RunError, match=r"line 1 of .*served\.jsonl is damag"):
         log.reported("m")

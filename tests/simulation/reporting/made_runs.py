@@ -75,7 +75,7 @@ def made_run(
             | {"num_clients": 2, "num_failed": 0, "bytes_down": 8, "bytes_up": 8}
         )
     for result in results:
-        folder.distributed.append(STATE, result.client, result)
+        folder.distributed.append(STATE, {result.client: result})
     folder.write_clients_csv(results, metrics)
     experiment = {
         "name": "made",
