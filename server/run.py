@@ -105,7 +105,7 @@ class Conductor:
         served = self._distribute(trained, roster, roster.names() if to is None else to)
         if not served:
             return served
-        titles = roster.titles()
+        titles = {name: name for name in roster.names()} | roster.titles()
         reported = self.folder.distributed.reported(trained.fingerprint)
         results = Shown(reported, {name: titles[name] for name in served})
         document = {
@@ -151,7 +151,7 @@ class Conductor:
         )
         schedule.learn(history.gains)
         found = schedule.client_figures(one.method.num_rounds)
-        return {titles[name]: figures for name, figures in found.items()}
+        return {titles.get(name, name): figures for name, figures in found.items()}
 
     @property
     def _metrics(self) -> Sequence[str]:

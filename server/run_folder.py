@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import uuid
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -86,7 +87,7 @@ class History:
         if loss is not None:
             lowest = loss if lowest is None else min(loss, lowest)
         if trained_in is not None:
-            trained_in = {**trained_in, **dict.fromkeys(used, server_round)}
+            trained_in = _updated(trained_in, dict.fromkeys(used, server_round))
         return History(norms, lowest, trained_in, self.gains)
 
     def state_rounds(self, clients: Sequence[str], last_round: int) -> tuple[int, ...]:
@@ -94,6 +95,32 @@ class History:
         if self.trained_in is None:
             return (last_round,) * len(clients)
         return tuple(self.trained_in.get(client, 0) for client in clients)
+
+
+_FEW = 16
+
+
+def _updated(known: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:
+    """Return both, which stay as they are; ``more`` has precedence.
+
+    What came last is apart until it is a sixteenth of all: a round of a thousand
+    clients does not copy what is known of a million.
+    """
+    latest, rest = known.maps if isinstance(known, ChainMap) else ({}, known)
+    recent = {**latest, **more}
+    if _FEW * len(recent) < len(rest):
+        return ChainMap(recent, rest if isinstance(rest, dict) else dict(rest))
+    return {**rest, **recent}
+
+
+def _plain_history(history: History) -> dict[str, Any]:
+    """Return what `asdict` does, without a copy of each client's entry."""
+    trained_in = history.trained_in
+    if isinstance(trained_in, ChainMap):  # whose own way to a dictionary is long
+        recent, rest = trained_in.maps
+        trained_in = {**rest, **recent}
+    norms = {name: vars(one) for name, one in history.norms.items()}
+    return vars(history) | {"norms": norms, "trained_in": trained_in}
 
 
 @dataclass(frozen=True)
@@ -161,6 +188,7 @@ class CheckpointFolder:
         self._folder = folder
         self._experiment = experiment
         self._most = most
+        self._needed: dict[int, Sequence[int]] = {}  # a manifest may be large
 
     @property
     def waiting(self) -> Path:
@@ -194,12 +222,13 @@ class CheckpointFolder:
 
     def _needed_by(self, server_round: int) -> Sequence[int]:
         """Return the earlier rounds that a checkpoint cannot go on without."""
-        try:
-            manifest = json.loads((self._path(server_round) / _MANIFEST).read_text())
-            needed: list[int] = manifest.get(_EARLIER, [])
-        except _DAMAGE:
-            return ()
-        return needed
+        if server_round not in self._needed:
+            try:
+                found = json.loads((self._path(server_round) / _MANIFEST).read_bytes())
+                self._needed[server_round] = found.get(_EARLIER, [])
+            except _DAMAGE:
+                return ()
+        return self._needed[server_round]
 
     def _write(self, saved: Checkpoint) -> None:
         server_round, parts = saved.server_round, take_apart(saved.state)
@@ -208,7 +237,7 @@ class CheckpointFolder:
             "server_round": server_round,
             "experiment": self._experiment,
             "fingerprint": saved.fingerprint or fingerprint(saved.state),
-            "history": asdict(saved.history),
+            "history": _plain_history(saved.history),
             _EARLIER: [one.server_round for one in saved.earlier],
             "structure": json.loads(parts.structure),
         }
@@ -217,11 +246,12 @@ class CheckpointFolder:
         draft.mkdir(parents=True)
         tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
         write_atomically(draft / _TENSORS, save(tensors))
-        write_atomically(draft / _MANIFEST, json.dumps(manifest, indent=2))
+        write_atomically(draft / _MANIFEST, to_json(manifest, indent=2))
         target = self._path(server_round)
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
         sync_to_disc(self._folder)
+        self._needed[server_round] = manifest[_EARLIER]
 
     def load_latest(self, state_type: type) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; None if there is none."""
@@ -255,7 +285,7 @@ class CheckpointFolder:
 
     def _load(self, server_round: int, state_type: type) -> Checkpoint:
         path = self._path(server_round)
-        manifest = json.loads((path / _MANIFEST).read_text())
+        manifest = json.loads((path / _MANIFEST).read_bytes())
         if manifest["format"] != FORMAT or manifest["experiment"] != self._experiment:
             raise CheckpointError(
                 f"{path} belongs to another experiment or version; resume with the "
@@ -312,8 +342,8 @@ class Roster:
         return [member.name for member in self.members]
 
     def titles(self) -> dict[str, str]:
-        """Return what results call each client, by name."""
-        return {one.name: one.title or one.name for one in self.members}
+        """Return what results call clients that they do not call by their names."""
+        return {one.name: one.title for one in self.members if one.title}
 
     def trainable(self) -> dict[str, int]:
         """Return the number of training examples of each client that may take part."""

@@ -1,12 +1,15 @@
 import dataclasses
 import json
 import logging
+from collections import ChainMap
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import knnper
 from knnper.errors import CheckpointError, ConfigError, RunError
@@ -283,6 +286,40 @@ def test_what_the_rounds_tell_comes_back(tmp_path: Path) -> None:
     latest = latest_of(folder)
     assert latest.history == history
     assert latest.history.state_rounds(["b", "a"], 9) == (0, 2)
+
+
+names = st.sampled_from("abcdefghij")
+
+
+@given(
+    st.dictionaries(st.text("klmnopqrst", min_size=2, max_size=2), st.just(0)),
+    st.lists(st.sets(names, max_size=3), max_size=12),
+)
+@settings(deadline=None, max_examples=60)
+def test_who_trained_last_when_is_as_in_one_dictionary(
+    before: dict[str, int], rounds: list[set[str]]
+) -> None:
+    histories, expected = [History(trained_in=before)], [dict(before)]
+    for server_round, used in enumerate(map(sorted, rounds), start=1):
+        histories.append(histories[-1].after(server_round, {}, None, used))
+        expected.append(expected[-1] | dict.fromkeys(used, server_round))
+    # Earlier ones have not changed.
+    assert [one.trained_in for one in histories] == expected
+    for history, known in zip(histories, expected, strict=True):
+        assert list(history.trained_in or ()) == list(known)
+        clients = [*known, "nobody"]
+        assert history.state_rounds(clients, 9) == (*known.values(), 0)
+
+
+def test_what_is_known_of_many_clients_comes_back(tmp_path: Path) -> None:
+    history = History(trained_in=dict.fromkeys(map(str, range(100)), 1))
+    history = history.after(2, {}, None, ["7", "x"])
+    assert isinstance(history.trained_in, ChainMap), "a few of many are apart"
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(2, state(1.0), history)
+    assert latest_of(folder).history == history
+    text = (tmp_path / "round-000002" / "manifest.json").read_text()
+    assert list(json.loads(text)["history"]["trained_in"]) == list(history.trained_in)
 
 
 def test_one_of_an_earlier_version_tells_nothing_of_its_rounds(tmp_path: Path) -> None:
