@@ -18,10 +18,12 @@ from knnper.datastore.database import (
     understood,
 )
 from knnper.datastore.examples import StoreDamagedError
-from knnper.errors import CheckpointError
+from knnper.errors import CheckpointError, RunError
 from knnper.records import Parts, canonical, put_together, take_apart
 
 R = TypeVar("R")
+MOST_BYTES = 999_000_000
+"""Of one state: SQLite takes rows of less than 10^9 bytes."""
 # With states of many pages, larger ones are written and read in half the time.
 _LARGE_BYTES, _LARGE_PAGE_BYTES = 2**20, 2**16
 _TABLE = """states (
@@ -73,6 +75,12 @@ class ClientStateStore:
         parts = take_apart(state)
         tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
         content = save(tensors, {"structure": parts.structure})
+        if len(content) > MOST_BYTES:
+            raise RunError(
+                f"the state of client {client!r} has {len(content):,} bytes, expected "
+                f"at most {MOST_BYTES:,}; choose a method whose clients keep less, or "
+                "train less of the network (model.trained)"
+            )
         self._folder.mkdir(parents=True, exist_ok=True)
         with (
             self._opened(client, len(content)) as connection,

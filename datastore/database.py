@@ -95,8 +95,9 @@ def connect_unlogged(path: Path, page_bytes: int) -> Connection:
 
     ``page_bytes``: Of a database that is made.
     """
-    with understood(path):
+    with contextlib.ExitStack() as stack, understood(path):
         connection = _connection(path, "mode=rwc")
+        stack.callback(connection.close)
         # A journal that stays makes a commit cheap: no file comes or goes. It is on
         # disk when it returns also with NORMAL; FULL would wait once more, which the
         # checksums in the journal spare.
@@ -108,6 +109,7 @@ def connect_unlogged(path: Path, page_bytes: int) -> Connection:
             f"journal_size_limit = {JOURNAL_BYTES}",
         ):
             connection.execute(f"PRAGMA {pragma}")
+        stack.pop_all()
     return connection
 
 

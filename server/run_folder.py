@@ -329,7 +329,7 @@ class Member:
 class Roster:
     """Who there is when a run begins, and the same until it ends."""
 
-    members: tuple[Member, ...]
+    members: Sequence[Member]  # sorted by name
     split: str
 
     @classmethod
@@ -365,8 +365,8 @@ class Roster:
         """Return the clients that are not held out."""
         return frozenset(member.name for member in self.members if member.seen)
 
-    def _training(self) -> list[Member]:
-        return [one for one in self.members if one.seen and one.num_train > 0]
+    def _training(self) -> Iterator[Member]:
+        return (one for one in self.members if one.seen and one.num_train > 0)
 
 
 @dataclass(frozen=True)
@@ -426,14 +426,18 @@ class Shown(Iterable[ClientResult]):
     """What clients reported that do not withhold it, sorted by what they are called."""
 
     reported: Reported
-    titles: Mapping[str, str]  # by name, of those that are to be shown
+    clients: Collection[str]
+    titles: Mapping[str, str]  # what those are called that are not called by name
 
     def __iter__(self) -> Iterator[ClientResult]:
-        shown = [one for one in self.titles if one not in self.reported.withheld]
-        shown.sort(key=self.titles.__getitem__)
+        def title(name: str) -> str:
+            return self.titles.get(name, name)
+
+        withheld = self.reported.withheld
+        shown = sorted((one for one in self.clients if one not in withheld), key=title)
         for name, result in zip(shown, self.reported.of(shown), strict=True):
             if result is not None:
-                yield replace(result, client=self.titles[name])
+                yield replace(result, client=title(name))
 
 
 def _no_result(path: Path, why: object) -> RunError:
@@ -751,7 +755,8 @@ class RunFolder:
             return None
         found = read_document(self.path / _ROSTER)
         try:
-            return TypeAdapter(Roster).validate_python(found)
+            read = TypeAdapter(Roster).validate_python(found)
+            return Roster.of(read.members, read.split)
         except ValidationError as error:
             damaged = f"{self.path / _ROSTER} is damaged: {error}"
             raise RunError(

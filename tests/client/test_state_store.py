@@ -21,7 +21,7 @@ from hypothesis import strategies as some
 from safetensors.torch import save_file
 
 from knnper.client.state_store import ClientStateStore
-from knnper.errors import CheckpointError
+from knnper.errors import CheckpointError, RunError
 from knnper.records import take_apart
 from knnper.strategies.core.records import ModelState
 from tests.datastore.small_store import forked
@@ -188,6 +188,16 @@ def test_nothing_is_made_for_a_client_without_state(
 ) -> None:
     assert value_of(store, "0001", 1) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_sqlite_would_not_take_is_refused(
+    store: ClientStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("knnper.client.state_store.MOST_BYTES", 1000)
+    store.save("0001", 1, state(1.0), keep=[0])
+    with pytest.raises(RunError, match=r"client '0001' has 4,\d+ bytes, expected at m"):
+        store.save("0001", 2, state(2.0, size=1000), keep=[0])
+    assert value_of(store, "0001", 2) == 1.0
 
 
 def test_a_damaged_state_is_named(store: ClientStateStore, tmp_path: Path) -> None:

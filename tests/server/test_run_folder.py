@@ -405,15 +405,17 @@ def test_what_was_reported_last_counts(log: DistributionLog) -> None:
     reported = log.reported("m")
     assert dict(reported) == {"a": result("a", 2), "b": None}
     assert list(reported.withheld) == ["b"]
-    titles = {"b": "zoe", "a": "adam"}
-    assert list(Shown(reported, titles)) == [result("adam", 2)]
+    shown = Shown(reported, ["a", "b"], {"b": "zoe", "a": "adam"})
+    assert list(shown) == [result("adam", 2)]
 
 
 def test_what_is_shown_is_sorted_by_what_clients_are_called(
     log: DistributionLog,
 ) -> None:
     log.append("m", served(result("a"), result("b"), result("c")))
-    shown = Shown(log.reported("m"), {"a": "zoe", "c": "bob"})
+    shown = Shown(log.reported("m"), ["a", "b"], {"a": "zoe"})
+    assert [one.client for one in shown] == ["b", "zoe"]
+    shown = Shown(log.reported("m"), ["a", "c"], {"a": "zoe", "c": "bob"})
     assert [one.client for one in shown] == ["bob", "zoe"]
     assert list(shown) == list(shown)
 
