@@ -49,7 +49,9 @@ def measure(workload: Workload, repetitions: int) -> Measurement:
             def distribute_all() -> None:
                 say("personalize_vs_bare: all clients personalise")
                 handed = distribution.personalize(start, roster.sizes(), roster.seen())
-                results[:] = [result for _, result in handed if result]
+                results[:] = [
+                    result for told in handed for result in told.values() if result
+                ]
 
             with tempfile.TemporaryDirectory() as folder:
                 weights_file = str(Path(folder) / "weights.safetensors")

@@ -19,8 +19,9 @@ from flwr.app import Context, RecordDict
 from knnper.client.flower_node import Deadline, without_folders
 from knnper.client.install import SiteState
 from knnper.client.limits import Limits, note_refusal
-from knnper.client.runtime import ClientRuntime, ClientStateStore, Personalized, Served
+from knnper.client.runtime import ClientRuntime, Personalized, Served
 from knnper.client.settings import ClientSettings, read_client
+from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SitesSettings, SiteTask

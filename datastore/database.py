@@ -52,6 +52,10 @@ WAIT_S = 10.0
 """How long a statement waits for another process to end its transaction."""
 
 
+JOURNAL_BYTES = 2**20
+"""How much of a journal stays when its transaction has ended."""
+
+
 def log_of(path: Path) -> Path:
     """Return where the log of the database in ``path`` is, if there is one."""
     return path.with_name(f"{path.name}-wal")
@@ -83,6 +87,29 @@ def connect(path: Path, *, writable: bool) -> Connection:
             "wal_autocheckpoint = 0",
         ):
             connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def connect_unlogged(path: Path, page_bytes: int) -> Connection:
+    """Return a connection that needs no log, whose memory only one machine can share.
+
+    ``page_bytes``: Of a database that is made.
+    """
+    with contextlib.ExitStack() as stack, understood(path):
+        connection = _connection(path, "mode=rwc")
+        stack.callback(connection.close)
+        # A journal that stays makes a commit cheap: no file comes or goes. It is on
+        # disk when it returns also with NORMAL; FULL would wait once more, which the
+        # checksums in the journal spare.
+        for pragma in (
+            f"page_size = {page_bytes}",
+            "journal_mode = PERSIST",
+            "synchronous = NORMAL",
+            "secure_delete = OFF",
+            f"journal_size_limit = {JOURNAL_BYTES}",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+        stack.pop_all()
     return connection
 
 

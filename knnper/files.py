@@ -8,10 +8,10 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -146,9 +146,20 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     The folder must exist. Text is written as UTF-8. On return it is on disk.
     """
+    with written_atomically(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def written_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file whose content is that of ``path`` after the block.
+
+    As with `write_atomically`; after an error in the block nothing has changed.
+    """
     draft = draft_of(path)
     try:
-        draft.write_bytes(content.encode() if isinstance(content, str) else content)
+        with draft.open("wb") as file:
+            yield file
         sync_to_disc(draft)
         draft.replace(path)
     except BaseException:
@@ -170,22 +181,31 @@ class JsonLines:
 
     path: Path
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one more line; on return it is on disk."""
-        line = json.dumps(record).encode() + b"\n"
+    def append(self, *records: Mapping[str, Any]) -> None:
+        """Write more lines; on return they are on disk."""
+        lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
         with self.path.open("ab") as file:
             if self._ends_torn():
                 file.truncate(len(self._whole_lines()))
-            file.write(line)
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
         """Return all records, oldest first; none without a file."""
-        return [
-            self._parse(line, number)
-            for number, line in enumerate(self._whole_lines().splitlines(), start=1)
-        ]
+        return [record for _, record in self.placed()]
+
+    def placed(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield each record with where its line begins, oldest first."""
+        if not self.path.exists():
+            return
+        place = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                yield place, self._parse(line, number)
+                place += len(line)
 
     def replace(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Make ``records`` the only content, atomically."""

@@ -144,7 +144,7 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
         handed = ModelDistribution(bench.method, federation, bench.key).personalize(
             trained, roster.sizes(), roster.seen()
         )
-        results = [result for _, result in handed if result is not None]
+        results = [one for told in handed for one in told.values() if one is not None]
     return BasesFollowed(trained, results, *diary.curves(start.state))
 
 

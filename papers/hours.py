@@ -84,7 +84,7 @@ def runs_in(plan: Comparison, folder: Path) -> dict[str, list[Run]]:
                     f"{plan.name}: found rows without virtual time, expected "
                     "training.devices in all of them"
                 )
-            run = Run(rounds, clients_of(path))
+            run = Run(rounds, list(clients_of(path)))
             found.setdefault(made.point.title, []).append(run)
     return found
 

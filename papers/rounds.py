@@ -151,8 +151,8 @@ class _Reader(CheckpointFolder):
         found = loop.validate(trained)
         distribution = ModelDistribution(bench.method, federation, bench.key)
         served = distribution.personalize(trained, roster.sizes(), roster.seen())
-        results = [one for _, one in served if one is not None and one.seen]
-        summary = summarise(results)
+        results = (one for told in served for one in told.values())
+        summary = summarise(one for one in results if one is not None and one.seen)
         return {
             "seed": bench.experiment.run.seed,
             "validation": found.get("validation_accuracy_personal"),

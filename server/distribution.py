@@ -35,20 +35,25 @@ class ModelDistribution:
         sizes: Mapping[str, int],
         seen: Collection[str],
         done: Collection[str] = (),
-    ) -> Iterator[tuple[str, ClientResult | None]]:
-        """Yield who gets the model and is not ``done``, and the result if shown."""
+    ) -> Iterator[Mapping[str, ClientResult | None]]:
+        """Yield who gets the model and is not ``done``, and the result if shown.
+
+        Those that were served together are together.
+        """
         last = trained.server_round
         key = self.key.child("broadcast", "hand-over")
-        requests = requests_to_personalize(
-            self.method, trained, key, sizes, seen, set(done)
-        )
+        requests = requests_to_personalize(self.method, trained, key, sizes, seen, done)
         step = Step(Purpose.PERSONALIZE, last, [last])
         for reply in self.federation.exchange(step, requests):
-            for name, found in _told(reply, seen, self.metrics).items():
+            told = _told(reply, seen, self.metrics)
+            yield {
+                name: found
+                for name, found in told.items()
+                if name not in done and not isinstance(found, str)
+            }
+            for name, found in told.items():
                 if isinstance(found, str):
                     self._failed(name, found)
-                elif name not in done:
-                    yield name, found
 
     def _failed(self, client: str, reason: str) -> None:
         told = self.titles.get(client, client)
@@ -82,11 +87,12 @@ def requests_to_personalize(
             return reference
         return method.broadcast(state, client, key.child(client))
 
+    done = frozenset(done)
     for group in _groups(method, sizes, seen):
-        if set(done).issuperset(group):
+        if done.issuperset(group):
             continue
         for clients, payload in _sent_the_same(group, payload_of):
-            if not set(done).issuperset(clients):
+            if not done.issuperset(clients):
                 rounds = trained.history.state_rounds(clients, last_round)
                 yield Request(clients, payload, reference, clients[0] in seen, rounds)
 

@@ -1,10 +1,12 @@
 """Results of clients: plausibility, figures of groups of them, and their files."""
 
+import codecs
 import csv
-import io
 import itertools
 import math
+import operator
 import statistics
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from knnper.experiment import LARGEST_COUNT
-from knnper.files import write_atomically
+from knnper.files import written_atomically
 from knnper.metrics import ACCURACY, METRICS, is_worse, worst_first
 from knnper.strategies.core.task import (
     NUM_CALIBRATION_BINS,
@@ -171,7 +173,6 @@ def in_groups(
         yield tuple(name for name, _ in group)
 
 
-Pairs = Sequence[tuple[Evaluation, Evaluation]]
 EARLIER_NAMES = {
     "fraction_hurt": "fraction_degraded",
     "hand_over": "model_distribution",
@@ -270,25 +271,22 @@ OVER_CLIENTS = (
 """How a metric spreads over clients, see `metric_figures`."""
 
 
-def metric_figures(pairs: "Pairs", metric: str) -> dict[str, float | None]:
-    """Return how a metric of the first of each pair spreads over a group's clients.
+def metric_figures(
+    own: "_Model", other: "_Model", metric: str
+) -> dict[str, float | None]:
+    """Return how a metric of one kind of model spreads over a group's clients.
 
     As `Summary` has it of the accuracy, over the clients where the metric is defined;
     with the number of those that have test examples and where it is not. Where lower
-    is better, the worst is the largest.
+    is better, the worst is the largest. ``other`` are the models to compare with.
     """
-    found = [
-        (value, metric_of(other, metric), one.num_examples)
-        for one, other in pairs
-        if (value := metric_of(one, metric)) is not None
-    ]
+    values, counts = own.known(metric), own.sizes_with(metric)
     spread: tuple[float | None, ...] = (None,) * 5
-    if found:
-        total = sum(count for _, _, count in found)
-        weighted = math.fsum(value * count for value, _, count in found) / total
-        spread = weighted, *_spread(metric, [value for value, _, _ in found])
-    degraded = fraction_degraded(((own, other) for own, other, _ in found), metric)
-    num_undefined = sum(one.num_examples > 0 for one, _ in pairs) - len(found)
+    if values:
+        products = map(operator.mul, values, counts)
+        spread = math.fsum(products) / sum(counts), *_spread(metric, values)
+    degraded = fraction_degraded(own.beside(other, metric), metric)
+    num_undefined = sum(map(bool, own.sizes)) - len(values)
     names = (figure_of(metric, name) for name in OVER_CLIENTS)
     return dict(zip(names, (*spread, degraded, num_undefined), strict=True))
 
@@ -327,23 +325,25 @@ def with_present_names(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarise(
-    results: Sequence[ClientResult], metrics: Sequence[str] = ()
+    results: Iterable[ClientResult], metrics: Sequence[str] = ()
 ) -> GroupSummary:
     """Return the figures of a group of clients, in any order."""
-    personal = [(result.personal, result.reference) for result in results]
-    reference = [(result.reference, result.reference) for result in results]
-    return GroupSummary(_summary(personal, metrics), _summary(reference, metrics))
+    group = _Group(metrics)
+    for result in results:
+        group.add(result)
+    return group.summary()
 
 
 def summarise_groups(
-    results: Sequence[ClientResult], metrics: Sequence[str] = ()
+    results: Iterable[ClientResult], metrics: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the figures of the seen and of the unseen clients, as plain values."""
-    seen = [result for result in results if result.seen]
-    unseen = [result for result in results if not result.seen]
+    groups = {True: _Group(metrics), False: _Group(metrics)}
+    for result in results:
+        groups[result.seen].add(result)
     return {
-        "seen": summarise(seen, metrics).as_document(),
-        "unseen": summarise(unseen, metrics).as_document(),
+        "seen": groups[True].summary().as_document(),
+        "unseen": groups[False].summary().as_document(),
     }
 
 
@@ -351,9 +351,11 @@ def training_summary(
     rounds: Sequence[Mapping[str, float | int]], results: Iterable[ClientResult]
 ) -> dict[str, Any]:
     """Return what the rounds took and led to, as plain values."""
-    validations = [result.validation for result in results if result.seen]
-    total = sum(one.num_examples for one in validations)
-    correct = sum(one.num_correct for one in validations)
+    total = correct = 0
+    for result in results:
+        if result.seen:
+            total += result.validation.num_examples
+            correct += result.validation.num_correct
     return {
         "num_rounds": len(rounds),
         "train_loss": rounds[-1]["train_loss"] if rounds else None,
@@ -373,22 +375,26 @@ def write_clients_csv(
     metrics: Sequence[str] = (),
     more: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> None:
-    """Write one row a client, sorted by name; equal results give equal bytes.
+    """Write one row a client; equal results give equal bytes.
 
-    ``more``: Further columns, by client.
+    ``results``: Sorted by name; gone through twice. ``more``: Further columns, by
+    client.
     """
     measured = list(dict.fromkeys([ACCURACY, "log_loss", *metrics]))
-    rows = [
-        {**_row(result, measured), **more.get(result.client, {})}
-        for result in sorted(results, key=lambda one: one.client)
-    ]
     columns = [*_COLUMNS, *(column for one in measured for column in columns_of(one))]
-    chosen = sorted({key for row in rows for key in row} - set(columns))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*columns, *chosen], restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue())
+    chosen = {
+        key
+        for one in results
+        for key in itertools.chain(one.chosen, more.get(one.client, ()))
+    }
+    header = [*columns, *sorted(chosen.difference(columns))]
+    with written_atomically(path) as file:
+        text = codecs.getwriter("utf-8")(file)
+        writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {**_row(one, measured), **more.get(one.client, {})} for one in results
+        )
 
 
 _COLUMNS = ("client", "seen", "num_train", "num_validation", "num_test")
@@ -420,37 +426,137 @@ def _row(result: ClientResult, metrics: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _summary(pairs: Pairs, metrics: Sequence[str]) -> Summary:
-    """Return the figures of the first of each pair; the second is the global model."""
-    tested = [pair for pair in pairs if pair[0].accuracy is not None]
-    num_empty = len(pairs) - len(tested)
+MOST_SUMMED = 100_000
+
+
+class Total:
+    """`math.fsum` of numbers as they come; beyond 100,000 of them, of such sums."""
+
+    def __init__(self) -> None:
+        self._numbers = array("d")
+
+    def add(self, number: float) -> None:
+        """Count one more."""
+        if len(self._numbers) >= MOST_SUMMED:
+            self._numbers = array("d", [self.value])
+        self._numbers.append(number)
+
+    @property
+    def value(self) -> float:
+        """The sum so far."""
+        return math.fsum(self._numbers)
+
+
+class PooledBins:
+    """The bins of confidence of evaluations as they come."""
+
+    def __init__(self) -> None:
+        self._confidence = [Total() for _ in range(NUM_CALIBRATION_BINS)]
+        self.correct = [0] * NUM_CALIBRATION_BINS
+        self.counts = [0] * NUM_CALIBRATION_BINS
+
+    def add(self, one: Evaluation) -> None:
+        """Count one more, which is of some examples."""
+        for total, number in zip(self._confidence, one.bin_confidence, strict=True):
+            total.add(number)
+        self.correct = list(map(operator.add, self.correct, one.bin_correct))
+        self.counts = list(map(operator.add, self.counts, one.bin_counts))
+
+    @property
+    def confidence(self) -> list[float]:
+        """The sum of the confidences in each bin."""
+        return [total.value for total in self._confidence]
+
+
+class _Model:
+    """What is known of one kind of model, of clients as they come.
+
+    A client's own figures are in columns: there may be a million clients.
+    """
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        self.sizes = array("q")  # test examples
+        self._values = {name: array("d") for name in (ACCURACY, *metrics)}
+        # Of the clients that have an accuracy.
+        self.num_examples = 0
+        self.num_right, self.log_loss_sum = Total(), Total()
+        self.bins = PooledBins()
+
+    def add(self, one: Evaluation) -> None:
+        """Count a client's model."""
+        self.sizes.append(one.num_examples)
+        for name, values in self._values.items():
+            value = metric_of(one, name)
+            values.append(math.nan if value is None else value)
+        if one.accuracy is not None:
+            self.num_examples += one.num_examples
+            self.num_right.add(_num_right(one))
+            self.log_loss_sum.add(one.log_loss_sum)
+            self.bins.add(one)
+
+    def known(self, metric: str) -> list[float]:
+        """Return a metric of the clients that have it."""
+        return [one for one in self._values[metric] if not math.isnan(one)]
+
+    def sizes_with(self, metric: str) -> list[int]:
+        """Return the numbers of test examples of the clients that have a metric."""
+        both = zip(self.sizes, self._values[metric], strict=True)
+        return [size for size, one in both if not math.isnan(one)]
+
+    def beside(
+        self, other: "_Model", metric: str
+    ) -> Iterator[tuple[float, float | None]]:
+        """Yield a metric of each client that has it, with that of another model."""
+        for one, its in zip(self._values[metric], other._values[metric], strict=True):
+            if not math.isnan(one):
+                yield one, None if math.isnan(its) else its
+
+
+class _Group:
+    """Both models of clients as they come."""
+
+    def __init__(self, metrics: Sequence[str]) -> None:
+        self._metrics = metrics
+        self._personal, self._reference = _Model(metrics), _Model(metrics)
+
+    def add(self, result: ClientResult) -> None:
+        """Count a client."""
+        self._personal.add(result.personal)
+        self._reference.add(result.reference)
+
+    def summary(self) -> GroupSummary:
+        """Return the figures of those that were counted."""
+        return GroupSummary(
+            _summary(self._personal, self._reference, self._metrics),
+            _summary(self._reference, self._reference, self._metrics),
+        )
+
+
+def _summary(own: _Model, reference: _Model, metrics: Sequence[str]) -> Summary:
+    """Return the figures of the first models; the second are the global one."""
+    accuracies, num_clients = own.known(ACCURACY), len(own.sizes)
+    num_empty = num_clients - len(accuracies)
     of_metrics = {
         name: value
         for metric in metrics
         if metric != ACCURACY
-        for name, value in metric_figures(pairs, metric).items()
+        for name, value in metric_figures(own, reference, metric).items()
     }
-    if not tested:
-        return Summary(len(pairs), num_empty, 0, metrics=of_metrics)
-    evaluations = [evaluation for evaluation, _ in tested]
-    num_test_examples = sum(one.num_examples for one in evaluations)
-    mean, bottom_decile, worst, std = _spread(
-        ACCURACY, [one.accuracy or 0.0 for one in evaluations]
-    )
+    if not accuracies:
+        return Summary(num_clients, num_empty, 0, metrics=of_metrics)
+    mean, bottom_decile, worst, std = _spread(ACCURACY, accuracies)
     return Summary(
-        num_clients=len(pairs),
+        num_clients=num_clients,
         num_empty=num_empty,
-        num_test_examples=num_test_examples,
-        accuracy_weighted=math.fsum(map(_num_right, evaluations)) / num_test_examples,
+        num_test_examples=own.num_examples,
+        accuracy_weighted=own.num_right.value / own.num_examples,
         accuracy_mean=mean,
         accuracy_bottom_decile=bottom_decile,
         accuracy_worst=worst,
         accuracy_std=std,
-        fraction_degraded=fraction_degraded(
-            (one.accuracy, other.accuracy) for one, other in tested
-        ),
-        ece=_calibration_error(evaluations),
-        log_loss=_log_loss(evaluations),
+        fraction_degraded=fraction_degraded(own.beside(reference, ACCURACY)),
+        ece=_calibration_error(own.bins.confidence, own.bins.correct, own.num_examples),
+        log_loss=own.log_loss_sum.value / own.num_examples,
         metrics=of_metrics,
     )
 
@@ -462,29 +568,26 @@ def _num_right(evaluation: Evaluation) -> float:
     return evaluation.num_examples * (evaluation.accuracy or 0.0)
 
 
-def _calibration_error(evaluations: Sequence[Evaluation]) -> float | None:
-    """Return Σ_b (n_b / n) |accuracy_b - confidence_b| over the pooled bins."""
-    num_examples = sum(one.num_examples for one in evaluations)
+def _calibration_error(
+    confidence: Iterable[float], correct: Iterable[int], num_examples: int
+) -> float | None:
+    """Return Σ_b (n_b / n) |accuracy_b - confidence_b| over the bins."""
     if num_examples == 0:
         return None
-    correct = zip(*(one.bin_correct for one in evaluations), strict=True)
-    confidence = zip(*(one.bin_confidence for one in evaluations), strict=True)
-    gaps = (
-        abs(math.fsum(in_bin) - sum(right))
-        for in_bin, right in zip(confidence, correct, strict=True)
-    )
-    return math.fsum(gaps) / num_examples
+    both = zip(confidence, correct, strict=True)
+    return math.fsum(abs(sure - right) for sure, right in both) / num_examples
 
 
-def _log_loss(evaluations: Sequence[Evaluation]) -> float | None:
-    num_examples = sum(one.num_examples for one in evaluations)
-    if num_examples == 0:
-        return None
-    return math.fsum(one.log_loss_sum for one in evaluations) / num_examples
+def _own_calibration_error(one: Evaluation) -> float | None:
+    return _calibration_error(one.bin_confidence, one.bin_correct, one.num_examples)
+
+
+def _own_log_loss(one: Evaluation) -> float | None:
+    return one.log_loss_sum / one.num_examples if one.num_examples else None
 
 
 _FROM_SUMS: Mapping[str, Callable[[Evaluation], float | None]] = {
     ACCURACY: lambda one: one.accuracy,
-    "log_loss": lambda one: _log_loss([one]),
-    "ece": lambda one: _calibration_error([one]),
+    "log_loss": _own_log_loss,
+    "ece": _own_calibration_error,
 }

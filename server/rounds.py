@@ -263,8 +263,7 @@ class RoundLoop:
         self.training, self.run = assembly.experiment.training, assembly.experiment.run
         self.federation, self.checkpoints = federation, checkpoints
         self.clients, self.claimed = roster.trainable(), roster.claimed()
-        self.sizes, self.num_validation = roster.sizes(), roster.num_validation()
-        self.titles = roster.titles()
+        self.roster, self.titles = roster, roster.titles()
         self.on_round = on_round
         self._warned_of: set[str] = set()
         self.schedule: Schedule = Rounds(
@@ -301,7 +300,9 @@ class RoundLoop:
             figures |= _on_time(cohort, server_round)
             if cohort.replies is not None:
                 figures["participants"] = {
-                    self.titles[client]: server_round - 1 - cohort.versions[client]
+                    self.titles.get(client, client): server_round
+                    - 1
+                    - cohort.versions[client]
                     for client in sorted(tally.used)
                 }
             last = server_round == self.method.num_rounds
@@ -503,14 +504,13 @@ class RoundLoop:
         """Return the accuracies on the seen clients' validation splits."""
         server_round, state = trained.server_round, trained.state
         key = self.key.child("broadcast", server_round)
-        busy = self.schedule.busy()
+        busy, num_validation = self.schedule.busy(), self.roster.num_validation()
         free = {
-            name: count
-            for name, count in self.num_validation.items()
-            if name not in busy
+            name: count for name, count in num_validation.items() if name not in busy
         }
         if self.run.validate_personal:
-            sizes = {name: self.sizes[name] for name in free}
+            of_all = self.roster.sizes()
+            sizes = {name: of_all[name] for name in free}
             requests = requests_to_personalize(self.method, trained, key, sizes, sizes)
         else:
             unseen = key.child(UNSEEN_CLIENT)
@@ -520,10 +520,10 @@ class RoundLoop:
         step = Step(Purpose.VALIDATE, server_round, self.checkpoints.ways_back())
         counts: Counter[str] = Counter()
         for reply in self.federation.exchange(step, requests):
-            most = sum(self.num_validation[name] for name in reply.clients)
+            most = sum(num_validation[name] for name in reply.clients)
             problem = reply.failure or validation_problem(reply.record, most)
             if problem:
-                named = ", ".join(self.titles[one] for one in reply.clients)
+                named = ", ".join(self.titles.get(one, one) for one in reply.clients)
                 log.warning(_FAILED, server_round, named, problem)
                 continue
             found: Validation = reply.record

@@ -26,13 +26,14 @@ from knnper.server.run_folder import (
     Checkpoint,
     CheckpointFolder,
     History,
+    Reported,
     Roster,
     RunFolder,
+    Shown,
 )
 from knnper.server.schedule import participation_of, schedule_of
 from knnper.strategies.catalogue import Assembly, own_title
 from knnper.strategies.core.records import NoState
-from knnper.strategies.core.task import ClientResult
 
 
 @contextlib.contextmanager
@@ -103,15 +104,13 @@ class Conductor:
         if self.folder.is_finished():  # what earlier distributions of this run took
             earlier = self.folder.results()["training"]
             seconds = float(earlier["personalization_seconds"])
-        served = self._distribute(trained, roster, roster.names() if to is None else to)
+        self._distribute(trained, roster, to)
+        reported = self._reported(trained)
+        served = [name for name in roster.names() if name in reported]
         if not served:
             return served
         titles = roster.titles()
-        results = [
-            dataclasses.replace(result, client=titles[result.client])
-            for result in served.values()
-            if result is not None
-        ]
+        results = Shown(reported, served, titles)
         document = {
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
@@ -124,8 +123,14 @@ class Conductor:
             },
             "model_distribution": {
                 "num_clients": len(served),
-                "withheld": [titles[name] for name, one in served.items() if not one],
-                "offline": [titles[one] for one in roster.names() if one not in served],
+                "withheld": [
+                    titles.get(one, one) for one in served if one in reported.withheld
+                ],
+                "offline": [
+                    titles.get(one, one)
+                    for one in roster.names()
+                    if one not in reported
+                ],
             },
             "manifest": {
                 **self.folder.manifest(),
@@ -134,7 +139,7 @@ class Conductor:
         }
         predictions = self._predictions
         if predictions is not None:
-            predictions.merge({name: titles[name] for name in served})
+            predictions.merge({name: titles.get(name, name) for name in served})
         self.folder.write_clients_csv(
             results, self._metrics, self._participation(roster, trained.history)
         )
@@ -155,7 +160,7 @@ class Conductor:
         )
         schedule.learn(history.gains)
         found = schedule.client_figures(one.method.num_rounds)
-        return {titles[name]: figures for name, figures in found.items()}
+        return {titles.get(name, name): figures for name, figures in found.items()}
 
     @property
     def _metrics(self) -> Sequence[str]:
@@ -168,16 +173,24 @@ class Conductor:
         is_kept = experiment.run.save_predictions and experiment.data.name != SITES
         return Predictions(self.folder.path) if is_kept else None
 
+    def _reported(self, trained: Checkpoint) -> Reported:
+        """Return what was reported by those who need not be asked again."""
+        reported = self.folder.distributed.reported(trained.fingerprint)
+        if (predictions := self._predictions) is None:
+            return reported
+        places = reported.places.items()
+        there = {name: place for name, place in places if predictions.has(name)}
+        return dataclasses.replace(reported, places=there)
+
     def _distribute(
-        self, trained: Checkpoint, roster: Roster, to: Collection[str]
-    ) -> dict[str, ClientResult | None]:
-        done = self.folder.distributed.reported(trained.fingerprint)
-        if (predictions := self._predictions) is not None:
-            done = {name: one for name, one in done.items() if predictions.has(name)}
-        self.observer.personalization_started(len(set(to) - set(done)))
-        others = set(roster.names()) - set(to)
+        self, trained: Checkpoint, roster: Roster, to: Collection[str] | None
+    ) -> None:
+        done = self._reported(trained)
+        waiting = roster.names() if to is None else sorted(to)
+        waiting = [name for name in waiting if name not in done]
+        self.observer.personalization_started(len(waiting))
         # A server that was started again knows nobody yet.
-        self.federation.await_clients(sorted(set(to) - set(done)), 0)
+        self.federation.await_clients(waiting, 0)
         distribution = ModelDistribution(
             self.assembly.method,
             self.federation,
@@ -185,12 +198,13 @@ class Conductor:
             self._metrics,
             roster.titles(),
         )
-        sizes, seen, left_out = roster.sizes(), roster.seen(), others | set(done)
-        for name, result in distribution.personalize(trained, sizes, seen, left_out):
-            self.folder.distributed.append(trained.fingerprint, name, result)
-            done[name] = result
-            self.observer.client_personalized()
-        return {name: done[name] for name in roster.names() if name in done}
+        others = () if to is None else set(roster.names()).difference(to)
+        sizes, seen, left_out = roster.sizes(), roster.seen(), {*others, *done}
+        for reports in distribution.personalize(trained, sizes, seen, left_out):
+            if reports:
+                self.folder.distributed.append(trained.fingerprint, reports)
+            for _ in reports:
+                self.observer.client_personalized()
 
 
 def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:

@@ -5,6 +5,7 @@ Server and workers each make their own: it depends on nothing but the experiment
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import math
@@ -13,13 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from knnper.client.runtime import ClientRuntime, ClientStateStore
+from knnper.client.runtime import ClientRuntime
+from knnper.client.state_store import ClientStateStore
 from knnper.data.arrays import OWN_DATA
 from knnper.data.catalogue import DATA_SETS, load_data
 from knnper.data.examples import (
@@ -65,6 +67,7 @@ from knnper.simulation.partition.schemes import (
 )
 from knnper.simulation.partition.split import (
     MOST_DRAWN,
+    Clients,
     Partition,
     PartsByName,
     fingerprint,
@@ -232,22 +235,33 @@ class Workbench(Assembly):
     @property
     def roster(self) -> Roster:
         """The clients as the server knows them."""
-        clients = self.partition.clients
-        titles = clients.titles or [""] * len(clients)
+        members = _Members(self.partition.clients)
+        return Roster(members, fingerprint(self.partition))
+
+
+@dataclass(frozen=True, eq=False)
+class _Members(Sequence[Member]):
+    """Virtual clients, each made when it is looked at: there may be a million."""
+
+    clients: Clients
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @overload
+    def __getitem__(self, place: int) -> Member: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Member]: ...
+    def __getitem__(self, place: int | slice) -> Member | Sequence[Member]:
+        if isinstance(place, slice):
+            return list(self)[place]
+        return next(itertools.islice(self, range(len(self))[place], None))
+
+    def __iter__(self) -> Iterator[Member]:
+        clients = self.clients
+        claims, titles = [False] * len(clients), clients.titles or [""] * len(clients)
         counts = clients.seen.tolist(), *clients.sizes.tolist()
-        columns = zip(clients.names, titles, *counts, strict=True)
-        members = (
-            Member(
-                name=name,
-                seen=seen,
-                num_train=num_train,
-                num_validation=num_validation,
-                num_test=num_test,
-                title=title,
-            )
-            for name, title, seen, num_train, num_validation, num_test in columns
-        )
-        return Roster.of(members, fingerprint(self.partition))
+        yield from map(Member, clients.names, *counts, claims, titles)
 
 
 @explained()

@@ -219,7 +219,7 @@ def compared_columns(plan: Comparison) -> dict[tuple[str, str], str]:
 
 def _clients(path: Path, metric: str) -> list[ClientRow]:
     try:
-        return clients_of(path, metric)
+        return list(clients_of(path, metric))
     except RunError as error:
         raise RunError(
             f"{error}. Delete {path}, and the same command makes the run anew"

@@ -296,20 +296,23 @@ def draw_log_dirichlet(
     these are all 0 in floating point; their logarithms are not: Gamma(α) is
     Gamma(α + 1) * U^(1/α), and -log U is a standard exponential draw.
     """
-    log_gammas = np.log(generator.standard_gamma(concentration + 1.0, shape))
-    exponentials = generator.standard_exponential(shape)
-    above_least = exponentials - exponentials.min(axis=-1, keepdims=True)
+    # In place: with a million clients each array is large.
+    log_weights = generator.standard_gamma(concentration + 1.0, shape)
+    np.log(log_weights, out=log_weights)
+    drops = generator.standard_exponential(shape)
+    drops -= drops.min(axis=-1, keepdims=True)
     with np.errstate(over="ignore"):
-        drops = np.minimum(above_least / concentration, _LARGEST_DROP)
-    log_weights: NDArray[np.float64] = log_gammas - drops
+        drops /= concentration
+    log_weights -= np.minimum(drops, _LARGEST_DROP, out=drops)
     return log_weights
 
 
 def normalise(log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the weights, which sum to 1 along the last axis."""
-    weights = np.exp(log_weights - log_weights.max(axis=-1, keepdims=True))
-    normalised: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
-    return normalised
+    weights: NDArray[np.float64] = log_weights - log_weights.max(axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,8 +342,8 @@ def dirichlet(
     """
     num_labels = num_labels_of(train_labels, test_labels)
     shape = (num_labels, settings.num_clients)
-    draws = draw_log_dirichlet(settings.alpha, shape, key.child("weights").numpy())
-    weights = normalise(draws)
+    generator = key.child("weights").numpy()
+    weights = normalise(draw_log_dirichlet(settings.alpha, shape, generator))
     totals = np.bincount(train_labels, minlength=num_labels)
     counts = apportion(weights, totals, key.child("round").numpy())
     train_owner = allocate(train_labels, counts, key.child("train"))

@@ -7,7 +7,7 @@ import re
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from knnper.server.results import PooledBins, Total
 from knnper.simulation.reports.figure import (
     FAINT,
     INK,
@@ -38,11 +39,12 @@ from knnper.simulation.reports.runs import (
     Setup,
     chart_text,
     client_rows,
+    note_on_sample,
     one_line,
+    sampled,
     split_of,
 )
 from knnper.simulation.workbench import LabelCounts, read_label_counts
-from knnper.strategies.core.task import Evaluation
 
 WIDTH = 8.6  # inches, that of the page's text
 PANEL_HEIGHT = 2.7  # inches
@@ -64,6 +66,7 @@ class Picture:
 
     figure: Figure
     alternative: str
+    note: str = ""  # on what is not drawn
 
 
 @boxes_told()
@@ -381,16 +384,15 @@ def _localise(element: ElementTree.Element, name: str) -> None:
 NUM_BINS = 20
 
 
-def weight_counts(clients: Sequence[ClientRow]) -> tuple[Counts, Counts, float] | None:
+def weight_counts(clients: Iterable[ClientRow]) -> tuple[Counts, Counts, float] | None:
     """Return how many seen and unseen clients have λ = 0, 0.05 ... 1, and its mean."""
-    weights = [weight for one in clients if (weight := one.knn_weight) is not None]
-    if not weights:
-        return None
-    counts = np.zeros((2, NUM_BINS + 1), np.int64)
+    counts, total = np.zeros((2, NUM_BINS + 1), np.int64), Total()
     for one in clients:
         if one.knn_weight is not None:
             counts[int(not one.seen), round(NUM_BINS * one.knn_weight)] += 1
-    return counts[0], counts[1], statistics.fmean(weights)
+            total.add(one.knn_weight)
+    num_clients = int(counts.sum())
+    return (*counts, total.value / num_clients) if num_clients else None
 
 
 def draw_weights(setups: Sequence[Setup], colors: Colors) -> Picture | None:
@@ -512,9 +514,10 @@ def draw_partition(setups: Sequence[Setup]) -> Picture | None:
     if found is None:
         return None
     name, counts = found
-    by_class, num_seen = ordered_counts(counts)
+    drawn = replace(counts, clients=tuple(sampled(counts.clients)))
+    by_class, num_seen = ordered_counts(drawn)
     num_classes, num_clients = by_class.shape
-    sizes, num_labels = by_class.sum(axis=0), (by_class > 0).sum(axis=0)
+    sizes = by_class.sum(axis=0)
     height = 1.9 + min(_CLASS_HEIGHT * num_classes, 6.0)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2.4])
@@ -525,12 +528,16 @@ def draw_partition(setups: Sequence[Setup]) -> Picture | None:
     _draw_cells(below, by_class, counts.class_names)
     if num_seen < num_clients:
         _mark_unseen(above, num_seen)
+    of_all = counts.local
+    sizes, num_labels = of_all.sum(axis=1), (of_all > 0).sum(axis=1)
     return Picture(
         figure,
-        f"The split of the run {name}: {num_clients} clients, {num_seen} of them seen, "
+        f"The split of the run {name}: {len(of_all)} clients, "
+        f"{sum(one.seen for one in counts.clients)} of them seen, "
         f"with {sizes.min()} to {sizes.max()} training and validation examples, median "
         f"{np.median(sizes):g}; a client has {np.median(num_labels):g} of the "
         f"{num_classes} labels (median).",
+        note_on_sample([("clients", num_clients, len(of_all))]),
     )
 
 
@@ -576,22 +583,14 @@ class Reliability:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, evaluations: Sequence[Evaluation]) -> "Reliability":
-        """Return the bins of all evaluations pooled."""
-        confidence, correct, counts = (
-            [
-                math.fsum(bins)
-                for bins in zip(
-                    *(getattr(one, name) for one in evaluations), strict=True
-                )
-            ]
-            for name in ("bin_confidence", "bin_correct", "bin_counts")
-        )
+    def of(cls, pooled: PooledBins) -> "Reliability":
+        """Return the bins of evaluations that hold any."""
+        confidence, correct, counts = pooled.confidence, pooled.correct, pooled.counts
         held = [place for place, count in enumerate(counts) if count > 0]
         return cls(
             tuple(confidence[place] / counts[place] for place in held),
             tuple(correct[place] / counts[place] for place in held),
-            tuple(int(counts[place]) for place in held),
+            tuple(counts[place] for place in held),
         )
 
     @property
@@ -629,23 +628,28 @@ def panels_of(setups: Sequence[Setup]) -> list[Panel]:
 
 def _panels(setup: Setup) -> list[Panel]:
     """Return a panel a group of which any client was tested."""
-    reported = [
-        result
-        for run in setup.runs
-        if (model := run.results["training"].get("state_sha256")) is not None
-        # None keeps it to itself.
-        for result in run.folder.distributed.reported(model).values()
-        if result is not None and result.personal.num_examples > 0
+    pooled = {group: (PooledBins(), PooledBins()) for group in GROUPS}
+    for run in setup.runs:
+        model = run.results["training"].get("state_sha256")
+        if model is None:
+            continue
+        reported = run.folder.distributed.reported(model)
+        for result in reported.of(reported):
+            # None keeps it to itself.
+            if result is not None and result.personal.num_examples > 0:
+                own, reference = pooled["seen" if result.seen else "unseen"]
+                own.add(result.personal)
+                reference.add(result.reference)
+    return [
+        Panel(
+            setup.label,
+            group,
+            Reliability.of(own),
+            Reliability.of(reference) if setup.has_reference else None,
+        )
+        for group, (own, reference) in pooled.items()
+        if any(own.counts)
     ]
-    panels = []
-    for group in GROUPS:
-        results = [one for one in reported if one.seen == (group == "seen")]
-        if results:
-            own = Reliability.of([result.personal for result in results])
-            reference = Reliability.of([result.reference for result in results])
-            compared = reference if setup.has_reference else None
-            panels.append(Panel(setup.label, group, own, compared))
-    return panels
 
 
 def draw_reliability(setups: Sequence[Setup], colors: Colors) -> Picture | None:
@@ -685,10 +689,15 @@ _LARGEST_AREA, _SMALLEST_AREA = 240.0, 9.0  # square points
 class Scatter:
     """How many clients of a setup, of all seeds, are at each point."""
 
-    points: Mapping[tuple[bool, float, float], int]
+    points: Mapping[tuple[bool, float, float], int]  # of those that are drawn
     num_better: int
     num_equal: int
     num_worse: int
+
+    @property
+    def num_clients(self) -> int:
+        """All, drawn or not."""
+        return self.num_better + self.num_equal + self.num_worse
 
     @property
     def verdict(self) -> str:
@@ -702,15 +711,20 @@ def scatters(setups: Sequence[Setup]) -> dict[str, Scatter]:
     """Return the scatters by label, of the setups that personalise anything."""
 
     def scatter(setup: Setup) -> Scatter | None:
-        clients = client_rows(setup)
+        signs: Counter[int] = Counter()
+
+        def counted() -> Iterator[ClientRow]:
+            for one in client_rows(setup):
+                gain = one.accuracy - one.accuracy_global
+                signs[(gain > 0) - (gain < 0)] += 1
+                yield one
+
         points = Counter(
-            (one.seen, one.accuracy_global, one.accuracy) for one in clients
+            (one.seen, one.accuracy_global, one.accuracy) for one in sampled(counted())
         )
-        better = sum(one.accuracy > one.accuracy_global for one in clients)
-        worse = sum(one.accuracy < one.accuracy_global for one in clients)
-        if not setup.has_reference or better + worse == 0:
+        if not setup.has_reference or signs[1] + signs[-1] == 0:
             return None
-        return Scatter(points, better, len(clients) - better - worse, worse)
+        return Scatter(points, signs[1], signs[0], signs[-1])
 
     return first_found((setup.label, scatter(setup)) for setup in setups)
 
@@ -730,7 +744,12 @@ def draw_scatters(setups: Sequence[Setup], colors: Colors) -> Picture | None:
         whole_fractions(axes, both=True)
     name_sides(panels, "accuracy, global model", "accuracy, own model")
     told = "; ".join(f"{label}: {scatter.verdict}" for label, scatter in found.items())
-    return Picture(figure, f"Clients that their own model serves, by method. {told}.")
+    note = note_on_sample(
+        (f"clients of {label}", sum(one.points.values()), one.num_clients)
+        for label, one in found.items()
+    )
+    text = f"Clients that their own model serves, by method. {told}."
+    return Picture(figure, text, note)
 
 
 def _draw_clients(
@@ -772,7 +791,7 @@ class SizeClass:
         return own + reference if is_compared else own
 
 
-def size_classes(clients: Sequence[ClientRow]) -> list[SizeClass]:
+def size_classes(clients: Iterable[ClientRow]) -> list[SizeClass]:
     """Return classes of about as many clients each, the smallest memories first."""
     sized = [(one.num_stored, one) for one in clients if one.num_stored is not None]
     sized.sort(key=lambda one: one[0])

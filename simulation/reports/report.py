@@ -168,6 +168,8 @@ def draw_sections(
                     f" At most {MOST_SHOWN} of the {len(ordered)} setups are drawn: "
                     "those with the largest average over the seen clients."
                 )
+            if picture and picture.note:
+                text += f" {picture.note}"
             sections.append(Section(prefix + kind.name, kind.title, text, picture))
         for section in sections:
             if section.picture is not None:

@@ -3,10 +3,13 @@
 import csv
 import dataclasses
 import functools
+import hashlib
+import heapq
 import inspect
 import io
 import json
 import math
+import operator
 import shlex
 import statistics
 import unicodedata
@@ -14,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
@@ -293,8 +296,8 @@ class Run:
     @functools.cached_property
     def _of_everybody(self) -> Mapping[str, Any]:
         model = self.results["training"]["state_sha256"]
-        handed = self.folder.distributed.reported(model).values()
-        results = [result for result in handed if result is not None]
+        reported = self.folder.distributed.reported(model)
+        results = (one for one in reported.of(reported) if one is not None)
         return summarise(results, self.metrics).as_document()
 
     @property
@@ -461,7 +464,18 @@ def as_text(value: Any) -> str:
 _CLIENTS = "clients.csv"
 
 
-@dataclass(frozen=True)
+class Named(Protocol):
+    """Something of a client."""
+
+    @property
+    def client(self) -> str:
+        """The client's name."""
+
+
+C = TypeVar("C", bound=Named)
+
+
+@dataclass(frozen=True, slots=True)  # there may be a million
 class ClientRow:
     """A client of a run that has test examples."""
 
@@ -478,13 +492,14 @@ class ClientRow:
     staleness: float | None = None
 
 
-_CLIENT_ROWS = TypeAdapter(list[ClientRow])
+_CLIENT_ROW = TypeAdapter(ClientRow)
 
 
-def client_rows(setup: Setup) -> list[ClientRow]:
-    """Return the clients of all seeds that have test examples."""
-    paths = [run.path for run in setup.runs if has_clients(run.path)]
-    return [row for path in paths for row in clients_of(path)]
+def client_rows(setup: Setup) -> Iterator[ClientRow]:
+    """Yield the clients of all seeds that have test examples."""
+    for run in setup.runs:
+        if has_clients(run.path):
+            yield from clients_of(run.path)
 
 
 def has_clients(run: Path) -> bool:
@@ -492,26 +507,51 @@ def has_clients(run: Path) -> bool:
     return (run / _CLIENTS).is_file()
 
 
-def clients_of(run: Path, metric: str = ACCURACY) -> list[ClientRow]:
-    """Return the clients of a finished run that have test examples, and the metric."""
+def clients_of(run: Path, metric: str = ACCURACY) -> Iterator[ClientRow]:
+    """Yield the clients of a finished run that have test examples, and the metric."""
     path, names = run / _CLIENTS, columns_of(ACCURACY)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["accuracy"]]
-        for row in rows:
-            values = [row.get(column, "") for column in columns_of(metric)]
-            row.update(zip(names, values, strict=True))
-        return _CLIENT_ROWS.validate_python(
-            [
-                {key: one for key, one in row.items() if one}
-                for row in rows
-                if all(row[name] for name in names)
-            ]
-        )
+            for row in csv.DictReader(file):
+                if not row["accuracy"]:
+                    continue
+                values = [row.get(column, "") for column in columns_of(metric)]
+                row.update(zip(names, values, strict=True))
+                if all(values):
+                    known = {key: one for key, one in row.items() if one}
+                    yield _CLIENT_ROW.validate_python(known)
     except (OSError, KeyError, ValueError) as error:
         raise RunError(
             f"{path} is missing or damaged, expected the columns of a run: {error}"
         ) from error
+
+
+MOST_CLIENTS = 10_000
+
+
+def sampled(clients: Iterable[C]) -> list[C]:
+    """Return at most `MOST_CLIENTS` of the clients, in their order.
+
+    Those whose names have the smallest SHA-256: by nothing but chance, and of each run
+    the same ones.
+    """
+
+    def rank(numbered: tuple[int, C]) -> bytes:
+        return hashlib.sha256(numbered[1].client.encode()).digest()
+
+    chosen = heapq.nsmallest(MOST_CLIENTS, enumerate(clients), key=rank)
+    return [one for _, one in sorted(chosen, key=operator.itemgetter(0))]
+
+
+def note_on_sample(counts: Iterable[tuple[str, int, int]]) -> str:
+    """Return a sentence on what is cut, of (what, number drawn, number of all)."""
+    cut = [
+        f"{drawn:,} of the {total:,} {what}"
+        for what, drawn, total in counts
+        if drawn < total
+    ]
+    sample = "a sample by the SHA-256 of their names"
+    return f"Drawn are {'; '.join(cut)}: {sample}." if cut else ""
 
 
 def fraction_degraded_against(

@@ -165,10 +165,7 @@ class Quantize(Compressor):
         shifts = np.arange(8 // bits, dtype=np.uint8) * bits
         coded = (packed[:, None] >> shifts & (2**bits - 1)).reshape(-1)[:size]
         levels = (coded.astype(np.float32) - most) / np.float32(most)
-        # A client may send any scale: what is not finite then, is refused later.
-        with np.errstate(over="ignore", invalid="ignore"):
-            values: Values = levels * _spread(scales, size)
-        return values
+        return _scaled(levels, scales)
 
     @property
     def _most(self) -> int:
@@ -191,7 +188,7 @@ class Sign(Compressor):
     def decode(self, code: bytes, size: int) -> Values:
         scales, packed = _scales_and_rest(code, size, 1)
         signs = np.unpackbits(packed, count=size).astype(np.float32) * 2 - 1
-        return signs * _spread(scales, size)
+        return _scaled(signs, scales)
 
 
 _TINY = np.float32(1e-38)
@@ -207,8 +204,12 @@ def _blocks(values: Values) -> Values:
     return np.pad(values, (0, missing)).reshape(-1, _BLOCK)
 
 
-def _spread(scales: Values, size: int) -> Values:
-    return np.repeat(scales, _BLOCK)[:size]
+def _scaled(numbers: Values, scales: Values) -> Values:
+    """Return each number times the scale of its block."""
+    # A client may send any scale: what is not finite then, is refused later.
+    with np.errstate(over="ignore", invalid="ignore"):
+        values: Values = numbers * np.repeat(scales, _BLOCK)[: len(numbers)]
+    return values
 
 
 def _scales_and_rest(

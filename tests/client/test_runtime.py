@@ -1,5 +1,7 @@
 """What a client does, with a method of functions."""
 
+import contextlib
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +12,10 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from knnper.client.runtime import ClientRuntime, ClientStateStore, make_client_app
+from knnper.client.runtime import ClientRuntime, make_client_app
+from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples, InputSpec
-from knnper.errors import CheckpointError, CodecError, TrainingDivergedError
+from knnper.errors import CodecError, TrainingDivergedError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
@@ -199,7 +202,7 @@ def test_a_personalised_model_is_asked_what_nothing_was_chosen_on(
     made = (method, SPEC, Halves(), states, RandomKey(0), EmbeddingPool())
     client, one = ClientRuntime(*made), ModelPayload(torch.ones(1))
     states.save("00101", 4, state(7.0), [0])
-    before = [path.read_bytes() for path in tmp_path.rglob("*.safetensors")]
+    before = [path.read_bytes() for path in tmp_path.glob("*.sqlite")]
     asked = ["00101", "1", ""]
     found = client.validate(asked, one, ModelPayload(torch.zeros(1)), 5, [4, 0, 0])
     # The unpersonalised model first; then 0, 1, 1 is told and 0, 0 asked, and so on.
@@ -211,60 +214,12 @@ def test_a_personalised_model_is_asked_what_nothing_was_chosen_on(
     # 1 is wrong on 0, 0; 0 is right on one of 0, 1, 1; without any it is 1.
     assert (found.num_personal, found.num_personal_correct) == (6, 0 + 1 + 1)
     assert (found.reference.num_examples, found.failures) == (6, {})
-    assert [path.read_bytes() for path in tmp_path.rglob("*.safetensors")] == before
+    assert [path.read_bytes() for path in tmp_path.glob("*.sqlite")] == before
     fast = ModelPayload(-torch.ones(1))
     failing = client.validate(["0011", "1"], fast, one, 5, [0, 0])
     assert failing.failures == {"0011": "too fast"}
     assert (failing.num_personal, failing.num_personal_correct) == (1, 1)
     assert failing.reference.num_examples == 5
-
-
-def test_a_round_sees_only_what_was_before_it(tmp_path: Path) -> None:
-    store = ClientStateStore(tmp_path)
-    for client, number in (("0001", 2), ("0001", 5), ("0002", 3)):
-        store.save(client, number, state(number), keep=[0])
-    found = [value_of(store, "0001", number) for number in (1, 2, 4, 5)]
-    assert found == [None, 2, 2, 5]
-    store.save("0001", 5, state(6), keep=[0])
-    assert value_of(store, "0001", 5) == 6, "a repeated round replaces its state"
-
-
-def test_the_state_at_each_checkpoint_stays(tmp_path: Path) -> None:
-    store = ClientStateStore(tmp_path)
-    for number in (2, 5, 6, 9, 13, 14):
-        store.save("0001", number, state(number), keep=[0])
-    store.save("0001", 15, state(15), keep=[4, 8, 12])
-    # 2 at 4, 6 at 8, 9 at 12; and all since.
-    assert kept(tmp_path / "0001") == [2, 6, 9, 13, 14, 15]
-    store.save("0001", 16, state(16), keep=[14])
-    assert kept(tmp_path / "0001") == [14, 15, 16]
-
-
-def test_what_counts_no_longer_is_put_aside_until_it_is_passed(tmp_path: Path) -> None:
-    store, aside = ClientStateStore(tmp_path), tmp_path / "0001" / "aside"
-    for number in (3, 6, 8):
-        store.save("0001", number, state(number), keep=[0])
-    assert value_of(store, "0001", 3) == 3.0
-    assert (kept(tmp_path / "0001"), kept(aside)) == ([3], [6, 8])
-    store.save("0001", 5, state(-5.0), keep=[4])
-    assert kept(aside) == [6, 8]
-    # The server thinks better of it: what it did in round 8 counts after all.
-    assert value_of(store, "0001", 8) == 8.0
-    assert value_of(store, "0001", 5) == -5.0
-    store.save("0001", 9, state(-9.0), keep=[4, 8])
-    assert not aside.exists()
-
-
-def kept(folder: Path) -> list[int]:
-    return sorted(int(path.stem[-6:]) for path in folder.glob("*.safetensors"))
-
-
-def test_a_damaged_state_is_named(tmp_path: Path) -> None:
-    store = ClientStateStore(tmp_path)
-    store.save("0001", 1, state(1.0), keep=[0])
-    (tmp_path / "0001" / "round-000001.safetensors").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match="state of client '0001'"):
-        store.load(ModelState, "0001", 1)
 
 
 @dataclass(frozen=True)
@@ -299,8 +254,11 @@ def test_clients_of_one_task_are_trained_as_if_alone(tmp_path: Path) -> None:
             store.save(client, 1, state(value), [1])
     # The state of b is damaged: that is its own failure, and nobody else's.
     for folder in (tmp_path / "together", tmp_path / "alone"):
-        (damaged,) = (folder / "b").glob("*.safetensors")
-        damaged.write_bytes(b"")
+        for path in folder.glob("*.sqlite"):
+            with contextlib.closing(sqlite3.connect(path)) as connection:
+                damage = "UPDATE states SET state = x'00' WHERE client = 'b'"
+                connection.execute(damage)
+                connection.commit()
     content = trained(together, ["a", "b", "c"], [1, 1, 0])
     assert list(content.config_records[FAILURES]) == ["1"]
     assert "the state of client 'b'" in str(content.config_records[FAILURES]["1"])

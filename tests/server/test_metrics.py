@@ -158,8 +158,7 @@ def test_columns_stand_before_what_was_chosen(tmp_path: Path) -> None:
 
 def test_a_file_of_reports_keeps_them(tmp_path: Path) -> None:
     log = DistributionLog(tmp_path / "lines")
-    for one in RESULTS:
-        log.append("model", one.client, one)
+    log.append("model", {one.client: one for one in RESULTS})
     assert log.reported("model") == {one.client: one for one in RESULTS}
 
 

@@ -1,12 +1,15 @@
 import dataclasses
 import json
 import logging
+from collections import ChainMap
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import knnper
 from knnper.errors import CheckpointError, ConfigError, RunError
@@ -19,6 +22,7 @@ from knnper.server.run_folder import (
     DistributionLog,
     History,
     RunFolder,
+    Shown,
     asides,
     rounds_in,
 )
@@ -284,6 +288,40 @@ def test_what_the_rounds_tell_comes_back(tmp_path: Path) -> None:
     assert latest.history.state_rounds(["b", "a"], 9) == (0, 2)
 
 
+names = st.sampled_from("abcdefghij")
+
+
+@given(
+    st.dictionaries(st.text("klmnopqrst", min_size=2, max_size=2), st.just(0)),
+    st.lists(st.sets(names, max_size=3), max_size=12),
+)
+@settings(deadline=None, max_examples=60)
+def test_who_trained_last_when_is_as_in_one_dictionary(
+    before: dict[str, int], rounds: list[set[str]]
+) -> None:
+    histories, expected = [History(trained_in=before)], [dict(before)]
+    for server_round, used in enumerate(map(sorted, rounds), start=1):
+        histories.append(histories[-1].after(server_round, {}, None, used))
+        expected.append(expected[-1] | dict.fromkeys(used, server_round))
+    # Earlier ones have not changed.
+    assert [one.trained_in for one in histories] == expected
+    for history, known in zip(histories, expected, strict=True):
+        assert list(history.trained_in or ()) == list(known)
+        clients = [*known, "nobody"]
+        assert history.state_rounds(clients, 9) == (*known.values(), 0)
+
+
+def test_what_is_known_of_many_clients_comes_back(tmp_path: Path) -> None:
+    history = History(trained_in=dict.fromkeys(map(str, range(100)), 1))
+    history = history.after(2, {}, None, ["7", "x"])
+    assert isinstance(history.trained_in, ChainMap), "a few of many are apart"
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(2, state(1.0), history)
+    assert latest_of(folder).history == history
+    text = (tmp_path / "round-000002" / "manifest.json").read_text()
+    assert list(json.loads(text)["history"]["trained_in"]) == list(history.trained_in)
+
+
 def test_one_of_an_earlier_version_tells_nothing_of_its_rounds(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, "abc")
     folder.save(1, state(1.0))
@@ -344,18 +382,42 @@ def log(tmp_path: Path) -> DistributionLog:
     return DistributionLog(tmp_path / "served.jsonl")
 
 
-def served(reported: ClientResult) -> tuple[str, ClientResult]:
-    return reported.client, reported
+def served(*reported: ClientResult) -> dict[str, ClientResult]:
+    return {one.client: one for one in reported}
 
 
 def test_client_results_belong_to_a_model(log: DistributionLog) -> None:
     assert log.reported("m1") == {}
-    log.append("m0", *served(result("a", 0)))
-    log.append("m1", *served(result("a", 1)))
-    log.append("m1", *served(result("b", 2)))
+    log.append("m0", served(result("a", 0)))
+    log.append("m1", served(result("a", 1), result("b", 2)))
     assert log.reported("m1") == {"a": result("a", 1), "b": result("b", 2)}
-    log.append("m1", "c", None)
-    assert log.reported("m1")["c"] is None
+    log.append("m1", {"c": None})
+    reported = log.reported("m1")
+    assert (reported["c"], list(reported), len(reported)) == (None, ["a", "b", "c"], 3)
+    assert ("c" in reported, "d" in reported) == (True, False)
+    asked = reported.of(["b", "c", "a"])
+    assert list(asked) == [result("b", 2), None, result("a", 1)]
+
+
+def test_what_was_reported_last_counts(log: DistributionLog) -> None:
+    log.append("m", {"a": None, "b": result("b", 1)})
+    log.append("m", {"a": result("a", 2), "b": None})
+    reported = log.reported("m")
+    assert dict(reported) == {"a": result("a", 2), "b": None}
+    assert list(reported.withheld) == ["b"]
+    shown = Shown(reported, ["a", "b"], {"b": "zoe", "a": "adam"})
+    assert list(shown) == [result("adam", 2)]
+
+
+def test_what_is_shown_is_sorted_by_what_clients_are_called(
+    log: DistributionLog,
+) -> None:
+    log.append("m", served(result("a"), result("b"), result("c")))
+    shown = Shown(log.reported("m"), ["a", "b"], {"a": "zoe"})
+    assert [one.client for one in shown] == ["b", "zoe"]
+    shown = Shown(log.reported("m"), ["a", "c"], {"a": "zoe", "c": "bob"})
+    assert [one.client for one in shown] == ["bob", "zoe"]
+    assert list(shown) == list(shown)
 
 
 def test_weights_of_labels_are_kept(log: DistributionLog) -> None:
@@ -364,7 +426,7 @@ def test_weights_of_labels_are_kept(log: DistributionLog) -> None:
         plain.personal, weight_sum=0.1 + 0.2, weight_correct=0.1
     )
     reported = dataclasses.replace(plain, personal=tested)
-    log.append("m", *served(reported))
+    log.append("m", served(reported))
     assert log.reported("m") == {"a": reported}
 
 
@@ -379,7 +441,7 @@ def test_results_from_before_there_were_weights_are_read(log: DistributionLog) -
 
 def test_a_damaged_line_before_the_last_is_an_error(log: DistributionLog) -> None:
     path = log.path
-    log.append("m", *served(result("a")))
+    log.append("m", served(result("a")))
     path.write_bytes(b'{"model\n' + path.read_bytes())
     with pytest.raises(RunError, match=r"line 1 of .*served\.jsonl is damag"):
         log.reported("m")

@@ -345,7 +345,7 @@ def test_time_alone_changes_no_number(tmp_path: Path) -> None:
     seconds = [one["virtual_seconds"] for one in timed.rounds()]
     assert 0 < seconds[0] < seconds[1] < seconds[2]
     assert timed.results()["training"]["virtual_seconds"] == seconds[2]
-    clients = clients_of(timed.path)
+    clients = list(clients_of(timed.path))
     taken = sum(one.num_rounds or 0 for one in clients)
     assert taken == sum(one["num_clients"] for one in timed.rounds())
     assert all((one.round_seconds is not None) == one.seen for one in clients)

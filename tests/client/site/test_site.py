@@ -20,7 +20,7 @@ from torch import Tensor
 from knnper.client import limits
 from knnper.client import site as host
 from knnper.client.flower_node import without_folders
-from knnper.client.runtime import ClientRuntime, ClientStateStore, _record, _reply
+from knnper.client.runtime import ClientRuntime, _record, _reply
 from knnper.client.settings import read_client
 from knnper.client.site import (
     KEPT,
@@ -30,6 +30,7 @@ from knnper.client.site import (
     SiteWorker,
     run_states,
 )
+from knnper.client.state_store import ClientStateStore
 from knnper.errors import CodecError, DataError, RefusedError, RunError
 from knnper.experiment import Experiment, results_identity, to_json
 from knnper.files import is_private

@@ -74,8 +74,7 @@ def made_run(
             {"server_round": number, "train_loss": loss, "seconds": 2.0}
             | {"num_clients": 2, "num_failed": 0, "bytes_down": 8, "bytes_up": 8}
         )
-    for result in results:
-        folder.distributed.append(STATE, result.client, result)
+    folder.distributed.append(STATE, {one.client: one for one in results})
     folder.write_clients_csv(results, metrics)
     experiment = {
         "name": "made",

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,17 @@ import numpy as np
 import pytest
 
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.reports import charts
+from knnper.simulation.reports import charts, runs
 from knnper.simulation.reports.figure import SERIES
-from knnper.simulation.reports.runs import Setup, client_rows, load_run, setups_of
+from knnper.simulation.reports.report import draw_sections
+from knnper.simulation.reports.runs import (
+    Setup,
+    client_rows,
+    load_run,
+    sampled,
+    setups_of,
+    table_of,
+)
 from knnper.simulation.workbench import ClientCounts, LabelCounts
 from tests.simulation.reporting.made_runs import client_result, made_run
 
@@ -60,6 +69,39 @@ def test_scatter(setup: Setup, rows: list[dict[str, str]]) -> None:
     assert scatter.num_worse == sum(own < other for other, own in pairs) > 0
 
 
+def test_of_many_clients_a_sample_is_drawn(
+    setup: Setup, rows: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = charts.scatters([setup])["kNN-Per"]
+    monkeypatch.setattr(runs, "MOST_CLIENTS", 15)
+    # In whatever order they come, and of both runs the same ones.
+    by_hash = sorted(rows, key=lambda row: sha256(row["client"].encode()).digest())
+    drawn = [row for row in rows if row in by_hash[:15]]
+    assert [one.client for one in sampled(client_rows(setup))] == [
+        row["client"] for row in drawn
+    ]
+    cut = charts.scatters([setup])["kNN-Per"]
+    assert cut.points == Counter(
+        (row["seen"] == "true", float(row["accuracy_global"]), float(row["accuracy"]))
+        for row in drawn
+    )
+    assert cut.verdict == whole.verdict, "all are counted"
+    (section,) = (
+        one
+        for one in draw_sections([setup], table_of([setup]))
+        if one.name == "clients"
+    )
+    assert section.text.endswith(
+        f"Drawn are 15 of the {len(rows)} clients of kNN-Per: a sample by the SHA-256 "
+        "of their names."
+    )
+    monkeypatch.setattr(runs, "MOST_CLIENTS", len(rows))
+    assert charts.scatters([setup])["kNN-Per"] == whole
+    picture = charts.draw_scatters([setup], {"kNN-Per": SERIES[0]})
+    assert picture is not None
+    assert picture.note == ""
+
+
 def test_size_classes(setup: Setup, rows: list[dict[str, str]]) -> None:
     classes = charts.size_classes(client_rows(setup))
     assert 2 <= len(classes) <= 6
@@ -83,7 +125,7 @@ def test_size_classes(setup: Setup, rows: list[dict[str, str]]) -> None:
 
 
 def test_memories_of_one_size_are_not_parted(setup: Setup) -> None:
-    same = client_rows(setup)[:1] * 40
+    same = [next(client_rows(setup))] * 40
     (only,) = charts.size_classes(same)
     assert only.smallest == only.largest == same[0].num_stored
     assert only.num_clients == 40
@@ -149,7 +191,7 @@ def test_what_the_runs_lack_is_not_drawn(tmp_path: Path) -> None:
     (path / "personalization.jsonl").unlink()
     assert charts.draw_reliability(setups, colors) is None
     (path / "clients.csv").unlink()
-    assert client_rows(setups[0]) == []
+    assert list(client_rows(setups[0])) == []
 
 
 def test_nothing_is_drawn_beside_a_model_that_means_nothing(tmp_path: Path) -> None:
@@ -278,6 +320,23 @@ def test_the_first_run_that_kept_its_split_is_drawn(tmp_path: Path) -> None:
         "The split of the run 1: 4 clients, 3 of them seen, with 3 to 8 training and "
         "validation examples, median 5.5; a client has 2 of the 3 labels (median)."
     )
+
+
+def test_of_a_split_over_many_clients_a_sample_is_drawn(
+    paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setups = setups_of([load_run(paths[0])])
+    (paths[0] / "partition.json").write_text(json.dumps(asdict(COUNTS)))
+    whole = charts.draw_partition(setups)
+    monkeypatch.setattr(runs, "MOST_CLIENTS", 3)
+    cut = charts.draw_partition(setups)
+    assert whole is not None
+    assert cut is not None
+    assert (len(whole.figure.axes[0].patches), whole.note) == (4, "")
+    assert len(cut.figure.axes[0].patches) == 3
+    assert cut.alternative == whole.alternative
+    expected = "Drawn are 3 of the 4 clients: a sample by the SHA-256 of their names."
+    assert cut.note == expected
 
 
 def split_drawn(run: Path, names: Sequence[str], num_clients: int) -> charts.Picture:

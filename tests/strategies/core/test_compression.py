@@ -133,6 +133,7 @@ def test_nothing_is_farther_off_than_nothing_at_all(
 @given(code=st.binary(max_size=200), size=st.integers(1, 60))
 @example(code=b"\x00\x00\x00\x7f\xff", size=1)  # the largest scale, and levels beyond
 @example(code=b"\x00\x00\x80\x7f\x7f", size=1)  # an infinite one
+@example(code=b"\x00\x00\x81\x7f\x00", size=1)  # a signalling NaN
 @example(code=b"\0\0\0\1\0\0\0\x80" + bytes(8), size=5)  # places 2**24 and -2**31
 def test_any_bytes_are_refused_or_stand_for_numbers(
     compressor: Compressor, code: bytes, size: int

@@ -1,0 +1,334 @@
+"""Client states in databases that many clients share."""
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from safetensors.torch import save_file
+
+from knnper.client.state_store import ClientStateStore
+from knnper.errors import CheckpointError, RunError
+from knnper.records import take_apart
+from knnper.strategies.core.records import ModelState
+from tests.datastore.small_store import forked
+
+
+def state(value: float, size: int = 2) -> ModelState:
+    return ModelState(torch.full((size,), float(value)))
+
+
+def value_of(store: ClientStateStore, client: str, after_round: int) -> float | None:
+    found = store.load(ModelState, client, after_round)
+    return None if found is None else float(found.weights[0])
+
+
+def databases(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.sqlite"))
+
+
+def kept(folder: Path, client: str, *, aside: bool = False) -> list[int]:
+    """Return the rounds of which there is a state."""
+    found: list[int] = []
+    for path in databases(folder):
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            asked = "SELECT round FROM states WHERE client = ? AND aside = ?"
+            found += [one for (one,) in connection.execute(asked, (client, aside))]
+    return sorted(found)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ClientStateStore:
+    return ClientStateStore(tmp_path)
+
+
+def test_a_round_sees_only_what_was_before_it(store: ClientStateStore) -> None:
+    for client, number in (("0001", 2), ("0001", 5), ("0002", 3)):
+        store.save(client, number, state(number), keep=[0])
+    found = [value_of(store, "0001", number) for number in (1, 2, 4, 5)]
+    assert found == [None, 2, 2, 5]
+    store.save("0001", 5, state(6), keep=[0])
+    assert value_of(store, "0001", 5) == 6, "a repeated round replaces its state"
+
+
+def test_the_state_at_each_checkpoint_stays(
+    store: ClientStateStore, tmp_path: Path
+) -> None:
+    for number in (2, 5, 6, 9, 13, 14):
+        store.save("0001", number, state(number), keep=[0])
+    store.save("0001", 15, state(15), keep=[4, 8, 12])
+    # 2 at 4, 6 at 8, 9 at 12; and all since.
+    assert kept(tmp_path, "0001") == [2, 6, 9, 13, 14, 15]
+    store.save("0001", 16, state(16), keep=[14])
+    assert kept(tmp_path, "0001") == [14, 15, 16]
+
+
+def test_what_counts_no_longer_is_put_aside_until_it_is_passed(
+    store: ClientStateStore, tmp_path: Path
+) -> None:
+    for number in (3, 6, 8):
+        store.save("0001", number, state(number), keep=[0])
+    assert value_of(store, "0001", 3) == 3.0
+    assert kept(tmp_path, "0001") == [3]
+    assert kept(tmp_path, "0001", aside=True) == [6, 8]
+    store.save("0001", 5, state(-5.0), keep=[4])
+    assert kept(tmp_path, "0001", aside=True) == [6, 8]
+    # The server thinks better of it: what it did in round 8 counts after all.
+    assert value_of(store, "0001", 8) == 8.0
+    assert value_of(store, "0001", 5) == -5.0
+    store.save("0001", 9, state(-9.0), keep=[4, 8])
+    assert kept(tmp_path, "0001", aside=True) == []
+
+
+@dataclass
+class InMemory:
+    """One client's states by round: what the store is to do, said in dictionaries."""
+
+    own: dict[int, float] = field(default_factory=dict)
+    aside: dict[int, float] = field(default_factory=dict)
+
+    def load(self, after_round: int) -> float | None:
+        for number in [one for one in self.own if one > after_round]:
+            self.aside[number] = self.own.pop(number)
+        if after_round not in self.own and after_round in self.aside:
+            self.own[after_round] = self.aside.pop(after_round)
+        return self.own[max(self.own)] if self.own else None
+
+    def save(self, server_round: int, value: float, keep: Collection[int]) -> None:
+        self.own[server_round] = value
+        latest = max(keep, default=0)
+        needed = {max((r for r in self.own if r <= one), default=0) for one in keep}
+        for number in list(self.own):
+            if number <= latest and number not in needed:
+                del self.own[number]
+        if self.aside and max(self.aside) <= latest:
+            self.aside.clear()
+
+
+rounds = some.integers(1, 9)
+clients = some.sampled_from(["0001", "0002", "a site; DROP TABLE states", "Zoë"])
+Step = tuple[str, str, int, list[int]]
+loads: some.SearchStrategy[Step] = some.tuples(
+    some.just("load"), clients, some.integers(0, 9), some.just([])
+)
+saves = some.tuples(
+    some.just("save"), clients, rounds, some.lists(some.integers(0, 9), max_size=3)
+)
+
+
+@given(some.lists(some.one_of(loads, saves), max_size=25))
+@settings(deadline=None, max_examples=60)
+def test_it_does_what_dictionaries_do(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, str, int, list[int]]],
+) -> None:
+    folder = tmp_path_factory.mktemp("states")
+    expected: dict[str, InMemory] = {}
+    for number, (kind, client, server_round, keep) in enumerate(steps):
+        own = expected.setdefault(client, InMemory())
+        store = ClientStateStore(folder)  # nothing is kept in memory
+        if kind == "save":
+            store.save(client, server_round, state(number), keep)
+            own.save(server_round, number, keep)
+        else:
+            assert value_of(store, client, server_round) == own.load(server_round)
+        assert kept(folder, client) == sorted(own.own)
+        assert kept(folder, client, aside=True) == sorted(own.aside)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 2**19])
+def test_the_bits_come_back(store: ClientStateStore, size: int) -> None:
+    written = ModelState(torch.randn(size, generator=torch.Generator().manual_seed(1)))
+    store.save("0001", 1, written, keep=[0])
+    found = store.load(ModelState, "0001", 1)
+    assert found is not None
+    assert found.weights.shape == (size,)
+    assert found.weights.numpy().tobytes() == written.weights.numpy().tobytes()
+
+
+def test_many_clients_are_few_files(store: ClientStateStore, tmp_path: Path) -> None:
+    for client in range(1000):
+        store.save(f"{client:04d}", 1, state(client), keep=[0])
+    files = [path.name for path in tmp_path.iterdir()]
+    assert len(files) <= 2 * 256
+    assert {path.rpartition(".")[2] for path in files} == {"sqlite", "sqlite-journal"}
+    assert [value_of(store, f"{one:04d}", 1) for one in (0, 567)] == [0.0, 567.0]
+
+
+@pytest.mark.parametrize("size", [100, 2**19])
+def test_the_room_of_earlier_rounds_is_used_again(
+    store: ClientStateStore, tmp_path: Path, size: int
+) -> None:
+    sizes = []
+    for server_round in range(1, 31):
+        one = state(server_round, size)
+        store.save("0001", server_round, one, keep=[max(server_round - 2, 0)])
+        sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+    assert sizes[-1] == sizes[9]
+    # The three that are needed, one that is written meanwhile, pages of its own.
+    assert sizes[-1] <= 4 * (4 * size) + 2**20
+
+
+def test_nothing_is_made_for_a_client_without_state(
+    store: ClientStateStore, tmp_path: Path
+) -> None:
+    assert value_of(store, "0001", 1) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_sqlite_would_not_take_is_refused(
+    store: ClientStateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("knnper.client.state_store.MOST_BYTES", 1000)
+    store.save("0001", 1, state(1.0), keep=[0])
+    with pytest.raises(RunError, match=r"client '0001' has 4,\d+ bytes, expected at m"):
+        store.save("0001", 2, state(2.0, size=1000), keep=[0])
+    assert value_of(store, "0001", 2) == 1.0
+
+
+def test_a_damaged_state_is_named(store: ClientStateStore, tmp_path: Path) -> None:
+    for content in (b"", b"x", b"\x02" + bytes(7) + b"{}", b"\xff" * 200):
+        store.save("0001", 1, state(1.0), keep=[0])
+        (path,) = databases(tmp_path)
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("UPDATE states SET state = ?", (content,))
+            connection.commit()
+        with pytest.raises(
+            CheckpointError, match=r"state of client '0001' in .*sqlite"
+        ):
+            store.load(ModelState, "0001", 1)
+
+
+def test_a_damaged_database_is_named(store: ClientStateStore, tmp_path: Path) -> None:
+    store.save("0001", 1, state(1.0), keep=[0])
+    (path,) = databases(tmp_path)
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(CheckpointError, match="remove the run's folder and start"):
+        store.load(ModelState, "0001", 1)
+    with pytest.raises(CheckpointError, match=r"state of client '0001' in .*sqlite"):
+        store.save("0001", 2, state(2.0), keep=[0])
+
+
+def write_former(folder: Path, rounds: dict[int, float]) -> None:
+    """Write states as version 0.1.0 did."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, value in rounds.items():
+        parts, name = take_apart(state(value)), f"round-{number:06d}.safetensors"
+        metadata = {"structure": parts.structure}
+        save_file(dict(parts.tensors), folder / name, metadata)
+
+
+def test_states_of_an_earlier_version_are_moved(
+    store: ClientStateStore, tmp_path: Path
+) -> None:
+    write_former(tmp_path / "0001", {3: 0.25, 5: 0.5})
+    write_former(tmp_path / "0001" / "aside", {8: 0.75})
+    write_former(tmp_path / "0002", {4: 7.0})
+    assert value_of(store, "0001", 5) == 0.5
+    assert kept(tmp_path, "0001") == [3, 5]
+    assert kept(tmp_path, "0001", aside=True) == [8]
+    assert not (tmp_path / "0001").exists()
+    assert value_of(store, "0001", 8) == 0.75
+    store.save("0002", 6, state(8.0), keep=[5])
+    assert kept(tmp_path, "0002") == [4, 6]
+    assert not (tmp_path / "0002").exists()
+
+
+def test_a_kill_amid_the_move_loses_nothing(
+    store: ClientStateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_former(tmp_path / "0001", {3: 0.25, 5: 0.5})
+    (tmp_path / "0001" / "something else").touch()
+    unlink, removed = Path.unlink, itertools.count()
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        if next(removed):
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.load(ModelState, "0001", 5)
+    monkeypatch.undo()
+    assert [value_of(store, "0001", one) for one in (5, 4)] == [0.5, 0.25]
+    assert kept(tmp_path, "0001", aside=True) == [5]
+    assert [path.name for path in (tmp_path / "0001").iterdir()] == ["something else"]
+
+
+SIZES = {"small": 50, "large": 200_000}
+
+
+def work(folder: Path, client: str, size: int, pipe: Connection) -> None:
+    """Save and load a client's state, round after round, until it is killed."""
+    torch.set_num_threads(1)  # a fork's other threads are gone
+    store = ClientStateStore(folder)
+    first = int(value_of(store, client, 10**9) or 0) + 1
+    for server_round in itertools.count(first):
+        assert value_of(store, client, server_round - 1) in (server_round - 1, None)
+        keep = [max(server_round - 3, 0), server_round - 1]
+        store.save(client, server_round, state(server_round, size), keep)
+        pipe.send_bytes(json.dumps(server_round).encode())
+
+
+def last_word(pipe: Connection, before: int) -> int:
+    """Return the last round that a process which is no more has told of."""
+    with contextlib.suppress(EOFError, ConnectionResetError):
+        while pipe.poll():
+            before = json.loads(pipe.recv_bytes())
+    return before
+
+
+@contextlib.contextmanager
+def working(
+    folder: Path, clients: Sequence[str], size: int
+) -> Iterator[tuple[Sequence[Connection], list[int]]]:
+    """Let a process for each client work; kill them all, and say how far they were."""
+    made = [forked(work, folder, client, size) for client in clients]
+    told: list[int] = []
+    try:
+        yield [pipe for _, pipe in made], told
+    finally:
+        for child, _ in made:
+            assert child.exitcode is None, "a worker failed before it was killed"
+            os.kill(child.pid or 0, signal.SIGKILL)
+        for child, pipe in made:
+            child.join()
+            told.append(last_word(pipe, 0))
+            pipe.close()
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_kill_at_any_time_leaves_whole_states(tmp_path: Path, kind: str) -> None:
+    # These share a database.
+    clients, size, waits = ("0", "26", "369"), SIZES[kind], np.random.default_rng(0)
+    held = dict.fromkeys(clients, 0)
+    for _ in range(12):
+        with working(tmp_path, clients, size) as (pipes, told):
+            for pipe in pipes[: int(waits.integers(4))]:
+                assert pipe.poll(60)
+            time.sleep(waits.uniform(0, 0.05))
+        assert len(databases(tmp_path)) <= 1
+        store = ClientStateStore(tmp_path)
+        for client, last in zip(clients, told, strict=True):
+            found = store.load(ModelState, client, 10**9)
+            weights = torch.zeros(size) if found is None else found.weights
+            assert torch.equal(weights, torch.full((size,), float(weights[0])))
+            # What was acknowledged, or what was just being written.
+            acknowledged = max(held[client], last)
+            held[client] = int(weights[0])
+            assert held[client] in (acknowledged, acknowledged + 1)
+    assert min(held.values()) > 5, "the workers got nowhere"
