@@ -30,6 +30,7 @@ from papers.hours import write_hours
 from papers.pfllib import pfllib
 from papers.reproduce import Maker, Watcher, progress, read_files, write_report
 from papers.rounds import read_rounds, shown
+from papers.sizes import write_sizes
 
 app = typer.Typer(
     name="python -m papers",
@@ -187,6 +188,19 @@ def hours(
         tables = write_hours(read_comparison(file), runs / file.stem, output, accuracy)
     print_shown(Shown(tables))
     say(f"Numbers and pictures are in {output}")
+
+
+@app.command()
+def sizes(
+    file: Annotated[Path, typer.Argument(metavar="COMPARISON.yaml")],
+    output: Output,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Show virtual hours, bytes and the accuracy of weak and strong clients."""
+    with interruptible(runs):
+        table = write_sizes(read_comparison(file), runs / file.stem, output)
+    print_shown(Shown((table,)))
+    say(f"The table is in {output / 'sizes.md'}")
 
 
 @app.command()

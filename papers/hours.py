@@ -152,14 +152,15 @@ def groups_of(title: str, runs: Sequence[Run]) -> list[Group]:
                     [fmean(one.num_rounds or 0 for one in part) for part in parts]
                 ),
                 estimate([fmean(one) for one in late if one]),
-                estimate([_weighted(part, "accuracy") for part in parts]),
-                estimate([_weighted(part, "accuracy_global") for part in parts]),
+                estimate([weighted(part, "accuracy") for part in parts]),
+                estimate([weighted(part, "accuracy_global") for part in parts]),
             )
         )
     return made
 
 
-def _weighted(part: Sequence[ClientRow], figure: str) -> float:
+def weighted(part: Sequence[ClientRow], figure: str) -> float:
+    """Return the mean of a figure of clients by their test examples."""
     values = [getattr(one, figure) for one in part]
     return float(np.average(values, weights=[one.num_test for one in part]))
 

@@ -157,6 +157,16 @@ class HeteroFL(Method):
             return (Problem("method.assignment", message),)
         return ()
 
+    def init(self, clients: Sequence[str], rng: RandomKey) -> ModelState:
+        named = self.settings.client_widths
+        if named and not named.keys() & {*clients}:
+            message = (
+                f"found none of the seen clients, which are called "
+                f"{', '.join(clients[:3])} and so on; expected one at least"
+            )
+            raise ConfigError([Problem("method.client_widths", message)])
+        return ModelState(self.task.initial_weights)
+
     def width(self, client_id: str) -> float:
         """Return r of a client, the same in all rounds; 1 of any unseen one."""
         chosen = self.settings

@@ -1,5 +1,6 @@
 """HeteroFL's slices, averages and identities."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,18 @@ from knnper.data.examples import InputSpec
 from knnper.datastore.memory import KnnSettings
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.errors import ConfigError
-from knnper.experiment import Choice, DeviceSettings, TrainingSettings
+from knnper.experiment import (
+    Choice,
+    DeviceSettings,
+    TrainingSettings,
+    load_experiment,
+)
 from knnper.models import build_model, can_be_narrower, narrower
 from knnper.networks import LeafCnnSettings, TinyCnnSettings
 from knnper.seeding import RandomKey
 from knnper.server.fleet import Devices
+from knnper.simulation.workbench import experiment_catalogue
+from knnper.strategies.catalogue import task_of_experiment
 from knnper.strategies.core.compression import COMPRESSORS, Compressed
 from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.records import ModelState, ModelUpdate
@@ -77,6 +85,10 @@ def halves(**settings: Any) -> HeteroFL:
     return method_of(two_hidden(), **HALF, **settings)
 
 
+def start(method: HeteroFL) -> ModelState:
+    return ModelState(method.task.initial_weights)
+
+
 def update(*weights: float, num_examples: int = 1) -> ModelUpdate:
     return ModelUpdate(torch.tensor(weights, dtype=torch.float32), num_examples, 0.5)
 
@@ -117,7 +129,7 @@ def test_hidden_outputs_are_divided_by_the_width_by_hand() -> None:
     # z = (3 x + 1) / 0.5 = 8 for a white pixel, and logits (2 z, 4 z).
     for scaler, z in ((True, 8.0), (False, 4.0)):
         method = method_of(task, scaler=scaler, **HALF)
-        payload = method.broadcast(method.init([], KEY), "half", KEY)
+        payload = method.broadcast(start(method), "half", KEY)
         served = method.personalize(payload, None, noisy(0, 0, 1), KEY)
         white = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
         assert served.embed(white).tolist() == [[z]]
@@ -190,7 +202,7 @@ def test_with_one_width_for_all_it_is_fedavg_of_the_narrow_network() -> None:
 
 def test_a_client_trains_the_small_network_itself() -> None:
     method = method_of(plain_task(EVERYTHING), client_widths={"a": 0.25})
-    payload = method.broadcast(method.init([], KEY), "a", KEY)
+    payload = method.broadcast(start(method), "a", KEY)
     data, loads = noisy(6, 0, seed=1), list[int]()
     whole = method.task.model
     whole.load = lambda weights: loads.append(1)  # type: ignore[method-assign]
@@ -216,7 +228,7 @@ class TestMaskedLabels:
 
     def test_their_rows_end_as_they_were(self) -> None:
         method = self.masked(client_widths={"a": 0.5})
-        state = method.init([], KEY)
+        state = start(method)
         payload = method.broadcast(state, "a", KEY)
         _, sent = method.client_update(payload, None, noisy(9, 0, 1, labels=2), 1, KEY)
         rows = method._part(0.5).labels
@@ -227,7 +239,7 @@ class TestMaskedLabels:
 
     def test_only_those_with_a_label_count_in_its_row(self) -> None:
         method = self.masked(client_widths={"a": 1.0, "b": 1.0})
-        state = method.init([], KEY)
+        state = start(method)
         sent = {}
         for client, labels in (("a", 2), ("b", 3)):
             payload = method.broadcast(state, client, KEY)
@@ -242,7 +254,7 @@ class TestMaskedLabels:
     def test_the_loss_is_that_of_masked_logits_by_hand(self) -> None:
         task = two_hidden(1, 0, 0, 0, 2, 0, 5, 0, batch_size=1, learning_rate=1.0)
         masked = method_of(task, widths=(1.0,), mask_labels=True)
-        payload = masked.broadcast(masked.init([], KEY), "a", KEY)
+        payload = masked.broadcast(start(masked), "a", KEY)
         data = noisy(1, 0, 1, labels=1)
         white = replace(data.train, images=torch.full_like(data.train.images, 255))
         data = replace(data, train=white.take(torch.tensor([0])))
@@ -310,6 +322,13 @@ class TestWidths:
         traced = TrainingSettings(devices=DeviceSettings(trace="devices.csv"))
         assert problems_of(HeteroFL, settings, traced)
 
+    def test_names_that_nobody_has_are_refused(self) -> None:
+        method = method_of(plain_task(), client_widths={"site-a": 0.5})
+        first = method.init(["site-a", "site-b"], KEY).weights
+        assert torch.equal(first, method.task.initial_weights)
+        with pytest.raises(ConfigError, match="called site-b, site-c and so on"):
+            method.init(["site-b", "site-c"], KEY)
+
     def test_each_width_has_a_share(self) -> None:
         method = {"name": "heterofl", "widths": [1.0, 0.5], "shares": [1.0]}
         refused(document(method), "method", "1 shares, expected one for each of the 2")
@@ -349,7 +368,7 @@ def test_a_memory_is_one_of_the_clients_own_embeddings() -> None:
     method = method_of(task, client_widths={"a": 0.25, "b": 1.0})
     memory = KnnMemory(task, method, KnnSettings())
     tuning = FineTuning(task, method, FineTuningSettings())
-    state, data = method.init([], KEY), noisy(9, 4, 1)
+    state, data = start(method), noisy(9, 4, 1)
     images = noisy(5, 0, 2).train.images
     for client, size in (("a", 1), ("b", 4)):
         payload = method.broadcast(state, client, KEY)
@@ -362,7 +381,31 @@ def test_a_memory_is_one_of_the_clients_own_embeddings() -> None:
         assert not torch.equal(tuned.weights, payload.weights)
 
 
+class Wide(nn.Module):
+    """A user's network."""
+
+    def __init__(self, num_classes: int, width: float = 1.0) -> None:
+        super().__init__()
+        hidden = math.ceil(6 * width)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU())
+        self.out = nn.Linear(hidden, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.body(x))
+        return logits
+
+
 def test_a_users_network_may_have_a_width() -> None:
-    wide = Choice("tiny_cnn", TinyCnnSettings(width=0.5))
-    assert can_be_narrower(wide)
-    assert narrower(wide, 0.5).settings == TinyCnnSettings(width=0.25)
+    given = {"name": f"{__name__}:Wide", "width": 0.5}
+    known = experiment_catalogue()
+    chosen = load_experiment(document("heterofl", model=given), known)
+    task = task_of_experiment(chosen, InputSpec((8, 8, 1), 10, (0.5,), (0.3,)))
+    method = method_of(task, widths=(1.0, 0.5))
+    # 3 hidden units of 64 pixels and the bias; a half of them is 2.
+    assert task.model.num_weights == 3 * 65 + 10 * 4
+    assert len(method._part(0.5).places) == 2 * 65 + 10 * 3
+    whole = {"name": "tiny_cnn", "width": 0.5}
+    settings = load_experiment(document("heterofl", model=whole), known).model
+    assert narrower(settings, 0.5).settings == TinyCnnSettings(width=0.25)
+    no_width = load_experiment(document("heterofl", model={"name": "resnet18"}), known)
+    assert not can_be_narrower(no_width.model)
