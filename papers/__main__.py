@@ -185,7 +185,8 @@ def hours(
 ) -> None:
     """Draw accuracy against virtual hours, and which clients took part how often."""
     with interruptible(runs):
-        tables = write_hours(read_comparison(file), runs / file.stem, output, accuracy)
+        plan = read_comparison(file)
+        tables = write_hours(plan, runs / plan.name, output, accuracy)
     print_shown(Shown(tables))
     say(f"Numbers and pictures are in {output}")
 
@@ -198,7 +199,8 @@ def sizes(
 ) -> None:
     """Show virtual hours, bytes and the accuracy of weak and strong clients."""
     with interruptible(runs):
-        table = write_sizes(read_comparison(file), runs / file.stem, output)
+        plan = read_comparison(file)
+        table = write_sizes(plan, runs / plan.name, output)
     print_shown(Shown((table,)))
     say(f"The table is in {output / 'sizes.md'}")
 

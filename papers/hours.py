@@ -42,6 +42,7 @@ class Run:
 
     rounds: Sequence[RoundRecord]
     clients: Sequence[ClientRow]
+    path: Path = Path()
 
     @property
     def curve(self) -> list[tuple[float, float]]:
@@ -84,7 +85,7 @@ def runs_in(plan: Comparison, folder: Path) -> dict[str, list[Run]]:
                     f"{plan.name}: found rows without virtual time, expected "
                     "training.devices in all of them"
                 )
-            run = Run(rounds, clients_of(path))
+            run = Run(rounds, clients_of(path), path)
             found.setdefault(made.point.title, []).append(run)
     return found
 
