@@ -85,7 +85,7 @@ class ModelSettings(Settings):
         fills it in.
     """
 
-    later = ("trained", "num_blocks", "lora", "frozen")
+    later: ClassVar[tuple[str, ...]] = ("trained", "num_blocks", "lora", "frozen")
 
     weights: str | None = None
     trained: Literal["all", "head", "last_blocks", "lora"] = "all"
@@ -358,9 +358,11 @@ class FlatModel:
         """Return ``weights`` as contiguous tensors by their ``state_dict`` names."""
         return {one.name: _view(weights, one).contiguous() for one in self.entries}
 
-    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+    def flatten(
+        self, tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         """Return the flat vector of named tensors; the inverse of `named`."""
-        weights = torch.empty(self.num_weights, dtype=torch.float32)
+        weights = torch.empty(self.num_weights, dtype=dtype)
         for entry in self.entries:
             found = tensors.get(entry.name)
             if found is None or tuple(found.shape) != entry.shape:

@@ -200,12 +200,12 @@ class DeviceSettings(Settings):
     Attributes
     ----------
     examples_per_s
-        Examples that the median client trains on in a second.
+        Examples that the median client trains the whole model on in a second.
     speed_spread
         Ratio of the fastest to the slowest of the middle 95 % of clients; 1 makes all
         alike.
     bytes_down_per_s, bytes_up_per_s
-        Of the median client's link: what it is sent, and what it sends, is one model,
+        Of the median client's link: what it is sent, and what it sends, is its model,
         the latter less what ``training.compression`` saves. With null it takes no time.
     link_spread
         As ``speed_spread``, of the links.

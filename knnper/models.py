@@ -153,6 +153,18 @@ def with_whole_paths(choice: Choice[S]) -> Choice[S]:
     return replace(choice, settings=replace(choice.settings, **found))
 
 
+def can_be_narrower(choice: Choice[Settings]) -> bool:
+    """Return whether the model has a ``width``, as `ScalableSettings` or a user's."""
+    return isinstance(getattr(choice.settings, "width", None), float)
+
+
+def narrower(choice: Choice[Settings], ratio: float) -> Choice[Settings]:
+    """Return the choice of the model at a part of its width, with random weights."""
+    settings: Any = choice.settings
+    changed = replace(settings, width=settings.width * ratio, weights=None)
+    return replace(choice, settings=changed, here=None)
+
+
 def build_model(
     choice: Choice[Settings],
     spec: InputSpec,

@@ -16,6 +16,7 @@ from knnper.data.examples import (
 )
 from knnper.embedding_model import ModelSettings, Network, require_input
 from knnper.experiment import (
+    PositiveFraction,
     PositiveInt,
     ProperFraction,
 )
@@ -74,6 +75,26 @@ def norm_layers(norm: OptionalNorm, num_channels: int) -> list[nn.Module]:
     return [] if norm == "none" else [NORMS[norm](num_channels)]
 
 
+@dataclass(frozen=True)
+class ScalableSettings(ModelSettings):
+    """Settings of a network that can be made narrower.
+
+    Attributes
+    ----------
+    width
+        The part of each hidden layer's channels that there is, rounded up; inputs and
+        labels stay as many.
+    """
+
+    later = (*ModelSettings.later, "width")
+
+    width: PositiveFraction = 1.0
+
+    def scaled(self, num_channels: int) -> int:
+        """Return how many channels are left."""
+        return math.ceil(self.width * num_channels)
+
+
 def _two_convolutions(
     settings: "LeafCnnSettings | TinyCnnSettings",
     spec: InputSpec,
@@ -84,7 +105,7 @@ def _two_convolutions(
     """Return two convolutions, the last ones pooled, and one hidden layer."""
     height, width, channels = spec.image_shape
     reduction = 2**num_poolings
-    first, second = widths
+    first, second = map(settings.scaled, widths)
     num_values = second * (height // reduction) * (width // reduction)
     return nn.Sequential(
         nn.Conv2d(channels, first, kernel_size, padding=kernel_size // 2),
@@ -96,13 +117,13 @@ def _two_convolutions(
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(num_values, settings.embedding_dim),
+        nn.Linear(num_values, settings.scaled(settings.embedding_dim)),
         nn.ReLU(),
     )
 
 
 @dataclass(frozen=True)
-class LeafCnnSettings(ModelSettings):
+class LeafCnnSettings(ScalableSettings):
     """Settings of `LeafCnn`.
 
     Attributes
@@ -132,15 +153,15 @@ class LeafCnn(Network):
 
     def __init__(self, settings: LeafCnnSettings, spec: InputSpec) -> None:
         super().__init__(settings, spec)
-        self.embedding_dim = settings.embedding_dim
+        self.embedding_dim = settings.scaled(settings.embedding_dim)
         require_channels(spec, self.name)
         require_multiple(spec, 4, self.name)
         self.features = _two_convolutions(settings, spec, (32, 64), 5, 2)
-        self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
+        self.classifier = nn.Linear(self.embedding_dim, spec.num_classes)
 
 
 @dataclass(frozen=True)
-class MlpSettings(ModelSettings):
+class MlpSettings(ScalableSettings):
     """Settings of `Mlp`.
 
     Attributes
@@ -157,7 +178,7 @@ class MlpSettings(ModelSettings):
     norm: Literal["none", "group"] = "none"
 
     def __post_init__(self) -> None:
-        odd = [width for width in self.hidden_sizes if width % NUM_GROUPS]
+        odd = [one for one in map(self.scaled, self.hidden_sizes) if one % NUM_GROUPS]
         if self.norm == "group" and odd:
             raise ValueError(
                 f"found hidden_sizes of {odd[0]} with norm = group, expected multiples "
@@ -178,8 +199,9 @@ class Mlp(Network):
 
     def __init__(self, settings: MlpSettings, spec: InputSpec) -> None:
         super().__init__(settings, spec)
-        self.embedding_dim = settings.hidden_sizes[-1]
-        widths = (math.prod(spec.image_shape), *settings.hidden_sizes)
+        hidden = [settings.scaled(size) for size in settings.hidden_sizes]
+        self.embedding_dim = hidden[-1]
+        widths = (math.prod(spec.image_shape), *hidden)
         layers: list[nn.Module] = [nn.Flatten()]
         for number_in, number_out in itertools.pairwise(widths):
             layers.append(nn.Linear(number_in, number_out))
@@ -508,7 +530,7 @@ class PartHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class TinyCnnSettings(ModelSettings):
+class TinyCnnSettings(ScalableSettings):
     """Settings of `TinyCnn`.
 
     Attributes
@@ -538,8 +560,8 @@ class TinyCnn(Network):
 
     def __init__(self, settings: TinyCnnSettings, spec: InputSpec) -> None:
         super().__init__(settings, spec)
-        self.embedding_dim = settings.embedding_dim
+        self.embedding_dim = settings.scaled(settings.embedding_dim)
         require_multiple(spec, 2**settings.num_poolings, self.name)
         num_poolings = settings.num_poolings
         self.features = _two_convolutions(settings, spec, (16, 32), 3, num_poolings)
-        self.classifier = nn.Linear(settings.embedding_dim, spec.num_classes)
+        self.classifier = nn.Linear(self.embedding_dim, spec.num_classes)

@@ -40,6 +40,14 @@ class RandomKey:
         """Return a fresh NumPy generator (PCG64) for this key."""
         return np.random.Generator(np.random.PCG64(self.entropy()))
 
+    def device(self, client: str) -> tuple[float, float]:
+        """Return how fast a client's device and its link are, of a run's own key.
+
+        In standard deviations above the mean of the logarithms, both standard normal.
+        """
+        generator = self.child("device", client).numpy()
+        return generator.normal(), generator.normal()
+
     @contextlib.contextmanager
     def torch(self) -> Iterator[None]:
         """Seed torch's global generators inside the block; restore them afterwards.

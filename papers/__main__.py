@@ -30,6 +30,7 @@ from papers.hours import write_hours
 from papers.pfllib import pfllib
 from papers.reproduce import Maker, Watcher, progress, read_files, write_report
 from papers.rounds import read_rounds, shown
+from papers.sizes import write_sizes
 
 app = typer.Typer(
     name="python -m papers",
@@ -184,9 +185,24 @@ def hours(
 ) -> None:
     """Draw accuracy against virtual hours, and which clients took part how often."""
     with interruptible(runs):
-        tables = write_hours(read_comparison(file), runs / file.stem, output, accuracy)
+        plan = read_comparison(file)
+        tables = write_hours(plan, runs / plan.name, output, accuracy)
     print_shown(Shown(tables))
     say(f"Numbers and pictures are in {output}")
+
+
+@app.command()
+def sizes(
+    file: Annotated[Path, typer.Argument(metavar="COMPARISON.yaml")],
+    output: Output,
+    runs: Runs = Path("runs"),
+) -> None:
+    """Show virtual hours, bytes and the accuracy of weak and strong clients."""
+    with interruptible(runs):
+        plan = read_comparison(file)
+        table = write_sizes(plan, runs / plan.name, output)
+    print_shown(Shown((table,)))
+    say(f"The table is in {output / 'sizes.md'}")
 
 
 @app.command()

@@ -42,6 +42,7 @@ class Run:
 
     rounds: Sequence[RoundRecord]
     clients: Sequence[ClientRow]
+    path: Path = Path()
 
     @property
     def curve(self) -> list[tuple[float, float]]:
@@ -84,7 +85,7 @@ def runs_in(plan: Comparison, folder: Path) -> dict[str, list[Run]]:
                     f"{plan.name}: found rows without virtual time, expected "
                     "training.devices in all of them"
                 )
-            run = Run(rounds, list(clients_of(path)))
+            run = Run(rounds, list(clients_of(path)), path)
             found.setdefault(made.point.title, []).append(run)
     return found
 
@@ -152,14 +153,15 @@ def groups_of(title: str, runs: Sequence[Run]) -> list[Group]:
                     [fmean(one.num_rounds or 0 for one in part) for part in parts]
                 ),
                 estimate([fmean(one) for one in late if one]),
-                estimate([_weighted(part, "accuracy") for part in parts]),
-                estimate([_weighted(part, "accuracy_global") for part in parts]),
+                estimate([weighted(part, "accuracy") for part in parts]),
+                estimate([weighted(part, "accuracy_global") for part in parts]),
             )
         )
     return made
 
 
-def _weighted(part: Sequence[ClientRow], figure: str) -> float:
+def weighted(part: Sequence[ClientRow], figure: str) -> float:
+    """Return the mean of a figure of clients by their test examples."""
     values = [getattr(one, figure) for one in part]
     return float(np.average(values, weights=[one.num_test for one in part]))
 

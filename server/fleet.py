@@ -177,27 +177,31 @@ class Devices:
             raise ValueError("expected training.devices")
         self.sizes, self.key = sizes, key
         self._settings, self._training = training.devices, training
-        self._bytes_down = method.task.initial_weights.nbytes
-        self._bytes_up = method.bytes_up()
+        self._method = method
         self._traces = Traces(training.devices, key)
         self._presences: dict[str, _Presence | None] = {}
 
     def work_s(self, client: str) -> float:
         """Return how long a round takes a client that is there all the time."""
         one = self._settings
-        generator = self.key.child("device", client).numpy()
+        spreads = one.speed_spread, one.link_spread
         speed, link = (
-            math.exp(generator.normal() * math.log(spread) / (2 * _Z_975))
-            for spread in (one.speed_spread, one.link_spread)
+            math.exp(deviations * math.log(spread) / (2 * _Z_975))
+            for deviations, spread in zip(self.key.device(client), spreads, strict=True)
         )
-        device, count = self._traces.device(client), self._num_examples(client)
+        method, device = self._method, self._traces.device(client)
+        count = self._num_examples(client) * method.work(client)
         if device.seconds_per_example is None:
             seconds = count / (one.examples_per_s * speed)
         else:
             seconds = count * device.seconds_per_example
         for num_bytes, measured, rate in (
-            (self._bytes_down, device.bytes_down_per_s, one.bytes_down_per_s),
-            (self._bytes_up, device.bytes_up_per_s, one.bytes_up_per_s),
+            (
+                4 * method.num_weights(client),
+                device.bytes_down_per_s,
+                one.bytes_down_per_s,
+            ),
+            (method.bytes_up(client), device.bytes_up_per_s, one.bytes_up_per_s),
         ):
             if measured is not None:
                 seconds += num_bytes / measured

@@ -139,13 +139,17 @@ class Tally:
         used = zip(self.used, self.losses, strict=True)
         return {name: gain(self.num_train[name], loss) for name, (_, loss) in used}
 
-    def expected(self, shapes: Shapes) -> Shapes:
-        """Return the shapes that an update must have which has these."""
+    def expected(self, shapes: Shapes, sent: Shapes) -> Shapes:
+        """Return the shapes that an update must have which has these.
+
+        ``sent``: Of what its client was sent.
+        """
         # What was sent under the same name has the shape in which it was sent. Of what
         # was not, the method says it, or else the first update decides for all.
         if self.shapes and self.update_problem is None:
             return self.shapes
-        return {name: self._sent_shapes.get(name, shapes[name]) for name in shapes}
+        known = self._sent_shapes | sent
+        return {name: known.get(name, shapes[name]) for name in shapes}
 
     @property
     def train_loss(self) -> float:
@@ -202,7 +206,7 @@ def _compared(
     """Return an update with how far it is from what was sent, or what is wrong."""
     arrived = tensors_of(update)
     shapes = _shapes(arrived)
-    known = tally.expected(shapes)
+    known = tally.expected(shapes, _shapes(sent.tensors))
     if shapes != known:
         return f"expected tensors of shapes {known}, found {shapes}"
     origin, norms = sent.tensors, sent.norms

@@ -19,7 +19,7 @@ from knnper.data.examples import (
 )
 from knnper.data.site_data import SITES, SitesSettings
 from knnper.datastore.policy import OWN_POLICY, bring_policy
-from knnper.embedding_model import ModelSettings
+from knnper.embedding_model import FlatModel, ModelSettings
 from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
     Catalogue,
@@ -33,7 +33,13 @@ from knnper.experiment import (
     to_document,
 )
 from knnper.metrics import METRICS, OWN_METRIC
-from knnper.models import MODELS, OWN_MODEL, build_model
+from knnper.models import (
+    MODELS,
+    OWN_MODEL,
+    build_model,
+    can_be_narrower,
+    narrower,
+)
 from knnper.own import Door, Kind, explained
 from knnper.process import known_precision, prepare_process, require_precision
 from knnper.seeding import RandomKey
@@ -183,8 +189,13 @@ def build_task(
             f"{spec.num_classes} classes"
         )
         raise ConfigError([Problem("training.class_weights", message)])
-    built = build_model(model, spec, key.child("model"), device)
-    built.module.criterion = criterion(training.loss)
+
+    def build(chosen: Choice[Settings]) -> FlatModel:
+        built = build_model(chosen, spec, key.child("model"), device)
+        built.module.criterion = criterion(training.loss)
+        return built
+
+    built = build(model)
     task = Task(
         model=built,
         initial_weights=built.read(),
@@ -194,6 +205,10 @@ def build_task(
         training=training,
         evaluation_batch_size=evaluation_batch_size,
         frozen=built.frozen,
+        key=key,
+        narrower=(lambda ratio: build(narrower(model, ratio)))
+        if can_be_narrower(model)
+        else None,
     )
     require_optimizer(task)
     return task

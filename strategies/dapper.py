@@ -157,13 +157,13 @@ class Dapper(Personalizer):
         rng: RandomKey,
     ) -> ModelPredictor:
         weights = local_sgd(
-            self.task,
+            base.task,
             base.weights,
             own,
             self.settings.learning_rate or self.task.last_rate,
             rng,
             num_epochs=self.settings.num_epochs,
-            local_step=_mixing_step(self.task, proxy, share, rng.child("proxy")),
+            local_step=_mixing_step(base.task, proxy, share, rng.child("proxy")),
         ).weights
         chosen = {**base.chosen, "client_share": share}
         return replace(base, weights=weights, chosen=chosen, trained_alone=None)

@@ -18,7 +18,7 @@ from knnper.errors import RunError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Personalizer
-from knnper.strategies.core.task import ModelPredictor, Predictor
+from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedavg import FedAvg
 
@@ -50,7 +50,7 @@ class FineTuning(Personalizer):
 
     settings: FineTuningSettings
 
-    def trained_weights(self) -> Tensor | None:
+    def trained_weights(self, task: Task) -> Tensor | None:
         """Return which weights are trained, bool (num_weights,); None is all."""
         return None
 
@@ -59,11 +59,11 @@ class FineTuning(Personalizer):
     ) -> ModelPredictor:
         base = one_model(self.method.personalize(payload, client_state, data, rng))
         rate = self.settings.learning_rate or self.task.last_rate
-        epochs, trainable = self.settings.num_epochs, self.trained_weights()
+        epochs, trainable = self.settings.num_epochs, self.trained_weights(base.task)
 
         def tuned(before: ModelPredictor, examples: Examples) -> ModelPredictor:
             weights = local_sgd(
-                self.task,
+                before.task,
                 before.weights,
                 examples,
                 rate,
@@ -115,8 +115,8 @@ class LinearProbe(FineTuning):
 
     settings: LinearProbeSettings
 
-    def trained_weights(self) -> Tensor:
-        return self.task.head_mask
+    def trained_weights(self, task: Task) -> Tensor:
+        return task.head_mask
 
 
 class FedAvgPlus(FedAvg):

@@ -196,7 +196,7 @@ class TwoStageMapper(Personalizer):
     settings: TwoStageSettings
 
     def _mixed(self, base: ModelPredictor, pair: Pair) -> MixturePredictor:
-        mixture = interpolated(self.task, base.weights, pair)
+        mixture = interpolated(base.task, base.weights, pair)
         return replace(mixture, chosen={**base.chosen, **mixture.chosen})
 
     def personalize(
@@ -208,7 +208,7 @@ class TwoStageMapper(Personalizer):
         def trained(start: ModelPredictor, examples: Examples) -> Tensor:
             weights = start.weights
             return local_sgd(
-                self.task, weights, examples, rate, rng, num_epochs=epochs
+                start.task, weights, examples, rate, rng, num_epochs=epochs
             ).weights
 
         base = one_model(self.method.personalize(payload, client_state, data, rng))
@@ -218,7 +218,7 @@ class TwoStageMapper(Personalizer):
         pairs = [
             Pair(share, local) for share in sorted(self.settings.interpolation_weights)
         ]
-        alone = best_pair(self.task, before.weights, pairs, data)
+        alone = best_pair(before.task, before.weights, pairs, data)
         if nothing_held_out:
             return self._mixed(base, alone)
         both = trained(base, data.train_and_validation())

@@ -300,10 +300,11 @@ class Compressed(Personalizer):
     ) -> Predictor:
         return self.method.personalize(payload, self._own(client_state), data, rng)
 
-    def bytes_up(self) -> int:
-        count = self.task.model.num_parameters
+    def bytes_up(self, client_id: str) -> int:
+        num_buffers = len(self.task.model.buffers)
+        count = self.num_weights(client_id) - num_buffers
         code = self._compressor.encode(np.zeros(count, np.float32), RandomKey(0))
-        return len(code) + 4 * (self.task.initial_weights.numel() - count)
+        return len(code) + 4 * num_buffers
 
     def decoded(self, payload: Any, update: CompressedUpdate) -> Any:
         """Return the method's update; a `CodecError` says why there is none.

@@ -247,9 +247,17 @@ class Method:
         """
         return ModelPredictor(self.task, payload.weights)
 
-    def bytes_up(self) -> int:
-        """Return how many bytes a model takes on its way to the server."""
-        return self.task.initial_weights.nbytes
+    def num_weights(self, client_id: str) -> int:
+        """Return how many weights the model has that a client trains."""
+        return self.task.model.num_weights
+
+    def work(self, client_id: str) -> float:
+        """Return what an example costs a client, where the whole model's costs 1."""
+        return 1.0
+
+    def bytes_up(self, client_id: str) -> int:
+        """Return how many bytes a client's model takes on its way to the server."""
+        return 4 * self.num_weights(client_id)
 
     def num_coordinates(self, tensor: Tensor) -> int:
         """Return how many numbers of a tensor, the first ones, are no buffers."""
@@ -333,6 +341,12 @@ class Personalizer(Method):
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:
         return self.method.personalize(payload, client_state, data, rng)
+
+    def num_weights(self, client_id: str) -> int:
+        return self.method.num_weights(client_id)
+
+    def work(self, client_id: str) -> float:
+        return self.method.work(client_id)
 
 
 class AsItIs(Personalizer):

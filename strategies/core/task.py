@@ -137,6 +137,11 @@ class Task:
     # Images in one forward pass where nothing is trained.
     evaluation_batch_size: int = 256
     frozen: str = ""  # SHA-256 of the model's weights that are not trained
+    # The root of the run's random choices, for what a client is in all rounds.
+    key: RandomKey = field(default=RandomKey(0))
+    # ``ratio -> model``: a new one, with the first ⌈ratio c⌉ of each hidden layer's c
+    # channels, its weights scratch; None where the network cannot be made narrower.
+    narrower: Callable[[float], FlatModel] | None = None
     # Where embeddings that clients have in common are looked for first.
     pool: EmbeddingPool = field(default_factory=EmbeddingPool)
     # Returns the examples that the server has of its own; None where it has none.

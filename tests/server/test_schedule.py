@@ -47,13 +47,13 @@ from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.strategies.fedavg import FedAvg
 from tests.strategies.method_checks import document
 from tests.strategies.test_contract import CLIENTS, TRAINING, build, client_update
-from tests.strategies.tiny import linear_task, noisy, normed_task
+from tests.strategies.tiny import linear_task, noisy, normed_task, task_for
 
 MANY = [f"{i:04d}" for i in range(40)]
 KEY = RandomKey(0)
 # Of one model of eight numbers.
 METHOD: Any = SimpleNamespace(
-    task=SimpleNamespace(initial_weights=torch.zeros(8)), bytes_up=lambda: 8
+    num_weights=lambda _: 8, work=lambda _: 1.0, bytes_up=lambda _: 8
 )
 SIZES = {"a": 1, "b": 2, "c": 4}
 ALIKE = DeviceSettings(examples_per_s=1)
@@ -292,7 +292,7 @@ def test_buffers_stay_between_the_two() -> None:
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"local"}))
 def test_an_update_that_is_not_late_is_itself(name: str) -> None:
     """For every method: what each tensor started from is known."""
-    method = build(METHODS[name], normed_task(TRAINING))
+    method = build(METHODS[name], task_for(name, TRAINING))
     before = method.init(CLIENTS, RandomKey(1))
     for i, client in enumerate(CLIENTS):
         update = client_update(method, before, client, noisy(6 + i, 4, seed=i))[1]
@@ -313,8 +313,8 @@ def test_what_compression_saves_is_saved_on_the_link() -> None:
     sign = Compressed(task, plain, chosen.training.compression)
     count, total = task.model.num_parameters, task.initial_weights.numel()
     blocks = math.ceil(count / 512)
-    assert plain.bytes_up() == 4 * total
-    assert sign.bytes_up() == 4 * blocks + math.ceil(count / 8) + 4 * (total - count)
+    assert plain.bytes_up("a") == 4 * total
+    assert sign.bytes_up("a") == 4 * blocks + math.ceil(count / 8) + 4 * (total - count)
 
 
 def run(

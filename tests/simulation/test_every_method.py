@@ -17,6 +17,7 @@ from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.method import AS_IT_IS
 from tests.simulation.knnper_process import outcome, validations
 from tests.simulation.knnper_process import simulate as run_command
+from tests.strategies.tiny import WITHOUT_BATCH_NORM
 
 NUM_ROUNDS = 6
 LEFT_AFTER = 3
@@ -35,6 +36,7 @@ class Leaving(Observer):
 
 def experiment(method: str, on_top: str = AS_IT_IS) -> Experiment:
     # BatchNorm and a head: every method finds what it treats apart.
+    norm = "none" if method in WITHOUT_BATCH_NORM else "batch"
     document = {
         "name": "every",
         "data": {"name": "digits"},
@@ -45,7 +47,7 @@ def experiment(method: str, on_top: str = AS_IT_IS) -> Experiment:
             "unseen_fraction": 0.2,
             "proxy_fraction": 0.05,
         },
-        "model": {"name": "tiny_cnn", "embedding_dim": 4, "norm": "batch"},
+        "model": {"name": "tiny_cnn", "embedding_dim": 4, "norm": norm},
         "training": {
             "num_rounds": NUM_ROUNDS,
             "participation": 0.7,

@@ -27,7 +27,7 @@ from knnper.strategies.core.records import Record, Update
 from knnper.strategies.core.task import EmbeddingPredictor, Predictor, Task
 from knnper.strategies.hypcluster import ClusterUpdate
 from tests.strategies.method_checks import count_embeddings
-from tests.strategies.tiny import noisy, normed_task
+from tests.strategies.tiny import noisy, task_for
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")
@@ -71,7 +71,7 @@ def client_update(
 def train(name: str, on_top: str | None = None, **of_task: Any) -> Trained:
     """Return a round of a method with its defaults; the server has data of its own."""
     proxy = noisy(7, 0, seed=2).train
-    task = replace(normed_task(TRAINING), proxy=lambda: proxy, **of_task)
+    task = replace(task_for(name, TRAINING), proxy=lambda: proxy, **of_task)
     method = build(METHODS[name], task, on_top)
     data = {client: noisy(6 + i, 4, seed=i) for i, client in enumerate(CLIENTS)}
     before = method.init(CLIENTS, RandomKey(1))
@@ -366,9 +366,8 @@ def rounds(
 
 def three_rounds(name: str) -> Method:
     """Return a method of as many rounds as `PARTICIPANTS` are named for."""
-    return build(
-        METHODS[name], normed_task(replace(TRAINING, num_rounds=len(PARTICIPANTS)))
-    )
+    training = replace(TRAINING, num_rounds=len(PARTICIPANTS))
+    return build(METHODS[name], task_for(name, training))
 
 
 FIVE_CLIENTS = {client: noisy(6 + i, 4, seed=i) for i, client in enumerate("abcde")}
@@ -413,7 +412,7 @@ def at_three_rates(name: str) -> list[Method]:
     """Return it at the constant rate, scheduled, and at the later rate throughout."""
     proxy = noisy(7, 0, seed=2).train
     changes: list[dict[str, Any]] = [{}, {"schedule": LATER}, {"learning_rate": 0.0125}]
-    tasks = [normed_task(replace(TRAINING, **change)) for change in changes]
+    tasks = [task_for(name, replace(TRAINING, **change)) for change in changes]
     return [build(METHODS[name], replace(task, proxy=lambda: proxy)) for task in tasks]
 
 
@@ -530,7 +529,7 @@ OF_A_MODEL = {"weights", "shared", "components", "models"}
 @pytest.fixture
 def method(request: pytest.FixtureRequest) -> Method:
     spec = METHODS[request.param]
-    return spec(normed_task(TRAINING), spec.settings_type())
+    return spec(task_for(spec.name, TRAINING), spec.settings_type())
 
 
 def longer(update: Any) -> Iterator[Any]:

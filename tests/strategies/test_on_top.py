@@ -18,7 +18,7 @@ from knnper.strategies.fine_tuning import FineTuning, FineTuningSettings
 from knnper.strategies.knn_per import KnnMemory, knn_predictor
 from knnper.strategies.local import Local, LocalSettings
 from tests.strategies.method_checks import document, refused
-from tests.strategies.tiny import noisy, normed_task, of_name, run_rounds
+from tests.strategies.tiny import noisy, normed_task, of_name, run_rounds, task_for
 
 TRAINING = TrainingSettings(num_rounds=1, batch_size=4, learning_rate=0.1)
 BARE = [name for name, spec in METHODS.items() if spec.personalization == AS_IT_IS]
@@ -52,7 +52,7 @@ def served(
 
 @pytest.mark.parametrize("name", BARE)
 def test_all_that_can_be_on_top_serves_probabilities(name: str) -> None:
-    task = replace(normed_task(TRAINING), proxy=lambda: noisy(7, 0, seed=2).train)
+    task = replace(task_for(name, TRAINING), proxy=lambda: noisy(7, 0, seed=2).train)
     method, bare_state, memory = trained(task, name)
     queries = noisy(5, 0, seed=10).train.images
     for on_top in ON_TOP:
@@ -81,7 +81,7 @@ def test_all_that_can_be_on_top_serves_probabilities(name: str) -> None:
 
 @pytest.mark.parametrize("name", BARE)
 def test_a_memory_without_weight_is_the_method(name: str) -> None:
-    task = normed_task(TRAINING)
+    task = task_for(name, TRAINING)
     method, state, memory = trained(task, name)
     topped = KnnMemory(task, method, KnnSettings(knn_weights=(0.0,)))
     queries, data = noisy(5, 0, seed=10).train.images, noisy(9, 3, seed=1)

@@ -11,7 +11,12 @@ from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.experiment import Choice, TrainingSettings
 from knnper.models import build_model
-from knnper.networks import StackedLstmSettings, TinyCnnSettings, TolerantBatchNorm2d
+from knnper.networks import (
+    MlpSettings,
+    StackedLstmSettings,
+    TinyCnnSettings,
+    TolerantBatchNorm2d,
+)
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, build_task
 from knnper.strategies.core.method import Method
@@ -90,6 +95,27 @@ def normed_task(training: TrainingSettings | None = None, **settings: Any) -> Ta
     """Return a task for `NormedModel`: 2x2 images, 3 classes."""
     training = training or TrainingSettings(**settings)
     return task_of(lambda: NormedModel(FOUR_PIXELS), FOUR_PIXELS, training)
+
+
+WITHOUT_BATCH_NORM = {"heterofl"}
+
+"""Methods that refuse it."""
+
+
+def plain_task(training: TrainingSettings | None = None, **settings: Any) -> Task:
+    """Return a task for ``mlp``: 2x2 images, 3 classes, 8 and 4 hidden units."""
+    return build_task(
+        Choice("mlp", MlpSettings(hidden_sizes=(8, 4))),
+        training or TrainingSettings(**settings),
+        FOUR_PIXELS,
+        RandomKey(3),
+        evaluation_batch_size=256,
+    )
+
+
+def task_for(name: str, training: TrainingSettings | None = None) -> Task:
+    """Return `normed_task`, or `plain_task` for a method that takes no BatchNorm."""
+    return (plain_task if name in WITHOUT_BATCH_NORM else normed_task)(training)
 
 
 def tiny_cnn_task(num_classes: int) -> Task:

@@ -40,7 +40,7 @@ from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.fedavg import FedAvg
 from tests.strategies.method_checks import document, refused
 from tests.strategies.test_contract import CLIENTS, TRAINING, build, client_update
-from tests.strategies.tiny import linear_task, noisy, normed_task, white
+from tests.strategies.tiny import linear_task, noisy, task_for, white
 
 KEY = RandomKey(1)
 
@@ -155,7 +155,7 @@ def test_places_beyond_the_model_are_refused() -> None:
 def compressed(
     name: str = "top_k", method: str = "fedavg", **settings: Any
 ) -> Compressed:
-    task = normed_task(TRAINING)
+    task = task_for(method, TRAINING)
     proxy = noisy(7, 0, seed=2).train
     inner = build(METHODS[method], replace(task, proxy=lambda: proxy))
     return Compressed(task, inner, choice(name, **settings))
