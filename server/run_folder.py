@@ -329,7 +329,7 @@ class Member:
 class Roster:
     """Who there is when a run begins, and the same until it ends."""
 
-    members: Sequence[Member]  # sorted by name
+    members: Iterable[Member]  # sorted by name; gone through as often as needed
     split: str
 
     @classmethod

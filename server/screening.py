@@ -240,7 +240,7 @@ class _Waiting:
     """Updates in their order; those that take too much memory are on disk."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._files = folder, Files(folder)
         self._queue: deque[tuple[Measured, Packed | None]] = deque()
         self._num_bytes = 0
 
@@ -257,7 +257,7 @@ class _Waiting:
             self._queue.append((one, None))
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        packed = pack(one.update, Files(self._folder))
+        packed = pack(one.update, self._files)
         self._queue.append((replace(one, update=type(one.update)), packed))
 
     def pop(self) -> Measured:
@@ -265,8 +265,8 @@ class _Waiting:
         if packed is None:
             self._num_bytes -= num_bytes(one.update)
             return one
-        update = unpack(one.update, packed, Files(self._folder))
-        Files(self._folder).discard(packed)
+        update = unpack(one.update, packed, self._files)
+        self._files.discard(packed)
         return replace(one, update=update)
 
 

@@ -5,7 +5,6 @@ Server and workers each make their own: it depends on nothing but the experiment
 
 import contextlib
 import functools
-import itertools
 import json
 import logging
 import math
@@ -14,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, overload
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -240,22 +239,10 @@ class Workbench(Assembly):
 
 
 @dataclass(frozen=True, eq=False)
-class _Members(Sequence[Member]):
+class _Members(Iterable[Member]):
     """Virtual clients, each made when it is looked at: there may be a million."""
 
     clients: Clients
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-    @overload
-    def __getitem__(self, place: int) -> Member: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[Member]: ...
-    def __getitem__(self, place: int | slice) -> Member | Sequence[Member]:
-        if isinstance(place, slice):
-            return list(self)[place]
-        return next(itertools.islice(self, range(len(self))[place], None))
 
     def __iter__(self) -> Iterator[Member]:
         clients = self.clients

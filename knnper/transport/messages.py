@@ -267,7 +267,7 @@ class Job:
     keep_rounds: list[int]
     experiment: str
     run_folder: str = ""
-    shared_folder: str = ""
+    shared_folder: str = ""  # the name of a `Carrier`, which once was always a folder
     session: str = ""
     timeout_s: float = 0.0
     model: str = ""

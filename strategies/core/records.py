@@ -1,7 +1,6 @@
 """Records: what travels between server and client, and what is kept between rounds."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -35,19 +34,6 @@ class ModelPayload(Record):
     """One model on its way to a client."""
 
     weights: Tensor  # w, shape (num_weights,)
-
-
-@runtime_checkable
-class Update(Protocol):
-    """What every method's update carries beside its own fields."""
-
-    @property
-    def num_examples(self) -> int:
-        """Return n_m."""
-
-    @property
-    def train_loss(self) -> float:
-        """Return the mean loss over this round's mini-batches."""
 
 
 @dataclass(frozen=True)

@@ -264,10 +264,9 @@ class LocalModel:
 
     def _replayed(self, batch: Batch) -> Tensor:
         """Do as `_pass`, from what the GPU recorded the first time."""
-        model = self.task.model
-        tensors = *_tensors_of(batch), *self._apart
+        model, tensors = self.task.model, _tensors_of(batch)
         key = (
-            *((one.shape, one.dtype) for one in tensors),
+            *((one.shape, one.dtype) for one in (*tensors, *self._apart)),
             *(self._objective, batch.weights is None, len(self._apart)),
             *(one.requires_grad for one in model.module.parameters()),
             *(one.training for one in model.module.modules()),
@@ -275,7 +274,7 @@ class LocalModel:
         if key not in model.recorded:
             model.recorded[key] = self._record(batch)
         recorded: Recorded = model.recorded[key]
-        for into, given in zip(recorded.given, _tensors_of(batch), strict=True):
+        for into, given in zip(recorded.given, tensors, strict=True):
             into.copy_(given)
         recorded.graph.replay()
         for tensor, gradient in zip(self._apart, recorded.gradients, strict=True):
