@@ -30,8 +30,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, Turns, rounded, seconds_of
+from benchmarks.measurement import (
+    Measurement,
+    Turns,
+    make_parser,
+    rounded,
+    say,
+    seconds_of,
+)
 from benchmarks.our_process import write_task
 from benchmarks.peer_process import ROUND
 from benchmarks.real_federation import free_ports

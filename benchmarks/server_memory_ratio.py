@@ -9,8 +9,7 @@ import argparse
 import statistics
 from dataclasses import dataclass, replace
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, rounded
+from benchmarks.measurement import Measurement, make_parser, rounded, say
 from benchmarks.server_process import Peaks, peaks_of
 from benchmarks.workload import Workload
 

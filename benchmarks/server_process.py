@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from benchmarks import stock
 from benchmarks.measurement import peak_megabytes
+from benchmarks.real_apps_stock import make_rounds
 from benchmarks.rounds import rounds_of
 from benchmarks.workload import Workload, on_flower
 from knnper.server.federation import Federation
@@ -69,7 +70,7 @@ def stock_peaks_here(workload: Workload) -> Peaks:
     def lead(grid: Grid) -> Peaks:
         stock.warm_up(grid, num_clients)
         before = peak_megabytes()
-        stock.make_rounds(grid, tensors, num_clients, NUM_ROUNDS)
+        make_rounds(grid, tensors, num_clients, NUM_ROUNDS)
         return Peaks(before, peak_megabytes())
 
     return stock.on_stock_flower(num_clients, bench.experiment.run, lead)
