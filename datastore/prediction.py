@@ -421,9 +421,14 @@ class Names:
             self.forget()
         # Another thread may forget meanwhile, which leaves this dictionary alone.
         rows, known = ids.tolist(), self._known
-        if missing := sorted({one for row in rows for one in row if one not in known}):
-            found = self._store.external_ids(np.array(missing, np.int64))
-            known.update(zip(missing, found, strict=True))
+        if missing := {one for row in rows for one in row if one not in known}:
+            every = self._store.contents().ids
+            if len(every) <= MAX_NAMES:
+                # One question to the database takes longer than most of its answer.
+                missing |= set(every.tolist()).difference(known)
+            asked = sorted(missing)
+            found = self._store.external_ids(np.array(asked, np.int64))
+            known.update(zip(asked, found, strict=True))
         return [[known[one] for one in row] for row in rows]
 
     def forget(self) -> None:

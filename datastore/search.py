@@ -35,7 +35,15 @@ from knnper.datastore.examples import (
     StoreDamagedError,
     StoreError,
 )
-from knnper.datastore.index import NOTHING, IndexSettings, VectorIndex, Vectors
+from knnper.datastore.index import (
+    EPS,
+    NOTHING,
+    ROWS_AT_ONCE,
+    TINY,
+    IndexSettings,
+    VectorIndex,
+    Vectors,
+)
 from knnper.files import sync_to_disc, write_atomically
 
 _LOG = logging.getLogger(__name__)
@@ -160,9 +168,6 @@ def file_sha256(path: Path) -> str:
 
 QUERIES_AT_ONCE = 16
 """The candidates of so many queries fit in a processor's cache."""
-ROWS_AT_ONCE = 256
-"""So many rows in float64 do too."""
-_EPS, _TINY = (float(one) for one in (np.finfo("f4").eps, np.finfo("f4").tiny))
 Distances = NDArray[np.float64]
 VectorsOf = Callable[[Ids], Vectors]
 
@@ -194,13 +199,18 @@ def _nearest(
     settings: IndexSettings,
     num_found: int,
     read_vectors: VectorsOf,
+    *,
+    may_round: bool = True,
 ) -> tuple[Distances, Ids]:
     count = min(settings.candidates_for(num_found), len(index))
+    rounding = 0.0
     if not settings.ranks_exactly:
         rough, ids = index.candidates(queries, count)
         distances = rough.astype(np.float64)
     elif index.keeps_vectors:
-        rough, ids, vectors = index.candidates_with_vectors(queries, count)
+        rough, ids, vectors, rounding = index.candidates_with_vectors(
+            queries, count, may_round=may_round
+        )
         distances = _squared_distances(queries[:, None], vectors)
     else:
         rough, ids = index.candidates(queries, count)
@@ -213,14 +223,21 @@ def _nearest(
     certain = (ids != NOTHING).all(axis=1)
     if settings.is_exhaustive and count < len(index):
         # What the last candidate's distance was rounded from is larger than that.
-        bound = rough[:, -1].astype(np.float64) * (1 - (index.dim + 8) * _EPS)
-        certain &= distances[:, -1] < bound - index.dim * _TINY
+        bound = rough[:, -1].astype(np.float64) * (1 - (index.dim + 8) * EPS)
+        if rounding > 0:
+            bound = (np.sqrt(bound) - rounding).clip(0) ** 2
+        certain &= distances[:, -1] < bound - index.dim * TINY
     if not certain.all():
         vectors_of = index.vectors if index.keeps_vectors else read_vectors
         for row in np.flatnonzero(~certain).tolist():
-            distances[row], found[row] = _scan(
-                queries[row], index.ids, num_found, vectors_of
-            )
+            if rounding > 0:
+                asked = queries[row : row + 1], index, settings, num_found, read_vectors
+                one_distances, one_found = _nearest(*asked, may_round=False)
+                distances[row], found[row] = one_distances[0], one_found[0]
+            else:
+                distances[row], found[row] = _scan(
+                    queries[row], index.ids, num_found, vectors_of
+                )
     return distances, found
 
 

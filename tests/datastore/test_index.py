@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import faiss
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from knnper.datastore import index as index_module
 from knnper.datastore.examples import StoreDamagedError
 from knnper.datastore.index import (
     INDEX_KINDS,
@@ -21,6 +23,7 @@ from knnper.datastore.index import (
     VectorIndex,
     Vectors,
 )
+from knnper.datastore.search import nearest
 from knnper.errors import ConfigError
 
 DIM = 8
@@ -418,3 +421,74 @@ def test_lists_have_forty_vectors_and_an_eighth_is_probed() -> None:
     assert [ListsSettings().probes_for(lists) for lists in (1, 40, 224)] == [1, 8, 28]
     assert ListsSettings(num_probes=3).probes_for(224) == 3
     assert ListsSettings(num_probes=300).probes_for(224) == 224
+
+
+@pytest.fixture
+def _halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every flat index keep halves, on any processor."""
+    monkeypatch.setattr(index_module, "HALVED_FROM", 0)
+    monkeypatch.setattr(
+        faiss.SIMDConfig, "get_level_name", staticmethod(lambda: "AVX512")
+    )
+
+
+def _close_together(num_vectors: int) -> Vectors:
+    """Return vectors that differ by less than half precision can say."""
+    return (1 + 1e-4 * clustered(num_vectors)).astype(np.float32)
+
+
+def _with_an_outlier(num_vectors: int) -> Vectors:
+    vectors = clustered(num_vectors)
+    vectors[0] = 1e9
+    return vectors
+
+
+@pytest.mark.usefixtures("_halved")
+@pytest.mark.parametrize(
+    ("vectors", "is_rounded"),
+    [
+        (clustered(200), True),
+        (np.float32(1e-20) * clustered(200), True),
+        (np.float32(1e-42) * clustered(200), True),
+        (np.float32(1e15) * clustered(200), True),
+        (np.repeat(clustered(40), 5, axis=0), True),
+        (_close_together(200), True),
+        (_with_an_outlier(200), True),
+        (clustered(20), False),  # as few as the candidates
+    ],
+)
+def test_halves_lose_no_neighbor(vectors: Vectors, is_rounded: bool) -> None:
+    first = vectors[:-10]
+    index = FlatSettings().build(DIM, np.arange(len(first)), first)
+    removed = np.arange(5, len(vectors), 7)[:-2]
+    index.remove(removed)
+    index.add(np.arange(len(first), len(vectors)), vectors[-10:])
+    left = np.setdiff1d(np.arange(len(vectors)), removed)
+    queries = vectors[::3] * np.float32(1.001)
+    distances = squared_distances(queries, vectors[left])
+    order = np.argsort(distances, axis=1, kind="stable")[:, :6]
+    found, ids = nearest(queries, index, FlatSettings(), 6, index.vectors)
+    np.testing.assert_array_equal(ids, left[order])
+    np.testing.assert_allclose(found, np.take_along_axis(distances, order, axis=1))
+    rounding = index.candidates_with_vectors(queries, 10, may_round=True).rounding
+    assert (rounding > 0) == is_rounded
+
+
+@pytest.mark.usefixtures("_halved")
+def test_vectors_out_of_the_range_of_halves_are_not_rounded() -> None:
+    index = build(FlatSettings(), clustered(100))
+    index.add(np.array([900]), np.full((1, DIM), 1e9, np.float32))
+    assert not index.candidates_with_vectors(QUERIES, 10, may_round=True).rounding
+    _, ids = nearest(
+        np.full((1, DIM), 1e9, "f4"), index, FlatSettings(), 1, index.vectors
+    )
+    assert ids.tolist() == [[900]]
+
+
+@pytest.mark.usefixtures("_halved")
+def test_halves_are_counted_and_removed() -> None:
+    index = build(FlatSettings(), clustered(100))
+    more = build(FlatSettings(), clustered(101))
+    assert more.num_bytes - index.num_bytes == 6 * DIM + 16
+    index.remove(np.arange(1, 101))
+    assert index.num_bytes == 0
