@@ -5,10 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # -n 3: written for two cores, of which tests that wait for processes leave a quarter idle.
 PYTEST := $(BIN)/python -m pytest
-BENCHMARKS := training_vs_bare_torch task_overhead_ms round_overhead_s \
-  personalize_vs_bare server_memory_ratio dormant_startup_s million_clients store_opening_s \
-  store_adds_per_s store_query_vs_faiss index_kinds index_accuracy_points \
-  real_round_s service_latency service_membership leaf_reading site_leakage
+BENCHMARKS := training_vs_bare_torch overhead personalize_vs_bare server_memory_ratio \
+  million_clients store real_round_s service_latency service_membership leaf_reading \
+  site_leakage
 # Not of `make bench`, since it installs other frameworks, each in a folder below build/peers.
 BENCHMARKS_ALONE := peers
 # IMAGES is a folder of images to use instead of random ones; ARGS is for one benchmark.

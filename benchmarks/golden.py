@@ -36,7 +36,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.command import say
+from benchmarks.measurement import say
 
 ROOT = Path(__file__).parents[1]
 CHOSEN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())

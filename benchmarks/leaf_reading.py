@@ -6,16 +6,130 @@ Linux only.
 """
 
 import argparse
+import json
+import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.command import make_parser, say
-from benchmarks.leaf_file import write_leaf_file
-from benchmarks.leaf_process import Reading, reading_of
-from benchmarks.measurement import Measurement, rounded
+import numpy as np
+
+from benchmarks.measurement import (
+    Measurement,
+    make_parser,
+    peak_megabytes,
+    rounded,
+    say,
+    seconds_of,
+)
+
+NUM_PIXELS = 784
+NUM_CLASSES = 62
+NUM_IMAGES = 200
+FRACTION_INK = 0.2
+
+
+def write_leaf_file(path: Path, num_users: int, num_samples: int) -> None:
+    """Write a FEMNIST of random images, a fifth of whose pixels are not white.
+
+    Parameters
+    ----------
+    num_users, num_samples
+        Users in the file, and the images that each has.
+    """
+    # Not above: it loads torch, which the process of the baseline does without.
+    from knnper.seeding import RandomKey
+
+    names = [f"f{number:04d}_00" for number in range(num_users)]
+    images = _image_texts(RandomKey(0, ("benchmark", "leaf images")).numpy())
+    generator = RandomKey(0, ("benchmark", "leaf users")).numpy()
+    path.parent.mkdir(parents=True)
+    with path.open("w", encoding="utf-8") as file:
+        counts = json.dumps([num_samples] * num_users)
+        file.write(f'{{"users": {json.dumps(names)}, "num_samples": {counts}')
+        file.write(', "user_data": {')
+        for number, name in enumerate(names):
+            chosen = generator.integers(0, NUM_IMAGES, num_samples)
+            labels = generator.integers(0, NUM_CLASSES, num_samples).tolist()
+            x = ", ".join(images[at] for at in chosen)
+            file.write(", " if number else "")
+            file.write(f'"{name}": {{"x": [{x}], "y": {json.dumps(labels)}}}')
+        file.write("}}")
+
+
+def _image_texts(generator: np.random.Generator) -> list[str]:
+    """Return images as LEAF writes them: 784 numbers, those of white pixels 1.0."""
+    pixels = generator.integers(0, 256, (NUM_IMAGES, NUM_PIXELS))
+    pixels[generator.random(pixels.shape) >= FRACTION_INK] = 255
+    return [json.dumps(image) for image in (pixels / 255).tolist()]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How long a file took, and the most memory that the process has held.
+
+    Attributes
+    ----------
+    seconds
+        Of the reading, without imports.
+    cpu_seconds
+        The part of them in which the process computed.
+    before, end
+        Megabytes, before it and after it.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    before: float
+    end: float
+
+
+def reading_of(file: Path, cache: Path, *, is_plain: bool) -> Reading:
+    """Read in a fresh process.
+
+    Parameters
+    ----------
+    file
+        Alone in its folder.
+    cache
+        Where the arrays go: a folder that is not there yet.
+    is_plain
+        Whether it is Python's `json` that reads.
+    """
+    command = [sys.executable, "-m", "benchmarks.leaf_reading"]
+    ended = subprocess.run(
+        [*command, "--plain" if is_plain else "--ours", str(file)],
+        stdout=subprocess.PIPE,
+        check=True,
+        env={**os.environ, "KNNPER_CACHE": str(cache)},
+    )
+    return Reading(**json.loads(ended.stdout))
+
+
+def ours_here(file: Path) -> Reading:
+    """Split the file into arrays on disc, as a run does."""
+    from knnper.data.leaf import LeafSettings
+
+    settings = LeafSettings(root=str(file.parent))
+    return _measured(lambda: settings.load())
+
+
+def plain_here(file: Path) -> Reading:
+    """Load the file with `json`, and do nothing with it."""
+    with file.open(encoding="utf-8") as opened:
+        return _measured(lambda: json.load(opened))
+
+
+def _measured(read: Callable[[], object]) -> Reading:
+    before, computed = peak_megabytes(), time.process_time()
+    seconds = seconds_of(read)
+    return Reading(seconds, time.process_time() - computed, before, peak_megabytes())
 
 
 def measure(
@@ -94,12 +208,19 @@ def parser() -> argparse.ArgumentParser:
         help="images of each user; json.load needs 130 MB for each (default: 20)",
     )
     parser.add_argument("--folder", type=Path, help="on the disk to be measured")
+    # Told to a fresh process, which reads that file alone.
+    for reader in ("--ours", "--plain"):
+        parser.add_argument(reader, type=Path, help=argparse.SUPPRESS)
     return parser
 
 
 def main() -> None:
     """Measure and print."""
     given = parser().parse_args()
+    if given.ours or given.plain:
+        reading = plain_here(given.plain) if given.plain else ours_here(given.ours)
+        print(json.dumps(asdict(reading)))
+        return
     figures = measure(given.users, given.samples, given.repetitions, given.folder)
     for one in figures:
         print(one.as_json())

@@ -1,7 +1,9 @@
-"""What a benchmark prints: one line of JSON."""
+"""What all benchmarks have in common: options, turns, a line of JSON."""
 
+import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -104,3 +106,29 @@ def peak_megabytes() -> float:
 def rounded(number: float) -> float:
     """Return ``number`` with four significant digits."""
     return float(f"{number:.4g}")
+
+
+def make_parser(description: str | None, repetitions: int) -> argparse.ArgumentParser:
+    """Return a parser with the options that all benchmarks take."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--repetitions",
+        type=int,
+        default=repetitions,
+        help="how often the figure is measured (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--images",
+        metavar="ROOT",
+        default="",
+        help="train on the images below ROOT/train/CLASS and ROOT/test/CLASS, of 32x32 "
+        "pixels in ten classes, instead of random ones",
+    )
+    return parser
+
+
+def say(text: str) -> None:
+    """Tell a person what is going on, where it does not mix with the figures."""
+    print(text, file=sys.stderr, flush=True)

@@ -20,8 +20,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, peak_megabytes, rounded
+from benchmarks.measurement import (
+    Measurement,
+    make_parser,
+    peak_megabytes,
+    rounded,
+    say,
+)
 from benchmarks.rounds import Rounds
 from benchmarks.workload import Workload
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays

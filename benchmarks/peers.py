@@ -14,7 +14,6 @@ round more, in which memory is looked at. Linux only.
 import argparse
 import contextlib
 import importlib.metadata
-import json
 import math
 import os
 import re
@@ -30,8 +29,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, Turns, rounded, seconds_of
+from benchmarks.measurement import (
+    Measurement,
+    Turns,
+    make_parser,
+    rounded,
+    say,
+    seconds_of,
+)
 from benchmarks.our_process import write_task
 from benchmarks.peer_process import ROUND
 from benchmarks.real_federation import free_ports
@@ -60,8 +65,6 @@ class Contender:
 
     Attributes
     ----------
-    title
-        For readers.
     module, arguments
         The program that its processes are, and what it is told before the folder.
     num_processes
@@ -70,7 +73,6 @@ class Contender:
         What is installed into an environment of its own; empty is ours.
     """
 
-    title: str
     module: str
     arguments: Sequence[str]
     num_processes: int = 1
@@ -79,16 +81,14 @@ class Contender:
 
 _PFL, _BLAZEFL = "pfl==0.6.0", "blazefl==2.0.3"
 CONTENDERS = {
-    OURS: Contender("knnper, engine `flower`", "our_process", ["ours_flower"]),
-    "ours_serial": Contender("knnper, engine `serial`", "our_process", ["ours_serial"]),
-    "pfl_one": Contender("pfl-research, one process", "peer_pfl", [], 1, _PFL),
-    "pfl_two": Contender("pfl-research, two processes", "peer_pfl", [], 2, _PFL),
+    OURS: Contender("our_process", [OURS]),
+    "ours_serial": Contender("our_process", ["ours_serial"]),
+    "pfl_one": Contender("peer_pfl", [], 1, _PFL),
+    "pfl_two": Contender("peer_pfl", [], 2, _PFL),
     # It takes Python 3.12, and from 3.0.0 on 3.14, which we do not take yet.
-    "blazefl": Contender("BlazeFL, two threads", "peer_blazefl", [], 1, _BLAZEFL),
-    "flower_fedavg": Contender("Flower's FedAvg", "our_process", ["flower_fedavg"]),
-    "bare_torch": Contender(
-        "bare torch, two processes", "our_process", ["bare_torch"], 2
-    ),
+    "blazefl": Contender("peer_blazefl", [], 1, _BLAZEFL),
+    "flower_fedavg": Contender("our_process", ["flower_fedavg"]),
+    "bare_torch": Contender("our_process", ["bare_torch"], 2),
 }
 
 
@@ -286,19 +286,15 @@ def _reason(requirement: str, said: str) -> str:
     return (said.strip().splitlines() or ["pip failed"])[-1]
 
 
-def installed(
-    names: Sequence[str], environments: Path
-) -> tuple[dict[str, Path | str], dict[str, str]]:
-    """Return the Pythons of those that can take part, and why the others cannot."""
+def installed(names: Sequence[str], environments: Path) -> dict[str, Path | str]:
+    """Return the Pythons of those that can take part; say why the others cannot."""
     pythons: dict[str, Path | str] = {}
-    missing: dict[str, str] = {}
     for name in names:
         try:
             pythons[name] = python_of(CONTENDERS[name], environments)
         except NotInstalledError as error:
-            missing[name] = str(error)
             say(f"peers: {name} is left out: {error}")
-    return pythons, missing
+    return pythons
 
 
 def require_same_work(
@@ -412,33 +408,6 @@ def figures(title: str, name: str, turns: Turns, megabytes: float) -> Measuremen
     return Measurement("peers", turns.bare, turns.ours, baseline_is, details)
 
 
-def table(lines: Sequence[Measurement], missing: Mapping[str, str]) -> str:
-    """Return the lines as a table in Markdown, and under it who is left out and why."""
-    rows = [
-        "| workload | | seconds a round | ours / this | peak MB | command |",
-        "|---|---|---:|---:|---:|---|",
-    ]
-    for line in lines:
-        found = json.loads(line.as_json())
-        cells = [
-            *(found["workload"], CONTENDERS[found["contender"]].title),
-            _with_range(found["value"], found["spread"]),
-            _with_range(found["ours_over_this"], found["spread_of_ratio"]),
-            *(f"{found['peak_megabytes']:.0f}", f"`{found['command']}`"),
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    left_out = [
-        f"\nLeft out: {CONTENDERS[name].title}: {reason}."
-        for name, reason in missing.items()
-    ]
-    return "\n".join([*rows, *left_out, ""])
-
-
-def _with_range(median: float, spread: Sequence[float]) -> str:
-    low, high = spread
-    return f"{median:.3g} ({low:.3g} to {high:.3g})"
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the command's options."""
     parser = make_parser(__doc__, repetitions=7)
@@ -459,9 +428,6 @@ def parser() -> argparse.ArgumentParser:
         help="where peers have their environments, made if they are not there "
         "(default: build/peers)",
     )
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="write the lines as a table, too"
-    )
     return parser
 
 
@@ -471,15 +437,11 @@ def main() -> None:
     # What it starts, it starts on these, with as many threads as there are.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])
     names = [one for one in CONTENDERS if one in (OURS, *(given.only or CONTENDERS))]
-    pythons, missing = installed(names, given.environments)
-    lines: list[Measurement] = []
+    pythons = installed(names, given.environments)
     for title in given.workload or WORKLOADS:
         workload = replace(WORKLOADS[title], images=given.images)
         for line in measure(title, workload, pythons, given.repetitions):
             print(line.as_json(), flush=True)
-            lines.append(line)
-            if given.markdown:
-                given.markdown.write_text(table(lines, missing), "utf-8")
 
 
 if __name__ == "__main__":

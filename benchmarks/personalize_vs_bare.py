@@ -19,8 +19,15 @@ from benchmarks.bare_personalization import (
     personalization_shares,
     personalize_share,
 )
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, Turns, in_turn, rounded, seconds_of
+from benchmarks.measurement import (
+    Measurement,
+    Turns,
+    in_turn,
+    make_parser,
+    rounded,
+    say,
+    seconds_of,
+)
 from benchmarks.processes import Processes
 from benchmarks.workload import Workload, on_flower
 from knnper.server.distribution import ModelDistribution

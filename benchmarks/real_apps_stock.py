@@ -1,4 +1,4 @@
-"""What server and clients of a real federation run: Flower's FedAvg as it comes."""
+"""Flower's FedAvg as it comes, with clients that echo; apps of a real federation."""
 
 import itertools
 import json
@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
+from torch import Tensor
 
 from benchmarks.real_models import tensors_of
 
@@ -26,7 +27,17 @@ def _train(message: Message, context: Context) -> Message:  # noqa: ARG001
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
     given = context.run_config
-    num_clients = int(given["clients"])
+    tensors = tensors_of(str(given["model"]))
+    num_rounds = int(given["rounds"]) + 1
+    seconds = make_rounds(grid, tensors, int(given["clients"]), num_rounds)
+    # The first also brings the app to the nodes.
+    Path(str(given["output"])).write_text(json.dumps(seconds[1:]))
+
+
+def make_rounds(
+    grid: Grid, tensors: dict[str, Tensor], num_clients: int, num_rounds: int
+) -> list[float]:
+    """Return the seconds of each round with all clients."""
     ends: list[float] = []
 
     def note_end(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
@@ -41,10 +52,8 @@ def _main(grid: Grid, context: Context) -> None:
     )
     strategy.start(
         grid=grid,
-        initial_arrays=ArrayRecord(tensors_of(str(given["model"]))),
-        num_rounds=int(given["rounds"]) + 1,
+        initial_arrays=ArrayRecord(tensors),
+        num_rounds=num_rounds,
         evaluate_fn=note_end,  # called before the first round too
     )
-    seconds = [end - start for start, end in itertools.pairwise(ends)]
-    # The first also brings the app to the nodes.
-    Path(str(given["output"])).write_text(json.dumps(seconds[1:]))
+    return [end - start for start, end in itertools.pairwise(ends)]

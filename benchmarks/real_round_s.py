@@ -11,8 +11,7 @@ import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, Turns, rounded
+from benchmarks.measurement import Measurement, Turns, make_parser, rounded, say
 from benchmarks.real_federation import RealFederation, new_federation, ours, stock
 from benchmarks.real_models import MOBILENET_V2, TRIVIAL
 

@@ -6,13 +6,85 @@ times the clients, at smaller numbers: it keeps all replies. Linux only.
 """
 
 import argparse
+import json
 import statistics
-from dataclasses import dataclass, replace
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, rounded
-from benchmarks.server_process import Peaks, peaks_of
-from benchmarks.workload import Workload
+from flwr.serverapp import Grid
+
+from benchmarks import stock
+from benchmarks.measurement import (
+    Measurement,
+    make_parser,
+    peak_megabytes,
+    rounded,
+    say,
+)
+from benchmarks.real_apps_stock import make_rounds
+from benchmarks.rounds import rounds_of
+from benchmarks.workload import Workload, on_flower
+from knnper.server.federation import Federation
+from knnper.simulation.workbench import Workbench
+
+NUM_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most memory that a process has held so far, in megabytes.
+
+    Attributes
+    ----------
+    before, end
+        Before the first round and after the last.
+    """
+
+    before: float
+    end: float
+
+    @property
+    def growth(self) -> float:
+        """What the rounds took beyond what was there before."""
+        return self.end - self.before
+
+
+def peaks_of(workload: Workload, *, is_stock: bool) -> Peaks:
+    """Make the rounds in a fresh process."""
+    whose = "Flower's FedAvg" if is_stock else "ours"
+    say(f"server_memory_ratio: {workload.num_clients} clients, {whose}")
+    command = [sys.executable, "-m", "benchmarks.server_memory_ratio"]
+    command += ["--stock" if is_stock else "--ours", json.dumps(asdict(workload))]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return Peaks(**json.loads(ended.stdout))
+
+
+def peaks_here(workload: Workload) -> Peaks:
+    """Make rounds as a run makes them."""
+
+    def lead(bench: Workbench, federation: Federation) -> Peaks:
+        before = peak_megabytes()
+        with rounds_of(bench, federation) as rounds:
+            for _ in range(NUM_ROUNDS):
+                rounds.make_one()
+        return Peaks(before, peak_megabytes())
+
+    return on_flower(workload, lead)
+
+
+def stock_peaks_here(workload: Workload) -> Peaks:
+    """Make rounds with Flower's FedAvg."""
+    bench, num_clients = workload.workbench(), workload.num_clients
+    tensors = bench.task.model.named(bench.task.initial_weights)
+
+    def lead(grid: Grid) -> Peaks:
+        stock.warm_up(grid, num_clients)
+        before = peak_megabytes()
+        make_rounds(grid, tensors, num_clients, NUM_ROUNDS)
+        return Peaks(before, peak_megabytes())
+
+    return stock.on_stock_flower(num_clients, bench.experiment.run, lead)
 
 
 @dataclass(frozen=True)
@@ -27,9 +99,7 @@ class _Pair:
         return self.many.end / self.few.end
 
 
-def measure(
-    workload: Workload, num_stock: int, num_trivial: int, repetitions: int
-) -> Measurement:
+def measure(workload: Workload, num_stock: int, repetitions: int) -> Measurement:
     """Return the ratio of the peaks.
 
     Parameters
@@ -38,8 +108,6 @@ def measure(
         The many clients; the few are a tenth.
     num_stock
         The many clients of Flower's FedAvg.
-    num_trivial
-        Clients with a trivial model, measured once; 0 leaves them out.
     repetitions
         Of both ratios.
     """
@@ -57,20 +125,13 @@ def measure(
         {
             **_details("ours", workload.num_clients, ours),
             **_details("baseline", num_stock, theirs),
-            **_trivial(num_trivial),
         },
     )
 
 
 def _pair(many: Workload, *, is_stock: bool) -> _Pair:
     few = replace(many, num_clients=many.num_clients // 10)
-    return _Pair(_peaks(few, is_stock=is_stock), _peaks(many, is_stock=is_stock))
-
-
-def _peaks(workload: Workload, *, is_stock: bool = False) -> Peaks:
-    whose = "Flower's FedAvg" if is_stock else "ours"
-    say(f"server_memory_ratio: {workload.num_clients} clients, {whose}")
-    return peaks_of(workload, is_stock=is_stock)
+    return _Pair(peaks_of(few, is_stock=is_stock), peaks_of(many, is_stock=is_stock))
 
 
 def _details(whose: str, num_many: int, pairs: list[_Pair]) -> dict[str, object]:
@@ -92,35 +153,27 @@ def _megabytes(peaks: list[Peaks]) -> dict[str, float]:
     }
 
 
-def _trivial(num_clients: int) -> dict[str, object]:
-    if num_clients == 0:
-        return {}
-    workload = Workload(num_clients, model="tiny_cnn", embedding_dim=1, echoes=True)
-    peaks = [_peaks(workload)]
-    return {"trivial_megabytes": {str(num_clients): _megabytes(peaks)}}
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the command's options."""
     parser = make_parser(__doc__, repetitions=1)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--stock-clients", type=int, default=100)
-    parser.add_argument(
-        "--trivial-clients",
-        type=int,
-        default=0,
-        help="measure as many clients with a trivial model too (default: none)",
-    )
+    # A fresh process is told a `Workload` as JSON, and makes its rounds alone.
+    for whose in ("--ours", "--stock"):
+        parser.add_argument(whose, help=argparse.SUPPRESS)
     return parser
 
 
 def main() -> None:
     """Measure and print."""
     given = parser().parse_args()
+    if given.ours or given.stock:
+        alone = Workload(**json.loads(given.stock or given.ours))
+        peaks = stock_peaks_here(alone) if given.stock else peaks_here(alone)
+        print(json.dumps(asdict(peaks)))
+        return
     workload = Workload(given.clients, echoes=True, images=given.images)
-    figures = measure(
-        workload, given.stock_clients, given.trivial_clients, given.repetitions
-    )
+    figures = measure(workload, given.stock_clients, given.repetitions)
     print(figures.as_json())
 
 

@@ -27,9 +27,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, Turns, rounded
-from benchmarks.store_fixture import IMAGE, NUM_CLASSES
+from benchmarks.measurement import Measurement, Turns, make_parser, rounded, say
+from benchmarks.store import IMAGE, NUM_CLASSES
 from knnper.client.install import ServedModel, SiteState, open_served
 from knnper.client.service.app import make_service, serve
 from knnper.client.settings import ServiceSettings

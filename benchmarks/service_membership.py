@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement
+from benchmarks.measurement import Measurement, make_parser, say
 from knnper.client.install import ServedModel, SiteState, open_served
 from knnper.client.service.access import EVERYBODY, Caller, Scope
 from knnper.client.service.endpoints import (

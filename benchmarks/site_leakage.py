@@ -20,8 +20,7 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import Tensor
 
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement
+from benchmarks.measurement import Measurement, make_parser, say
 from knnper.client.site import SiteNode, SiteWorker
 from knnper.errors import RefusedError
 from knnper.experiment import Experiment, load_experiment, to_json

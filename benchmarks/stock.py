@@ -1,9 +1,7 @@
 """Flower as it comes: its FedAvg on its own grid, with clients that echo or train."""
 
 import functools
-import itertools
 import logging
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -24,24 +22,14 @@ from flwr.simulation import run_simulation
 from torch import Tensor
 
 from benchmarks.peer_process import PeerTask
+from benchmarks.real_apps_stock import client_app as echo_app
+from benchmarks.real_apps_stock import make_rounds
 from knnper.experiment import RunSettings
 from knnper.process import num_workers
 
 T = TypeVar("T")
 
-echo_app = ClientApp()
 training_app = ClientApp()
-
-
-@echo_app.train()
-def _train(message: Message, context: Context) -> Message:  # noqa: ARG001
-    content = RecordDict(
-        {
-            "arrays": message.content["arrays"],
-            "metrics": MetricRecord({"num-examples": 1}),
-        }
-    )
-    return Message(content, reply_to=message)
 
 
 @functools.lru_cache(maxsize=1)
@@ -158,29 +146,3 @@ def on_stock_flower(
 def warm_up(grid: Grid, num_clients: int) -> None:
     """Make a round with a model of one number, which starts the workers."""
     make_rounds(grid, {"number": torch.zeros(1)}, num_clients, 1)
-
-
-def make_rounds(
-    grid: Grid, tensors: dict[str, Tensor], num_clients: int, num_rounds: int
-) -> list[float]:
-    """Return the seconds of each round with all clients."""
-    ends: list[float] = []
-
-    def note_end(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
-        ends.append(time.perf_counter())
-        return MetricRecord()
-
-    strategy = FedAvg(
-        fraction_train=1.0,
-        fraction_evaluate=0.0,
-        min_train_nodes=num_clients,
-        min_available_nodes=num_clients,
-    )
-    strategy.start(
-        grid=grid,
-        initial_arrays=ArrayRecord(tensors),
-        num_rounds=num_rounds,
-        # Called before the first round too.
-        evaluate_fn=note_end,
-    )
-    return [end - start for start, end in itertools.pairwise(ends)]

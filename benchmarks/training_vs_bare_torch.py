@@ -12,8 +12,15 @@ import statistics
 import torch
 
 from benchmarks.bare_training import TrainingShare, train_share, training_shares
-from benchmarks.command import make_parser, say
-from benchmarks.measurement import Measurement, Turns, in_turn, rounded, seconds_of
+from benchmarks.measurement import (
+    Measurement,
+    Turns,
+    in_turn,
+    make_parser,
+    rounded,
+    say,
+    seconds_of,
+)
 from benchmarks.processes import Processes
 from benchmarks.rounds import rounds_of
 from benchmarks.workload import Workload, on_flower

@@ -371,6 +371,3 @@ class Encoder(nn.Module):
             pooled = (states * weights).sum(dim=1) / weights.sum(dim=1)
         logits: Tensor = self.classifier(pooled)
         return logits
-
-
-NETWORKS = (TorchvisionNetwork, TimmNetwork, TransformersNetwork)

@@ -21,8 +21,9 @@ reply in a round; with the mean loss b of the round before, the step on λ takes
 (D / S) (L_d - b) for these and 0 for the others. That is the paper's stochastic
 gradient, which draws one domain, for any number of them; b, which the projection takes
 out of a full gradient, keeps those that replied from gaining on all that did not.
-Departure: the sum over replies is renormalised, as in FedAvg; replies of which no
-example has a λ_d leave w as it is.
+Departures: the sum over replies is renormalised, as in FedAvg; replies of which no
+example has a λ_d leave w as it is. The paper averages w and λ over all rounds; here the
+last ones are used.
 """
 
 from collections import Counter

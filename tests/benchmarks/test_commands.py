@@ -5,11 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
-
-from benchmarks.dormant_startup_s import write_experiment
-from knnper.experiment import read_experiment
-from knnper.simulation.workbench import experiment_catalogue
 
 TEXT = Path("Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
 LISTS = re.findall(r"^BENCHMARKS(?:_ALONE)? := (.*)$", TEXT, re.MULTILINE)
@@ -34,10 +29,3 @@ def test_help_and_the_page_say_what_is_measured(
     page = Path("benchmarks/README.md").read_text(encoding="utf-8")
     assert f"## {name}" in page
     assert f"make bench-{name}" in page
-
-
-def test_the_dormant_clients_make_a_valid_experiment(tmp_path: Path) -> None:
-    file = write_experiment(tmp_path / "images", 10_000, tmp_path)
-    settings = read_experiment(file, experiment_catalogue(), [])
-    assert settings.training.participation * 10_000 == pytest.approx(10)
-    assert yaml.safe_load(file.read_text("utf-8"))["method"]["name"] == "fedavg"
