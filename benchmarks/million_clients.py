@@ -78,10 +78,10 @@ def make_rounds(num_clients: int, pipe: Connection) -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = workbench_of(dataset, num_clients)
         federation = SerialFederation(runtime_of(bench, Path(folder) / "clients"))
-        rounds = Rounds(bench, federation, Path(folder) / "checkpoints")
-        pipe.send(time.perf_counter() - began)
-        while pipe.recv():
-            pipe.send(rounds.seconds_of_one())
+        with Rounds(bench, federation, Path(folder) / "checkpoints") as rounds:
+            pipe.send(time.perf_counter() - began)
+            while pipe.recv():
+                pipe.send(rounds.seconds_of_one())
     pipe.send(peak_megabytes())
 
 

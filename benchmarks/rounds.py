@@ -3,7 +3,11 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 from torch import Tensor
 
@@ -15,11 +19,21 @@ from knnper.server.rounds import RoundLoop
 from knnper.server.run import untrained
 from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.workbench import Workbench
+from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import changed
 
+MOST_ROUNDS = 100_000
 
-class Rounds:
-    """Training from scratch, with the default checkpoint after each round.
+
+class _Enough(Exception):
+    """No more rounds are asked for."""
+
+
+class Rounds(contextlib.AbstractContextManager["Rounds"]):
+    """A run from scratch, with the default checkpoints, that waits before each round.
+
+    So a round is measured as it is within a run: its clients train while the checkpoint
+    of the one before is written.
 
     Parameters
     ----------
@@ -36,39 +50,78 @@ class Rounds:
 
     def __init__(self, bench: Workbench, federation: Federation, folder: Path) -> None:
         self.num_trained = 0
-        self._latest = untrained(bench, bench.roster)
-        checkpoints = CheckpointFolder(folder, "benchmark")
-        self._loop = RoundLoop(
-            bench, federation, bench.roster, checkpoints, self._require_all
+        self._start = untrained(bench, bench.roster)
+        self._state, self._aggregate = self._start.state, bench.method.aggregate
+        method = changed(
+            bench.method, num_rounds=MOST_ROUNDS, aggregate=self._aggregated
         )
+        self._loop = RoundLoop(
+            replace(bench, method=method),
+            federation,
+            bench.roster,
+            CheckpointFolder(folder, "benchmark"),
+            self._made,
+        )
+        self._asked, self._done = Queue[bool](), Queue[None]()
+        self._thread = ThreadPoolExecutor(1)
+        self._has_ended = False
+        self._run = self._thread.submit(self._train)
+
+    def __exit__(self, *_: object) -> None:
+        self._asked.put(False)
+        self._thread.shutdown()
 
     @property
     def weights(self) -> Tensor:
         """The global model's weights, as `FlatModel` has them."""
-        weights: Tensor = self._latest.state.weights
+        weights: Tensor = self._state.weights
         return weights
 
     def make_one(self) -> None:
         """Make the next round."""
-        upto = self._latest.server_round + 1
-        self._loop.method = changed(self._loop.method, num_rounds=upto)
-        self._latest = self._loop.train(self._latest)
+        self._asked.put(True)
+        self._done.get()
+        if self._has_ended:
+            self._run.result()
 
     def seconds_of_one(self) -> float:
         """Make the next round and return how long it takes."""
         return seconds_of(self.make_one)
 
-    def _require_all(self, record: RoundRecord) -> None:
+    def _train(self) -> None:
+        try:
+            self._wait()
+            self._loop.train(self._start)
+        except _Enough:
+            pass
+        finally:
+            self._has_ended = True
+            self._done.put(None)
+
+    def _wait(self) -> None:
+        if not self._asked.get():
+            raise _Enough
+
+    def _aggregated(self, state: Any, updates: Updates[Any]) -> Any:
+        self._state = self._aggregate(state, updates)
+        return self._state
+
+    def _made(self, record: RoundRecord) -> None:
         if failed := record["num_failed"]:
             raise RuntimeError(f"{failed} clients failed: nothing to compare")
         self.num_trained = record["num_clients"]
+        self._done.put(None)
+        self._wait()
 
 
 @contextlib.contextmanager
 def rounds_of(bench: Workbench, federation: Federation) -> Iterator[Rounds]:
     """Give rounds whose checkpoints are deleted at the end."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Rounds(bench, federation, Path(folder))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Rounds(bench, federation, Path(folder)) as rounds,
+    ):
+        yield rounds
 
 
 def round_seconds(workload: Workload, num_rounds: int) -> list[float]:

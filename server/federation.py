@@ -152,7 +152,7 @@ class Packer:
             self._carrier.discard(self._in_use.pop(id(packed)))
 
 
-TASK_S = 0.25
+TASK_S, SHORTEST_TASK_S = 0.25, 0.03
 _TASKS_PER_WORKER = 4
 
 
@@ -161,32 +161,45 @@ class TaskSize:
     """How many clients one message asks to train, for a worker that trains any.
 
     As many as take `TASK_S`, as far as the last round tells: a message costs some
-    milliseconds. Each is trained, and replies, as if it were alone.
+    milliseconds. The last tasks of a round are shorter and shorter, so that workers end
+    together. Each client is trained, and replies, as if it were alone.
     """
 
     num_workers: int
-    num_clients: int = 1
+    num_clients: int = 1  # of all but the last tasks
+    fewest: int = 1  # of the last ones
+    num_expected: int | None = None  # clients of the next round
 
     def note(self, num_clients: int, seconds: float) -> None:
         """Take note of a round of so many clients."""
         each_s = max(seconds * self.num_workers / max(num_clients, 1), 1e-6)
-        # Workers end together only if the last tasks are small parts of the round.
-        most = num_clients // (_TASKS_PER_WORKER * self.num_workers)
+        most = max(1, num_clients // (_TASKS_PER_WORKER * self.num_workers))
         self.num_clients = max(1, min(int(TASK_S / each_s), most))
+        self.fewest = max(1, min(int(SHORTEST_TASK_S / each_s), most))
+        self.num_expected = num_clients
 
     def joined(self, requests: Iterable[Request]) -> Iterator[Request]:
         """Yield the requests, joined where neighbours are sent the same."""
         waiting: list[Request] = []
+        num_before = 0
         for request in requests:
             if waiting and (
-                len(waiting) >= self.num_clients
+                len(waiting) >= self._size_after(num_before)
                 or not is_same(waiting[0].payload, request.payload)
             ):
                 yield _joined(waiting)
+                num_before += len(waiting)
                 waiting = []
             waiting.append(request)
         if waiting:
             yield _joined(waiting)
+
+    def _size_after(self, num_before: int) -> int:
+        if self.num_expected is None:
+            return self.num_clients
+        # Half of what a worker has left.
+        share = (self.num_expected - num_before) // (2 * self.num_workers)
+        return min(self.num_clients, max(self.fewest, share))
 
 
 def _joined(requests: Sequence[Request]) -> Request:

@@ -20,7 +20,13 @@ from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
 from knnper.server.observer import RoundRecord
 from knnper.server.results import in_groups, validation_problem
-from knnper.server.run_folder import Checkpoint, CheckpointFolder, History, Roster
+from knnper.server.run_folder import (
+    Checkpoint,
+    CheckpointFolder,
+    CheckpointWriter,
+    History,
+    Roster,
+)
 from knnper.server.schedule import (
     Rounds,
     Schedule,
@@ -278,7 +284,12 @@ class RoundLoop:
 
     def train(self, start: Checkpoint) -> Checkpoint:
         """Make the rounds that are missing after ``start``; return the last state."""
-        latest, state, history = start, start.state, start.history
+        with CheckpointWriter(self.checkpoints) as writer:
+            self._train(start, writer)
+            return writer.latest() or start
+
+    def _train(self, start: Checkpoint, writer: CheckpointWriter) -> None:
+        state, history = start.state, start.history
         self._models = {one.server_round: one for one in start.earlier}
         self.schedule = self._schedule(start)
         num_exploding = 0
@@ -327,9 +338,8 @@ class RoundLoop:
                     good = server_round - num_exploding
                     raise exploded(server_round, made.explosion, good)
             elif last or _is_due(server_round, self.run.checkpoint_every):
-                earlier = () if last else self._models.values()
-                latest = self.checkpoints.save(server_round, state, history, earlier)
-        return latest
+                earlier = () if last else tuple(self._models.values())
+                writer.save(server_round, state, history, earlier)
 
     def _one_of_several_attempts(
         self, history: History, server_round: int, cohort: Cohort

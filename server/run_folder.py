@@ -11,6 +11,7 @@ import shutil
 import uuid
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -305,6 +306,39 @@ class CheckpointFolder:
 
     def _path(self, server_round: int) -> Path:
         return checkpoint_of(self._folder, server_round)
+
+
+class CheckpointWriter(contextlib.AbstractContextManager["CheckpointWriter"]):
+    """Writes checkpoints while the next round is made.
+
+    A disc takes longer than all else between two rounds. At most one is being written,
+    and none any more when the context ends.
+    """
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1)
+        self._begun: Future[Checkpoint] | None = None
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def save(
+        self,
+        server_round: int,
+        state: object,
+        history: History,
+        earlier: Sequence[Checkpoint],
+    ) -> None:
+        """Begin a checkpoint; an error of the one before is raised here."""
+        self.latest()
+        self._begun = self._thread.submit(
+            self._folder.save, server_round, state, history, earlier
+        )
+
+    def latest(self) -> Checkpoint | None:
+        """Return the latest checkpoint, once it is on disk; None if there is none."""
+        return None if self._begun is None else self._begun.result()
 
 
 @dataclass(frozen=True, slots=True)  # there may be a million

@@ -39,6 +39,7 @@ MOST_WAITING_BYTES = 128 * 1024**2
 # Below the length from which BLAS shares the sum out between threads: their number
 # must not show in the last bits.
 _BLOCK = 8192
+_BLOCKS_AT_ONCE = 8  # still in the processor's own cache
 
 # Of what a median of this round may be exceeded by, what the largest of earlier rounds
 # may: honest clients were seen at 4 times that one, and at 25 times their round's.
@@ -109,15 +110,19 @@ def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
     """Return the Euclidean norm of a tensor, or of its difference from another."""
     values = tensor.reshape(-1).numpy()
     start = None if origin is None else origin.reshape(-1).numpy()
-    buffer = np.empty(min(_BLOCK, len(values)), np.float32)
+    step = _BLOCKS_AT_ONCE * _BLOCK
+    buffer = np.empty(min(step, len(values)), np.float32)
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for at in range(0, len(values), _BLOCK):
-            block = values[at : at + _BLOCK]
+        for at in range(0, len(values), step):
+            part = values[at : at + step]
             if start is not None:
-                rest = buffer[: len(block)]
-                block = np.subtract(block, start[at : at + _BLOCK], out=rest)
-            total += float(np.dot(block, block))
+                rest = buffer[: len(part)]
+                part = np.subtract(part, start[at : at + step], out=rest)
+            whole = len(part) // _BLOCK * _BLOCK
+            blocks, last = part[:whole].reshape(-1, _BLOCK), part[whole:]
+            for square in (*np.vecdot(blocks, blocks).tolist(), float(last @ last)):
+                total += square
     return math.sqrt(total)
 
 

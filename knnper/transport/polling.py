@@ -148,6 +148,7 @@ class Window:
         self._at_once = at_once
         self._patience = patience
         self._sent_at: dict[str, float] = {}
+        self._latest_reply_at = 0.0
         self._nodes: dict[str, int] = {}
         self._replies: dict[str, Message | NoReply] = {}
 
@@ -188,8 +189,12 @@ class Window:
             if stop.is_set():
                 raise Interrupted("stopped while clients were working")
             # Longer and longer, since a look takes time from those who work; but never
-            # more than a small part of what the first one has taken already.
-            waited_s = time.monotonic() - self._sent_at[self.sent[0]]
+            # more than a small part of what the first one has taken already. If it is
+            # the last one, its node may have been busy with the one before it.
+            began = self._sent_at[self.sent[0]]
+            if len(self.sent) == 1:
+                began = max(began, self._latest_reply_at)
+            waited_s = time.monotonic() - began
             wait_s = max(POLL_INTERVAL_S, waited_s * OF_WHAT_WAS_WAITED)
             time.sleep(min(wait_s, self._patience.longest_interval_s))
         else:
@@ -241,6 +246,7 @@ class Window:
 
     def _answered(self, name: str, reply: Message | NoReply) -> None:
         self._replies[name] = reply
+        self._latest_reply_at = time.monotonic()
         pace = self._patience.pace
         if pace is None:
             return
