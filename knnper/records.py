@@ -336,6 +336,14 @@ def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": path}
     if value is None or type(value) in _SCALARS:
         return value
+    names = _field_names(value.__class__)
+    if names is not None:
+        prefix = f"{path}/" if path else ""
+        fields = {
+            name: _describe(getattr(value, name), f"{prefix}{name}", tensors)
+            for name in names
+        }
+        return {"record": type(value).__name__, "fields": fields}
     if isinstance(value, _SCALARS):  # of NumPy's, say
         return next(kind for kind in _SCALARS if isinstance(value, kind))(value)
     if isinstance(value, tuple):
@@ -344,13 +352,6 @@ def _describe(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         entries = value.items()
         return {"dict": {k: _describe(v, f"{path}/{k}", tensors) for k, v in entries}}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        prefix = f"{path}/" if path else ""
-        fields = {
-            name: _describe(getattr(value, name), f"{prefix}{name}", tensors)
-            for name in _field_names(type(value))
-        }
-        return {"record": type(value).__name__, "fields": fields}
     raise CodecError(f"{path}: a {type(value).__name__} cannot be sent or stored")
 
 
@@ -358,8 +359,11 @@ _SCALARS = (str, bool, int, float)
 
 
 @functools.cache
-def _field_names(record_type: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(record_type))
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Return the names of a dataclass's fields; None where it is none."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _rebuilt(record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]) -> R:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from knnper.errors import CodecError, RunError, printable
@@ -364,8 +364,9 @@ class FlowerFederation(Federation):
             if not self.may_be_away:
                 _stop_if_no_client_is_to_blame(message)
             raise CodecError(message.error.reason or "no reason was given")
-        failures = message.content.config_records.get(FAILURES)
-        if failures is not None and str(number) in failures:
+        # Not by `config_records`, which goes through the records of all clients.
+        failures = message.content.get(FAILURES)
+        if isinstance(failures, ConfigRecord) and str(number) in failures:
             raise CodecError(str(failures[str(number)]))
         packed = packed_of(message.content, reply_name(number))
         if packed is None:

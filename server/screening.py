@@ -245,8 +245,9 @@ class _Waiting:
     """Updates in their order; those that take too much memory are on disk."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._files = folder, Files(folder)
-        self._queue: deque[tuple[Measured, Packed | None]] = deque()
+        self._folder, self._files = folder, Files(folder, least_bytes=0)
+        # With the bytes that each takes in memory, or where it is on disk.
+        self._queue: deque[tuple[Measured, int | Packed]] = deque()
         self._num_bytes = 0
 
     def clear(self) -> None:
@@ -259,19 +260,19 @@ class _Waiting:
         size = num_bytes(one.update)
         if self._num_bytes + size <= MOST_WAITING_BYTES or not self._queue:
             self._num_bytes += size
-            self._queue.append((one, None))
+            self._queue.append((one, size))
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         packed = pack(one.update, self._files)
         self._queue.append((replace(one, update=type(one.update)), packed))
 
     def pop(self) -> Measured:
-        one, packed = self._queue.popleft()
-        if packed is None:
-            self._num_bytes -= num_bytes(one.update)
+        one, place = self._queue.popleft()
+        if isinstance(place, int):
+            self._num_bytes -= place
             return one
-        update = unpack(one.update, packed, self._files)
-        self._files.discard(packed)
+        update = unpack(one.update, place, self._files)
+        self._files.discard(place)
         return replace(one, update=update)
 
 

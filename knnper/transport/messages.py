@@ -318,14 +318,21 @@ class Carrier:
 IN_MESSAGE = Carrier()
 
 
+LEAST_IN_FILE = 1 << 17
+"""Bytes; fewer are faster in a message than in a file of their own."""
+
+
 class Files(Carrier):
     """Numbers as files in a folder in memory; in the message without room for them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, least_bytes: int = LEAST_IN_FILE) -> None:
         self.folder, self.name = folder, str(folder)
+        self._least_bytes = least_bytes
 
     def put(self, vector: Tensor, entry: ConfigRecord) -> ArrayRecord:
         """See `Carrier.put`."""
+        if vector.nbytes < self._least_bytes:
+            return super().put(vector, entry)
         path = write_vector(self.folder, vector)
         if path is None:
             return super().put(vector, entry)

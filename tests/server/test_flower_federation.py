@@ -61,7 +61,7 @@ def asked(message: Message) -> tuple[Job, Carrier, Tensor]:
 
 
 def carrier_of(folder: str) -> Carrier:
-    return Files(Path(folder)) if folder else IN_MESSAGE
+    return Files(Path(folder), least_bytes=0) if folder else IN_MESSAGE
 
 
 def add_client_number(message: Message) -> Message:

@@ -19,7 +19,7 @@ EXPERIMENT = """
 name: parity
 data: {name: digits}
 partition: {name: dirichlet, num_clients: 14, alpha: 0.3, unseen_fraction: 0.2}
-model: {name: tiny_cnn, embedding_dim: 16}
+model: {name: tiny_cnn, embedding_dim: 64}  # large enough to travel as a file
 training:
   num_rounds: 4
   participation: 0.5

@@ -27,7 +27,7 @@ PAYLOAD = ModelPayload(torch.linspace(-1, 1, 1000))
 
 
 def test_arrays_travel_as_a_file_in_memory(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+    files = Files(tmp_path, least_bytes=0)
     packed = pack(PAYLOAD, files)
     assert len(packed.array) == 0
     assert [path.stat().st_size for path in tmp_path.iterdir()] == [4000]
@@ -38,12 +38,12 @@ def test_arrays_travel_as_a_file_in_memory(tmp_path: Path) -> None:
     pack(PAYLOAD, files)
     assert len(list(tmp_path.iterdir())) == 1, "what was given back is used again"
     # They stay in the message where memory is full.
-    packed = pack(PAYLOAD, Files(tmp_path / "no-such-folder"))
+    packed = pack(PAYLOAD, Files(tmp_path / "no-such-folder", least_bytes=0))
     assert fingerprint(unpack(ModelPayload, packed)) == fingerprint(PAYLOAD)
 
 
 def test_what_is_shared_is_read_once(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+    files = Files(tmp_path, least_bytes=0)
     packed = pack(PAYLOAD, files)
     first = unpack_shared(ModelPayload, packed, files)
     files.discard(packed)

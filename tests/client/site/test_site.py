@@ -228,7 +228,7 @@ def test_a_site_reads_no_file_and_leaves_none(
 ) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    packed = pack(PAYLOAD, Files(tmp_path))
+    packed = pack(PAYLOAD, Files(tmp_path, least_bytes=0))
     before = list(tmp_path.iterdir())
     message = Message(
         to_content(job(folder=str(tmp_path)), {"payload": packed}),
