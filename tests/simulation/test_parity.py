@@ -77,10 +77,11 @@ def wait_for_rounds(process: Running, folder: Path) -> None:
 def test_engines_agree(experiment: Path, tmp_path: Path, commands: Commands) -> None:
     expected = simulate(commands, tmp_path / "one", experiment, "--engine", "serial")
     assert expected[1].count(b"\n") == 15
-    two = (experiment, "--workers", "2")
-    assert simulate(commands, tmp_path / "two", *two) == expected
-    # Without what Flower keeps to itself.
-    plain = simulate(commands, tmp_path / "plain", *two, KNNPER_PLAIN_FLOWER="1")
+    two = simulate(commands, tmp_path / "two", experiment, "--workers", "2")
+    assert two == expected
+    # Without what Flower keeps to itself, and on another number of workers.
+    way = (experiment, "--workers", "1")
+    plain = simulate(commands, tmp_path / "plain", *way, KNNPER_PLAIN_FLOWER="1")
     assert plain == expected
     found = [validations(tmp_path / name) for name in ("one", "two", "plain")]
     assert found[0] == found[1] == found[2]
