@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# -n 3: written for two cores, of which tests that wait for processes leave a quarter idle.
-PYTEST := $(BIN)/python -m pytest
+# Bytecode is kept, also where the shell says not to: hundreds of processes import the code.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# Three for two cores, of which tests that wait for processes leave a quarter idle. Who is
+# done takes tests from others.
+SIDE_BY_SIDE := -n 3 --dist worksteal
 BENCHMARKS := training_vs_bare_torch overhead personalize_vs_bare server_memory_ratio \
   million_clients store real_round_s service_latency service_membership leaf_reading \
   site_leakage
@@ -66,11 +69,11 @@ figures: $(STAMP) ## Make the papers' figures in small, with one report: in 40 m
 	$(BIN)/python -m papers reproduce papers/small/*.yaml --output runs/figures --skip-missing-data
 
 test: $(STAMP) ## Run the fast tests
-	$(PYTEST) -n 3
+	$(PYTEST) $(SIDE_BY_SIDE)
 
 test-kernels: $(STAMP) ## Test with the kernels of older processors: KERNELS=avx2 TESTS=
 	$(foreach name,$(KERNELS),$(if $(KERNELS_$(name)),,$(error KERNELS: found $(name), expected some of avx2 sse4 one_thread)))
-	@set -e$(foreach name,$(KERNELS),; (set -x; env $(KERNELS_$(name)) $(PYTEST) -n 3 $(TESTS)))
+	@set -e$(foreach name,$(KERNELS),; (set -x; env $(KERNELS_$(name)) $(PYTEST) $(SIDE_BY_SIDE) $(TESTS)))
 
 test-slow: $(STAMP) ## Run the slow tests too: kill -9 of runs and stores, flwr run, real data
 	$(PYTEST) -m slow

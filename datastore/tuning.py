@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from knnper.datastore.examples import require_probabilities
@@ -303,6 +302,9 @@ def weights_by_size(
     sizes: Sequence[int], knn_weights: Sequence[float], num_points: int = 5
 ) -> tuple[PriorPoint, ...]:
     """Return the λ that clients chose as a function of their size, never falling."""
+    # It takes a quarter of a second to import, for which few need wait.
+    from scipy.optimize import isotonic_regression
+
     if len(sizes) != len(knn_weights):
         raise ValueError(
             f"expected one knn_weight for each size, found {len(knn_weights)} for "
@@ -429,8 +431,8 @@ def choose(
         # Nothing that scores less than the global model as it is.
         global_score = scores[-1, 0, 0, 0]
         total = total.where(scores >= global_score, -torch.inf)
-    best = torch.unravel_index(total.argmax(), total.shape)
-    variant, *place = (int(one) for one in best)
+    # torch's own imports sympy, a third of a second in each new process.
+    variant, *place = map(int, np.unravel_index(int(total.argmax()), total.shape))
     chosen = candidates.at(place)
     is_adapted = variant < len(variants) - 1
     return replace(chosen, class_prior=class_prior if is_adapted else None)

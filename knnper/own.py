@@ -378,11 +378,8 @@ def _sources(file: Path, folder: Path, package: str = "") -> list[Path]:
         if source in found:
             continue
         found.add(source)
-        try:
-            tree = ast.parse(source.read_bytes())
-        except SyntaxError:
-            continue  # importing it says so
-        for name in _imports(tree, source.parent.relative_to(folder).parts):
+        above = source.parent.relative_to(folder).parts
+        for name in _imports(source.read_bytes(), above):
             parts = name.split(".")
             if package and parts[0] != package:
                 continue
@@ -391,15 +388,23 @@ def _sources(file: Path, folder: Path, package: str = "") -> list[Path]:
     return sorted(found)
 
 
-def _imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[str]:
-    """Yield the full names of what a file imports, and of attributes that it does."""
+# A batch reads the same files for each of its experiments.
+@functools.lru_cache(maxsize=1024)
+def _imports(source: bytes, package: tuple[str, ...]) -> frozenset[str]:
+    """Return the full names of what a file imports, and of attributes that it does."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return frozenset()  # importing it says so
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            names += [one.name for one in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else ()
             base = ".".join((*above, *([node.module] if node.module else [])))
-            yield from (f"{base}.{one.name}".lstrip(".") for one in node.names)
+            names += [f"{base}.{one.name}".lstrip(".") for one in node.names]
+    return frozenset(names)
 
 
 class _AsItIsNow(SourceFileLoader):

@@ -38,9 +38,9 @@ from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import (
     Batch,
     LocalModel,
+    Sgd,
     local_sgd,
     on_both_splits,
-    sgd,
 )
 
 
@@ -85,7 +85,7 @@ class PersonalModel:
         self._buffers = weights[task.model.num_parameters :]
         self._weights = weights
         self._mixing_weight = start.mixing_weight
-        self._optimizer = sgd(task, self._parts, learning_rate)
+        self._optimizer = Sgd(task, self._parts, learning_rate)
         self._learning_rate = learning_rate
         self._adaptive = adaptive
 

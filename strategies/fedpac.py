@@ -35,7 +35,6 @@ from operator import itemgetter
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 from torch import Tensor
 from torch.nn import functional
 
@@ -309,6 +308,9 @@ def combinations(
     to 1. By the conditions of Karush, Kuhn and Tucker it is β / Σ β, of the β ≥ 0 that
     minimises βᵀ P β - 2 Σ β, or |R β - R⁻ᵀ 1|² with P = Rᵀ R.
     """
+    # It takes a quarter of a second to import, for which others need not wait.
+    from scipy.optimize import nnls
+
     # Of the size of their differences, as are the errors of the differences below.
     centered = means - means.mean(axis=0)
     products = centered @ centered.T

@@ -36,8 +36,8 @@ from knnper.strategies.core.sharing import PersonalPart, part_in_use
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import (
     LocalModel,
+    Sgd,
     local_sgd,
-    sgd,
     trained_on_both_splits,
 )
 
@@ -102,7 +102,7 @@ class FedRoD(Method):
         own.load(
             client_state.personal if client_state else torch.zeros(own.num_weights)
         )
-        optimizer = sgd(self.task, own.tensors, rate)
+        optimizer = Sgd(self.task, own.tensors, rate)
         counts = torch.bincount(data.train.labels, minlength=self.task.spec.num_classes)
         # Of a class that is absent it is -∞: the softmax is over the others.
         log_prior = counts.float().pow(self.settings.prior_exponent).log()

@@ -45,10 +45,10 @@ from knnper.strategies.core.sharing import (
 from knnper.strategies.core.task import HeadPredictor, Task
 from knnper.strategies.core.training import (
     LocalModel,
+    Sgd,
     head_cross_entropy,
     local_sgd,
     on_both_splits,
-    sgd,
 )
 
 
@@ -166,7 +166,7 @@ class GPFL(PartlyShared):
         rate = training.learning_rate_at(server_round)
         sent, condition = self._load(payload.guidance, data.train.labels)
         decaying = replace(training, weight_decay=settings.guidance_decay)
-        optimizer = sgd(replace(self.task, training=decaying), self._flat.tensors, rate)
+        optimizer = Sgd(replace(self.task, training=decaying), self._flat.tensors, rate)
 
         def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
             features = module.embed(inputs).float()

@@ -33,7 +33,6 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.nn import functional
 
@@ -266,6 +265,9 @@ class PFedFDA(PartlyShared):
             basis = whiten.T @ vectors
             rows = estimate.means, of_all.means, own[two]
             folds.append((variances, *(row @ basis for row in rows), labels[two]))
+
+        # It takes a quarter of a second to import, for which others need not wait.
+        from scipy.optimize import minimize
 
         def loss(weights: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             point = torch.from_numpy(weights).requires_grad_()

@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,10 @@ import pytest
 from tests.processes import Commands
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Before numpy, torch and FAISS are imported: tests run side by side, and what is shared
+# among threads waits for those of other tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish() -> None:

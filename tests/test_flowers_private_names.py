@@ -1,13 +1,11 @@
-"""What Flower keeps to itself is imported in two files, which do without it, slower."""
+"""What Flower keeps to itself is imported in two files.
+
+That a simulation does without it, with the same results, is `test_parity`'s.
+"""
 
 import ast
-import json
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-
-from tests.simulation.knnper_process import simulate
 
 ROOT = Path(__file__).parent.parent
 ROOMS = [
@@ -21,16 +19,6 @@ PUBLIC = {
     *("flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation"),
 }
 PROTOCOL = "flwr.proto."  # made from the published .proto files
-
-EXPERIMENT = """
-name: plain
-data: {name: digits}
-partition: {name: dirichlet, num_clients: 6, alpha: 0.5, unseen_fraction: 0.2}
-model: {name: tiny_cnn, embedding_dim: 8}
-training: {num_rounds: 2, batch_size: 16, learning_rate: 0.05}
-method: {name: knn_per}
-run: {seed: 1}
-"""
 
 
 def test_private_names_are_in_two_files() -> None:
@@ -79,20 +67,3 @@ def private_names(code: str) -> Iterator[str]:
                 is_known = whole in PUBLIC or whole.startswith(PROTOCOL)
                 if not is_known or name.startswith("_"):
                     yield f"{module}.{name}"
-
-
-@pytest.mark.ray
-def test_a_simulation_without_private_names_has_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "experiment.yaml"
-    path.write_text(EXPERIMENT)
-    simulate(path, "--engine", "serial", "--output", tmp_path / "serial")
-    monkeypatch.setenv("KNNPER_PLAIN_FLOWER", "1")
-    simulate(path, "--workers", "2", "--output", tmp_path / "plain")
-    assert outcome(tmp_path / "plain") == outcome(tmp_path / "serial")
-
-
-def outcome(folder: Path) -> tuple[str, bytes]:
-    results = json.loads((folder / "results.json").read_text())
-    return results["training"]["state_sha256"], (folder / "clients.csv").read_bytes()

@@ -15,6 +15,7 @@ from typing import Required, TypedDict, TypeVar, Unpack
 
 import torch
 from torch import Tensor, optim
+from torch.optim import sgd as torch_sgd
 
 from knnper.data.examples import AUGMENTATIONS, TEXTS, ClientData, Examples
 from knnper.embedding_model import Criterion, EmbeddingModel, OwnLoss
@@ -327,12 +328,49 @@ class LocalModel:
                 tensor.grad = torch.zeros_like(tensor)
 
 
-def optimizer(task: Task, learning_rate: float) -> optim.Optimizer:
+class Sgd:
+    """The steps of ``torch.optim.SGD``, by the function that it calls.
+
+    The class imports what torch compiles with, a second for each process that trains:
+    for each worker of a simulation, and each message that a real client answers.
+
+    Tensor by tensor, in all methods: a step of one vector may differ in last bits.
+    """
+
+    def __init__(
+        self, task: Task, parameters: Sequence[Tensor], learning_rate: float
+    ) -> None:
+        training, chosen = task.training, task.training.optimizer.settings
+        own = chosen if isinstance(chosen, SgdSettings) else SgdSettings()
+        self._parameters = parameters
+        self._momentum: dict[Tensor, Tensor | None] = {}
+        self._move = functools.partial(
+            torch_sgd.sgd,
+            lr=learning_rate,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            dampening=own.dampening,
+            nesterov=own.nesterov,
+            maximize=False,
+            fused=True,
+        )
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move each parameter that has a gradient."""
+        moved = [one for one in self._parameters if one.grad is not None]
+        gradients = [one.grad for one in moved if one.grad is not None]
+        momentum = [self._momentum.get(one) for one in moved]
+        self._move(moved, gradients, momentum)
+        self._momentum.update(zip(moved, momentum, strict=True))
+
+
+def optimizer(task: Task, learning_rate: float) -> optim.Optimizer | Sgd:
     """Return the optimizer of local training, as the training section says."""
     chosen, model = task.training.optimizer, task.model
     if chosen.name == "SGD":
         # Where nothing is trained no step is made, but torch wants a tensor.
-        return sgd(task, model.tensors or [model.parameters], learning_rate)
+        return Sgd(task, model.tensors or [model.parameters], learning_rate)
     settings = arguments(chosen.settings, Settings)
     if chosen.entry is not None:
         tensors = [one for one in model.module.parameters() if one.requires_grad]
@@ -369,22 +407,6 @@ def _with_class_weights(
         factors = torch.tensor(chosen)
     of_each = factors.float()[labels]
     return of_each if weights is None else of_each * weights
-
-
-def sgd(task: Task, parameters: Sequence[Tensor], learning_rate: float) -> optim.SGD:
-    """Return the optimizer of local training, as the training section says.
-
-    Tensor by tensor, in all methods: a step of one vector may differ in last bits.
-    """
-    chosen = task.training.optimizer.settings
-    return optim.SGD(
-        parameters,
-        lr=learning_rate,
-        momentum=task.training.momentum,
-        weight_decay=task.training.weight_decay,
-        fused=True,
-        **(vars(chosen) if isinstance(chosen, SgdSettings) else {}),
-    )
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:

@@ -1,4 +1,5 @@
 import itertools
+import sys
 
 import pytest
 import torch
@@ -67,6 +68,11 @@ def test_the_smallest_of_the_best_weights_is_chosen(
     assert chosen_weight(one_neighbour(labels)) == expected
     # In any order, and twice.
     assert chosen_weight(one_neighbour(labels), (*GRID[::-1], 0.9)) == expected
+
+
+def test_no_symbolic_algebra_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.fx.experimental.symbolic_shapes", None)
+    assert chosen_weight(one_neighbour([0, 0, 1])) == 0.5
 
 
 def test_the_log_loss_prefers_what_is_likely() -> None:

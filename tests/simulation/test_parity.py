@@ -29,6 +29,7 @@ training:
   devices: {speed_spread: 30, available: 0.7, period_s: 2}  # so that they are late
   timing: {name: buffered, buffer_size: 4}
 method: {name: scaffold}
+personalization: {name: knn}
 run:
   seed: 3
   checkpoint_every: 2
@@ -47,15 +48,17 @@ def experiment(tmp_path: Path) -> Path:
     return path
 
 
-def start(commands: Commands, folder: Path, *arguments: str | Path) -> Running:
+def start(
+    commands: Commands, folder: Path, *arguments: str | Path, **environment: str
+) -> Running:
     command = [KNNPER, "simulate", *arguments, "--output", folder]
-    return commands.start("simulate", command)
+    return commands.start("simulate", command, environment)
 
 
 def simulate(
-    commands: Commands, folder: Path, *arguments: str | Path
+    commands: Commands, folder: Path, *arguments: str | Path, **environment: str
 ) -> tuple[str, bytes, bytes | None]:
-    process = start(commands, folder, *arguments)
+    process = start(commands, folder, *arguments, **environment)
     assert process.wait() == 0, process.written
     return outcome(folder)
 
@@ -74,11 +77,14 @@ def wait_for_rounds(process: Running, folder: Path) -> None:
 def test_engines_agree(experiment: Path, tmp_path: Path, commands: Commands) -> None:
     expected = simulate(commands, tmp_path / "one", experiment, "--engine", "serial")
     assert expected[1].count(b"\n") == 15
-    assert simulate(commands, tmp_path / "two", experiment, "--workers", "2") == (
-        expected
-    )
-    found = [validations(tmp_path / name) for name in ("one", "two")]
-    assert found[0] == found[1]
+    two = simulate(commands, tmp_path / "two", experiment, "--workers", "2")
+    assert two == expected
+    # Without what Flower keeps to itself, and on another number of workers.
+    way = (experiment, "--workers", "1")
+    plain = simulate(commands, tmp_path / "plain", *way, KNNPER_PLAIN_FLOWER="1")
+    assert plain == expected
+    found = [validations(tmp_path / name) for name in ("one", "two", "plain")]
+    assert found[0] == found[1] == found[2]
     assert [one is None for one in found[0]] == [True, False] * 2
 
 

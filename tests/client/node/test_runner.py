@@ -81,7 +81,7 @@ def bare_node(app: str = APP) -> Iterator[BareNode]:
     _prepare(state)
     here = str(Path(__file__).parent)
     with (
-        mock.patch.dict(os.environ, PYTHONPATH=here),
+        mock.patch.dict(os.environ, PYTHONPATH=here, OMP_NUM_THREADS="2"),
         runtime_api(factory, SECRET) as address,
         started(Orders(address, SECRET.hex(), os.getpid(), app)) as runner,
     ):

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.embedding_model import FlatModel
-from knnper.experiment import TrainingSettings
+from knnper.experiment import Choice, SgdSettings, TrainingSettings
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd
@@ -24,6 +25,7 @@ from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import (
     LocalResult,
+    Sgd,
     cross_entropy,
     local_sgd,
     on_both_splits,
@@ -88,6 +90,48 @@ def test_equals_a_plain_loop() -> None:
     torch.testing.assert_close(result.weights, FlatModel(module).read())
     assert result.num_steps == 6
     assert result.train_loss == pytest.approx(sum(losses) / 6)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "weight_decay", "own"),
+    [
+        (0.0, 0.1, SgdSettings()),
+        (0.9, 0.0, SgdSettings(dampening=0.3)),
+        (0.9, 0.1, SgdSettings(nesterov=True)),
+    ],
+)
+def test_steps_are_those_of_torch(
+    momentum: float, weight_decay: float, own: SgdSettings
+) -> None:
+    training = TrainingSettings(
+        momentum=momentum, weight_decay=weight_decay, optimizer=Choice("SGD", own)
+    )
+    ours, theirs = (
+        [torch.ones(3, requires_grad=True) for _ in range(2)] for _ in range(2)
+    )
+    one = Sgd(normed_task(training), ours, 0.05)
+    other = torch.optim.SGD(
+        theirs,
+        lr=0.05,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        fused=True,
+        **vars(own),
+    )
+    for number in range(1, 5):
+        for tensors in (ours, theirs):
+            tensors[0].grad = torch.arange(3.0) / number
+            tensors[1].grad = None if number == 3 else torch.arange(3.0) * number
+        one.step()
+        other.step()
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_nothing_is_imported_that_torch_compiles_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)
+    assert trained(normed_task(), noisy(10, 0, seed=1).train, 0.05).num_steps > 0
 
 
 class Gated(LinearModel):
