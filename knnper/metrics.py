@@ -19,13 +19,15 @@ Probabilities: TypeAlias = NDArray[
 ]  # (n, c); a row of zeros predicts nothing
 Compute: TypeAlias = Callable[[Labels, Probabilities], float | None]
 
-# As scikit-learn's, which takes a second to import in each process that evaluates.
+# scikit-learn and scipy.stats take a second to import, for which only who asks for such
+# a metric need wait.
 
 
 def balanced_accuracy(labels: Labels, probabilities: Probabilities) -> float:
     """Return the mean recall over the classes that are among the labels."""
-    hits, sizes, _ = _counts(labels, probabilities)
-    return float(np.mean(hits / sizes))
+    from sklearn.metrics import recall_score
+
+    return float(_macro(recall_score, labels, probabilities))
 
 
 def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
@@ -35,8 +37,9 @@ def macro_f1(labels: Labels, probabilities: Probabilities) -> float:
     two models of a client would then be means over different classes. What is
     predicted of other classes is missing from the recall of its own.
     """
-    hits, sizes, num_predicted = _counts(labels, probabilities)
-    return float(np.mean(2 * hits / (sizes + num_predicted)))
+    from sklearn.metrics import f1_score
+
+    return float(_macro(f1_score, labels, probabilities))
 
 
 def auroc(labels: Labels, probabilities: Probabilities) -> float | None:
@@ -45,28 +48,25 @@ def auroc(labels: Labels, probabilities: Probabilities) -> float | None:
     Over the classes that are among the labels; None where there is only one, which no
     ranking can tell from others.
     """
+    from scipy.stats import rankdata
+
     present = np.unique(labels)
     if len(present) < 2:
         return None
-    areas = []
-    for label in present:
-        # The Mann-Whitney statistic: how many pairs of an example of the class and one
-        # of another are in order. Ties count half.
-        own, others = (
-            probabilities[chosen, label]
-            for chosen in (labels == label, labels != label)
-        )
-        others.sort()
-        won = others.searchsorted(own) + others.searchsorted(own, "right")
-        areas.append(won.sum() / 2 / (len(own) * len(others)))
-    return float(np.mean(areas))
+    # The Mann-Whitney statistic of each class. scikit-learn goes from class to class:
+    # 170 ms for 100 of them and 500 examples, in place of 11.
+    is_class = labels[:, None] == present
+    ranks = rankdata(probabilities[:, present], axis=0)
+    count = is_class.sum(axis=0)
+    won = (ranks * is_class).sum(axis=0) - count * (count + 1) / 2
+    return float(np.mean(won / (count * (len(labels) - count))))
 
 
-def _counts(labels: Labels, probabilities: Probabilities) -> tuple[Labels, ...]:
-    """Return by class among the labels how many are right, have it, are said to."""
-    predicted, present = _predicted(probabilities)[:, None], np.unique(labels)
-    is_said, is_so = predicted == present, labels[:, None] == present
-    return tuple(one.sum(axis=0) for one in (is_said & is_so, is_so, is_said))
+def _macro(
+    function: Callable[..., float], labels: Labels, probabilities: Probabilities
+) -> float:
+    predicted, present = _predicted(probabilities), np.unique(labels)
+    return function(labels, predicted, labels=present, average="macro", zero_division=0)
 
 
 def _predicted(probabilities: Probabilities) -> Labels:
