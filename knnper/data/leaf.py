@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import logging
+import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -195,11 +196,51 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator["_Shallow"]:
     """Open a file behind its byte order mark, where it has one."""
     with path.open("rb") as file:
         file.seek(len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
-        yield file
+        yield _Shallow(path, file)
+
+
+_DEEPEST = 100
+"""Brackets inside each other; LEAF's files have four."""
+
+_MARK = re.compile(rb'\\.|["\[\]{}]', re.DOTALL)
+
+_OF_NUMBERS = b"0123456789.,- \n"
+"""Nearly all of a file of images, passed over fast."""
+
+
+class _Shallow:
+    """A file of JSON that is refused where brackets lie too deep inside each other.
+
+    ijson keeps a path of names for each of them, whose length grows with the depth: a
+    damaged file of 200 kB would take all memory.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+        self._depth = 0
+        self._is_in_text = False
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        part = self._file.read(size)
+        while part.endswith(b"\\") and (more := self._file.read(1)):
+            part += more  # what a backslash escapes lies beside it
+        for mark in _MARK.findall(part.translate(None, _OF_NUMBERS)):
+            if mark == b'"':
+                self._is_in_text = not self._is_in_text
+            elif not self._is_in_text and len(mark) == 1:
+                self._depth += 1 if mark in b"[{" else -1
+                if self._depth > _DEEPEST:
+                    raise DataError(
+                        f"{self._path} has more than {_DEEPEST} brackets inside each "
+                        "other; expected a file that LEAF has made"
+                    )
+        return part
 
 
 def parse_user(path: Path, name: str, found: Any, decode: Decode) -> User:

@@ -164,6 +164,16 @@ def test_a_file_that_is_no_json(tmp_path: Path, change: Any, message: str) -> No
         users_of(path)
 
 
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_brackets_deep_inside_each_other_are_refused(
+    tmp_path: Path, opening: bytes
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"user_data": {"ada": {"x": ' + opening * 200_000)
+    with pytest.raises(DataError, match=r"a\.json has more than 100 brackets"):
+        users_of(path)
+
+
 def test_brackets_and_backslashes_in_texts_count_for_nothing(tmp_path: Path) -> None:
     # Any of them comes to lie where one read ends and the next begins.
     names = [f'{"[" * 3 * n}\\"{{' + "\\" * n for n in range(300)]
