@@ -227,17 +227,16 @@ def _nearest(
         if rounding > 0:
             bound = (np.sqrt(bound) - rounding).clip(0) ** 2
         certain &= distances[:, -1] < bound - index.dim * TINY
-    if not certain.all():
+    doubtful = np.flatnonzero(~certain)
+    if len(doubtful) and rounding > 0:
+        asked = queries[doubtful], index, settings, num_found, read_vectors
+        distances[doubtful], found[doubtful] = _nearest(*asked, may_round=False)
+    elif len(doubtful):
         vectors_of = index.vectors if index.keeps_vectors else read_vectors
-        for row in np.flatnonzero(~certain).tolist():
-            if rounding > 0:
-                asked = queries[row : row + 1], index, settings, num_found, read_vectors
-                one_distances, one_found = _nearest(*asked, may_round=False)
-                distances[row], found[row] = one_distances[0], one_found[0]
-            else:
-                distances[row], found[row] = _scan(
-                    queries[row], index.ids, num_found, vectors_of
-                )
+        for row in doubtful.tolist():
+            distances[row], found[row] = _scan(
+                queries[row], index.ids, num_found, vectors_of
+            )
     return distances, found
 
 

@@ -495,8 +495,9 @@ class RunSettings(Settings):
     carrier
         How models travel: ``shared_memory`` (as files in ``/dev/shm``, on one machine),
         ``object_store`` (Ray's, of which each machine of a cluster fetches a round's
-        model once) or ``message`` (in each message). ``auto`` is the first where there
-        is room and no cluster, else the second.
+        model once) or ``message`` (in each message, as what has less than 128 kB always
+        does where there would be files). ``auto`` is the first where there is room and
+        no cluster, else the second.
     checkpoint_every
         Rounds between checkpoints. A resumed run repeats the rounds since the last.
     validate_every

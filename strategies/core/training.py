@@ -369,8 +369,7 @@ def optimizer(task: Task, learning_rate: float) -> optim.Optimizer | Sgd:
     """Return the optimizer of local training, as the training section says."""
     chosen, model = task.training.optimizer, task.model
     if chosen.name == "SGD":
-        # Where nothing is trained no step is made, but torch wants a tensor.
-        return Sgd(task, model.tensors or [model.parameters], learning_rate)
+        return Sgd(task, model.tensors, learning_rate)
     settings = arguments(chosen.settings, Settings)
     if chosen.entry is not None:
         tensors = [one for one in model.module.parameters() if one.requires_grad]

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import faiss
 import numpy as np
@@ -11,12 +12,13 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.datastore.examples import NewExamples
+from knnper.datastore.examples import Contents, Ids, NewExamples
 from knnper.datastore.index import QUERIES_AT_ONCE
 from knnper.datastore.prediction import (
     KERNELS,
     KernelName,
     KnnPredictor,
+    Names,
     NeighborClassifier,
     interpolate,
     neighbor_vote,
@@ -338,3 +340,31 @@ def test_rows_that_do_not_fit_are_refused(
 def test_labels_that_do_not_fit_are_refused(labels: Tensor, message: str) -> None:
     with pytest.raises(DataError, match=f"labels: expected .*{message}"):
         memory_store(ROWS, labels, 3)
+
+
+class _Named:
+    """A store of ten examples, each second one named; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.ids, self.asked = np.arange(1, 11), list[list[int]]()
+
+    def contents(self) -> Contents:
+        labels = np.zeros(len(self.ids), np.int64)
+        return Contents(self.ids, labels, labels.astype(np.float64))
+
+    def external_ids(self, ids: Ids) -> list[str | None]:
+        self.asked.append(ids.tolist())
+        return [None if one % 2 else f"name-{one}" for one in ids.tolist()]
+
+
+def test_names_are_asked_for_once_and_new_ones_alone() -> None:
+    store: Any = _Named()
+    names = Names(store)
+    assert names.of(np.array([[4, 3]])) == [["name-4", None]]
+    assert names.of(np.array([[10], [1]])) == [["name-10"], [None]]
+    store.ids = np.arange(1, 13)
+    assert names.of(np.array([[12]])) == [["name-12"]]
+    assert store.asked == [[*range(1, 11)], [11, 12]]
+    names.forget()
+    names.of(np.array([[2]]))
+    assert len(store.asked) == 3

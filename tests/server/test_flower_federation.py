@@ -602,3 +602,29 @@ def test_a_task_is_as_long_as_a_message_is_short_beside_it(
     size = TaskSize(num_workers=2)
     size.note(num_clients, seconds)
     assert size.num_clients == expected
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "each_s", "expected"),
+    [
+        # Half of what each of two workers has left, from two clients down to one.
+        (20, 0.08, [2] * 7 + [1] * 6),
+        # None is shorter than SHORTEST_TASK_S, which is ten clients here.
+        (400, 0.003, [50] * 5 + [37, 28, 21, 16, 12, 10, 10, 10, 6]),
+    ],
+)
+def test_the_last_tasks_of_a_round_are_shorter(
+    num_clients: int, each_s: float, expected: list[int]
+) -> None:
+    size = TaskSize(num_workers=2)
+    size.note(num_clients, num_clients * each_s / 2)
+    payload = ModelPayload(WEIGHTS)
+    requests = [
+        Request((str(number),), payload, state_rounds=(0,))
+        for number in range(num_clients)
+    ]
+    tasks = [one.clients for one in size.joined(requests)]
+    assert [client for task in tasks for client in task] == [
+        str(number) for number in range(num_clients)
+    ]
+    assert [len(task) for task in tasks] == expected

@@ -1,10 +1,13 @@
+import contextlib
 import dataclasses
 import json
 import logging
+import threading
 from collections import ChainMap
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from knnper.records import fingerprint
 from knnper.server.run_folder import (
     Checkpoint,
     CheckpointFolder,
+    CheckpointWriter,
     DistributionLog,
     History,
     RunFolder,
@@ -275,6 +279,51 @@ def test_older_ones_are_kept_at_growing_distances(
     for server_round in range(every, 101, every):
         folder.save(server_round, state(1.0))
     assert folder.ways_back() == folder.rounds() == expected
+
+
+class _Slow(CheckpointFolder):
+    """Writes when it is told to; the second time it cannot."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "abc")
+        self.may_write = threading.Event()
+
+    def save(self, server_round: int, *arguments: Any) -> Checkpoint:
+        assert self.may_write.wait(30)
+        if server_round == 2:
+            raise OSError("no space left")
+        return super().save(server_round, *arguments)
+
+
+def test_a_checkpoint_is_written_aside_and_its_error_is_not_lost(
+    tmp_path: Path,
+) -> None:
+    folder = _Slow(tmp_path)
+    with CheckpointWriter(folder) as writer:
+        assert writer.latest() is None
+        writer.save(1, state(1.0), History(), ())
+        assert folder.rounds() == []  # and nobody has waited for it
+        folder.may_write.set()
+        written = writer.latest()
+        assert written is not None
+        assert written.fingerprint == fingerprint(state(1.0))
+        assert folder.rounds() == [1]
+        writer.save(2, state(2.0), History(), ())
+        with pytest.raises(OSError, match="no space"):
+            writer.save(3, state(3.0), History(), ())
+        with pytest.raises(OSError, match="no space"):
+            writer.latest()
+    assert folder.rounds() == [1]
+
+
+def test_no_checkpoint_is_being_written_after_the_context(tmp_path: Path) -> None:
+    folder = _Slow(tmp_path)
+    later = threading.Timer(0.1, folder.may_write.set)
+    with contextlib.suppress(KeyboardInterrupt), CheckpointWriter(folder) as writer:
+        writer.save(1, state(1.0), History(), ())
+        later.start()
+        raise KeyboardInterrupt
+    assert folder.rounds() == [1]
 
 
 def test_what_the_rounds_tell_comes_back(tmp_path: Path) -> None:
