@@ -31,6 +31,7 @@ from knnper.experiment import (
     Settings,
     alternatives,
 )
+from knnper.layers import FoldingSequential
 from knnper.own import explained
 from knnper.process import import_extra, import_torchvision
 
@@ -289,6 +290,9 @@ class FlatModel:
         # Each tensor that is trained, and its part of the gradient.
         self._slopes: list[tuple[Tensor, Tensor]] = []
         self._shown: tuple[Tensor, int] | None = None
+        self._folding = [
+            one for one in module.modules() if isinstance(one, FoldingSequential)
+        ]
         # Passes that a GPU has recorded, by what they are of; of `LocalModel`.
         self.recorded: dict[Hashable, Any] = {}
         # SHA-256 of the weights that are not in the vector; empty where all are.
@@ -338,6 +342,7 @@ class FlatModel:
                 f"of shape {tuple(weights.shape)}; it belongs to another architecture"
             )
         self._shown = None
+        self._fold(False)
         self._parameters.detach().copy_(weights[: self.num_parameters])
         self._buffers.copy_(weights[self.num_parameters :])
 
@@ -348,7 +353,12 @@ class FlatModel:
         last = self._shown
         if last is None or last[0] is not weights or last[1] != version:
             self.load(weights)
+            self._fold(True)
             self._shown = (weights, version)
+
+    def _fold(self, folds: bool) -> None:
+        for layer in self._folding:
+            layer.fold(folds)
 
     def read(self) -> Tensor:
         """Return a copy of the weights on the CPU, shape (num_weights,)."""

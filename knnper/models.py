@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from knnper.convolutions import use_faster_convolutions
 from knnper.data.examples import (
     KINDS_OF_INPUT,
     InputSpec,
@@ -32,6 +31,7 @@ from knnper.experiment import (
     Choice,
     Settings,
 )
+from knnper.layers import use_faster_layers
 from knnper.networks import (
     LeafCnn,
     Mlp,
@@ -206,7 +206,7 @@ def _flat(
     module: EmbeddingModel, choice: Choice[Settings], device: torch.device
 ) -> FlatModel:
     """Return the model, whose frozen part must be what the settings say."""
-    use_faster_convolutions(module)
+    use_faster_layers(module)
     flat, settings = FlatModel(module, device), choice.here or choice.settings
     assert isinstance(settings, ModelSettings), "asked before"
     if settings.frozen is not None and flat.frozen != settings.frozen:

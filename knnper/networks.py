@@ -20,6 +20,7 @@ from knnper.experiment import (
     PositiveInt,
     ProperFraction,
 )
+from knnper.layers import TolerantBatchNorm2d
 from knnper.process import import_torchvision
 
 
@@ -40,23 +41,6 @@ def require_channels(spec: InputSpec, model: str) -> None:
 Norm = Literal["batch", "group"]
 OptionalNorm = Literal["none", "batch", "group"]
 NUM_GROUPS = 8
-
-
-class TolerantBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm that takes a batch with a single value per channel.
-
-    One image at 1x1 resolution has no variance, and `torch.nn.BatchNorm2d` refuses to
-    train on it. Here such a batch is normalised with the running statistics, which it
-    leaves as they are.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
-        """Return ``input``, shape (n, channels, height, width), normalised."""
-        if not self.training or input.numel() != input.shape[1]:
-            return super().forward(input)
-        mean, var = self.running_mean, self.running_var
-        scale, shift = self.weight, self.bias
-        return functional.batch_norm(input, mean, var, scale, shift, eps=self.eps)
 
 
 def group_norm(num_channels: int) -> nn.GroupNorm:
@@ -110,12 +94,13 @@ def _two_convolutions(
     return nn.Sequential(
         nn.Conv2d(channels, first, kernel_size, padding=kernel_size // 2),
         *norm_layers(settings.norm, first),
-        nn.ReLU(),
+        # The same either way round, and ReLU has a quarter of the values so.
         *[nn.MaxPool2d(2)] * (num_poolings - 1),
+        nn.ReLU(),
         nn.Conv2d(first, second, kernel_size, padding=kernel_size // 2),
         *norm_layers(settings.norm, second),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(num_values, settings.scaled(settings.embedding_dim)),
         nn.ReLU(),

@@ -170,7 +170,7 @@ def require_precision(precision: Precision, device: torch.device) -> None:
     Some virtual machines name AMX among the processor's features and do not run it:
     the process ends with SIGILL in oneDNN. Whether it does is tried in another process.
     """
-    if precision == "float32" or device.type != "cpu" or not _has_amx():
+    if precision == "float32" or device.type != "cpu" or not cpu_is("amx_bf16"):
         return
     if (ended := _tried_in_bfloat16()) != 0:
         raise RunError(
@@ -181,9 +181,10 @@ def require_precision(precision: Precision, device: torch.device) -> None:
         )
 
 
-def _has_amx() -> bool:
+def cpu_is(word: str) -> bool:
+    """Return whether Linux says this word of the processor: its maker, or a feature."""
     try:
-        return "amx_bf16" in Path("/proc/cpuinfo").read_text()
+        return word in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
 

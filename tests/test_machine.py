@@ -138,7 +138,7 @@ def test_bfloat16_is_refused_where_it_kills_a_process(
     monkeypatch: pytest.MonkeyPatch, dies: bool
 ) -> None:
     script = "import os, signal; os.kill(os.getpid(), signal.SIGILL)" if dies else ""
-    monkeypatch.setattr(machine, "_has_amx", lambda: True)
+    monkeypatch.setattr(machine, "cpu_is", lambda _: True)
     monkeypatch.setattr(machine, "_IN_BFLOAT16", script)
     machine._tried_in_bfloat16.cache_clear()
     require_precision("float32", CPU)

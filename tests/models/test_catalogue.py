@@ -11,8 +11,9 @@ from knnper.data.examples import InputSpec, normalizer
 from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
 from knnper.experiment import Choice
+from knnper.layers import TolerantBatchNorm2d
 from knnper.models import MODELS, build_model
-from knnper.networks import NORMS, MlpSettings, TolerantBatchNorm2d
+from knnper.networks import NORMS, MlpSettings
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
 

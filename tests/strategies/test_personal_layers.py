@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.experiment import MultiStepSchedule, TrainingSettings
-from knnper.networks import TolerantBatchNorm2d
+from knnper.layers import TolerantBatchNorm2d
 from knnper.strategies.core.method import Method, NoSettings
 from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.strategies.core.sharing import PartlyShared, PersonalPart

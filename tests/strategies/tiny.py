@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.experiment import Choice, TrainingSettings
+from knnper.layers import TolerantBatchNorm2d
 from knnper.models import build_model
 from knnper.networks import (
     MlpSettings,
     StackedLstmSettings,
     TinyCnnSettings,
-    TolerantBatchNorm2d,
 )
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, build_task

@@ -1,0 +1,352 @@
+"""Layers that are faster on CPUs than torch's own, and compute the same but rounding.
+
+An image of 32x32 pixels is one of 2x2 or 1x1 in most layers of MobileNetV2. oneDNN,
+which computes torch's convolutions, spends more time there on rearranging weights, and
+on the gradients of depthwise ones, than on products.
+
+Products of matrices torch leaves to MKL, which takes twice as long as oneDNN on the
+processors of AMD: a tenth to a fifth of the time that a network trains.
+
+Where nothing is trained, BatchNorm is a factor and a bias of the convolution before it.
+"""
+
+import functools
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from knnper.process import cpu_is
+
+# Numbers multiplied, from which on oneDNN saves more than its call costs.
+_LEAST_PRODUCTS = 1 << 20
+
+
+def use_faster_layers(module: nn.Module) -> None:
+    """Let the layers of ``module`` compute the same in less time, in place.
+
+    Parameters and their names stay. Results differ by rounding.
+    """
+    for layer in module.modules():
+        # Not a new layer in its place: hooks and references of others stay valid.
+        if type(layer) is nn.Conv2d and _is_pointwise(layer):
+            layer.__class__ = PointwiseConv2d
+        elif type(layer) is nn.Conv2d and _is_depthwise(layer):
+            layer.__class__ = DepthwiseConv2d
+        elif type(layer) is nn.Linear:
+            layer.__class__ = FasterLinear
+        elif _is_list(layer) and any(isinstance(one, nn.BatchNorm2d) for one in layer):
+            layer.__class__ = FoldingSequential
+
+
+def _is_pointwise(layer: nn.Conv2d) -> bool:
+    has_one_place = layer.kernel_size == layer.stride == (1, 1)
+    return has_one_place and layer.groups == 1 and layer.padding == (0, 0)
+
+
+def _is_depthwise(layer: nn.Conv2d) -> bool:
+    return (
+        layer.groups == layer.in_channels == layer.out_channels
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return whether ``x`` is where and how the faster ways are faster."""
+    return (
+        x.device.type == "cpu"
+        and x.dim() == 4
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and not torch.compiler.is_compiling()
+    )
+
+
+def _is_float32(x: Tensor) -> bool:
+    # Autocast does not reach into what is called here.
+    return x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``x @ weight.T + bias``: shapes (..., a), (b, a), (b,), and (..., b)."""
+    num_rows = x.numel() // max(1, x.shape[-1])
+    if (
+        x.numel() * len(weight) < _LEAST_PRODUCTS
+        or num_rows == 1  # which only reads the weights: nothing is faster
+        or not x.device.type == weight.device.type == "cpu"
+        or not (_is_float32(x) and _is_float32(weight))
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()  # as vmap: one call for many
+        or not _is_faster_in_onednn()
+    ):
+        return functional.linear(x, weight, bias)
+    found = _product(x.reshape(num_rows, -1), weight, bias)
+    return found.view(*x.shape[:-1], len(weight))
+
+
+@functools.cache
+def _is_faster_in_onednn() -> bool:
+    # What torch.compile calls. Without it all is as in torch, and slower.
+    has_call = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return has_call and has_mkl and cpu_is("AuthenticAMD")
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``a @ b.T + bias``, of shape (m, n)."""
+    if torch.is_grad_enabled():
+        product: Any = _Product.apply
+        found: Tensor = product(a, b, bias)
+        return found
+    return _Product.forward(a, b, bias)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
+        a, b, _bias = inputs
+        ctx.save_for_backward(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        of_a = _product(grad, b.t()) if ctx.needs_input_grad[0] else None
+        of_b = None
+        if ctx.needs_input_grad[1]:
+            # oneDNN rearranges what stands first.
+            if grad.shape[1] <= a.shape[1]:
+                of_b = _product(grad.t(), a.t())
+            else:
+                of_b = _product(a.t(), grad.t()).t()
+        return of_a, of_b, grad.sum(0) if ctx.needs_input_grad[2] else None
+
+
+class FasterLinear(nn.Linear):
+    """A linear layer whose products are of the faster library."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
+        """Return shape (..., out_features)."""
+        return linear(input, self.weight, self.bias)
+
+
+def _torchs(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = nn.Conv2d._conv_forward(layer, x, weight, bias)
+    return found
+
+
+def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return linear(x.permute(0, 2, 3, 1), weight, bias).permute(0, 3, 1, 2)
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """A 1x1 convolution as one product of matrices, with no weights rearranged."""
+
+    def _conv_forward(
+        self,
+        input: Tensor,  # noqa: A002 (the base class's name)
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """Return shape (n, out_channels, height, width)."""
+        if not _is_plain(input):
+            return _torchs(self, input, weight, bias)
+        return _pointwise(input, weight.flatten(1), bias)
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """A depthwise convolution with another gradient for inputs smaller than the kernel.
+
+    Its weight's, which takes oneDNN forty times as long as the input's there.
+    """
+
+    def _conv_forward(
+        self,
+        input: Tensor,  # noqa: A002 (the base class's name)
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """Return shape (n, channels, height, width)."""
+        is_small = any(map(int.__lt__, input.shape[-2:], self.kernel_size))
+        trains = torch.is_grad_enabled() and weight.requires_grad
+        # Autocast does not reach into a Function.
+        is_cast = torch.is_autocast_enabled("cpu")
+        if is_cast or not (is_small and trains and _is_plain(input)):
+            return _torchs(self, input, weight, bias)
+        apply: Any = _Depthwise.apply
+        found: Tensor = apply(input, weight, self.stride, self.padding)
+        return found if bias is None else found + bias[:, None, None]
+
+
+class _Depthwise(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, stride: tuple[int, int], padding: tuple[int, int]
+    ) -> Tensor:
+        return functional.conv2d(x, weight, None, stride, padding, 1, len(weight))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
+        x, weight, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x, _, _ = torch.ops.aten.convolution_backward(
+                *(grad, x, weight, None, ctx.stride, ctx.padding, (1, 1), False),
+                *((0, 0), len(weight), (True, False, False)),
+            )
+        return of_x, _weight_gradient(grad, x, weight, ctx), None, None
+
+
+def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> Tensor:
+    """Return for each place of the kernel the sum over the pixels that it meets."""
+    grad, x = grad.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1)
+    found = []
+    for place in itertools.product(*map(range, weight.shape[-2:])):
+        (above, below), (left, right) = map(
+            _meeting, place, ctx.padding, ctx.stride, x.shape[1:3], grad.shape[1:3]
+        )
+        found.append((grad[:, above, left] * x[:, below, right]).sum((0, 1, 2)))
+    return torch.stack(found, 1).view_as(weight)
+
+
+def _meeting(
+    place: int, padding: int, stride: int, size: int, result_size: int
+) -> tuple[slice, slice]:
+    """Return the results that a place of the kernel adds to, and what it meets."""
+    offset = place - padding
+    first = max(0, -(offset // stride))
+    stop = max(first, min(result_size, (size - 1 - offset) // stride + 1))
+    start = first * stride + offset
+    return slice(first, stop), slice(start, start + (stop - first) * stride, stride)
+
+
+class TolerantBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm that takes a batch with a single value per channel.
+
+    One image at 1x1 resolution has no variance, and `torch.nn.BatchNorm2d` refuses to
+    train on it. Here such a batch is normalised with the running statistics, which it
+    leaves as they are.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
+        """Return ``input``, shape (n, channels, height, width), normalised."""
+        if not self.training or input.numel() != input.shape[1]:
+            return super().forward(input)
+        mean, var = self.running_mean, self.running_var
+        scale, shift = self.weight, self.bias
+        return functional.batch_norm(input, mean, var, scale, shift, eps=self.eps)
+
+
+def _is_list(layer: nn.Module) -> TypeGuard[nn.Sequential]:
+    """Return whether it does nothing but call its layers in turn."""
+    # torchvision's convolution with what belongs to it is a class of its own.
+    is_torchvision = type(layer).__module__ == "torchvision.ops.misc"
+    is_one = isinstance(layer, nn.Sequential)
+    return type(layer) is nn.Sequential or (is_one and is_torchvision)
+
+
+Step = Callable[[Tensor], Tensor]
+
+
+class FoldingSequential(nn.Sequential):
+    """Layers in turn, of which convolutions do the work of the BatchNorm behind them.
+
+    In evaluation mode, in ``torch.inference_mode``, and between ``fold(True)`` and
+    ``fold(False)``: weights must not change between them.
+    """
+
+    _folds = False
+    _folded: tuple[Sequence[Step], Sequence[Mapping[int, Any]]] | None = None
+
+    def fold(self, folds: bool) -> None:
+        """Say whether the weights stay as they are from now on."""
+        self._folds, self._folded = folds, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy has: its weights may change."""
+        return {**vars(self), "_folds": False, "_folded": None}
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the base class's name)
+        """Return what the last layer returns."""
+        steps: Iterable[Step] = self
+        if self._folds and not self.training and torch.is_inference_mode_enabled():
+            self._folded = self._folded or (list(_steps(self)), list(_hooks(self)))
+            # Hooks are to be called, and with what goes in and out of a layer.
+            steps = self if any(self._folded[1]) else self._folded[0]
+        x = input
+        for step in steps:
+            x = step(x)
+        return x
+
+
+def _hooks(module: nn.Module) -> Iterator[Mapping[int, Any]]:
+    """Yield where the hooks of the layers are, and will be."""
+    for layer in list(module.modules())[1:]:
+        yield layer._forward_hooks
+        yield layer._forward_pre_hooks
+
+
+def _steps(layers: nn.Sequential) -> Iterator[Step]:
+    """Yield what the layers do in evaluation mode, in as few calls as there may be."""
+    left = deque(layers)
+    while left:
+        layer = left.popleft()
+        if isinstance(layer, FoldingSequential):
+            yield from _steps(layer)
+        elif left and (together := _together(layer, left[0])):
+            left.popleft()
+            yield together
+            if left and (activation := _ACTIVATIONS.get(type(left[0]))):
+                left.popleft()
+                yield activation
+        else:
+            yield layer
+
+
+_ACTIVATIONS: Mapping[type[nn.Module], Step] = {
+    nn.ReLU: torch.relu_,
+    nn.ReLU6: functools.partial(torch.clamp_, min=0.0, max=6.0),
+}
+
+
+def _together(layer: nn.Module, norm: nn.Module) -> Step | None:
+    """Return a convolution with the BatchNorm behind it; None where it is not that."""
+    if (
+        not isinstance(layer, nn.Conv2d)
+        or type(layer).forward is not nn.Conv2d.forward
+        or not isinstance(norm, nn.BatchNorm2d)
+        or type(norm) not in (nn.BatchNorm2d, TolerantBatchNorm2d)
+        or norm.training
+        or norm.running_mean is None
+    ):
+        return None
+    assert norm.running_var is not None, "there where the mean is"
+    weight, bias = fuse_conv_bn_weights(
+        layer.weight,
+        layer.bias,
+        norm.running_mean,
+        norm.running_var,
+        norm.eps,
+        norm.weight,
+        norm.bias,
+    )
+    if type(layer) is PointwiseConv2d:
+        return functools.partial(_pointwise, weight=weight.flatten(1), bias=bias)
+    return functools.partial(layer._conv_forward, weight=weight, bias=bias)
