@@ -181,6 +181,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_object_store_holds_no_more_than_a_round(tmp_path: Path) -> None:
     done = subprocess.run(
