@@ -145,10 +145,6 @@ def _torchs(layer: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) ->
     return found
 
 
-def _pointwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return linear(x.permute(0, 2, 3, 1), weight, bias).permute(0, 3, 1, 2)
-
-
 class PointwiseConv2d(nn.Conv2d):
     """A 1x1 convolution as one product of matrices, with no weights rearranged."""
 
@@ -161,7 +157,8 @@ class PointwiseConv2d(nn.Conv2d):
         """Return shape (n, out_channels, height, width)."""
         if not _is_plain(input):
             return _torchs(self, input, weight, bias)
-        return _pointwise(input, weight.flatten(1), bias)
+        pixels = input.permute(0, 2, 3, 1)
+        return linear(pixels, weight.flatten(1), bias).permute(0, 3, 1, 2)
 
 
 class DepthwiseConv2d(nn.Conv2d):
@@ -287,9 +284,10 @@ class FoldingSequential(nn.Sequential):
         """Return what the last layer returns."""
         steps: Iterable[Step] = self
         if self._folds and not self.training and torch.is_inference_mode_enabled():
-            self._folded = self._folded or (list(_steps(self)), list(_hooks(self)))
+            folded = self._folded or (list(_steps(self)), list(_hooks(self)))
             # Hooks are to be called, and with what goes in and out of a layer.
-            steps = self if any(self._folded[1]) else self._folded[0]
+            steps = self if any(folded[1]) else folded[0]
+            self._folded = folded
         x = input
         for step in steps:
             x = step(x)
@@ -330,7 +328,7 @@ def _together(layer: nn.Module, norm: nn.Module) -> Step | None:
     """Return a convolution with the BatchNorm behind it; None where it is not that."""
     if (
         not isinstance(layer, nn.Conv2d)
-        or type(layer).forward is not nn.Conv2d.forward
+        or type(layer) not in (nn.Conv2d, PointwiseConv2d, DepthwiseConv2d)
         or not isinstance(norm, nn.BatchNorm2d)
         or type(norm) not in (nn.BatchNorm2d, TolerantBatchNorm2d)
         or norm.training
@@ -347,6 +345,4 @@ def _together(layer: nn.Module, norm: nn.Module) -> Step | None:
         norm.weight,
         norm.bias,
     )
-    if type(layer) is PointwiseConv2d:
-        return functools.partial(_pointwise, weight=weight.flatten(1), bias=bias)
     return functools.partial(layer._conv_forward, weight=weight, bias=bias)

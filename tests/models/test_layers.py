@@ -362,9 +362,21 @@ def test_layers_of_a_users_own_are_not_folded() -> None:
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002
             return input
 
+    class Standardized(nn.Conv2d):
+        def _conv_forward(
+            self,
+            input: Tensor,  # noqa: A002
+            weight: Tensor,
+            bias: Tensor | None,
+        ) -> Tensor:
+            standard = weight / weight.std()
+            found: Tensor = super()._conv_forward(input, standard, bias)
+            return found
+
     x = images(5, 2, 6, 6).float()
     for pair in (
         (Doubled(2, 3, 3), nn.BatchNorm2d(3)),
+        (Standardized(2, 3, 3), nn.BatchNorm2d(3)),
         (nn.Conv2d(2, 3, 3), Absent(3)),
         (nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, track_running_stats=False)),
     ):
