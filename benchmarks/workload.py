@@ -181,7 +181,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
         def start(grid: Grid, stop: threading.Event) -> T:
             federation = FlowerFederation(
                 grid=grid,
-                choose_node=in_turn(wait_for_nodes(grid, stop)),
+                choose_node=in_turn(wait_for_nodes(grid, stop, num_places(run))),
                 update_type=bench.method.update_type,
                 experiment=json.dumps(asdict(workload)),
                 run_folder=folder,

@@ -417,12 +417,17 @@ NODES_CONNECT_TIMEOUT_S = 120.0
 
 
 def wait_for_nodes(
-    grid: Grid, stop: threading.Event, timeout_s: float = NODES_CONNECT_TIMEOUT_S
+    grid: Grid,
+    stop: threading.Event,
+    num_asked: int,
+    timeout_s: float = NODES_CONNECT_TIMEOUT_S,
 ) -> list[int]:
-    """Return the ids of all nodes, once all are there and one of them has answered.
+    """Return the ids of all nodes, once all are there and some of them have answered.
 
     Nodes register while the ServerApp already runs. Any of them knows how many there
-    are to be, so that the first round does not start with a part of them.
+    are to be, so that the first round does not start with a part of them. A worker
+    imports for seconds when it is first asked, so all are asked at once: as many
+    nodes as there are workers.
     """
     deadline = time.monotonic() + timeout_s
     expected = 0
@@ -431,7 +436,7 @@ def wait_for_nodes(
             raise Interrupted("stopped while waiting for nodes")
         nodes = sorted(grid.get_node_ids())
         if nodes and not expected:
-            expected = _num_expected(grid, nodes[0], stop)
+            expected = _num_expected(grid, nodes[:num_asked], stop)
         if expected and len(nodes) >= expected:
             return nodes
         time.sleep(POLL_INTERVAL_S)
@@ -450,16 +455,16 @@ def in_turn(nodes: Sequence[int]) -> Callable[[str], int]:
     return lambda client: next(endless)  # noqa: ARG005 (whoever it is)
 
 
-def _num_expected(grid: Grid, node: int, stop: threading.Event) -> int:
-    query = Message(
-        content=RecordDict(), dst_node_id=node, message_type=Purpose.INTRODUCE.value
-    )
-    (reply,) = replies_in_order(grid, [query], stop)
-    if isinstance(reply, NoReply):
-        raise RunError(f"a node did not introduce itself: {reply.reason}")
-    if reply.has_error():
-        raise RunError(f"a node did not introduce itself: {reply.error.reason}")
-    return int(str(reply.content.config_records["node"]["num-partitions"]))
+def _num_expected(grid: Grid, nodes: Sequence[int], stop: threading.Event) -> int:
+    kind = Purpose.INTRODUCE.value
+    queries = [Message(RecordDict(), node, kind) for node in nodes]
+    for reply in replies_in_order(grid, queries, stop):
+        if isinstance(reply, NoReply):
+            raise RunError(f"a node did not introduce itself: {reply.reason}")
+        if reply.has_error():
+            raise RunError(f"a node did not introduce itself: {reply.error.reason}")
+        found = reply.content.config_records["node"]["num-partitions"]
+    return int(str(found))
 
 
 # Flower's nodes at most. Which of them runs a client makes no difference.
@@ -509,11 +514,11 @@ def flower_federation(
     stop: threading.Event,
 ) -> Federation:
     """Return the virtual clients behind ``grid``, once all its nodes are there."""
-    session = uuid.uuid4().hex
+    session, places = uuid.uuid4().hex, num_places(bench.experiment.run)
     write_atomically(run_folder / SESSION_FILE, session)
     return FlowerFederation(
         grid=grid,
-        choose_node=in_turn(wait_for_nodes(grid, stop)),
+        choose_node=in_turn(wait_for_nodes(grid, stop, places)),
         update_type=bench.method.update_type,
         experiment=to_json(bench.experiment),
         run_folder=str(run_folder.resolve()),
@@ -521,5 +526,5 @@ def flower_federation(
         session=session,
         at_once=requests_at_once(bench.experiment.run),
         stop=stop,
-        task_size=TaskSize(num_places(bench.experiment.run)),
+        task_size=TaskSize(places),
     )

@@ -69,13 +69,6 @@ class Picture:
     note: str = ""  # on what is not drawn
 
 
-@boxes_told()
-def settle(picture: Picture) -> None:
-    """Lay a chart out for good: it is then the same wherever it is written."""
-    picture.figure.draw_without_rendering()
-    picture.figure.set_layout_engine("none")
-
-
 def report_style() -> AbstractContextManager[None]:
     """Draw as a report does, inside the block."""
     return rc_context(

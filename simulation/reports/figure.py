@@ -141,6 +141,17 @@ def colors_of(titles: Iterable[str]) -> list[Color]:
     ]
 
 
+@boxes_told()
+def settle(figure: Figure) -> None:
+    """Lay a figure out for good: it is then the same wherever it is written."""
+    figure.draw_without_rendering()
+    # Not "none", which leaves one that has each file drawn twice.
+    with rc_context(
+        {"figure.autolayout": False, "figure.constrained_layout.use": False}
+    ):
+        figure.set_layout_engine(None)
+
+
 P = ParamSpec("P")
 
 
@@ -165,11 +176,10 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
             "axes.prop_cycle": cycler(color=[color.light for color in SERIES]),
             "legend.edgecolor": FAINT.light,
         }
-        with rc_context(style), boxes_told():
+        with rc_context(style):
             figure = draw(*args, **kwargs)
             # Ticks are made when they are needed, and take their colours then.
-            figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+            settle(figure)
         return figure
 
     return drawn

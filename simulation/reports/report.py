@@ -27,9 +27,8 @@ from knnper.simulation.reports.charts import (
     draw_store_sizes,
     draw_weights,
     report_style,
-    settle,
 )
-from knnper.simulation.reports.figure import colors_of, write_pictures
+from knnper.simulation.reports.figure import colors_of, settle, write_pictures
 from knnper.simulation.reports.runs import (
     FederatedData,
     Row,
@@ -173,7 +172,7 @@ def draw_sections(
             sections.append(Section(prefix + kind.name, kind.title, text, picture))
         for section in sections:
             if section.picture is not None:
-                settle(section.picture)
+                settle(section.picture.figure)
     return sections
 
 

@@ -77,6 +77,14 @@ class Reproduced:
         return watcher, maker.make_all(read_files(self.paths))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_charts() -> Iterator[None]:
+    """Draw nothing but the averages in the pages on runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("knnper.simulation.reports.report._KINDS", ())
+        yield
+
+
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
     return Reproduced(tmp_path_factory.mktemp("reproduced"))

@@ -41,11 +41,20 @@ LONGER = ("--set", "training.num_rounds=20")
 SLOW_RAY = [pytest.mark.slow, pytest.mark.ray]
 
 
-@pytest.fixture
-def experiment(tmp_path: Path) -> Path:
-    path = tmp_path / "experiment.yaml"
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("parity") / "experiment.yaml"
     path.write_text(EXPERIMENT)
     return path
+
+
+@pytest.fixture(scope="module")
+def whole(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what the longer run leaves in one process, not ended before."""
+    folder = tmp_path_factory.mktemp("parity") / "whole"
+    with Commands(folder.with_name("logs")) as commands:
+        simulate(commands, folder, experiment, *LONGER, "--engine", "serial")
+    return folder
 
 
 def start(
@@ -74,15 +83,15 @@ def wait_for_rounds(process: Running, folder: Path) -> None:
 
 
 @pytest.mark.ray
-def test_engines_agree(experiment: Path, tmp_path: Path, commands: Commands) -> None:
-    found = []
-    for name, how in {"one": ("--engine", "serial"), "two": ("--workers", "2")}.items():
-        left = simulate(commands, tmp_path / name, experiment, *how)
-        found.append((left, validations(tmp_path / name)))
-    assert found[0] == found[1]
-    (_, rows, _), validated = found[0]
-    assert rows.count(b"\n") == 15
-    assert [one is None for one in validated] == [True, False] * 2
+def test_engines_agree(
+    experiment: Path, whole: Path, tmp_path: Path, commands: Commands
+) -> None:
+    folder = tmp_path / "two"
+    found = simulate(commands, folder, experiment, *LONGER, "--workers", "2")
+    assert found == outcome(whole)
+    assert validations(folder) == validations(whole)
+    assert found[1].count(b"\n") == 15
+    assert [one is None for one in validations(folder)] == [True, False] * 10
 
 
 @pytest.mark.slow
@@ -101,10 +110,11 @@ def test_what_flower_keeps_to_itself_changes_no_bit(
 @pytest.mark.slow
 @pytest.mark.ray
 def test_several_clients_to_a_task_change_no_bit(
-    experiment: Path, tmp_path: Path, commands: Commands
+    tmp_path: Path, commands: Commands
 ) -> None:
     # Each worker has four tasks of a round at least, here of up to ten clients.
     small = yaml.safe_load(EXPERIMENT)
+    experiment = tmp_path / "small.yaml"
     small["partition"] |= {"num_clients": 50}
     small["training"] |= {"participation": 1.0, "timing": {"name": "synchronous"}}
     small["training"]["devices"] = None
@@ -140,13 +150,13 @@ def test_more_clients_than_requests_at_once_give_the_same_bits(
 )
 def test_a_run_that_was_ended_resumes_to_the_same_bits(
     experiment: Path,
+    whole: Path,
     tmp_path: Path,
     commands: Commands,
     engine: str,
     end: signal.Signals,
 ) -> None:
     serial, folder = ("--engine", "serial"), tmp_path / "ended"
-    expected = simulate(commands, tmp_path / "whole", experiment, *LONGER, *serial)
     process = start(commands, folder, experiment, *LONGER, "--engine", engine)
     wait_for_rounds(process, folder)
     os.killpg(process.pid, end)
@@ -157,8 +167,8 @@ def test_a_run_that_was_ended_resumes_to_the_same_bits(
         assert f"knnper simulate --resume {folder}" in process.written
         assert "Traceback" not in process.written
     commands.run("resume", KNNPER, "simulate", "--resume", folder, *serial)
-    assert outcome(folder) == expected
-    assert validations(folder) == validations(tmp_path / "whole")
+    assert outcome(folder) == outcome(whole)
+    assert validations(folder) == validations(whole)
     rounds = (folder / "rounds.jsonl").read_text().splitlines()
     assert [json.loads(line)["server_round"] for line in rounds] == [*range(1, 21)]
 

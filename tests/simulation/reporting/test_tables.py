@@ -12,13 +12,13 @@ from knnper.simulation.reports.charts import (
     Picture,
     as_svg,
     report_style,
-    settle,
     wrapped,
 )
 from knnper.simulation.reports.figure import (
     boxes_told,
     font_families,
     installed_fallbacks,
+    settle,
     styled,
     write_pictures,
 )
@@ -97,7 +97,7 @@ def test_no_font_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING):
         figure = styled(titled)(f"a {UNDRAWN}")
         picture = Picture(figure, "a chart")
-        settle(picture)
+        settle(figure)
         as_svg(picture, "chart")
         write_pictures(tmp_path, "f", figure)
     (message,) = caplog.messages
@@ -106,7 +106,7 @@ def test_no_font_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_what_can_be_drawn_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    settle(Picture(titled("λ, é"), "a chart"))
+    settle(titled("λ, é"))
     assert caplog.messages == []
 
 
