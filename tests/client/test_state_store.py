@@ -311,7 +311,9 @@ def working(
             pipe.close()
 
 
-@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize(
+    "kind", ["small", pytest.param("large", marks=pytest.mark.slow)]
+)
 def test_a_kill_at_any_time_leaves_whole_states(tmp_path: Path, kind: str) -> None:
     # These share a database.
     clients, size, waits = ("0", "26", "369"), SIZES[kind], np.random.default_rng(0)

@@ -169,6 +169,7 @@ def test_a_runner_that_was_killed_is_replaced() -> None:
         assert int(node.answer("who").split()[1]) != runner
 
 
+@pytest.mark.slow
 def test_a_killed_runner_takes_its_child_along_and_so_does_the_nodes_end() -> None:
     for is_killed in (True, False):
         with bare_node() as node:
