@@ -1,6 +1,7 @@
 """How the server reaches its clients, whatever carries the messages."""
 
 import itertools
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -160,15 +161,22 @@ _TASKS_PER_WORKER = 4
 class TaskSize:
     """How many clients one message asks to train, for a worker that trains any.
 
-    As many as take `TASK_S`, as far as the last round tells: a message costs some
-    milliseconds. The last tasks of a round are shorter and shorter, so that workers end
-    together. Each client is trained, and replies, as if it were alone.
+    As many as take `TASK_S`, as far as the last round tells, and in the first one what
+    was answered of it: a message costs some milliseconds. The last tasks of a round are
+    shorter and shorter, so that workers end together. Each client is trained, and
+    replies, as if it were alone.
     """
 
     num_workers: int
     num_clients: int = 1  # of all but the last tasks
     fewest: int = 1  # of the last ones
     num_expected: int | None = None  # clients of the next round
+
+    def note_first(self, num_clients: int, seconds: float) -> None:
+        """Take note that so many clients replied after the first of the first round."""
+        if self.num_expected is None and num_clients and seconds > 0:
+            fitting = int(TASK_S * num_clients / (seconds * self.num_workers))
+            self.num_clients = max(1, min(fitting, num_clients))
 
     def note(self, num_clients: int, seconds: float) -> None:
         """Take note of a round of so many clients."""
@@ -248,9 +256,12 @@ class FlowerFederation(Federation):
         if size is None:
             yield from self._exchange(step, requests, self.at_once)
             return
-        began_s, num_clients = time.monotonic(), 0
+        began_s, num_clients, first_s = time.monotonic(), 0, math.inf
         at_once = max(2 * size.num_workers, self.at_once // size.num_clients)
         for reply in self._exchange(step, size.joined(requests), at_once):
+            # Not what a worker loads before its first reply.
+            first_s = min(first_s, time.monotonic())
+            size.note_first(num_clients, time.monotonic() - first_s)
             num_clients += 1
             yield reply
         size.note(num_clients, time.monotonic() - began_s)

@@ -604,6 +604,30 @@ def test_a_task_is_as_long_as_a_message_is_short_beside_it(
     assert size.num_clients == expected
 
 
+def test_tasks_grow_in_the_first_round() -> None:
+    size = TaskSize(num_workers=2)
+    size.note_first(0, 0.1)
+    assert size.num_clients == 1
+    size.note_first(10, 0.25)  # two workers, 50 ms a client: 5 take TASK_S
+    assert size.num_clients == 5
+    size.note_first(12, 0.03)  # more would fit than have been trained so far
+    assert size.num_clients == 12
+    size.note(1000, 1000 * 0.05 / 2)
+    size.note_first(900, 0.1)  # not of the first round
+    assert size.num_clients == 5
+
+
+def test_each_client_of_a_growing_round_is_trained_once() -> None:
+    clients = federation(train_each, task_size=TaskSize(num_workers=1), at_once=2)
+    names, payload = "13" * 50, ModelPayload(WEIGHTS)
+    requests = (Request((name,), payload, state_rounds=(0,)) for name in names)
+    replies = list(clients.made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
+    assert "".join(reply.client for reply in replies) == names
+    tasks = [job_of(one.content).clients for one in clients.grid.messages.values()]
+    assert [client for task in tasks for client in task] == list(names)
+    assert len(tasks[0]) == 1 < len(tasks[-2])
+
+
 @pytest.mark.parametrize(
     ("num_clients", "each_s", "expected"),
     [
