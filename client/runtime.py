@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from knnper.errors import (
 from knnper.metrics import Compute
 from knnper.own import explained
 from knnper.predictions import Predictions
-from knnper.records import tensors_of
+from knnper.records import Flat, flatten, tensors_of
 from knnper.seeding import RandomKey
 from knnper.strategies.core import task
 from knnper.strategies.core.compression import CompressedUpdate
@@ -33,6 +33,8 @@ from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import NoState, require_finite
 from knnper.transport.messages import (
     FAILURES,
+    LEAST_IN_FILE,
+    TOGETHER,
     CannotRunError,
     Carrier,
     CarrierError,
@@ -42,6 +44,8 @@ from knnper.transport.messages import (
     has_job,
     job_of,
     pack,
+    pack_flat,
+    pack_together,
     packed_of,
     reply_name,
     to_content,
@@ -416,20 +420,34 @@ def _trained(worker: Worker, job: Job, payload: object, carrier: Carrier) -> Rec
         )
     numbers = {client: number for number, client in enumerate(job.clients)}
 
-    def train(client: str) -> Packed:
-        state_round = job.state_rounds[numbers[client]]
-        update = worker.train(
-            client, payload, job.server_round, state_round, job.keep_rounds
+    small: dict[int, Flat] = {}
+    packed: dict[str, Packed] = {}
+
+    def train(client: str) -> None:
+        number = numbers[client]
+        update = flatten(
+            worker.train(
+                client,
+                payload,
+                job.server_round,
+                job.state_rounds[number],
+                job.keep_rounds,
+            )
         )
-        return pack(update, carrier)
+        if len(numbers) > 1 and update.vector.nbytes < LEAST_IN_FILE:
+            # Copied: the next client may be trained in the same memory.
+            small[number] = replace(update, vector=update.vector.clone())
+        else:
+            packed[reply_name(number)] = pack_flat(update, carrier)
 
     if len(numbers) == 1:  # a failure is then the message's, as at a site
-        return to_content(None, {reply_name(0): train(*numbers)})
+        train(*numbers)
+        return to_content(None, packed)
     failures: dict[str, str] = {}
-    done = _for_each(job.clients, train, failures)
-    content = to_content(
-        None, {reply_name(numbers[client]): one for client, one in done.items()}
-    )
+    _for_each(job.clients, train, failures)
+    if small:
+        packed[TOGETHER] = pack_together(small, carrier)
+    content = to_content(None, packed)
     why = {str(numbers[client]): reason for client, reason in failures.items()}
     content[FAILURES] = ConfigRecord(dict(why))
     return content

@@ -10,17 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from knnper.errors import CodecError, RunError, printable
-from knnper.records import is_same
+from knnper.records import Flat, is_same, unflatten
 from knnper.strategies.core.task import ClientResults, Validation
 from knnper.transport import polling
 from knnper.transport.flower_protocol import UNKNOWN_ERROR
 from knnper.transport.messages import (
     FAILURES,
     IN_MESSAGE,
+    TOGETHER,
     Carrier,
     Job,
     Packed,
@@ -30,6 +31,7 @@ from knnper.transport.messages import (
     reply_name,
     to_content,
     unpack,
+    unpack_together,
     why_none_can_run,
 )
 
@@ -338,9 +340,17 @@ class FlowerFederation(Federation):
         )
         of_each = [(client,) for client in request.clients]
         asked = of_each if purpose is Purpose.TRAIN else [request.clients]
+        try:
+            content = self._content(message)
+            together = self._together(content, len(asked), most_bytes)
+        except CodecError as error:
+            reason = printable(str(error))
+            yield from (Reply(clients, None, reason) for clients in asked)
+            return
         for number, clients in enumerate(asked):
             try:
-                record = self._record(purpose, message, number, most_bytes)
+                flat = together.pop(number, None)
+                record = self._record(purpose, content, number, flat, most_bytes)
             except CodecError as error:
                 yield Reply(clients, None, printable(str(error)))
             else:
@@ -362,31 +372,49 @@ class FlowerFederation(Federation):
             state_rounds=list(request.state_rounds),
         )
 
-    def _record(
-        self,
-        purpose: Purpose,
-        message: Message | polling.NoReply,
-        number: int,
-        most_bytes: int,
-    ) -> object:
+    def _content(self, message: Message | polling.NoReply) -> RecordDict:
         if isinstance(message, polling.NoReply):
             raise CodecError(message.reason)
         if message.has_error():
             if not self.may_be_away:
                 _stop_if_no_client_is_to_blame(message)
             raise CodecError(message.error.reason or "no reason was given")
-        # Not by `config_records`, which goes through the records of all clients.
-        failures = message.content.get(FAILURES)
-        if isinstance(failures, ConfigRecord) and str(number) in failures:
-            raise CodecError(str(failures[str(number)]))
-        packed = packed_of(message.content, reply_name(number))
+        return message.content
+
+    def _together(
+        self, content: RecordDict, num_clients: int, most_bytes: int
+    ) -> dict[int, Flat]:
+        """Return the replies that came as one; a client alone sends none so."""
+        packed = packed_of(content, TOGETHER) if num_clients > 1 else None
         if packed is None:
-            raise CodecError("the reply is empty")
+            return {}
+        try:
+            return unpack_together(packed, self.carrier, num_clients * most_bytes)
+        finally:
+            self.carrier.discard(packed)
+
+    def _record(
+        self,
+        purpose: Purpose,
+        content: RecordDict,
+        number: int,
+        flat: Flat | None,  # the record, where it came with others
+        most_bytes: int,
+    ) -> object:
         answers: dict[Purpose, type] = {
             Purpose.TRAIN: self.update_type,
             Purpose.VALIDATE: Validation,
             Purpose.PERSONALIZE: ClientResults,
         }
+        if flat is not None:
+            return unflatten(answers[purpose], flat)
+        # Not by `config_records`, which goes through the records of all clients.
+        failures = content.get(FAILURES)
+        if isinstance(failures, ConfigRecord) and str(number) in failures:
+            raise CodecError(str(failures[str(number)]))
+        packed = packed_of(content, reply_name(number))
+        if packed is None:
+            raise CodecError("the reply is empty")
         try:
             return unpack(answers[purpose], packed, self.carrier, most_bytes)
         finally:

@@ -120,13 +120,14 @@ class Tally:
     _sent_shapes: Shapes = field(default_factory=dict)
     _latest: _Sent = _NOTHING
 
-    def sends(self, client: str, payload: object) -> None:
-        """Take note of what a client is sent."""
+    def sends(self, client: str, payload: object) -> object:
+        """Take note of what a client is sent; return it as others were sent it."""
         if not is_same(payload, self._latest.payload):  # most are sent the same
             self._latest = _Sent.of(payload)
             self._sent_shapes.update(_shapes(self._latest.tensors))
         self.bytes_down += sum(one.nbytes for one in self._latest.tensors.values())
         self._sent[client] = self._latest
+        return self._latest.payload
 
     def using(self, passed: Iterable[Measured]) -> Iterator[tuple[str, Any]]:
         """Yield ``(client, update)`` of what is aggregated, and take note of it."""
@@ -485,8 +486,7 @@ class RoundLoop:
         tally: Tally,
     ) -> Iterator[Request]:
         for client, version in versions.items():
-            payload = self._payload(client, version)
-            tally.sends(client, payload)
+            payload = tally.sends(client, self._payload(client, version))
             state_rounds = history.state_rounds([client], server_round - 1)
             yield Request((client,), payload, state_rounds=state_rounds)
 

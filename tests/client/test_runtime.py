@@ -16,6 +16,7 @@ from knnper.client.runtime import ClientRuntime, make_client_app
 from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples, InputSpec
 from knnper.errors import CodecError, TrainingDivergedError
+from knnper.records import unflatten
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
@@ -23,6 +24,7 @@ from knnper.strategies.core.task import EmbeddingPool
 from knnper.transport.messages import (
     FAILURES,
     IN_MESSAGE,
+    TOGETHER,
     Carrier,
     Job,
     Purpose,
@@ -31,6 +33,7 @@ from knnper.transport.messages import (
     reply_name,
     to_content,
     unpack,
+    unpack_together,
 )
 
 SPEC = InputSpec((2, 2, 1), 2, (0.5,), (0.5,))
@@ -262,15 +265,15 @@ def test_clients_of_one_task_are_trained_as_if_alone(tmp_path: Path) -> None:
     content = trained(together, ["a", "b", "c"], [1, 1, 0])
     assert list(content.config_records[FAILURES]) == ["1"]
     assert "the state of client 'b'" in str(content.config_records[FAILURES]["1"])
-    for number, (client, after) in enumerate([("a", 1), ("b", 1), ("c", 0)]):
-        found = packed_of(content, reply_name(number))
-        if client == "b":
-            assert found is None
-            continue
+    sent = packed_of(content, TOGETHER)
+    assert sent is not None
+    found = unpack_together(sent, IN_MESSAGE)
+    assert list(found) == [0, 2]
+    for number, client, after in ((0, "a", 1), (2, "c", 0)):
         expected = packed_of(trained(alone, [client], [after]), reply_name(0))
-        assert found is not None
         assert expected is not None
-        one, other = (unpack(ModelUpdate, each) for each in (found, expected))
+        one = unflatten(ModelUpdate, found[number])
+        other = unpack(ModelUpdate, expected)
         assert one.num_examples == other.num_examples
         assert torch.equal(one.weights, other.weights)
         assert value_of(states, client, 2) == value_of(own, client, 2)

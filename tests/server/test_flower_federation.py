@@ -1,5 +1,6 @@
 """The federation against a grid of functions, honest and not."""
 
+import functools
 import json
 import threading
 import weakref
@@ -16,6 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from torch import Tensor
 
 from knnper.errors import RunError
+from knnper.records import Flat, flatten
 from knnper.server.federation import (
     EXPIRES_LATER_S,
     TASK_S,
@@ -31,6 +33,7 @@ from knnper.transport import polling
 from knnper.transport.messages import (
     FAILURES,
     IN_MESSAGE,
+    TOGETHER,
     CannotRunError,
     Carrier,
     Files,
@@ -39,6 +42,7 @@ from knnper.transport.messages import (
     Purpose,
     job_of,
     pack,
+    pack_together,
     packed_of,
     reply_name,
     to_content,
@@ -536,28 +540,36 @@ def test_what_was_sent_is_forgotten_once_it_is_answered() -> None:
     assert [mark() for mark in marks] == [None, None]
 
 
-def train_each(message: Message) -> Message:
+def train_each(message: Message, *, as_one: bool = False) -> Message:
     """Answer for all clients of a task; 2 cannot be trained."""
     job, carrier, weights = asked(message)
     replies, failures = {}, {}
+    flats: dict[int, Flat] = {}
     for number, client in enumerate(job.clients):
         if client == "2":
             failures[str(number)] = "no data today"
             continue
         update = ModelUpdate(weights + int(client), job.state_rounds[number], 0)
-        replies[reply_name(number)] = pack(update, carrier)
+        if as_one and len(job.clients) > 1:
+            flats[number] = flatten(update)
+        else:
+            replies[reply_name(number)] = pack(update, carrier)
+    if flats:
+        replies[TOGETHER] = pack_together(flats, carrier)
     content = to_content(None, replies)
     content[FAILURES] = ConfigRecord(dict(failures))
     return Message(content, reply_to=message)
 
 
+@pytest.mark.parametrize("as_one", [False, True])
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_clients_of_one_task_reply_each_for_itself(
-    tmp_path: Path, in_memory: bool
+    tmp_path: Path, in_memory: bool, as_one: bool
 ) -> None:
     size = TaskSize(num_workers=1, num_clients=2)
     folder = str(tmp_path) if in_memory else ""
-    clients = federation(train_each, folder, task_size=size)
+    answer = functools.partial(train_each, as_one=as_one)
+    clients = federation(answer, folder, task_size=size)
     requests = [
         Request((client,), ModelPayload(WEIGHTS), state_rounds=(number,))
         for number, client in enumerate("32113", start=5)
@@ -574,6 +586,35 @@ def test_clients_of_one_task_reply_each_for_itself(
     for one, moved in zip(trained, [3, 1, 1, 13], strict=True):
         assert torch.equal(one.weights, WEIGHTS + moved)
     assert [path for path in tmp_path.iterdir() if path.suffix != ".free"] == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ({"lengths": [50]}, "expected the lengths of 2 records, together 100"),
+        ({"lengths": [-1, 101]}, "found [-1, 101]"),
+        ({"layout": ["{}"]}, "expected the lengths of 1 records"),
+        ({"numbers": "0"}, "expected numbers of records, found '0'"),
+        ({"layout": ["{}", "{}"]}, "expected the shapes of a record"),
+    ],
+)
+def test_replies_that_do_not_fit_are_the_failure_of_all(
+    damage: dict[str, Any], reason: str
+) -> None:
+    def answer(message: Message) -> Message:
+        reply = train_each(message, as_one=True)
+        for key, value in damage.items():
+            reply.content.config_records["together.entry"][key] = value
+        return reply
+
+    size = TaskSize(num_workers=1, num_clients=2)
+    payload = ModelPayload(WEIGHTS)
+    requests = [Request((one,), payload, state_rounds=(1,)) for one in "13"]
+    made = federation(answer, task_size=size).made
+    replies = list(made.exchange(Step(Purpose.TRAIN, 4, [2]), requests))
+    assert [one.client for one in replies] == ["1", "3"]
+    for one in replies:
+        assert reason in str(one.failure)
 
 
 def test_a_task_that_fails_is_the_failure_of_all_its_clients() -> None:
