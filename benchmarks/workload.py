@@ -20,7 +20,7 @@ from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
 from knnper.data.images import ImageFolderSettings
 from knnper.errors import DataError
 from knnper.experiment import Experiment, load_experiment
-from knnper.process import compute_device
+from knnper.process import compute_device, num_workers
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, FlowerFederation, TaskSize
 from knnper.simulation.flower_engine import (
@@ -181,7 +181,7 @@ def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) ->
         def start(grid: Grid, stop: threading.Event) -> T:
             federation = FlowerFederation(
                 grid=grid,
-                choose_node=in_turn(wait_for_nodes(grid, stop, num_places(run))),
+                choose_node=in_turn(wait_for_nodes(grid, stop, num_workers(run))),
                 update_type=bench.method.update_type,
                 experiment=json.dumps(asdict(workload)),
                 run_folder=folder,

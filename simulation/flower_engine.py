@@ -427,7 +427,7 @@ def wait_for_nodes(
     Nodes register while the ServerApp already runs. Any of them knows how many there
     are to be, so that the first round does not start with a part of them. A worker
     imports for seconds when it is first asked, so all are asked at once: as many
-    nodes as there are workers.
+    nodes as there are workers here. Ray, which knows those elsewhere, may not be up.
     """
     deadline = time.monotonic() + timeout_s
     expected = 0
@@ -514,17 +514,17 @@ def flower_federation(
     stop: threading.Event,
 ) -> Federation:
     """Return the virtual clients behind ``grid``, once all its nodes are there."""
-    session, places = uuid.uuid4().hex, num_places(bench.experiment.run)
+    session, run = uuid.uuid4().hex, bench.experiment.run
     write_atomically(run_folder / SESSION_FILE, session)
     return FlowerFederation(
         grid=grid,
-        choose_node=in_turn(wait_for_nodes(grid, stop, places)),
+        choose_node=in_turn(wait_for_nodes(grid, stop, num_workers(run))),
         update_type=bench.method.update_type,
         experiment=to_json(bench.experiment),
         run_folder=str(run_folder.resolve()),
         carrier=carrier,
         session=session,
-        at_once=requests_at_once(bench.experiment.run),
+        at_once=requests_at_once(run),
         stop=stop,
-        task_size=TaskSize(places),
+        task_size=TaskSize(num_places(run)),
     )
