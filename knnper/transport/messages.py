@@ -413,17 +413,18 @@ def unpack_together(
     names = (_LAYOUT, _NUMBERS, _LENGTHS)
     layouts, numbers, lengths = (_list(packed, name) for name in names)
     vector = carrier.get(packed, most_bytes)
+    places = [one for one in numbers if isinstance(one, int)]
     sizes = [one for one in lengths if isinstance(one, int) and one >= 0]
-    if not len(layouts) == len(numbers) == len(sizes) or sum(sizes) != len(vector):
+    if not len(layouts) == len(places) == len(sizes) or sum(sizes) != len(vector):
         raise CodecError(
-            f"expected the lengths of {len(layouts)} records, together "
-            f"{len(vector)}, found {lengths}"
+            f"expected numbers and lengths of {len(layouts)} records, together "
+            f"{len(vector)}, found {numbers} and {lengths}"
         )
     # Copied to memory as torch allocates it, on which bits depend.
     pieces = [piece.clone() for piece in torch.split(vector, sizes)]
     return {
-        int(number): Flat(piece, str(layout))
-        for number, piece, layout in zip(numbers, pieces, layouts, strict=True)
+        place: Flat(piece, str(layout))
+        for place, piece, layout in zip(places, pieces, layouts, strict=True)
     }
 
 
@@ -475,8 +476,6 @@ def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
 
 
 FAILURES = "failures"  # why clients of a task have no reply, by their number in it
-
-
 TOGETHER = "together"  # what the replies of a task that are sent as one are called
 
 
