@@ -592,7 +592,7 @@ def test_clients_of_one_task_reply_each_for_itself(
     ("damage", "reason"),
     [
         ({"lengths": [50]}, "expected numbers and lengths of 2 records, together 100"),
-        ({"lengths": [-1, 101]}, "found [-1, 101]"),
+        ({"lengths": [-1, 101]}, "and [-1, 101]"),
         ({"layout": ["{}"]}, "expected numbers and lengths of 1 records"),
         ({"numbers": ["0", "1"]}, "found ['0', '1'] and [50, 50]"),
         ({"numbers": "0"}, "expected numbers of records, found '0'"),
