@@ -139,7 +139,9 @@ def test_a_broken_link_and_a_late_client(
     nodes = federation.clients()
     _require_only_the_gateway(federation, network)
 
-    submitted, run = federation.submit("training.num_rounds=4")
+    # Waited for in round 2 until Flower, after a minute, takes it for gone.
+    patient = "run.federation.round_patience=60"
+    submitted, run = federation.submit("training.num_rounds=4", patient)
     wait_until(lambda: cut_off.is_at(training(2)), "round 2 is under way")
     network.cut(CUT_OFF)
     cut_off.plan({})
@@ -153,16 +155,11 @@ def test_a_broken_link_and_a_late_client(
     late.let_go(training(3))
 
     assert submitted.wait() == 0
-    counts = [(one["num_clients"], one["num_failed"]) for one in run.rounds]
+    assert [one["num_clients"] for one in run.rounds] == [3, 2, 2, 3]
+    assert [one["num_failed"] for one in run.rounds] == [0, 1, 1, 0]
     log = federation.run_log
-    # When the node was last heard of before the cut decides whether round 3 begins
-    # without it, or waits for it and gets its answer.
-    third = counts.pop(2)
-    assert counts == [(3, 0), (2, 1), (3, 0)]
-    assert third in ((2, 1), (3, 0))
     assert f"round 2: client {CUT_OFF} failed: " in log
-    is_told = f"round 3: client {CUT_OFF} failed: it is not connected" in log
-    assert is_told is (third == (2, 1))
+    assert f"round 3: client {CUT_OFF} failed: it is not connected" in log
     assert set(run.clients) == set(SEEN)
     assert not any(node.ended for node in nodes.values())
 
