@@ -1,5 +1,7 @@
 """Networks and their data as plain torch has them."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch.nn import functional
 
 from benchmarks.bare_loop import BareImages
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.embedding_model import EmbeddingModel
 from knnper.experiment import Choice, Settings
 from knnper.models import MODELS
 from knnper.process import import_torchvision
@@ -40,6 +43,15 @@ def _channels_last(model: nn.Module) -> nn.Module:
     # torch's type stubs leave `memory_format` out.
     changed: nn.Module = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return changed
+
+
+def halves(
+    network: nn.Module,
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Return what embeds images and the head of one of `bare_network`."""
+    if isinstance(network, EmbeddingModel):
+        return network.embed, network.head
+    return functools.partial(embed, network), network.get_submodule("classifier")
 
 
 def embed(model: Any, images: Tensor) -> Tensor:

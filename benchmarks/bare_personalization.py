@@ -137,14 +137,14 @@ def _result(name: str, train: _Split, validation: _Split, test: _Split) -> BareR
     count, num_classes = settings.num_neighbors, test.probabilities.shape[1]
     index = faiss.IndexFlatL2(train.embeddings.shape[1])
     index.add(train.embeddings)
-    knn = _vote(index, validation.embeddings, train.labels, count, num_classes)
+    knn = vote(index, validation.embeddings, train.labels, count, num_classes)
     knn_weight = max(
         sorted(settings.knn_weights),
         key=lambda one: validation.accuracy(_mix(knn, validation, one)),
     )
     index.add(validation.embeddings)
     labels = torch.cat([train.labels, validation.labels])
-    knn = _vote(index, test.embeddings, labels, count, num_classes)
+    knn = vote(index, test.embeddings, labels, count, num_classes)
     return BareResult(
         client=name,
         knn_weight=knn_weight,
@@ -154,7 +154,7 @@ def _result(name: str, train: _Split, validation: _Split, test: _Split) -> BareR
     )
 
 
-def _vote(
+def vote(
     index: faiss.IndexFlatL2,
     queries: NDArray[np.float32],
     labels: Tensor,

@@ -3,13 +3,12 @@
 A client remembers 5,000 images of 32x32 pixels. `service_prediction_ratio`: one image
 embedded, its neighbours searched, their votes mixed with the model's, all in process
 and ready to be explained, as a multiple of a forward pass of the same network as torch
-has it; ``over_own_pass`` is one of the pass that serves, whose layers are faster.
+has it; ``over_bare_memory`` is one of that pass with a search of FAISS and a vote.
 `service_http_ms`: what a request adds to that, with the image as PNG, over a connection
 that is kept on loopback, to a process of its own. Questions are put in turn.
 """
 
 import argparse
-import functools
 import http.client
 import io
 import json
@@ -25,11 +24,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import faiss
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from benchmarks.bare_model import bare_network
+from benchmarks.bare_model import bare_network, halves
+from benchmarks.bare_personalization import EMBEDDED_AT_ONCE, vote
 from benchmarks.measurement import Measurement, Turns, make_parser, rounded, say
 from benchmarks.store import IMAGE, NUM_CLASSES
 from benchmarks.workload import Workload
@@ -38,6 +39,7 @@ from knnper.client.service.app import make_service, serve
 from knnper.client.settings import ServiceSettings
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
+from knnper.datastore.memory import KnnSettings
 from knnper.experiment import load_experiment
 from knnper.seeding import RandomKey
 from knnper.simulation.workbench import experiment_catalogue
@@ -59,8 +61,8 @@ def measure(
 ) -> list[Measurement]:
     """Return the ratio of a prediction, and what HTTP adds, for one kind of model."""
     torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
     chosen = Workload(1, model=name).experiment().model
-    bare = bare_network(chosen, SITE.spec).eval()
     say(f"service_latency: {name} remembers {num_examples} images")
     with tempfile.TemporaryDirectory(prefix="knnper-service-") as folder:
         state = Path(folder) / "state"
@@ -70,6 +72,8 @@ def measure(
         # Each writes to its own, as a service does.
         copy = shutil.copytree(state, Path(folder) / "in process")
         images = drawn(num_questions, seed=1).examples.images
+        network = bare_network(chosen, SITE.spec).eval()
+        bare = BareMemory(network, model.task.normalize, data.train.examples)
         with (
             service(state) as address,
             closing(open_served(SiteState(copy, CLIENT), writable=True)) as served,
@@ -86,35 +90,57 @@ def measure(
     return [_ratio(timings, details), _added_by_http(timings, details)]
 
 
+class BareMemory:
+    """kNN-Per with an exact search in plain torch and FAISS, where λ is a half."""
+
+    def __init__(
+        self, network: nn.Module, normalize: Callable[[Tensor], Tensor], kept: Examples
+    ) -> None:
+        self._normalize, self._labels = normalize, kept.labels
+        self._embed, self._head = halves(network)
+        with torch.inference_mode():
+            parts = torch.split(kept.images, EMBEDDED_AT_ONCE)
+            embeddings = torch.cat([self._embed(normalize(part)) for part in parts])
+        self._index = faiss.IndexFlatL2(embeddings.shape[1])
+        self._index.add(embeddings.numpy())
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the embedding (1, p) and the network's probabilities (1, c)."""
+        with torch.inference_mode():
+            embedding = self._embed(self._normalize(image))
+            return embedding, torch.softmax(self._head(embedding), dim=1)
+
+    def predict(self, image: Tensor) -> Tensor:
+        """Return the probabilities that are served, shape (1, c)."""
+        embedding, probabilities = self.forward(image)
+        count, num_classes = KnnSettings().num_neighbors, probabilities.shape[1]
+        votes = vote(self._index, embedding.numpy(), self._labels, count, num_classes)
+        return (votes + probabilities) / 2
+
+
 @dataclass(frozen=True)
 class Timings:
     """Medians of one repetition, in seconds."""
 
     bare: float
-    own: float
+    bare_memory: float
     prediction: float
     as_png: float
     as_numbers: float
 
 
 def _in_turn(
-    served: ServedModel, bare: nn.Module, address: str, images: Tensor
+    served: ServedModel, bare: BareMemory, address: str, images: Tensor
 ) -> Timings:
     """Put each image to all, in any order.
 
     What is done before decides what is in the processor's cache: model or memory.
     """
-    task = served.model.task
-
-    def forward(module: nn.Module, image: Tensor) -> Tensor:
-        with torch.inference_mode():
-            return torch.softmax(module(task.normalize(image)), dim=1)
-
     place = urlsplit(address)
     connection = http.client.HTTPConnection(place.hostname or "", place.port)
     ways: Ways = (
-        functools.partial(forward, bare),
-        functools.partial(forward, task.model.module),
+        bare.forward,
+        bare.predict,
         served.predict,
         lambda image: _ask(connection, "image/png", _png(image)),
         lambda image: _ask(connection, "application/json", _numbers(image)),
@@ -162,7 +188,7 @@ def _numbers(image: Tensor) -> bytes:
 def _ratio(timings: list[Timings], details: dict[str, object]) -> Measurement:
     ours = [one.prediction for one in timings]
     turns = Turns(ours, [one.bare for one in timings])
-    over_own = Turns(ours, [one.own for one in timings]).ratios()
+    over_bare = Turns(ours, [one.bare_memory for one in timings]).ratios()
     return Measurement(
         "service_prediction_ratio",
         turns.ratios(),
@@ -171,7 +197,7 @@ def _ratio(timings: list[Timings], details: dict[str, object]) -> Measurement:
         {
             **details,
             "ms_in_process": _milliseconds(turns.ours),
-            "over_own_pass": rounded(statistics.median(over_own)),
+            "over_bare_memory": rounded(statistics.median(over_bare)),
         },
     )
 
