@@ -209,10 +209,6 @@ class Devices:
                 seconds += num_bytes / (rate * link)
         return seconds
 
-    def there(self, at_s: float) -> list[str]:
-        """Return the clients that are available, sorted."""
-        return sorted(one for one in self.sizes if self.is_there(one, at_s))
-
     def is_there(self, client: str, at_s: float) -> bool:
         """Return whether a client is available."""
         return self.back_s(client, at_s) == at_s

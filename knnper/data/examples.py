@@ -293,8 +293,8 @@ class LabelledArrays:
     def examples_at(self, indices: NDArray[np.int64]) -> Examples:
         """Return copies of the examples at ``indices``, int64 of shape (m,)."""
         return Examples(
-            torch.from_numpy(np.array(self.images[indices])),
-            torch.from_numpy(np.array(self.labels[indices])),
+            torch.from_numpy(np.asarray(self.images[indices])),
+            torch.from_numpy(np.asarray(self.labels[indices])),
         )
 
 

@@ -49,10 +49,6 @@ def write_bundle(folder: Path, config: Mapping[str, str | bool]) -> str:
     return version
 
 
-# Everything that a run configuration holds.
-CONFIG_KEYS = frozenset(
-    ["experiment", "document", "set", "output", "overwrite", "resume", "registry"]
-)
 # How long the server may take to take a run: a busy machine needs minutes.
 PATIENCE_S = 900.0
 _TIMEOUT_S = 120.0
