@@ -42,11 +42,15 @@ class VectorIndex(ABC):
     searches, and it checks nothing: the store does.
     """
 
-    dim: int  # p, the length of a vector
     keeps_vectors: bool = True  # whether `vectors` returns what was added, bit by bit
     # Whether `remove` takes every trace of a vector out of the index. If not, it is
     # merely never returned again until the index is built anew.
     forgets: bool = False
+
+    def __init__(self, content: "IndexFile") -> None:
+        self._index, self._table = content.index, _SlotTable(content.ids)
+        self._num_sample, self._num_since = content.num_sample, content.num_since
+        self.dim: int = content.index.d  # p, the length of a vector
 
     @abstractmethod
     def __len__(self) -> int:
@@ -101,9 +105,10 @@ class VectorIndex(ABC):
     def vectors(self, ids: Ids) -> Vectors:
         """Return the vectors (m, p) under ``ids`` (m,), all of which are there."""
 
-    @abstractmethod
     def write(self, path: Path) -> None:
         """Write everything to the one file ``path``."""
+        learnt = self._num_sample, self._num_since
+        IndexFile(self._index, self._table.by_slot, *learnt).write(path)
 
 
 @dataclass(frozen=True)
@@ -188,9 +193,9 @@ class KindSettings(Settings, ABC):
         """Return how many candidates to ask for where k neighbours are wanted."""
         return num_neighbors + NUM_SPARE
 
-    @abstractmethod
     def code_bytes(self, dim: int) -> int:
         """Return the bytes that a vector of p = ``dim`` numbers takes in the index."""
+        return _layout(self.fresh(dim))[2]
 
     @property
     def num_needed(self) -> int:
@@ -403,12 +408,9 @@ class CodesIndex(VectorIndex):
     """
 
     def __init__(self, content: IndexFile, settings: KindSettings) -> None:
-        self._index: faiss.IndexFlatCodes = content.index
+        super().__init__(content)
         self._held = [self._index]  # all that has a code for each slot
-        self._table = _SlotTable(content.ids)
-        self._num_sample, self._num_since = content.num_sample, content.num_since
         self._settings = settings
-        self.dim = content.index.d
         self.keeps_vectors = False
         self.forgets = settings.num_needed == 0
         # FAISS compares several queries with the centroids by a matrix product, whose
@@ -476,11 +478,6 @@ class CodesIndex(VectorIndex):
     def vectors(self, ids: Ids) -> Vectors:
         """Return what the codes of ``ids`` (m,) stand for, shape (m, p)."""
         return _decoded(self._index, self._table.slots_of(ids))
-
-    def write(self, path: Path) -> None:
-        """Write codes and ids."""
-        learnt = self._num_sample, self._num_since
-        IndexFile(self._index, self._table.by_slot, *learnt).write(path)
 
 
 HALVED_FROM = 1 << 21
@@ -603,10 +600,6 @@ class FlatSettings(KindSettings):
     is_exhaustive: ClassVar[bool] = True
     name: Literal["flat"] = "flat"
 
-    def code_bytes(self, dim: int) -> int:
-        """Return 4 p."""
-        return 4 * dim
-
     def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
         return faiss.IndexFlatL2(dim)
@@ -625,10 +618,6 @@ class HalfSettings(LossySettings):
     """
 
     name: Literal["fp16"] = "fp16"
-
-    def code_bytes(self, dim: int) -> int:
-        """Return 2 p."""
-        return 2 * dim
 
     def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
@@ -658,10 +647,6 @@ class ScalarSettings(LossySettings):
     """Each number in 8 bits, p bytes a vector."""
 
     name: Literal["sq8"] = "sq8"
-
-    def code_bytes(self, dim: int) -> int:
-        """Return p."""
-        return dim
 
     @property
     def num_needed(self) -> int:
@@ -696,10 +681,6 @@ class ProductSettings(LossySettings):
     name: Literal["pq"] = "pq"
     num_parts: PositiveInt | None = None
     num_bits: Annotated[int, Field(ge=4, le=8)] = 8
-
-    def code_bytes(self, dim: int) -> int:
-        """Return M bits / 8, rounded up."""
-        return (self.parts_of(dim) * self.num_bits + 7) // 8
 
     def parts_of(self, dim: int) -> int:
         """Return M for vectors of p = ``dim`` numbers."""
@@ -758,7 +739,7 @@ class GraphSettings(KindSettings):
 
     def code_bytes(self, dim: int) -> int:
         """Return 4 p + 8 M: the vector and its links on the lowest level."""
-        return 4 * dim + 8 * self.num_links
+        return super().code_bytes(dim) + 8 * self.num_links
 
     def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
@@ -775,11 +756,9 @@ class GraphIndex(VectorIndex):
     """HNSW. What is removed stays in the graph, and is never returned."""
 
     def __init__(self, content: IndexFile, ef_search: int) -> None:
-        self._index: faiss.IndexHNSWFlat = content.index
+        super().__init__(content)
         self._storage = faiss.downcast_index(content.index.storage)
-        self._table = _SlotTable(content.ids)
         self._ef_search = ef_search
-        self.dim = content.index.d
         self._note_the_dead()
 
     def __len__(self) -> int:
@@ -837,10 +816,6 @@ class GraphIndex(VectorIndex):
         """Return the vectors (m, p) under ``ids`` (m,)."""
         return _decoded(self._storage, self._table.slots_of(ids))
 
-    def write(self, path: Path) -> None:
-        """Write graph, vectors and ids."""
-        IndexFile(self._index, self._table.by_slot).write(path)
-
     def _note_the_dead(self) -> None:
         alive = np.not_equal(self._table.by_slot, NOTHING)
         self._num_dead = int(len(alive) - alive.sum())
@@ -885,7 +860,7 @@ class ListsSettings(KindSettings):
 
     def code_bytes(self, dim: int) -> int:
         """Return 4 p + 8: the vector and its id."""
-        return 4 * dim + 8
+        return super().code_bytes(dim) + 8
 
     def lists_for(self, num_vectors: int) -> int:
         """Return the number of lists for n = ``num_vectors``."""
@@ -927,10 +902,8 @@ class ListsIndex(VectorIndex):
     """IVF. A vector leaves no trace in its list, but in the centroids."""
 
     def __init__(self, content: IndexFile, settings: ListsSettings) -> None:
-        self._index: faiss.IndexIVFFlat = content.index
-        self._num_sample, self._num_since = content.num_sample, content.num_since
+        super().__init__(content)
         self._settings = settings
-        self.dim = content.index.d
 
     def __len__(self) -> int:
         return int(self._index.ntotal)
@@ -987,11 +960,6 @@ class ListsIndex(VectorIndex):
         """Return the vectors (m, p) under ``ids`` (m,)."""
         found: Vectors = self._index.reconstruct_batch(ids)
         return found
-
-    def write(self, path: Path) -> None:
-        """Write lists and centroids."""
-        learnt = self._num_sample, self._num_since
-        IndexFile(self._index, np.empty(0, np.int64), *learnt).write(path)
 
     def _probe(
         self, queries: Vectors, count: int, num_probes: int
