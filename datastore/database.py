@@ -272,8 +272,8 @@ FRAME_HEADER = 24
 class Log:
     """Copied into the database now and then, and emptied where that must be."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, path: Path) -> None:
+        self.connection = connection
         self._path = path
         self._num_bytes = 0
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
@@ -288,12 +288,12 @@ class Log:
             self._num_bytes = 0
             # The transactions are safe in the log; a full disk may keep them there.
             with contextlib.suppress(sqlite3.Error):
-                self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def empty(self) -> None:
         """Copy the log into the database and cut it to nothing."""
         deadline = time.monotonic() + WAIT_S
-        while self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+        while self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
             if time.monotonic() > deadline:
                 raise StoreBusyError(
                     f"another process reads an older state of {self._path.parent}; end "
@@ -304,14 +304,14 @@ class Log:
     def try_to_empty(self) -> None:
         """Empty the log, or at least leave what is read of it, without waiting."""
         with contextlib.suppress(sqlite3.Error, OSError):
-            self._connection.execute("PRAGMA busy_timeout = 0")
-            kept, num_frames, _ = self._connection.execute(
+            self.connection.execute("PRAGMA busy_timeout = 0")
+            kept, num_frames, _ = self.connection.execute(
                 "PRAGMA wal_checkpoint(TRUNCATE)"
             ).fetchone()
             if kept and num_frames > 0:
                 frame = FRAME_HEADER + PAGE_BYTES
                 os.truncate(log_of(self._path), LOG_HEADER + num_frames * frame)
-        self._connection.execute(f"PRAGMA busy_timeout = {1000 * WAIT_S:.0f}")
+        self.connection.execute(f"PRAGMA busy_timeout = {1000 * WAIT_S:.0f}")
 
 
 APPLICATION_ID = 0x6B4E4E50  # "kNNP"
@@ -356,7 +356,7 @@ _TABLES = {
 )""",
 }
 
-EXAMPLE = "id, external_id, label, arrival"
+_EXAMPLE = "id, external_id, label, arrival"
 """What the checksum of a row of ``examples`` covers."""
 _VECTORS = """(
     id INTEGER PRIMARY KEY,
@@ -543,15 +543,10 @@ def row_checksum(*values: object) -> int:
     return zlib.crc32(ascii(values).encode())
 
 
-def damaged_rows(
-    connection: sqlite3.Connection, table: str, columns: str
-) -> Iterator[object]:
-    """Yield the first column of the rows whose ``columns`` are not what was written."""
-    for *values, expected in connection.execute(
-        f"SELECT {columns}, checksum FROM {table} ORDER BY 1"
-    ):
-        if row_checksum(*values) != expected:
-            yield values[0]
+def damaged_examples(connection: sqlite3.Connection) -> list[object]:
+    """Return the ids of the rows of ``examples`` that are not what was written."""
+    rows = connection.execute(f"SELECT {_EXAMPLE}, checksum FROM examples ORDER BY id")
+    return [row[0] for row in rows if row_checksum(*row[:-1]) != row[-1]]
 
 
 def content_checksum(
@@ -741,7 +736,7 @@ class Change:
 
 
 _EXAMPLES = (
-    f"SELECT {EXAMPLE}, checksum FROM examples "
+    f"SELECT {_EXAMPLE}, checksum FROM examples "
     "WHERE id IN (SELECT value FROM json_each(?)) ORDER BY id"
 )
 
@@ -758,7 +753,7 @@ class Rows:
         on_change: Callable[[StoreRow], None] = lambda _: None,  # when it is on disk
     ) -> None:
         self._path, self._layout, self._on_change = path, layout, on_change
-        self._reader, self._writer = reader, writer
+        self._reader = reader
         self._reading = threading.RLock()
         self._writing = self._reading if reader is writer else threading.RLock()
         self._log = None if writer is None else Log(writer, path)
@@ -806,7 +801,7 @@ class Rows:
 
     def has_changed(self) -> bool:
         """Return whether another process changed something since the last call."""
-        if self._writer is not None:
+        if self._log is not None:
             return False
         with self._reading:
             if self._reader.is_outdated(self._path):
@@ -914,9 +909,9 @@ class Rows:
 
     def compact(self) -> None:
         """Give unused space back."""
-        connection, log = self._written()
+        log = self._written()
         with self._writing, understood(self._path):
-            connection.execute("VACUUM")
+            log.connection.execute("VACUUM")
             log.empty()
 
     def erase_removed(self) -> None:
@@ -941,7 +936,7 @@ class Rows:
             left = ids[present]
             labels = np.array([label_of[one] for one in left.tolist()], np.int64)
             _insert(connection, vectors_table(version), left, labels, vectors[present])
-            self._written()[1].note(len(ids), vectors.nbytes)
+            self._written().note(len(ids), vectors.nbytes)
 
     def activate(self, version: int) -> None:
         """Search ``version`` from now on; keep the one before, drop all others."""
@@ -958,44 +953,43 @@ class Rows:
     def settle(self) -> None:
         """Finish what a writer that was killed has left in the log, for good."""
         with self._writing:
-            self._written()[1].try_to_empty()
+            self._written().try_to_empty()
             self._on_change(self.row())
 
     def close(self) -> None:
         """Give back whatever is held."""
         with self._reading:
-            if self._reader is not self._writer:
+            if self._log is None or self._reader is not self._log.connection:
                 self._reader.close()
-        if self._writer is not None:
+        if self._log is not None:
             with self._writing:
                 # A reader may keep the log; the next writer will copy it.
-                self._written()[1].try_to_empty()
-                self._writer.close()
+                self._log.try_to_empty()
+                self._log.connection.close()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[tuple[sqlite3.Connection, StoreRow]]:
         """Run a block as one transaction; the store's row is written with it."""
-        connection, log = self._written()
+        log = self._written()
         with self._writing:
-            with transaction(connection, self._path, writing=True):
+            with transaction(log.connection, self._path, writing=True):
                 row = replace(self.row())
                 # Unknown, should the block be cut short at its end.
                 self._held = None
-                yield connection, row
+                yield log.connection, row
                 row.num_changes += 1
-                row.write(connection)
+                row.write(log.connection)
             self._held = row
             self._on_change(row)
             log.shorten()
 
-    def _written(self) -> tuple[Connection, Log]:
-        assert self._writer is not None, "only a Store writes, and it has a writer"
-        assert self._log is not None, "it has a log, too"
-        return self._writer, self._log
+    def _written(self) -> Log:
+        assert self._log is not None, "only a Store writes, and it has a log"
+        return self._log
 
     def _remove(self, connection: sqlite3.Connection, row: StoreRow, ids: Ids) -> None:
         versions = connection.execute("SELECT number FROM versions").fetchall()
-        self._written()[1].note(len(ids), len(ids) * PAGE_BYTES)
+        self._written().note(len(ids), len(ids) * PAGE_BYTES)
         gone = connection.execute(_EXAMPLES, (_listed(ids),)).fetchall()
         tables = ["examples", "inputs", *(vectors_table(one) for (one,) in versions)]
         for table in tables:
@@ -1008,7 +1002,7 @@ class Rows:
             row.digest = _as_signed(row.digest - digest(as_contents(sound)))
         else:
             # What was damaged counted as what it had been. Others still do.
-            rest = connection.execute(f"SELECT {EXAMPLE}, checksum FROM examples")
+            rest = connection.execute(f"SELECT {_EXAMPLE}, checksum FROM examples")
             row.digest = digest(as_contents(_sound(rest)))
 
     def _add(
@@ -1029,11 +1023,11 @@ class Rows:
             strict=True,
         )
         connection.executemany(
-            _insertion("examples", EXAMPLE, "INSERT"),
+            _insertion("examples", _EXAMPLE, "INSERT"),
             ((*one, row_checksum(*one)) for one in rows),
         )
         num_bytes = change.embeddings.nbytes + (0 if inputs is None else inputs.nbytes)
-        self._written()[1].note(len(added), num_bytes)
+        self._written().note(len(added), num_bytes)
         where = added.ids, added.labels
         _insert(connection, vectors_table(row.active), *where, change.embeddings)
         if inputs is not None:
@@ -1058,7 +1052,7 @@ class Rows:
     def _damage(self) -> StoreDamagedError:
         """Return the error of examples that are not what was written."""
         with self._reading, understood(self._path):
-            wrong = list(damaged_rows(self._reader, "examples", EXAMPLE))
+            wrong = damaged_examples(self._reader)
         if not wrong:
             return connection_damaged(
                 self._path, "examples are missing, or older than they were"

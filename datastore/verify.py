@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from knnper.datastore.database import (
-    EXAMPLE,
     PAGE_BYTES,
     ROWS_AT_ONCE,
     Change,
@@ -27,7 +26,7 @@ from knnper.datastore.database import (
     blob_tables,
     contents_of,
     damaged,
-    damaged_rows,
+    damaged_examples,
     is_intact,
     log_of,
     opened,
@@ -465,7 +464,7 @@ class DatabaseCheck:
             )
 
     def _small_rows(self) -> Iterator[Finding]:
-        wrong = list(damaged_rows(self.connection, "examples", EXAMPLE))
+        wrong = damaged_examples(self.connection)
         if wrong:
             yield self._damage(
                 "external id, label or time of arrival is not what was written", wrong

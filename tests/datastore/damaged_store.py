@@ -37,9 +37,9 @@ def a_history(store: Store) -> None:
     store.delete(Selection(ids=(3, 4)))
     for number in range(6):
         store.add(some(1 + number, number, f"first/{number}"))
-    log = store._rows._writer
+    log = store._rows._log
     assert log is not None
-    log.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    log.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     for number in range(4):
         store.add(some(1 + number % 2, number, f"second/{number}"))
 
