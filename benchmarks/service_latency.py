@@ -76,7 +76,7 @@ def measure(
         bare = BareMemory(network, model.task.normalize, data.train.examples)
         with (
             service(state) as address,
-            closing(open_served(SiteState(copy, CLIENT), writable=True)) as served,
+            closing(open_served(SiteState(copy, CLIENT))) as served,
         ):
             timings = [
                 _in_turn(served, bare, address, images) for _ in range(repetitions + 1)
@@ -265,9 +265,7 @@ def service(state: Path) -> Iterator[str]:
 def _serve(state: Path, told: Connection) -> None:
     torch.set_num_threads(1)
     site_state = SiteState(state, CLIENT)
-    app = make_service(
-        CLIENT, lambda: open_served(site_state, writable=True), tokens=None
-    )
+    app = make_service(CLIENT, lambda: open_served(site_state), tokens=None)
     serve(app, ServiceSettings(port=0), told.send)
 
 

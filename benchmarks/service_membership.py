@@ -81,7 +81,7 @@ def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
             SITE,
         )
         site_state.install(model, own, took_part=False)
-        with closing(open_served(site_state, writable=True)) as served:
+        with closing(open_served(site_state)) as served:
             return {
                 scope: float(
                     roc_auc_score(is_stored, scores(served, asked, caller, digits))

@@ -498,7 +498,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     # The store says which model is served: an answer is of one model, of a store that
     # it has embedded, and of the λ that belongs to both.
 
-    def __init__(self, site_state: SiteState, store: StoreReader) -> None:
+    def __init__(self, site_state: SiteState, store: Store) -> None:
         self.store = store
         self._state_folder = site_state
         self._refreshing = threading.Lock()
@@ -541,20 +541,18 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         self, images: Tensor, labels: Tensor, names: Sequence[str | None] | None = None
     ) -> Added:
         """Embed and store n examples; they are on disk when this returns."""
-        store = self._writable()
         named = None if names is None else tuple(names)
 
         def add(model: GlobalModel, _: Serving) -> Added:
             new = NewExamples(model.embed(images), labels, images, named)
-            return store.add(new, model.fingerprint)
+            return self.store.add(new, model.fingerprint)
 
         return self._consistently(add)
 
     def delete(self, selection: Selection) -> Ids:
         """Delete examples, and every trace of them, and return their ids."""
-        store = self._writable()
         try:
-            return store.delete(selection)
+            return self.store.delete(selection)
         finally:
             self._names.forget()
 
@@ -563,7 +561,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         with self._refreshing:
             before = self.serving
             pending = read_pending(self._state_folder.places)
-            if pending is not None and isinstance(self.store, Store):
+            if pending is not None:
                 fingerprint = pending.serving.model
                 model = self._loaded(fingerprint)
                 # Known before the store changes its model, to be there when it does.
@@ -588,7 +586,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
     def _state(self) -> _State:
         """Return what belongs to the model that the store is searched by."""
         state = self._states.get(self.store.fingerprint)
-        # None if another process has embedded the store anew.
+        # None if the store has changed its model twice meanwhile.
         return self._learn() if state is None else state
 
     def _learn(self) -> _State:
@@ -614,13 +612,8 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         model.head(model.embed(blank_input(model.spec)))
         return model
 
-    def _writable(self) -> Store:
-        if not isinstance(self.store, Store):
-            raise SiteStateError("the store is open to read only; open it to write")
-        return self.store
 
-
-def open_served(site_state: SiteState, *, writable: bool) -> ServedModel:
+def open_served(site_state: SiteState) -> ServedModel:
     """Return what a client serves, ready to answer."""
     serving = site_state.served()
     if serving is None:
@@ -628,16 +621,16 @@ def open_served(site_state: SiteState, *, writable: bool) -> ServedModel:
         folder = site_state.places.folder
         raise SiteStateError(f"nothing is installed in {folder} yet; {mend}")
     folder = site_state.places.store
-    if writable and not site_state.has_store():
+    if site_state.has_store():
+        store = open_store(folder, writable=True)
+    else:
         # Its owner removed it: there is nothing that it should remember.
         model = site_state.load(serving.model)
         spec, settings = store_spec(model), model.card.memory.store
-        create_store(
-            folder, spec, model.embedding_dim, model.fingerprint, settings
-        ).close()
-    store = open_store(folder, writable=True) if writable else open_store(folder)
+        dim = model.embedding_dim
+        store = create_store(folder, spec, dim, model.fingerprint, settings)
     try:
-        if isinstance(store, Store) and store.fingerprint != serving.model:
+        if store.fingerprint != serving.model:
             # A kill cut something short after the store had changed its model.
             pending = read_pending(site_state.places)
             model = site_state.load((pending.serving if pending else serving).model)

@@ -338,7 +338,7 @@ def serve(
         seconds=binding.max_seconds,
     )
     tokens = _tokens(settings, token_file, no_token)
-    opening = functools.partial(open_served, site_state, writable=True)
+    opening = functools.partial(open_served, site_state)
     app = make_service(settings.name, opening, tokens=tokens, limits=limits)
     ready = f"{settings.name} serves at"
     serve_app(app, binding, lambda place: say(f"{ready} {place}"), limits.sockets)

@@ -151,9 +151,7 @@ def test_three_sites_train_what_a_simulation_does_and_a_fourth_serves_it(
     new = read_client(files["0002"])
     model = find_model(tmp_path / "exported", new.door)
     onboard(new, model, took_part=False)
-    with open_served(
-        SiteState(new.state, new.name, door=new.door), writable=False
-    ) as served:
+    with open_served(SiteState(new.state, new.name, door=new.door)) as served:
         image = torch.zeros((1, *model.spec.image_shape), dtype=torch.uint8)
         assert served.predict(image).probabilities.shape == (1, 10)
 

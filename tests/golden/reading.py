@@ -136,7 +136,7 @@ def read_model(folder: Path) -> Found:
 def read_site(folder: Path) -> Found:
     """Predict with what a site serves, and give it an example to remember."""
     site_state = SiteState(folder / "site", NAME)
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         found = served.predict(queries(4))
         served.add(queries(1), torch.tensor([2]), ["one more"])
         return {

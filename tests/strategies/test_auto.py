@@ -252,7 +252,7 @@ def test_sites_serve_the_first_memory_of_the_candidates() -> None:
 def test_a_site_adds_to_that_memory_and_deletes_from_it(tmp_path: Path) -> None:
     model, data = small_model(method="fedavg", name="auto"), site(30, 20)
     arrived = drawn("arrived", 2).examples
-    with open_served(installed(tmp_path, model, data), writable=True) as opened:
+    with open_served(installed(tmp_path, model, data)) as opened:
         expected = simulated(model, data)(queries())
         assert torch.equal(opened.predict(queries()).probabilities, expected)
         opened.add(arrived.images, arrived.labels, ["arrived/x", None])

@@ -332,7 +332,7 @@ def served_from(state: Path, journal: Journal) -> Callable[[], ServedModel]:
     """Return what opens a model that notes what changes its store, in one thread."""
 
     def open_journaled() -> ServedModel:
-        served = open_served(SiteState(state, "site-a"), writable=True)
+        served = open_served(SiteState(state, "site-a"))
         contents = served.store.contents()
         ids, labels = contents.ids, torch.from_numpy(contents.labels)
         names = served.store.external_ids(ids)

@@ -63,10 +63,10 @@ def killed(site_state: SiteState, model: GlobalModel, steps: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
 
 
-def answer(site_state: SiteState, writable: bool) -> dict[str, object] | None:
+def answer(site_state: SiteState) -> dict[str, object] | None:
     if site_state.served() is None:
         return None
-    with open_served(site_state, writable=writable) as served:
+    with open_served(site_state) as served:
         made = served.predict(queries(4))
         expected = served.model.head(served.model.embed(queries(4)))
         return {
@@ -84,14 +84,13 @@ def trial(parent: Path, start: GlobalModel | None, steps: int) -> dict[str, obje
         install(site_state, start, 6)
     model = small_model(seed=1)
     was_killed = killed(site_state, model, steps)
-    found = answer(site_state, writable=False), answer(site_state, writable=True)
+    found = answer(site_state)
     install(site_state, model, 8)
-    after = answer(site_state, writable=True)
+    after = answer(site_state)
     leftovers = sorted(path.name for path in site_state.places.folder.iterdir())
     return {
         "was_killed": was_killed,
-        "reader": found[0],
-        "writer": found[1],
+        "found": found,
         "after": after,
         "leftovers": leftovers,
     }

@@ -72,7 +72,7 @@ def test_predictions_are_those_of_the_simulation(
     model, data = small_model(**personalization), site(*sizes)
     predictor = simulated(model, data)
     expected = predictor(queries())
-    with open_served(installed(tmp_path, model, data), writable=True) as served:
+    with open_served(installed(tmp_path, model, data)) as served:
         assert served.store.fingerprint == model.fingerprint
         made = served.predict(queries())
     assert torch.equal(made.probabilities, expected)
@@ -84,7 +84,7 @@ def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> Non
     first, second = small_model(seed=1), small_model(seed=2, embedding_dim=12)
     site_state = installed(tmp_path, first, site(10, 5))
     arrived = drawn("arrived", 2).examples
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         served.add(arrived.images, arrived.labels, ["arrived/x", None])
         served.delete(Selection(external_ids=("train/3.png",)))
     serving = site_state.install(second, site(13, 5), took_part=False).serving
@@ -137,7 +137,7 @@ def test_an_empty_memory_takes_a_new_model_and_examples(tmp_path: Path) -> None:
     site_state = installed(tmp_path, small_model(seed=1), site(0, 0))
     second = small_model(seed=2, embedding_dim=5)
     site_state.install(second, site(0, 0), took_part=False)
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         assert served.model.fingerprint == second.fingerprint
         made = served.predict(queries(2))
         assert (made.vote.probabilities, made.vote.num_stored) == (None, 0)
@@ -162,7 +162,7 @@ def test_a_memory_for_another_task_is_refused(tmp_path: Path) -> None:
 def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
     site_state = installed(tmp_path, small_model(), site(4, 2))
     shutil.rmtree(site_state.places.store)
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         assert served.predict(queries(1)).vote.num_stored == 0
     site_state.install(small_model(), site(4, 2), took_part=False)
     assert len(stored_names(site_state)) == 6
@@ -172,7 +172,7 @@ def test_nothing_installed_or_a_damaged_record_is_said_so(tmp_path: Path) -> Non
     site_state = new_site_state(tmp_path)
     assert site_state.served() is None
     with pytest.raises(SiteStateError, match="nothing is installed"):
-        open_served(site_state, writable=True)
+        open_served(site_state)
     site_state.places.serving.write_text("{}")
     with pytest.raises(SiteStateError, match=r"serving.json is damaged"):
         site_state.served()
@@ -186,7 +186,7 @@ def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
     content[-2] ^= 1
     path.write_bytes(content)
     with pytest.raises(ModelError, match="get it again: knnper site onboard"):
-        open_served(site_state, writable=True)
+        open_served(site_state)
     (path.parent / "model.json").write_text("{}")
     site_state.install(model, site(4, 2), took_part=False)
     assert site_state.load(model.fingerprint).fingerprint == model.fingerprint
@@ -213,7 +213,7 @@ def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
     train = NamedExamples(Examples(inputs, labels), tuple(map(str, range(12))))
     nothing = NamedExamples(Examples(inputs[:0], labels[:0]), ())
     data = SiteData(train, nothing, nothing, model.card.learned)
-    with open_served(installed(tmp_path, model, data), writable=True) as served:
+    with open_served(installed(tmp_path, model, data)) as served:
         assert torch.equal(served.store.inputs(served.store.contents().ids), inputs)
         made = served.predict(inputs)
         assert made.vote.names[3][0] == "3"
@@ -257,7 +257,7 @@ def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
 def test_it_comes_back_when_it_is_trained_on_again(tmp_path: Path) -> None:
     data = site(6, 2)
     site_state = installed(tmp_path, MODEL, data)
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         served.delete(Selection(external_ids=("train/0.png",)))
     site_state.install(MODEL, with_test_of(data, 2), took_part=False)
     site_state.install(MODEL, data, took_part=False)
@@ -269,7 +269,7 @@ def test_it_comes_back_when_it_is_trained_on_again(tmp_path: Path) -> None:
 def test_the_service_lets_it_go(tmp_path: Path) -> None:
     data = site(6, 2)
     site_state = installed(tmp_path, MODEL, data)
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         images = data.train.examples.images
         assert served.predict(images).vote.names[5][0] == "train/5.png"
         site_state.install(MODEL, with_test_of(data, 1), took_part=False)
@@ -287,7 +287,7 @@ def test_an_example_of_the_service_counts_as_well(tmp_path: Path) -> None:
     data = site(4, 2)
     site_state = installed(tmp_path, MODEL, data)
     tested = drawn("later", 3)
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         served.add(tested.examples.images, tested.examples.labels, tested.names)
     site_state.install(MODEL, dataclasses.replace(data, test=tested), took_part=False)
     assert stored_names(site_state) == [*data.train.names, *data.validation.names]
@@ -309,7 +309,7 @@ def test_what_was_cut_short_is_made_up_for(
         broken.setattr(owner, step, fails)
         with pytest.raises(OSError, match="No space left"):
             site_state.install(newer, with_test_of(data, 2), took_part=False)
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         served.refresh()
         assert served.model.fingerprint == newer.fingerprint
     assert stored_names(site_state) == [*data.train.names[:4], *data.validation.names]

@@ -34,7 +34,7 @@ def test_a_kill_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
         assert len(trials) > 5
         was_killed = [one["was_killed"] for one in trials]
         assert was_killed == [*(len(trials) - 1) * [True], False]
-        found = [one["writer"] for one in trials]
+        found = [one["found"] for one in trials]
         # Once the new state is reached, no later kill falls back behind it.
         first = found.index(new)
         assert first > 0
@@ -43,6 +43,3 @@ def test_a_kill_leaves_the_old_state_or_the_new(tmp_path: Path) -> None:
             # The next installation brings the new state, and nothing else is left.
             assert trial["after"] == new
             assert [one for one in trial["leftovers"] if ".lock" not in one] == left
-    # Whoever only reads sees the same model, if not the last examples yet.
-    models = [[one[by]["model"] for by in ("reader", "writer")] for one in trials]
-    assert all(read == written for read, written in models)

@@ -54,7 +54,7 @@ def expected(served: ServedModel, model: GlobalModel) -> torch.Tensor:
 
 
 def test_an_answer_explains_itself(site_state: SiteState) -> None:
-    with open_served(site_state, writable=False) as served:
+    with open_served(site_state) as served:
         made = served.predict(queries())
         assert torch.equal(made.probabilities, expected(served, served.model))
         assert made.vote.probabilities is not None
@@ -76,7 +76,7 @@ def test_what_is_added_is_found_and_what_is_deleted_is_not(
     site_state: SiteState,
 ) -> None:
     one = drawn("one", 1).examples
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         added = served.add(one.images, one.labels, ["mine"])
         made = served.predict(one.images)
         assert made.vote.names[0][0] == "mine"
@@ -88,18 +88,9 @@ def test_what_is_added_is_found_and_what_is_deleted_is_not(
         assert not served.refresh()
 
 
-def test_a_reader_changes_nothing(site_state: SiteState) -> None:
-    one = drawn("one", 1).examples
-    with open_served(site_state, writable=False) as served:
-        with pytest.raises(SiteStateError, match="open to read only"):
-            served.add(one.images, one.labels)
-        with pytest.raises(SiteStateError, match="open to read only"):
-            served.delete(Selection(ids=(1,)))
-
-
 def test_a_busy_store_is_left_to_who_serves(site_state: SiteState) -> None:
     first, second = small_model(**FIXED), small_model(seed=1, **FIXED)
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         site_state.install(second, site(33, 20), took_part=False)
 
         assert served.model.fingerprint == first.fingerprint
@@ -121,7 +112,7 @@ def test_a_busy_store_is_left_to_who_serves(site_state: SiteState) -> None:
 def test_the_last_of_several_models_and_choices_is_served(
     site_state: SiteState,
 ) -> None:
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         for seed in (1, 2):
             model = small_model(seed=seed, **FIXED)
             site_state.install(model, site(), took_part=False)
@@ -134,25 +125,13 @@ def test_the_last_of_several_models_and_choices_is_served(
         assert served.serving.knn_weight == 0.9
 
 
-def test_a_reader_follows_another_process(site_state: SiteState) -> None:
-    second = small_model(seed=1, **FIXED)
-    with open_served(site_state, writable=False) as served:
-        served.predict(queries())
-        site_state.install(second, site(), took_part=False)
-        made = served.predict(queries())
-        assert made.vote.fingerprint == second.fingerprint
-        assert torch.equal(made.probabilities, expected(served, second))
-
-
 def test_what_was_cut_short_after_the_switch_is_finished(site_state: SiteState) -> None:
     second = small_model(seed=1, **FIXED)
-    with open_served(site_state, writable=True):
+    with open_served(site_state):
         site_state.install(second, site(33, 20), took_part=False)
     with open_store(site_state.places.store, writable=True) as store:
         store.reembed(second.embed, second.fingerprint)
-    with open_served(site_state, writable=False) as reader:
-        assert reader.model.fingerprint == second.fingerprint
-    with open_served(site_state, writable=True) as served:
+    with open_served(site_state) as served:
         assert served.model.fingerprint == second.fingerprint
         assert len(served.store) == 53
     assert not site_state.places.pending.exists()
@@ -162,9 +141,9 @@ def test_a_store_of_an_unknown_model_is_brought_back(site_state: SiteState) -> N
     other = small_model(seed=9)
     with open_store(site_state.places.store, writable=True) as store:
         store.reembed(other.embed, other.fingerprint)
-    with pytest.raises(SiteStateError, match=r"which was not installed"):
-        open_served(site_state, writable=False)
-    with open_served(site_state, writable=True) as served:
+        with pytest.raises(SiteStateError, match=r"which was not installed"):
+            ServedModel(site_state, store)
+    with open_served(site_state) as served:
         assert served.model.fingerprint == small_model(**FIXED).fingerprint
         assert served.predict(queries()).vote.num_stored == 50
         with pytest.raises(StoreMismatchError, match="distances between the two"):
@@ -199,7 +178,7 @@ def adapting(tmp_path: Path) -> SiteState:
 
 def test_it_serves_what_a_simulated_client_does(adapting: SiteState) -> None:
     expected = simulated(small_model(**ADAPTING), few_classes())
-    with open_served(adapting, writable=False) as served:
+    with open_served(adapting) as served:
         made = served.predict(queries())
         assert served.serving.class_prior == PRIOR
     assert torch.equal(made.probabilities, expected(queries()))
@@ -208,7 +187,7 @@ def test_it_serves_what_a_simulated_client_does(adapting: SiteState) -> None:
 def test_what_is_added_and_deleted_counts_at_once(adapting: SiteState) -> None:
     late = drawn("late", 30).examples
     late = Examples(late.images, torch.full_like(late.labels, 3))
-    with open_served(adapting, writable=True) as served:
+    with open_served(adapting) as served:
         before = served.predict(queries())
         served.add(late.images, late.labels, [f"late/{n}" for n in range(30)])
         after = served.predict(queries())
