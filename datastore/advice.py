@@ -19,7 +19,8 @@ from knnper.datastore.index import (
     LossySettings,
     Vectors,
 )
-from knnper.datastore.prediction import KERNELS, KernelName, neighbor_vote
+from knnper.datastore.memory import KnnSettings
+from knnper.datastore.prediction import KERNELS, neighbor_vote
 from knnper.datastore.search import VectorsOf, View
 from knnper.datastore.tuning import (
     CRITERIA,
@@ -36,16 +37,6 @@ MOST_TIMED = 50
 RERANK = 4
 Head = Callable[[Tensor], Tensor]
 """From embeddings (n, p) to the global model's probabilities (n, c)."""
-
-
-@dataclass(frozen=True)
-class AdviceSettings:
-    """How the neighbours vote."""
-
-    num_neighbors: int = 10
-    kernel: KernelName = "paper"
-    kernel_scale: float = 1.0
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ class _Trials:
     vectors: Vectors  # theirs
     asked: Queries  # looked up in it
     tuned: Queries  # looked up to choose λ
-    settings: AdviceSettings
+    settings: KnnSettings  # how the neighbours vote
     version: Version
     read_vectors: VectorsOf
     mixes: bool  # whether there is a global model
@@ -187,12 +178,13 @@ class Advice:
 def advise(
     rows: Rows,
     num_classes: int,
-    settings: AdviceSettings,
+    settings: KnnSettings,
     head: Head | None = None,
     on_start: Callable[[int], None] = lambda _: None,
     on_progress: Callable[[int], None] = lambda _: None,
+    seed: int = 0,
 ) -> Advice:
-    """Measure every kind of index on a split of the stored examples."""
+    """Measure every kind of index on a split, by ``seed``, of the stored examples."""
     with rows.reading():
         contents, active = rows.contents(), rows.head().active
         if len(contents) < FEWEST:
@@ -203,7 +195,7 @@ def advise(
             return Advice(len(contents), 0, 0, None, (), "flat", reason)
         vectors = rows.vectors(contents.ids, active.number)
         tuned_share = 0.0 if head is None else TUNED_SHARE
-        asked, tuned = _split(len(contents), tuned_share, settings.seed)
+        asked, tuned = _split(len(contents), tuned_share, seed)
         stored = ~asked & ~tuned
 
         def queries(chosen: NDArray[np.bool_]) -> Queries:

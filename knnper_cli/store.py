@@ -666,12 +666,12 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Measure every kind of index on the store's own examples, and recommend one."""
-    from knnper.datastore.advice import AdviceSettings
     from knnper.datastore.advice import advise as advise_on
+    from knnper.datastore.memory import KnnSettings
     from knnper.datastore.store import open_rows, require_model
     from knnper.simulation.trained_model import find_model
 
-    settings = AdviceSettings(num_neighbors, kernel, kernel_scale, seed)
+    settings = KnnSettings(num_neighbors, kernel, kernel_scale)
     with open_rows(folder) as (identity, rows), counter("kinds") as progress:
         head = None
         if run is not None:
@@ -679,7 +679,7 @@ def advise(
             require_model(rows.head().active.fingerprint, model.fingerprint)
             head = model.head
         told, classes = (progress.start, progress.advance), identity.spec.num_classes
-        advice = advise_on(rows, classes, settings, head, *told)
+        advice = advise_on(rows, classes, settings, head, *told, seed)
     if as_json:
         print_json(asdict(advice))
     else:

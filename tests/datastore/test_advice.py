@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from knnper.datastore.advice import (
-    AdviceSettings,
     Trial,
     advise,
     recall,
@@ -15,6 +14,7 @@ from knnper.datastore.advice import (
 from knnper.datastore.database import Rows
 from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.index import INDEX_KINDS, FlatSettings
+from knnper.datastore.memory import KnnSettings
 from knnper.datastore.store import empty_memory_store
 
 NUM_CLASSES, DIM = 3, 8
@@ -39,7 +39,7 @@ def test_every_kind_is_measured() -> None:
     def says_class_0(embeddings: Tensor) -> Tensor:
         return torch.tensor([0.98, 0.01, 0.01]).expand(len(embeddings), -1)
 
-    rows, settings = rows_of(*clusters(400)), AdviceSettings(num_neighbors=5)
+    rows, settings = rows_of(*clusters(400)), KnnSettings(num_neighbors=5)
     advice = advise(rows, NUM_CLASSES, settings, says_class_0)
     titles = [one.title for one in advice.trials]
     assert titles[0] == "flat"
@@ -67,7 +67,7 @@ def test_every_kind_is_measured() -> None:
 def test_without_a_model_the_neighbours_vote_alone() -> None:
     counts = list[int]()
     rows, told = rows_of(*clusters(50)), counts.append
-    found = advise(rows, NUM_CLASSES, AdviceSettings(), None, told, told)
+    found = advise(rows, NUM_CLASSES, KnnSettings(), None, told, told)
     assert found.global_accuracy is None
     assert (found.num_indexed, found.num_asked) == (40, 10)
     assert {one.mixed_accuracy for one in found.trials} == {None}
@@ -81,24 +81,22 @@ def test_the_split_is_that_of_the_seed() -> None:
     labels[::10] = (labels[::10] + 1) % NUM_CLASSES
     rows = rows_of(embeddings, labels)
     found = {
-        seed: advise(rows, NUM_CLASSES, AdviceSettings(seed=seed)).trials[0].accuracy
+        seed: advise(rows, NUM_CLASSES, KnnSettings(), seed=seed).trials[0].accuracy
         for seed in range(4)
     }
-    again = advise(rows, NUM_CLASSES, AdviceSettings(seed=2)).trials[0].accuracy
+    again = advise(rows, NUM_CLASSES, KnnSettings(), seed=2).trials[0].accuracy
     assert again == found[2]
     assert len(set(found.values())) > 1
 
 
 def test_fewer_than_ten_examples_are_no_ground() -> None:
     for count in (0, 9):
-        found = advise(rows_of(*clusters(count)), NUM_CLASSES, AdviceSettings())
+        found = advise(rows_of(*clusters(count)), NUM_CLASSES, KnnSettings())
         assert (found.trials, found.recommended) == ((), "flat")
         assert f"{count} examples are stored; at least 10" in found.reason
     even = torch.full((1, NUM_CLASSES), 1 / NUM_CLASSES)
     rows = rows_of(*clusters(10))
-    found = advise(
-        rows, NUM_CLASSES, AdviceSettings(), lambda x: even.expand(len(x), -1)
-    )
+    found = advise(rows, NUM_CLASSES, KnnSettings(), lambda x: even.expand(len(x), -1))
     assert (found.num_indexed, found.num_asked) == (7, 2)
     assert found.trials[0].recall == 1.0
 
