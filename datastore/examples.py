@@ -273,7 +273,7 @@ def require_labels(labels: Tensor, num_rows: int, num_classes: int) -> None:
         )
     valid = (labels >= 0) & (labels < num_classes)
     if not bool(valid.all()):
-        row = _first_false(valid)
+        row = int((~valid).nonzero()[0])
         raise DataError(
             f"labels: expected values in [0, {num_classes}), found {int(labels[row])} "
             f"in row {row}; correct the number of classes or the label"
@@ -296,7 +296,3 @@ def require_probabilities(what: str, probabilities: Tensor) -> None:
             f"{what}: expected probabilities, found {probabilities[row].tolist()} in "
             f"row {row}; pass logits through a softmax first"
         )
-
-
-def _first_false(flags: Tensor) -> int:
-    return int((~flags).nonzero()[0])

@@ -162,59 +162,30 @@ class Vote:
     """What a client's memory says of n inputs, all from one state of it.
 
     c is the number of classes, k' the number of neighbours that were found.
-
-    Attributes
-    ----------
-    probabilities
-        p_kNN, float32 of shape (n, c); None where nothing is stored.
-    neighbors
-        Shape (n, k').
-    weights
-        Each neighbour's share of the vote, float64 of shape (n, k').
-    names
-        The owner's names of the neighbours, n rows of k', where they were asked for;
-        None for one without.
-    label_counts
-        How many stored examples are of each class, int64 of shape (1, c).
-    num_stored
-        Examples in the store, or what stands for them.
-    fingerprint
-        Of the model that embedded them; empty where it has none.
     """
 
-    probabilities: Tensor | None
-    neighbors: Neighbors
-    weights: Tensor
+    probabilities: Tensor | None  # p_kNN, float32 (n, c); None where nothing is stored
+    neighbors: Neighbors  # shape (n, k')
+    weights: Tensor  # each neighbour's share of the vote, float64 of shape (n, k')
+    # The owner's names of the neighbours, n rows of k', where they were asked for; None
+    # for one without.
     names: Sequence[Sequence[str | None]]
-    label_counts: Tensor
-    num_stored: int
-    fingerprint: str = ""
+    label_counts: Tensor  # stored examples of each class, int64 of shape (1, c)
+    num_stored: int  # examples in the store, or what stands for them
+    fingerprint: str = ""  # of the model that embedded them; empty where it has none
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Predictions for n inputs, and all that explains them.
+    """Predictions for n inputs, and all that explains them."""
 
-    Attributes
-    ----------
-    probabilities
-        λ p_kNN + (1 - λ) p_global, float32 of shape (n, c).
-    global_probabilities
-        p_global, float32 of shape (n, c).
-    adapted_probabilities
-        p_global with the class prior of what is stored, which is mixed in its place;
-        None where there is no class prior.
-    knn_weight
-        λ as it was used: 0 with an empty store.
-    vote
-        p_kNN, and whose it is.
-    """
-
-    probabilities: Tensor
-    global_probabilities: Tensor
+    probabilities: Tensor  # λ p_kNN + (1 - λ) p_global, float32 of shape (n, c)
+    global_probabilities: Tensor  # p_global, float32 of shape (n, c)
+    # p_global with the class prior of what is stored, which is mixed in its place; None
+    # where there is no class prior.
     adapted_probabilities: Tensor | None
-    knn_weight: float
-    vote: Vote
+    knn_weight: float  # λ as it was used: 0 with an empty store
+    vote: Vote  # p_kNN, and whose it is
 
     @property
     def labels(self) -> Tensor:
@@ -236,26 +207,10 @@ class LocalHypothesis(Protocol):
 def interpolate(
     knn_probabilities: Tensor, global_probabilities: Tensor, knn_weight: float
 ) -> Tensor:
-    """Return λ p_kNN + (1 - λ) p_global.
+    """Return λ p_kNN + (1 - λ) p_global, with λ in [0, 1].
 
-    Marfoq et al. 2022, Eq. 7. At λ = 0 and λ = 1 one of the two is returned as it is.
-
-    Parameters
-    ----------
-    knn_probabilities, global_probabilities
-        Shape (n, c), rows summing to 1. Logits are refused.
-    knn_weight
-        λ, in [0, 1].
-
-    Returns
-    -------
-    Tensor
-        Shape (n, c), rows summing to 1.
-
-    Raises
-    ------
-    ValueError
-        If λ is out of range, the shapes differ, or a row is no distribution.
+    Marfoq et al. 2022, Eq. 7. All are of shape (n, c), rows summing to 1; logits are
+    refused. At λ = 0 and λ = 1 one of the two is returned as it is.
     """
     if not 0 <= knn_weight <= 1:
         raise ValueError(f"expected a knn_weight in [0, 1], found {knn_weight}")
@@ -305,42 +260,23 @@ class KnnPredictor:
     """h_{m,λ} of Marfoq et al. 2022, Eq. 7. With an empty store it is the global model.
 
     Evaluation, figures, sites and the service call this one.
-
-    Attributes
-    ----------
-    embed
-        φ: from uint8 images (n, height, width, channels) to float32 (n, p).
-    head
-        From representations (n, p) to the global model's probabilities (n, c).
-    neighbors
-        The local hypothesis.
-    knn_weight
-        λ, in [0, 1]: 1 is kNN only, 0 is the global model only.
-    class_prior
-        How the global model is adapted to the labels that are stored; None is not.
-    tuning
-        More figures on how it was chosen, by name.
     """
 
+    # φ: from uint8 images (n, height, width, channels) to float32 (n, p).
     embed: Callable[[Tensor], Tensor]
+    # From representations (n, p) to the global model's probabilities (n, c).
     head: Callable[[Tensor], Tensor]
     neighbors: LocalHypothesis
-    knn_weight: float
+    knn_weight: float  # λ, in [0, 1]: 1 is kNN only, 0 is the global model only
+    # How the global model is adapted to the labels that are stored; None is not.
     class_prior: ClassPrior | None = None
+    # More figures on how it was chosen, by name.
     tuning: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return probabilities, float32 of shape (n, c); rows sum to 1.
+        """Return probabilities, float32 of shape (n, c), for n images; see `explain`.
 
-        Parameters
-        ----------
-        images
-            uint8, shape (n, height, width, channels). Each is embedded once.
-
-        Raises
-        ------
-        DataError
-            If an embedding is not finite.
+        Rows sum to 1. Each image is embedded once.
         """
         if self.effective_knn_weight == 0 and self.class_prior is None:
             return self.head(self.embed(images))
@@ -442,30 +378,16 @@ ATTEMPTS, PAUSE_S = 200, 0.005
 
 @dataclass(frozen=True)
 class NeighborClassifier:
-    """h^(k) of Marfoq et al. 2022, Eq. 6.
-
-    Attributes
-    ----------
-    store
-        The client's memory.
-    num_neighbors
-        k.
-    kernel
-        A name of `KERNELS`.
-    kernel_scale
-        σ.
-    fingerprint
-        Of the model that embeds what is asked; a store that another one has embedded is
-        refused. None is that with which the store was opened.
-    names
-        Of the store's examples, to tell the neighbours'; None tells no names.
-    """
+    """h^(k) of Marfoq et al. 2022, Eq. 6."""
 
     store: StoreReader
-    num_neighbors: int
+    num_neighbors: int  # k
     kernel: KernelName
-    kernel_scale: float
+    kernel_scale: float  # σ
+    # Of the model that embeds what is asked; a store that another one has embedded is
+    # refused. None is that with which the store was opened.
     fingerprint: str | None = None
+    # Of the store's examples, to tell the neighbours'; None tells no names.
     names: Names | None = None
 
     @property
@@ -474,15 +396,7 @@ class NeighborClassifier:
         return len(self.store)
 
     def __call__(self, embeddings: Tensor) -> Tensor:
-        """Return p_kNN, float32 of shape (n, c), for representations (n, p).
-
-        Raises
-        ------
-        ValueError
-            If the store is empty.
-        DataError
-            If a representation is not finite or p differs from the store's.
-        """
+        """Return p_kNN, float32 of shape (n, c); an empty store is refused."""
         votes = self.vote(embeddings).probabilities
         if votes is None:
             raise ValueError("the store is empty: expected at least one neighbour")
