@@ -243,13 +243,7 @@ class StoreReader:
             return torch.from_numpy(self._live.view.vectors(ids))
 
     def inputs(self, ids: Ids) -> Tensor:
-        """Return the raw inputs, shape (m, ...), of stored ids (m,).
-
-        Raises
-        ------
-        StoreError
-            If the store keeps none.
-        """
+        """Return the raw inputs, shape (m, ...), of stored ids (m,)."""
         self._require_inputs()
         return torch.from_numpy(self._rows.inputs(ids))
 
@@ -264,26 +258,11 @@ class StoreReader:
     def search(
         self, queries: Tensor, num_neighbors: int, fingerprint: str | None = None
     ) -> Neighbors:
-        """Return the ``num_neighbors`` nearest examples of each query, or all n.
+        """Return the k nearest examples of each query, float32 (m, p), or all n.
 
-        Parameters
-        ----------
-        queries
-            float32, shape (m, p), embedded by the model that embedded the store.
-        num_neighbors
-            k, at least 1.
-        fingerprint
-            Of the model that embedded the queries; by default that with which the
-            store was opened.
-
-        Raises
-        ------
-        DataError
-            If a query is not finite or p differs.
-        StoreMismatchError
-            If another model embedded the store, or has embedded it anew meanwhile.
-        ValueError
-            If k is not positive.
+        ``fingerprint`` is of the model that embedded the queries, by default that with
+        which the store was opened. `StoreMismatchError` if another one embedded the
+        store, or has embedded it anew meanwhile.
         """
         if num_neighbors < 1:
             raise ValueError(f"expected at least one neighbour, found {num_neighbors}")
@@ -343,12 +322,8 @@ class Store(StoreReader):
     def add(self, new: NewExamples, fingerprint: str | None = None) -> Added:
         """Store examples as the policy says: all that it says, or nothing.
 
-        Parameters
-        ----------
-        new
-            n examples, embedded by the model that the store was embedded by.
-        fingerprint
-            Of that model; by default that with which the store was opened.
+        ``fingerprint`` is of the model that embedded them, by default that with which
+        the store was opened; it must be the one that embedded the store.
 
         Raises
         ------
@@ -435,15 +410,6 @@ class Store(StoreReader):
         embeddings before stays beside the new one, see `roll_back`; a set of any other
         model is dropped.
 
-        Parameters
-        ----------
-        embed
-            From raw inputs (m, ...) to representations, float32 of shape (m, p').
-        fingerprint
-            Of that model.
-        on_progress
-            Is told how many more examples are embedded.
-
         Raises
         ------
         StoreError
@@ -502,13 +468,7 @@ class Store(StoreReader):
                 after = int(ids[-1])
 
     def roll_back(self) -> None:
-        """Search the embeddings from before the last `reembed` again.
-
-        Raises
-        ------
-        StoreError
-            If there are none, or examples that arrived since lack theirs.
-        """
+        """Search the embeddings from before the last `reembed`, if all have one."""
         with self._alone(), self._changing:
             known = {version.number: version for version in self._rows.versions()}
             version = known.get(self._live.head.previous or 0)
@@ -618,25 +578,8 @@ def create_store(
 ) -> Store:
     """Return a new, empty store in ``folder``, open to write.
 
-    Parameters
-    ----------
-    folder
-        Must not exist, or be empty.
-    spec
-        Classes and raw inputs.
-    embedding_dim
-        p.
-    fingerprint
-        Of the model that embeds what is added.
-    settings
-        Policy, capacity and index.
-
-    Raises
-    ------
-    StoreError
-        If the folder holds something.
-    ConfigError
-        If the settings do not go together.
+    The folder must not exist, or be empty. ``fingerprint`` is of the model that embeds
+    what is added, with ``embedding_dim`` numbers each.
     """
     row = _new_row(spec, embedding_dim, settings)
     with new_folder(folder) as draft:
@@ -682,16 +625,9 @@ def open_store(
 def open_store(
     folder: Path, *, writable: bool = False, fingerprint: str | None = None
 ) -> StoreReader:
-    """Return the store in ``folder``.
+    """Return the store in ``folder``; ``writable`` to be changed, by one process.
 
-    Parameters
-    ----------
-    folder
-        As given to `create_store`.
-    writable
-        Whether it is to be changed, as a `Store`: one process at a time can.
-    fingerprint
-        Of the model that embeds the queries; None does not ask.
+    ``fingerprint`` is of the model that embeds the queries; None does not ask.
 
     Raises
     ------
@@ -864,22 +800,7 @@ def memory_store(
 ) -> Store:
     """Return a store in memory that holds these examples, as far as its policy keeps.
 
-    Parameters
-    ----------
-    embeddings
-        float32, shape (n, p).
-    labels
-        int64, shape (n,), in [0, c).
-    num_classes
-        c.
-    settings
-        Policy, capacity and index; by default all examples are kept and searched
-        exactly.
-
-    Raises
-    ------
-    DataError
-        If an embedding is not finite, a label is out of range, or lengths differ.
+    ``embeddings`` are float32 of shape (n, p), ``labels`` int64 (n,) in [0, c).
     """
     require_embeddings("embeddings to store", embeddings)
     store = empty_memory_store(
