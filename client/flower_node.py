@@ -310,11 +310,6 @@ def holder(state: Path) -> int | None:
     return int(found) if found.isdecimal() else 0  # It has not said yet who it is.
 
 
-def is_locked(state: Path) -> bool:
-    """Return whether a node runs on this state folder."""
-    return holder(state) is not None
-
-
 _NOTE_FILE = "node.json"
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 

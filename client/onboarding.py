@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
-from knnper.client.flower_node import is_locked, log_to_stderr
+from knnper.client.flower_node import holder, log_to_stderr
 from knnper.client.install import SiteState
 from knnper.client.node import NodeOptions, run_client
 from knnper.client.settings import ClientSettings
@@ -82,7 +82,7 @@ def _node(
     settings: ClientSettings, site_state: SiteState, patience_s: float, verbose: bool
 ) -> Iterator[BaseProcess | None]:
     """Run the client's node in a process of its own; None where it runs already."""
-    if is_locked(settings.state):
+    if holder(settings.state) is not None:
         yield None
         return
     context = multiprocessing.get_context("spawn")
