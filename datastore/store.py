@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -60,7 +59,7 @@ from knnper.datastore.journal import (
 from knnper.datastore.policy import StoreSettings, forget, policy_of, require_settings
 from knnper.datastore.search import IndexCache, LiveView
 from knnper.errors import DataError
-from knnper.files import lock_holder, sync_to_disc, write_atomically
+from knnper.files import lock_holder, whole_folder, write_atomically
 from knnper.seeding import RandomKey
 
 LATEST_ARRIVAL = 253_402_300_800.0
@@ -593,23 +592,14 @@ def create_store(
     return open_store(folder, writable=True)
 
 
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to be filled, which becomes ``folder`` if nothing fails."""
+def new_folder(folder: Path) -> contextlib.AbstractContextManager[Path]:
+    """Return a block that fills a folder, which becomes ``folder`` if nothing fails."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise StoreError(
             f"{folder} is not empty; expected a new folder for the store. Give another "
             "one, or open the store that is there"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
-    try:
-        draft.mkdir()
-        yield draft
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    sync_to_disc(folder.parent)
+    return whole_folder(folder)
 
 
 @overload

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
+from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -173,6 +174,20 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
 def draft_of(path: Path) -> Path:
     """Return what `write_atomically` leaves of ``path`` where it is killed."""
     return path.with_name(f".{path.name}.draft")
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to be filled, which becomes ``folder`` if nothing fails."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
+    try:
+        draft.mkdir()
+        yield draft
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    sync_to_disc(folder.parent)
 
 
 @dataclass(frozen=True)

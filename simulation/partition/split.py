@@ -5,12 +5,10 @@ import hashlib
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, overload
-from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +18,7 @@ from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.site_data import SITES, sites_settings, task_of
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
+from knnper.files import whole_folder
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.own import own_partition
 from knnper.simulation.partition.schemes import (
@@ -399,28 +398,24 @@ def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[
     """Write each client's share of a data set to a file; return the files' names."""
     if folder.exists():
         raise DataError(f"{folder} is there already; expected a new folder")
-    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
     task = to_jsonable_python(sites_settings(task_of(dataset)))
     agreement: dict[str, Any] = {"data": {"name": SITES, **task}, "clients": {}}
     try:
-        draft.mkdir(parents=True)
-        for client in partition.clients:
-            arrays: dict[str, Any] = {"class_names": np.array(dataset.class_names)}
-            about: dict[str, Any] = {"seen": client.seen}
-            for split, source, positions in (
-                ("train", dataset.train, client.train),
-                ("validation", dataset.train, client.validation),
-                ("test", dataset.test, client.test),
-            ):
-                arrays[f"{split}_inputs"] = np.asarray(source.images[positions])
-                arrays[f"{split}_labels"] = np.asarray(source.labels[positions])
-                about[f"num_{split}"] = len(positions)
-            np.savez(draft / f"{client.shown}.npz", **arrays)
-            agreement["clients"][client.shown] = about
-        (draft / LABELS_FILE).write_text(json.dumps(agreement, indent=2))
-        draft.rename(folder)
+        with whole_folder(folder) as draft:
+            for client in partition.clients:
+                arrays: dict[str, Any] = {"class_names": np.array(dataset.class_names)}
+                about: dict[str, Any] = {"seen": client.seen}
+                for split, source, positions in (
+                    ("train", dataset.train, client.train),
+                    ("validation", dataset.train, client.validation),
+                    ("test", dataset.test, client.test),
+                ):
+                    arrays[f"{split}_inputs"] = np.asarray(source.images[positions])
+                    arrays[f"{split}_labels"] = np.asarray(source.labels[positions])
+                    about[f"num_{split}"] = len(positions)
+                np.savez(draft / f"{client.shown}.npz", **arrays)
+                agreement["clients"][client.shown] = about
+            (draft / LABELS_FILE).write_text(json.dumps(agreement, indent=2))
     except OSError as error:
         raise DataError(f"{folder} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return [f"{client.shown}.npz" for client in partition.clients]

@@ -1,12 +1,10 @@
 """A global model in a folder of its own, with what is known of it."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from pydantic import TypeAdapter
@@ -29,7 +27,7 @@ from knnper.experiment import (
     parse_settings,
     to_document,
 )
-from knnper.files import sync_to_disc, write_atomically
+from knnper.files import whole_folder, write_atomically
 from knnper.models import MODELS, OWN_MODEL, located
 from knnper.own import CLOSED, Door
 from knnper.process import known_precision, num_threads
@@ -314,10 +312,7 @@ def save_model(folder: Path, model: StoredModel) -> None:
                 f"{model.fingerprint[:12]}; give another folder"
             )
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = folder.with_name(f".{folder.name}.{uuid4().hex}.draft")
-    try:
-        draft.mkdir()
+    with whole_folder(folder) as draft:
         weights = {_TENSOR: model.weights.contiguous()}
         card = CARD.dump_python(model.card, mode="json")
         if model.card.spec.vocabulary is None:
@@ -329,10 +324,6 @@ def save_model(folder: Path, model: StoredModel) -> None:
         }
         write_atomically(draft / WEIGHTS, save(weights))
         write_atomically(draft / DESCRIPTION, json.dumps(document, indent=2))
-        draft.rename(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    sync_to_disc(folder.parent)
 
 
 def load_model(folder: Path, door: Door = CLOSED) -> GlobalModel:
