@@ -67,15 +67,6 @@ class Candidates:
         """Whether there is nothing to choose."""
         return self.shape == (1, 1, 1)
 
-    def at(self, place: Sequence[int]) -> TunedParameters:
-        """Return the combination at a place of a grid of that `shape`."""
-        weight, count, scale = place
-        return TunedParameters(
-            self.knn_weights[weight],
-            self.num_neighbors[count],
-            self.kernel_scales[scale],
-        )
-
 
 def weights_to_choose_from(knn_weights: Sequence[float]) -> tuple[float, ...]:
     """Return the values of λ, ascending; 0 is one wherever there are several."""
@@ -432,10 +423,14 @@ def choose(
         global_score = scores[-1, 0, 0, 0]
         total = total.where(scores >= global_score, -torch.inf)
     # torch's own imports sympy, a third of a second in each new process.
-    variant, *place = map(int, np.unravel_index(int(total.argmax()), total.shape))
-    chosen = candidates.at(place)
-    is_adapted = variant < len(variants) - 1
-    return replace(chosen, class_prior=class_prior if is_adapted else None)
+    place = np.unravel_index(int(total.argmax()), total.shape)
+    variant, weight, count, scale = map(int, place)
+    return TunedParameters(
+        candidates.knn_weights[weight],
+        candidates.num_neighbors[count],
+        candidates.kernel_scales[scale],
+        class_prior if variant < len(variants) - 1 else None,
+    )
 
 
 def choose_class_prior(
