@@ -1,7 +1,7 @@
 """Examples for a store, how they are selected, and the outcome of adding them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,12 +84,6 @@ class StreamState:
 
 
 InputType = Literal["uint8", "float32", "int32", "int64"]
-_TORCH_TYPES: Mapping[InputType, torch.dtype] = {
-    "uint8": torch.uint8,
-    "float32": torch.float32,
-    "int32": torch.int32,
-    "int64": torch.int64,
-}
 
 
 @dataclass(frozen=True)
@@ -102,7 +96,8 @@ class InputLayout:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The element type as torch names it."""
-        return _TORCH_TYPES[self.dtype]
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
 
 
 @dataclass(frozen=True)
