@@ -378,8 +378,8 @@ class StoreRow:
     created: float  # seconds since 1970 (UTC)
     spec: str  # JSON of `StoreSpec`
     settings: str  # JSON of `StoreSettings`
-    active: int  # number of the version that is searched
-    stream: str  # JSON of what the policy remembers
+    active: int = 0  # number of the version that is searched
+    stream: str = ""  # JSON of what the policy remembers
     previous: int | None = None  # number of the version that can be rolled back to
     num_removed: int = 0  # examples that ever left; grows whenever an id disappears
     erasing: int = 0  # 1 where deleted examples may still have left bytes
@@ -422,20 +422,15 @@ class StoreRow:
 
     @stream_state.setter
     def stream_state(self, stream: StreamState) -> None:
-        self.stream = encode_stream(stream)
+        document = {
+            "num_offered": stream.num_offered,
+            "num_seen": stream.num_seen.tolist(),
+            "was_largest": stream.was_largest.tolist(),
+        }
+        self.stream = json.dumps(document)
 
 
 _COLUMNS = ", ".join(one.name for one in dataclasses.fields(StoreRow))
-
-
-def encode_stream(stream: StreamState) -> str:
-    """Return what a policy remembers as JSON."""
-    document = {
-        "num_offered": stream.num_offered,
-        "num_seen": stream.num_seen.tolist(),
-        "was_largest": stream.was_largest.tolist(),
-    }
-    return json.dumps(document)
 
 
 def create(

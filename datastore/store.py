@@ -23,7 +23,6 @@ from knnper.datastore.database import (
     connect,
     connection_damaged,
     create,
-    encode_stream,
     is_unlogged,
     log_of,
     migrate,
@@ -768,14 +767,14 @@ def _new_row(
 ) -> StoreRow:
     settings = settings or StoreSettings()
     require_settings(settings, spec, embedding_dim)
-    return StoreRow(
+    row = StoreRow(
         store_id=uuid4().hex,
         created=time.time(),
         spec=_SPEC.dump_json(spec).decode(),
         settings=_SETTINGS.dump_json(settings).decode(),
-        active=0,
-        stream=encode_stream(StreamState.start(spec.num_classes)),
     )
+    row.stream_state = StreamState.start(spec.num_classes)
+    return row
 
 
 UNNAMED = "unnamed"
