@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -85,8 +84,7 @@ class IndexCache:
             self.folder.mkdir(exist_ok=True)
             file = self.folder / f"{token}.index"
             index.write(file)
-            with file.open("rb") as written:
-                os.fsync(written.fileno())
+            sync_to_disc(file)
             manifest = {
                 **_identity(token, version, settings),
                 "num_examples": len(index),
