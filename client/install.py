@@ -187,7 +187,7 @@ def decide(
         alone = replace(tuned.choice, knn_weight=0.0, class_prior=None)
         tuned = replace(tuned, choice=alone)
     choice = tuned.choice
-    if not choice.uses_memory:
+    if choice.knn_weight == 0 and choice.class_prior is None:
         accuracy = replace(accuracy, mixed=accuracy.global_model)
         gain = replace(gain, expected=0.0, margin=0.0)
     predictor = tuned.predictor(model.embed, model.head, store, settings)

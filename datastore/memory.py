@@ -143,7 +143,7 @@ class KnnSettings(Settings):
     @property
     def is_fixed(self) -> bool:
         """Whether there is nothing to choose: one λ, k and σ, and no class prior."""
-        return self.candidates().is_fixed and not self.class_prior.strengths
+        return self.candidates().shape == (1, 1, 1) and not self.class_prior.strengths
 
     def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
         """Return what a client with splits of these sizes chooses on."""

@@ -39,11 +39,6 @@ class TunedParameters:
     # How the global model is adapted to the client's shares of the classes, if it is.
     class_prior: ClassPrior | None = None
 
-    @property
-    def uses_memory(self) -> bool:
-        """Whether anything but the global model as it is has a say."""
-        return self.knn_weight > 0 or self.class_prior is not None
-
 
 @dataclass(frozen=True)
 class Candidates:
@@ -61,11 +56,6 @@ class Candidates:
     def shape(self) -> tuple[int, int, int]:
         """The numbers of λ, k and σ."""
         return len(self.knn_weights), len(self.num_neighbors), len(self.kernel_scales)
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether there is nothing to choose."""
-        return self.shape == (1, 1, 1)
 
 
 def weights_to_choose_from(knn_weights: Sequence[float]) -> tuple[float, ...]:

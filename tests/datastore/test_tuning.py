@@ -102,7 +102,7 @@ def test_the_global_model_is_a_candidate_wherever_there_is_a_choice(
 
 def test_a_single_weight_is_fixed() -> None:
     assert candidates([1.0, 1.0], [1], [1.0]) == Candidates((1.0,), (1,), (1.0,))
-    assert candidates([1.0], [1], [1.0]).is_fixed
+    assert candidates([1.0], [1], [1.0]).shape == (1, 1, 1)
     with pytest.raises(ValueError, match="expected at least one"):
         candidates([0.0], [], [1.0])
     assert chosen_weight(one_neighbour([1, 1, 0]), (1.0,)) == 1.0
