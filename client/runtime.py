@@ -81,7 +81,6 @@ class DataSource(Protocol):
 class Personalized:
     """A client that has been handed the model."""
 
-    data: ClientData
     reference: Any
     predictor: task.Predictor
     seen: bool
@@ -220,7 +219,7 @@ class ClientRuntime:
             own, seen = data[client], self.source.is_seen(client)
             predictor, validation = prepared[client]
             test, weights = tests[client], self.source.class_weights(client)
-            served = self.keep(Personalized(own, reference, predictor, seen)) or Served(
+            served = self.keep(Personalized(reference, predictor, seen)) or Served(
                 task.predict(predictor, test),
                 task.predict(unpersonalised, test),
                 predictor.describe(),
