@@ -47,7 +47,6 @@ from knnper.datastore.examples import (
     require_embeddings,
     require_labels,
 )
-from knnper.datastore.index import VectorIndex
 from knnper.datastore.journal import (
     ACKNOWLEDGED,
     Acknowledged,
@@ -224,11 +223,6 @@ class StoreReader:
     def capacity(self) -> int | None:
         """The most examples that are stored; None if that is not bounded."""
         return self.settings.most_examples(self.spec, self.embedding_dim)
-
-    @property
-    def index(self) -> VectorIndex:
-        """The index, to be looked at; the store alone changes it."""
-        return self._live.view.index
 
     def contents(self) -> Contents:
         """Return ids, labels and times of arrival of what is stored."""

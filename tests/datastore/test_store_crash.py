@@ -163,7 +163,7 @@ def require_sound(store: StoreReader, *allowed: Expected) -> Expected:
     assert torch.equal(store.inputs(contents.ids).reshape(-1, DIM), inputs)
     vectors = embed(inputs, store.fingerprint)
     assert torch.equal(store.vectors(contents.ids), vectors)
-    assert sorted(store.index.ids.tolist()) == contents.ids.tolist()
+    assert sorted(store._live.view.index.ids.tolist()) == contents.ids.tolist()
     if labels and store.settings.index.ranks_exactly:
         neighbors = store.search(vectors, 1)
         assert np.array_equal(neighbors.ids[:, 0].numpy(), contents.ids)

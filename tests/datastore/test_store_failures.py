@@ -311,13 +311,13 @@ def test_a_change_that_is_cut_short_half_way_is_made_up_for(
     with made(tmp_path, is_on_disk) as store:
         store.add(batch(1, 5))
         with monkeypatch.context() as patched:
-            patched.setattr(store.index, "add", removed_only)
+            patched.setattr(store._live.view.index, "add", removed_only)
             with pytest.raises(MemoryError):
                 store.add(batch(6, 3))
         assert store.contents().ids.tolist() == list(range(1, 9))
         assert nearest(store, batch(7, 1).embeddings) == [7]
         store.add(batch(9, 1))
-        assert sorted(store.index.ids.tolist()) == list(range(1, 10))
+        assert sorted(store._live.view.index.ids.tolist()) == list(range(1, 10))
 
 
 def test_a_reader_that_reranks_follows_a_busy_writer(tmp_path: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_reader_builds_its_outgrown_index_anew(tmp_path: Path) -> None:
                 store.add(batch(first, 20))
                 found = reader.search(batch(first, 20).embeddings, 1)
                 assert found.ids[:, 0].tolist() == list(range(first, first + 20))
-            assert not reader.index.is_outgrown
+            assert not reader._live.view.index.is_outgrown
 
 
 def test_what_is_read_in_one_block_is_of_one_moment(tmp_path: Path) -> None:

@@ -263,7 +263,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert contents.ids.tolist() == [one.id for one in held]
             assert contents.labels.tolist() == [one.label for one in held]
             assert contents.arrivals.tolist() == [one.arrival for one in held]
-            assert sorted(store.index.ids.tolist()) == contents.ids.tolist()
+            assert sorted(store._live.view.index.ids.tolist()) == contents.ids.tolist()
             assert store.external_ids(contents.ids) == [one.external_id for one in held]
             if held:
                 inputs = [list(one.input) for one in held]
