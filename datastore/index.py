@@ -51,6 +51,7 @@ class VectorIndex(ABC):
         self._index, self._table = content.index, _SlotTable(content.ids)
         self._num_sample, self._num_since = content.num_sample, content.num_since
         self.dim: int = content.index.d  # p, the length of a vector
+        self._at_once = _queries_at_once(self.dim)
 
     @abstractmethod
     def __len__(self) -> int:
@@ -413,10 +414,10 @@ class CodesIndex(VectorIndex):
         self._settings = settings
         self.keeps_vectors = False
         self.forgets = settings.num_needed == 0
-        # FAISS compares several queries with the centroids by a matrix product, whose
-        # last bits depend on how many there are.
-        is_product = isinstance(settings, ProductSettings)
-        self._at_once = 1 if is_product else _queries_at_once(self.dim)
+        if isinstance(settings, ProductSettings):
+            # FAISS compares several queries with the centroids by a matrix product,
+            # whose last bits depend on how many there are.
+            self._at_once = 1
 
     def __len__(self) -> int:
         return len(self._table)
@@ -798,17 +799,16 @@ class GraphIndex(VectorIndex):
 
     def candidates(self, queries: Vectors, count: int) -> tuple[Vectors, Ids]:
         """Return rough squared distances and ids of the nearest, each (m, count)."""
-        at_once = _queries_at_once(self.dim)
         # As many of the candidates live as if there were no dead ones.
         num_entries = len(self._table)
         kept = min(num_entries, self._ef_search * num_entries // len(self))
         params = faiss.SearchParametersHNSW(efSearch=kept, sel=self._living)
-        distances, slots = _search(self._index, queries, count, at_once, params)
+        distances, slots = _search(self._index, queries, count, self._at_once, params)
         short = slots[:, -1] == NOTHING
         if short.any():
             everything = faiss.SearchParameters(sel=self._living)
             distances[short], slots[short] = _search(
-                self._storage, queries[short], count, at_once, everything
+                self._storage, queries[short], count, self._at_once, everything
             )
         return distances, self._table.ids_at(slots)
 
@@ -965,8 +965,7 @@ class ListsIndex(VectorIndex):
         self, queries: Vectors, count: int, num_probes: int
     ) -> tuple[Vectors, Ids]:
         params = faiss.SearchParametersIVF(nprobe=num_probes)
-        at_once = _queries_at_once(self.dim)
-        return _search(self._index, queries, count, at_once, params)
+        return _search(self._index, queries, count, self._at_once, params)
 
 
 def _put_into_lists(index: faiss.IndexIVFFlat, ids: Ids, vectors: Vectors) -> None:
