@@ -3,7 +3,7 @@
 import copy
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from numbers import Real
 from pathlib import Path
@@ -625,10 +625,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         write_atomically(folder / DESCRIPTION, content)
 
 
-_SETTINGS = (
-    *("num_neighbors", "kernel", "kernel_scale", "knn_weights"),
-    *("tuning", "class_prior", "store"),
-)
+_SETTINGS = [one.name for one in fields(KnnSettings)]
 
 
 def _on_cpu(values: Any) -> Any:
