@@ -1,7 +1,6 @@
 """The checks of ``knnper site doctor``: nothing is changed or disturbed."""
 
 import contextlib
-import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import httpx
 from cryptography import x509
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
-from knnper.client.flower_node import LOCK_FILE, Activation, holder
+from knnper.client.flower_node import Activation, holder
 from knnper.client.limits import REFUSALS, Answers, last_refusal
 from knnper.client.settings import ClientSettings
 from knnper.client.state import Places, pending_serving, read_serving, require_own
@@ -430,13 +429,9 @@ class _Key:
 
 def _did_not_leave(folder: Path) -> bool:
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        return Activation.of(folder).left_behind() is not None
+    except OSError:  # it was never locked
         return False
-    try:
-        return Activation.of(folder, descriptor).left_behind() is not None
-    finally:
-        os.close(descriptor)
 
 
 class _Site:

@@ -283,7 +283,7 @@ LOCK_FILE = "node.lock"
 
 
 @contextlib.contextmanager
-def locked(state: Path) -> Iterator[int]:
+def locked(state: Path) -> Iterator[None]:
     """Hold a state folder for this process; the kernel frees it when it ends."""
     try:
         files.make_private(state)
@@ -299,7 +299,7 @@ def locked(state: Path) -> Iterator[int]:
             f"the folder {state} cannot be written: {error}; {mend}"
         ) from error
     with lock:
-        yield lock.fileno()
+        yield
 
 
 def holder(state: Path) -> int | None:
@@ -322,10 +322,10 @@ class Activation:
     place: str
 
     @staticmethod
-    def of(state: Path, lock: int) -> Activation:
-        """Return the note of a folder whose lock is held as the descriptor ``lock``."""
+    def of(state: Path) -> Activation:
+        """Return the note of a folder that was locked before."""
         machine = _BOOT.read_text().strip() if _BOOT.exists() else platform.node()
-        return Activation(state, f"{machine}:{os.fstat(lock).st_ino}")
+        return Activation(state, f"{machine}:{(state / LOCK_FILE).stat().st_ino}")
 
     def note(self, node_id: int) -> None:
         """Write down that the node is online."""

@@ -135,9 +135,9 @@ def _leave_if(is_done: bool) -> None:
 
 def run_client(settings: ClientSettings, options: NodeOptions) -> None:
     """Be a client of the federation until a signal ends it, or all is done."""
-    with locked(settings.state) as lock, _told_by_sigterm():
+    with locked(settings.state), _told_by_sigterm():
         os.environ["FLWR_HOME"] = str(settings.state / "flwr")
-        node = _Node(settings, options, Activation.of(settings.state, lock))
+        node = _Node(settings, options, Activation.of(settings.state))
         if settings.insecure:
             log.warning("insecure: true: whoever is on the way can read and change all")
         try:

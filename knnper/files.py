@@ -98,10 +98,6 @@ class FileLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def fileno(self) -> int:
-        """Return the descriptor of the file."""
-        return self._file.fileno()
-
     def release(self) -> None:
         """Let others have it, also where a forked process has the file open."""
         fcntl.flock(self._file, fcntl.LOCK_UN)

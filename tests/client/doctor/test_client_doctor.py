@@ -162,8 +162,8 @@ def test_a_running_node_is_seen_and_not_disturbed(file: Path, folder: Path) -> N
     with locked(folder):
         told(look(file, "node"), OK, f"runs (process {os.getpid()})")
     assert holder(folder) is None
-    with locked(folder) as lock:
-        Activation.of(folder, lock).note(7)
+    with locked(folder):
+        Activation.of(folder).note(7)
     told(look(file, "node"), WARNING, "did not leave in order")
 
 
@@ -455,10 +455,10 @@ def test_what_the_server_says_of_a_key(
 
 def test_the_own_node_is_no_second_one(key: Path) -> None:
     state = key.parent / "state"
-    with locked(state) as lock:
+    with locked(state):
         finding = registered(key, 400, standing("site-a", 0.1))
         told(finding, OK, "its node runs")
-        Activation.of(state, lock).note(7)
+        Activation.of(state).note(7)
     finding = registered(key, 400, standing("site-a", 3.0))
     told(finding, WARNING, "did not leave in order")
 

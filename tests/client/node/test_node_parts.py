@@ -43,8 +43,8 @@ from tests.client.doctor.scripted_server import Script, answering, saying, writt
 
 
 def _of(state: Path) -> Activation:
-    with locked(state) as lock:
-        return Activation.of(state, lock)
+    with locked(state):
+        return Activation.of(state)
 
 
 def test_a_node_that_did_not_leave_is_known(tmp_path: Path) -> None:
