@@ -129,11 +129,6 @@ class FedDBE(Method):
     def init(self, clients: Sequence[str], rng: RandomKey) -> ModelAndMean:
         return ModelAndMean(self.task.initial_weights)
 
-    def broadcast(
-        self, state: ModelAndMean, client_id: str, rng: RandomKey
-    ) -> ModelAndMean:
-        return state
-
     def client_update(
         self,
         payload: ModelAndMean,

@@ -102,11 +102,6 @@ class FedEM(Method):
         fresh = [self.task.fresh_weights(rng.child("component", m)) for m in others]
         return Components((self.task.initial_weights, *fresh))
 
-    def broadcast(
-        self, state: Components, client_id: str, rng: RandomKey
-    ) -> Components:
-        return state
-
     def client_update(
         self,
         payload: Components,

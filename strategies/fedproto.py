@@ -117,11 +117,6 @@ class FedProto(Method):
     def _shape(self) -> tuple[int, int]:
         return self.task.spec.num_classes, self.task.model.module.embedding_dim
 
-    def broadcast(
-        self, state: Prototypes, client_id: str, rng: RandomKey
-    ) -> Prototypes:
-        return state
-
     def client_update(
         self,
         payload: Prototypes,

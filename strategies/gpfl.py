@@ -142,11 +142,6 @@ class GPFL(PartlyShared):
         drawn, _ = self._new_guidance(rng.child("guidance"))
         return ModelAndGuidance(self.task.initial_weights, drawn.read())
 
-    def broadcast(
-        self, state: ModelAndGuidance, client_id: str, rng: RandomKey
-    ) -> ModelAndGuidance:
-        return state
-
     def _load(self, guidance: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Load E and V; return Ē, (c, p), and v_i, (p,), of a client's labels."""
         self._flat.load(guidance)

@@ -83,9 +83,6 @@ class L2GD(FedMTL):
         seed = rng.child("coins").entropy(num_bytes=6)
         return L2GDState(self.task.initial_weights, seed)
 
-    def broadcast(self, state: L2GDState, client_id: str, rng: RandomKey) -> L2GDState:
-        return state
-
     def client_update(
         self,
         payload: Any,  # an L2GDState

@@ -196,11 +196,6 @@ class PFedFDA(PartlyShared):
         counts = torch.bincount(labels, minlength=num_classes).double()
         return ((counts / len(labels) + PRIOR) / (1 + num_classes * PRIOR)).log()
 
-    def broadcast(
-        self, state: ModelAndGaussians, client_id: str, rng: RandomKey
-    ) -> ModelAndGaussians:
-        return state
-
     def client_update(
         self,
         payload: ModelAndGaussians,

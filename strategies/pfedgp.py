@@ -447,11 +447,6 @@ class PFedGP(Method):
     def init(self, clients: Sequence[str], rng: RandomKey) -> SharedNetwork:
         return SharedNetwork(self.task.initial_weights)
 
-    def broadcast(
-        self, state: SharedNetwork, client_id: str, rng: RandomKey
-    ) -> SharedNetwork:
-        return state
-
     def local_update(
         self, payload: SharedNetwork, data: ClientData, rate: float, rng: RandomKey
     ) -> ModelUpdate:

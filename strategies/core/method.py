@@ -186,10 +186,13 @@ class Method:
     def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Any:
         """Return the payload of a client, from the server's state.
 
+        By default all of it, where `payload_type` is `state_type`.
+
         ``client_id``: May be a client that took no part in training; `UNSEEN_CLIENT`
         asks for what any such client would get.
         """
-        return ModelPayload(state.weights)
+        sends_all = self.payload_type is self.state_type
+        return state if sends_all else ModelPayload(state.weights)
 
     def client_update(
         self,
