@@ -23,8 +23,8 @@ inducing points.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -40,7 +40,7 @@ from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
-from knnper.strategies.core.task import Task, Trained
+from knnper.strategies.core.task import HeadPredictor, Task
 from knnper.strategies.core.training import local_sgd
 
 _MAX_PASSES = 100  # of 2-means
@@ -402,24 +402,10 @@ class SharedNetwork(Record):
 
 
 @dataclass(frozen=True)
-class GaussianProcessPredictor(Trained):
+class GaussianProcessPredictor(HeadPredictor):
     """Serves a client's Gaussian processes on φ."""
 
-    task: Task  # Gives the architecture
-    network: Tensor  # φ, as in `SharedNetwork`
-    # From representations (n, p) to probabilities (n, c); the same for all who have no
-    # examples.
-    head: TreeClassifier
-    chosen: Mapping[str, float] = field(default_factory=dict)
-    trained_alone: "Callable[[], GaussianProcessPredictor] | None" = None
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return p(y|x), shape (n, c), of images (n, height, width, channels)."""
-        return self.head(self.embed(images))
-
-    def embed(self, images: Tensor) -> Tensor:
-        """Return φ(x), float32 of shape (n, p)."""
-        return self.task.embed(self.network, images)
+    head: TreeClassifier  # The same for all who have no examples
 
 
 class PFedGP(Method):
