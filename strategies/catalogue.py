@@ -75,13 +75,13 @@ def _methods() -> Iterator[type[Method]]:
         if found.ispkg or found.name == __name__:
             continue
         for kind in vars(importlib.import_module(found.name)).values():
-            if (
-                isinstance(kind, type)
-                and issubclass(kind, Method)
-                and kind.__module__ == found.name
-                and "title" in vars(kind)
-            ):
+            if _is_titled(kind, Method) and kind.__module__ == found.name:
                 yield kind
+
+
+def _is_titled(entry: object, base: type[Method]) -> bool:
+    is_one = isinstance(entry, type) and issubclass(entry, base)
+    return is_one and "title" in vars(entry)
 
 
 _FOUND = tuple(_methods())
@@ -128,16 +128,9 @@ def task_of_experiment(
     )
 
 
-def assemble(
-    experiment: Experiment,
-    spec: InputSpec,
-    on_trained: Callable[[int, float], None] | None = None,
-) -> Assembly:
+def assemble(experiment: Experiment, spec: InputSpec) -> Assembly:
     """Build model and method."""
-    task = task_of_experiment(experiment, spec)
-    if on_trained is not None:
-        task = replace(task, on_trained=on_trained)
-    return bound(experiment, task)
+    return bound(experiment, task_of_experiment(experiment, spec))
 
 
 @explained()
@@ -220,18 +213,12 @@ SITE_PARTITIONS: SettingsTypes = {SITES: NoSettings}
 
 def is_method(entry: object) -> bool:
     """Return whether ``entry`` is a method that a user wrote."""
-    return (
-        isinstance(entry, type)
-        and issubclass(entry, Method)
-        and not issubclass(entry, Personalizer)
-        and "title" in vars(entry)
-    )
+    return _is_titled(entry, Method) and not is_personalizer(entry)
 
 
 def is_personalizer(entry: object) -> bool:
     """Return whether ``entry`` is a personalisation that a user wrote."""
-    is_one = isinstance(entry, type) and issubclass(entry, Personalizer)
-    return is_one and "title" in vars(entry)
+    return _is_titled(entry, Personalizer)
 
 
 KINDS: Mapping[str, Kind] = {
