@@ -43,7 +43,7 @@ from knnper.experiment import (
     TrainingSettings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.averaging import Updates, average_each
 from knnper.strategies.core.method import Method, unlike_sent
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import ModelPredictor, Task
@@ -211,12 +211,7 @@ class BasesUpdate(Record):
 
 def mean_models(updates: Iterable[BasesUpdate]) -> tuple[Tensor, ...]:
     """Return the mean of each model, each update weighted by its examples."""
-    means: list[RunningMean] = []
-    for update in updates:
-        means = means or [RunningMean() for _ in update.models]
-        for mean, weights in zip(means, update.models, strict=True):
-            mean.add(weights, update.num_examples)
-    return tuple(mean.result() for mean in means)
+    return average_each((one.models, one.num_examples) for one in updates)
 
 
 def clustered(

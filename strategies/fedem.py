@@ -25,7 +25,7 @@ from torch import Tensor
 from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveInt, Settings
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import RunningMean, Updates
+from knnper.strategies.core.averaging import Updates, average_each
 from knnper.strategies.core.method import Method, unlike_sent
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import MixturePredictor, Predictor, Task
@@ -160,11 +160,8 @@ class FedEM(Method):
     def aggregate(
         self, state: Components, updates: Updates[ComponentsUpdate]
     ) -> Components:
-        means = [RunningMean() for _ in state.components]
-        for _, update in updates:
-            for mean, weights in zip(means, update.components, strict=True):
-                mean.add(weights, update.num_examples)
-        return Components(tuple(mean.result() for mean in means))
+        given = ((one.components, one.num_examples) for _, one in updates)
+        return Components(average_each(given))
 
     def update_problem(
         self, payload: Components, update: ComponentsUpdate

@@ -39,7 +39,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples
-from knnper.embedding_model import EmbeddingModel
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import NonNegativeFloat, PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
@@ -47,12 +46,8 @@ from knnper.strategies.core.averaging import Updates, average_weights, denominat
 from knnper.strategies.core.method import Method, wrong_shape
 from knnper.strategies.core.records import ModelUpdate, NoState, Record
 from knnper.strategies.core.task import ModelPredictor, Task
-from knnper.strategies.core.training import (
-    LocalResult,
-    Objective,
-    head_cross_entropy,
-    on_both_splits,
-)
+from knnper.strategies.core.training import LocalResult, on_both_splits
+from knnper.strategies.fedproto import near_centers
 from knnper.strategies.fedrep import head_then_body
 
 
@@ -206,6 +201,7 @@ class FedPAC(Method):
     ) -> LocalResult:
         training, settings = self.task.training, self.settings
         head_rate = settings.head_learning_rate or training.learning_rate
+        strengths = settings.alignment_weight * payload.known
         return head_then_body(
             self.task,
             self._start(payload),
@@ -213,26 +209,8 @@ class FedPAC(Method):
             (head_rate * training.schedule.factor_at(server_round), head_epochs),
             training.learning_rate_at(server_round),
             rng,
-            self._aligned_to(payload),
+            near_centers(payload.centroids, strengths, self.task.model.device),
         )
-
-    def _aligned_to(self, payload: FedPACPayload) -> Objective:
-        """Return the loss that pulls embeddings to the centroids."""
-        device = self.task.model.device
-        centroids = payload.centroids.to(device)
-        strengths = (self.settings.alignment_weight * payload.known).to(device)
-
-        def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
-            embeddings = module.embed(inputs)
-            fit = (
-                head_cross_entropy(module, embeddings, labels)
-                if module.learns_from_embeddings
-                else module.losses(inputs, labels)
-            )
-            away = (embeddings.float() - centroids[labels]).square().mean(dim=1)
-            return fit + strengths[labels] * away
-
-        return losses
 
     def personalize(
         self,

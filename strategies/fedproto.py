@@ -40,6 +40,7 @@ from knnper.strategies.core.records import ModelState, Record
 from knnper.strategies.core.task import HeadPredictor
 from knnper.strategies.core.training import (
     LocalResult,
+    Objective,
     head_cross_entropy,
     local_sgd,
     on_both_splits,
@@ -148,19 +149,8 @@ class FedProto(Method):
         server_round: int,
         rng: RandomKey,
     ) -> LocalResult:
-        device = self.task.model.device
-        centers = prototypes.means.to(device)
-        strengths = self.settings.prototype_weight * prototypes.known.to(device)
-
-        def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
-            embeddings = module.embed(inputs)
-            if module.learns_from_embeddings:
-                of_labels = head_cross_entropy(module, embeddings, labels)
-            else:
-                of_labels = module.losses(inputs, labels)
-            squares = (embeddings - centers[labels]).square().mean(dim=1)
-            return of_labels + strengths[labels] * squares
-
+        strengths = self.settings.prototype_weight * prototypes.known
+        losses = near_centers(prototypes.means, strengths, self.task.model.device)
         rate = self.task.training.learning_rate_at(server_round)
         return local_sgd(self.task, weights, examples, rate, rng, objective=losses)
 
@@ -224,6 +214,22 @@ class FedProto(Method):
     ) -> Mapping[str, Tensor]:
         # Nothing: prototypes grow with representations, as fast as clients learn.
         return {}
+
+
+def near_centers(centers: Tensor, strengths: Tensor, device: torch.device) -> Objective:
+    """Return loss(h(x), y) + s_y mean_d (φ(x) - c_y)_d², of c (c, p) and s (c,)."""
+    centers, strengths = centers.to(device), strengths.to(device)
+
+    def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
+        embeddings = module.embed(inputs)
+        if module.learns_from_embeddings:
+            fit = head_cross_entropy(module, embeddings, labels)
+        else:
+            fit = module.losses(inputs, labels)
+        away = (embeddings.float() - centers[labels]).square().mean(dim=1)
+        return fit + strengths[labels] * away
+
+    return losses
 
 
 def class_means(

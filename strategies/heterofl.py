@@ -279,18 +279,8 @@ def _narrower(whole: Task, width: float) -> FlatModel:
 def places_in(whole: FlatModel, part: FlatModel) -> Tensor:
     """Return where the weights of a sub-model are in those of the whole model.
 
-    Its tensors have the same names, and are the first ones of the others' in every
-    dimension.
-
-    Returns
-    -------
-    Tensor
-        int64 of shape (part.num_weights,), places in (whole.num_weights,).
-
-    Raises
-    ------
-    ConfigError
-        If it has other tensors than the whole model, or longer ones.
+    int64, shape (part.num_weights,). Its tensors have the same names, and are the first
+    ones of the others' in every dimension; a `ConfigError` says that they are not.
     """
     numbered = whole.named(torch.arange(whole.num_weights))
     found = {

@@ -68,6 +68,18 @@ def _mean(updates: Updates[ModelUpdate]) -> RunningMean:
     return mean
 
 
+def average_each(
+    weighted: Iterable[tuple[Sequence[Tensor], float]],
+) -> tuple[Tensor, ...]:
+    """Return the mean of each of several tensors, of such tensors and their weight."""
+    means: list[RunningMean] = []
+    for tensors, weight in weighted:
+        means = means or [RunningMean() for _ in tensors]
+        for mean, tensor in zip(means, tensors, strict=True):
+            mean.add(tensor, weight)
+    return tuple(mean.result() for mean in means)
+
+
 def denominator(values: Tensor) -> Tensor:
     """Return non-negative ``values`` to divide by: 1e-30 in place of what is 0."""
     return values.clamp_min(1e-30)
