@@ -284,9 +284,12 @@ class FlatModel:
         # Two pieces of memory: cuDNN's BatchNorm reads statistics four at a time, from
         # where a multiple of 16 bytes begins.
         num_buffers = self.num_weights - self.num_parameters
-        self._buffers = torch.empty(num_buffers, device=device)
-        self._parameters = nn.Parameter(torch.empty(self.num_parameters, device=device))
-        self._parameters.grad = torch.zeros(self.num_parameters, device=device)
+        # The module's own memory, so that an optimizer that is given this one tensor
+        # trains the whole model; ``.grad`` is filled by ``backward``.
+        self.parameters = nn.Parameter(torch.empty(self.num_parameters, device=device))
+        self.parameters.grad = torch.zeros(self.num_parameters, device=device)
+        # The rest of the weights, the module's own memory too.
+        self.buffers = torch.empty(num_buffers, device=device)
         # Each tensor that is trained, and its part of the gradient.
         self._slopes: list[tuple[Tensor, Tensor]] = []
         self._shown: tuple[Tensor, int] | None = None
@@ -308,29 +311,12 @@ class FlatModel:
             )
 
     @property
-    def parameters(self) -> nn.Parameter:
-        """The trainable part as one parameter of shape (num_parameters,).
-
-        It shares memory with the module, so an optimizer that is given this one
-        tensor trains the whole model; ``.grad`` is filled by ``backward``.
-        """
-        return self._parameters
-
-    @property
-    def buffers(self) -> Tensor:
-        """The rest of the weights, shape (num_weights - num_parameters,).
-
-        The module's own memory, on `device`.
-        """
-        return self._buffers
-
-    @property
     def gradient(self) -> Tensor:
         """The gradient of `parameters`, shape (num_parameters,), filled in place.
 
         It lies on `device`, as `parameters` do.
         """
-        gradient = self._parameters.grad
+        gradient = self.parameters.grad
         assert gradient is not None, "set in the constructor and never removed"
         return gradient
 
@@ -343,8 +329,8 @@ class FlatModel:
             )
         self._shown = None
         self._fold(False)
-        self._parameters.detach().copy_(weights[: self.num_parameters])
-        self._buffers.copy_(weights[self.num_parameters :])
+        self.parameters.detach().copy_(weights[: self.num_parameters])
+        self.buffers.copy_(weights[self.num_parameters :])
 
     def show(self, weights: Tensor) -> None:
         """Load ``weights`` to be used as they are."""
@@ -362,7 +348,7 @@ class FlatModel:
 
     def read(self) -> Tensor:
         """Return a copy of the weights on the CPU, shape (num_weights,)."""
-        return torch.cat([self._parameters.detach(), self._buffers]).cpu()
+        return torch.cat([self.parameters.detach(), self.buffers]).cpu()
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return ``weights`` as contiguous tensors by their ``state_dict`` names."""
@@ -454,9 +440,9 @@ class FlatModel:
         for entry in self.entries:
             tensor = _tensor_of(owners, entry.name)
             if entry.is_parameter:
-                view = _view(self._parameters.detach(), entry)
+                view = _view(self.parameters.detach(), entry)
             else:
-                view = _view(self._buffers, entry, before=self.num_parameters)
+                view = _view(self.buffers, entry, before=self.num_parameters)
             with torch.no_grad():
                 view.copy_(tensor)
             tensor.data = view
@@ -799,28 +785,41 @@ class UpTo(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the module's output, of maps and sequences the mean, (n, p)."""
-        found: list[Tensor] = []
-
-        def stop(module: nn.Module, given: Any, output: Any) -> None:  # noqa: ARG001
-            found.append(output)
-            raise _ReachedError
-
-        hook = self.network.get_submodule(self._path).register_forward_hook(stop)
-        try:
-            with contextlib.suppress(_ReachedError):
-                self.network(x)
-        finally:
-            hook.remove()
+        module = self.network.get_submodule(self._path)
+        found = seen_at(module, lambda: self.network(x))
         if not found:
             message = f"found {self._path!r}, which forward does not run; name another"
             raise ConfigError([Problem("model.representation", message)])
-        output = found[0]
+        output: Tensor = found[0]
         # Maps have their channels second, sequences last.
         return output if output.dim() == 2 else _means(output)
 
 
+def seen_at(
+    module: nn.Module, run: Callable[[], object], *, entering: bool = False
+) -> list[Any]:
+    """Return what a module returns, or is given, where ``run`` calls it; end there."""
+    found: list[Any] = []
+
+    def stop(_: nn.Module, given: tuple[Any, ...], *output: Any) -> None:
+        found.append((output or given)[0])
+        raise _ReachedError
+
+    hook = (
+        module.register_forward_pre_hook(stop)
+        if entering
+        else module.register_forward_hook(stop)
+    )
+    try:
+        with contextlib.suppress(_ReachedError):
+            run()
+    finally:
+        hook.remove()
+    return found
+
+
 class _ReachedError(Exception):
-    """The module whose output is wanted has run."""
+    """The module that is looked at has been reached."""
 
 
 def _means(output: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ of the network: every method trains it, and every predictor runs it, without a p
 through the frozen part. What is exported and served has the whole network again.
 """
 
-import contextlib
 import copy
 import hashlib
 import logging
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 
 from knnper.data.cache import RowFile, cached
 from knnper.data.examples import Dataset, Examples, InputSpec
-from knnper.embedding_model import EmbeddingModel, FlatModel
+from knnper.embedding_model import EmbeddingModel, FlatModel, seen_at
 from knnper.experiment import Choice, Settings, plain
 from knnper.files import UNFINISHED
 from knnper.strategies.core.task import Task
@@ -87,23 +86,8 @@ def _enters(network: EmbeddingModel, x: Tensor) -> Tensor:
         return network.embed(x)
     trained = network.trained or frozenset()
     first = next(one for one in network.modules() if one in trained)
-    found: list[Tensor] = []
-
-    def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        found.append(given[0])
-        raise _ReachedError
-
-    hook = first.register_forward_pre_hook(stop)
-    try:
-        with contextlib.suppress(_ReachedError):
-            network.embed(x)
-    finally:
-        hook.remove()
-    return found[0]
-
-
-class _ReachedError(Exception):
-    """What goes into the first trained module is known."""
+    entering: Tensor = seen_at(first, lambda: network.embed(x), entering=True)[0]
+    return entering
 
 
 def _rest(task: Task) -> tuple[FlatModel, int] | None:
