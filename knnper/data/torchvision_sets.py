@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
@@ -186,12 +186,12 @@ class DownloadSettings(DataFormat):
 
     def load(self) -> Dataset:
         """Return what the official files hold, which never changes."""
+        source = {**asdict(self), "root": str(download_folder(self.root))}
+        del source["download"]
+        return cached_dataset(self.name, source, self._write)
 
-        def build(writer: EntryWriter) -> Contents:
-            return Contents(_write_splits(writer, self), self.coarse_of)
-
-        source = {"root": str(download_folder(self.root))}
-        return cached_dataset(self.name, source, build)
+    def _write(self, writer: EntryWriter) -> Contents:
+        return Contents(_write_splits(writer, self), self.coarse_of)
 
 
 @dataclass(frozen=True)
@@ -214,22 +214,16 @@ class EmnistSettings(DownloadSettings):
         "balanced"
     )
 
-    def load(self) -> Dataset:
-        """Return one of EMNIST's data sets, images upright, of shape (28, 28, 1)."""
-
-        def build(writer: EntryWriter) -> Contents:
-            # The official files hold the images mirrored along the diagonal.
-            class_names = _write_splits(
-                writer,
-                self,
-                orient=lambda images: images.transpose(0, 2, 1, 3),
-                first_label=1 if self.split == "letters" else 0,
-                split=self.split,
-            )
-            return Contents(class_names)
-
-        source = {"root": str(download_folder(self.root)), "split": self.split}
-        return cached_dataset("emnist", source, build)
+    def _write(self, writer: EntryWriter) -> Contents:
+        # The official files hold the images mirrored along the diagonal.
+        class_names = _write_splits(
+            writer,
+            self,
+            orient=lambda images: images.transpose(0, 2, 1, 3),
+            first_label=1 if self.split == "letters" else 0,
+            split=self.split,
+        )
+        return Contents(class_names)
 
 
 @dataclass(frozen=True)
