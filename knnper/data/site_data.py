@@ -88,11 +88,7 @@ class SitesSettings(Settings):
     vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
-        if (self.dtype == "ids") != (self.vocabulary is not None):
-            raise ValueError(
-                f"found dtype {self.dtype!r} with the vocabulary {self.vocabulary}, "
-                "expected a vocabulary with 'ids', and with 'ids' alone"
-            )
+        self.task()  # refuses a vocabulary that does not go with the type
         height, width, channels = self.image_shape
         expected, why = channels, f"one for each of the {channels} channels of "
         if self.dtype in TEXTS:
