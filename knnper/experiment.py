@@ -540,6 +540,8 @@ class RunSettings(Settings):
         What concerns clients on machines of their own alone.
     """
 
+    later = ("max_update_median_ratio", "metrics")
+
     seed: NonNegativeInt = 0
     engine: Literal["flower", "serial"] = "flower"
     num_workers: PositiveInt | None = None
@@ -1376,10 +1378,6 @@ _NUMERIC = (
     "evaluation_batch_size",
 )
 
-# As far as it is not the default: runs that began before there was such a setting stay
-# the runs that they are.
-_NUMERIC_UNLESS_DEFAULT = ("max_update_median_ratio", "metrics")
-
 
 def to_document(experiment: Experiment) -> dict[str, Any]:
     """Return every setting of ``experiment``, defaults too, as plain values."""
@@ -1447,10 +1445,9 @@ def results_identity(experiment: Experiment) -> str:
 def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     """Return what `results_identity` is made of, as plain values by section."""
     document = to_document(experiment)
-    run = {name: document["run"][name] for name in _NUMERIC}
-    for name in _NUMERIC_UNLESS_DEFAULT:
-        if document["run"][name] != to_jsonable_python(getattr(RunSettings, name)):
-            run[name] = document["run"][name]
+    run = {name: document["run"][name] for name in (*_NUMERIC, *RunSettings.later)}
+    for name in later_defaults(experiment.run):
+        del run[name]
     run["gpu"] = experiment.run.gpus_per_client > 0
     left_out = ("name", "run", "own_code")
     relevant = {key: document[key] for key in document if key not in left_out}
