@@ -17,17 +17,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.errors import CodecError
-from knnper.experiment import Choice, Settings, SettingsTypes
+from knnper.experiment import Choice, PositiveFraction, Settings, SettingsTypes
 from knnper.own import Kind
 from knnper.records import Parts, is_shape, put_together, take_apart
 from knnper.seeding import RandomKey
@@ -87,7 +86,7 @@ class TopKSettings(Settings):
         Of the numbers, k / d, in (0, 1]. Each takes eight bytes instead of four.
     """
 
-    fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+    fraction: PositiveFraction = 0.01
 
 
 class TopK(Compressor):
