@@ -1,6 +1,7 @@
 """What the models of a run say of each test example: one Parquet file."""
 
 import hashlib
+import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.files import draft_of, sync_to_disc, write_atomically
+from knnper.files import write_atomically, written_atomically
 from knnper.process import import_extra
 
 FILE = "predictions.parquet"
@@ -81,17 +82,16 @@ class Predictions:
 
     def merge(self, titles: Mapping[str, str]) -> None:
         """Make one file of clients' parts, sorted by what each name is called there."""
-        parquet, path = _arrow("parquet"), self.folder / FILE
+        parquet = _arrow("parquet")
         ordered = sorted(titles, key=lambda client: titles[client])
         parts = (self._titled(client, titles[client]) for client in ordered)
-        draft, first = draft_of(path), next(parts)
-        with parquet.ParquetWriter(draft, first.schema) as writer:
-            writer.write_table(first)
-            for table in parts:
+        first = next(parts)
+        with (
+            written_atomically(self.folder / FILE) as file,
+            parquet.ParquetWriter(file, first.schema) as writer,
+        ):
+            for table in itertools.chain([first], parts):
                 writer.write_table(table)
-        sync_to_disc(draft)
-        draft.replace(path)
-        sync_to_disc(self.folder)
 
     def forget_parts(self) -> None:
         """Remove the parts, which the file has."""
