@@ -791,8 +791,11 @@ class UpTo(nn.Module):
             message = f"found {self._path!r}, which forward does not run; name another"
             raise ConfigError([Problem("model.representation", message)])
         output: Tensor = found[0]
+        if output.dim() == 2:
+            return output
         # Maps have their channels second, sequences last.
-        return output if output.dim() == 2 else _means(output)
+        axes = (1,) if output.dim() == 3 else tuple(range(2, output.dim()))
+        return output.mean(dim=axes)
 
 
 def seen_at(
@@ -822,11 +825,6 @@ class _ReachedError(Exception):
     """The module that is looked at has been reached."""
 
 
-def _means(output: Tensor) -> Tensor:
-    axes = (1,) if output.dim() == 3 else tuple(range(2, output.dim()))
-    return output.mean(dim=axes)
-
-
 @dataclass(frozen=True)
 class _Run:
     """What one forward pass showed."""
@@ -850,23 +848,11 @@ def split(
 ) -> SplitNetwork:
     """Return a network as representation and head, which share its weights.
 
-    Parameters
-    ----------
-    network
-        From inputs such as ``sample`` to logits (n, c).
-    sample
-        Two inputs, to find the last linear layer with.
-    num_classes
-        c; null is what the network has.
-    representation
-        As of `OwnModelSettings`; the head is a new layer then.
-    name
-        What errors call the network.
-    mend
-        What else may be done where it has no such layer.
-    load
-        ``(network, head)``: loads weights, before anything is taken away, into the
-        network, whose last linear layer is called so.
+    ``sample``: Two inputs, to find the last linear layer with. ``num_classes``: c; None
+    is what the network has. ``representation``: As of `OwnModelSettings`; the head is a
+    new layer then. ``name``: What errors call the network. ``mend``: What else may be
+    done where it has no such layer. ``load``: ``(network, head)`` loads weights, before
+    anything is taken away, into the network, whose last linear layer is called so.
     """
     run = _observed(network, sample, name)
     if load is not None:
@@ -902,7 +888,7 @@ def _no_logits(output: object, num_inputs: int, num_classes: int | None) -> str:
     return ""
 
 
-def _no_head(run: "_Run") -> str:
+def _no_head(run: _Run) -> str:
     """Return why the last linear layer is not the head; empty if it is."""
     if not run.calls:
         return "has no linear layer to be the head; give it one"

@@ -102,27 +102,16 @@ S_co = TypeVar("S_co", bound=Settings, covariant=True)
 
 @dataclass(frozen=True)
 class Choice(Generic[S_co]):
-    """Something chosen by name together with the settings it takes.
+    """Something chosen by name together with the settings it takes."""
 
-    Attributes
-    ----------
-    name
-        The name in the catalogue, as in ``dirichlet`` or ``knn_per``, or
-        ``module:attribute`` of a user's.
-    settings
-        The validated settings of what was chosen.
-    entry
-        A user's attribute; None for what is in the catalogue.
-    fingerprint
-        SHA-256, in hexadecimal, of the source of a user's; else empty.
-    here
-        The settings to build it with, where those of this machine's own replace some.
-    """
-
+    # In the catalogue, as in ``dirichlet``, or ``module:attribute`` of a user's.
     name: str
-    settings: S_co
+    settings: S_co  # of what was chosen, validated
+    # A user's attribute; None for what is in the catalogue.
     entry: Any = field(default=None, compare=False, repr=False)
+    # SHA-256, in hexadecimal, of the source of a user's; else empty.
     fingerprint: str = field(default="", repr=False)
+    # The settings to build it with, where those of this machine's own replace some.
     here: S_co | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -624,33 +613,21 @@ SettingsTypes = Mapping[str, type[Settings]]
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The names that exist and the settings that each takes.
+    """The names that exist and the settings that each takes."""
 
-    Attributes
-    ----------
-    data, partition, model, method
-        From the names that a section accepts to the type of its other keys.
-    personalization
-        As these, of what can be put on top of a method.
-    personalization_of
-        From a method's name to that of its personalisation where none is named.
-    check
-        Finds what in an otherwise valid experiment does not go together.
-    open_own
-        ``(section, reference, folder) -> Own``: finds what a user brought; an
-        `OwnCodeError` says why it is not there.
-    optimizer, loss, compression, metric
-        As the others, of the sections ``training`` and ``run``.
-    """
-
+    # From the names that a section accepts to the type of its other keys.
     data: SettingsTypes
     partition: SettingsTypes
     model: SettingsTypes
     method: SettingsTypes
     personalization: SettingsTypes
+    # From a method's name to that of its personalisation where none is named.
     personalization_of: Mapping[str, str]
+    # Finds what in an otherwise valid experiment does not go together.
     check: Callable[[Experiment], Sequence[Problem]]
+    # Finds what a user brought; an `OwnCodeError` says why it is not there.
     open_own: "OpenOwn | None" = None
+    # As the first ones, of the sections ``training`` and ``run``.
     optimizer: SettingsTypes = field(default_factory=lambda: {"SGD": SgdSettings})
     loss: SettingsTypes = field(default_factory=lambda: {"cross_entropy": Settings})
     compression: SettingsTypes = field(default_factory=dict)
@@ -658,6 +635,8 @@ class Catalogue:
 
 
 OpenOwn = Callable[[str, str, Path | None], Own]
+"""``(section, reference, folder) -> Own``."""
+
 LONGEST_VALUE = 60
 _LOG = logging.getLogger(__name__)
 
@@ -1023,28 +1002,15 @@ def load_experiment(
     source: str = "experiment",
     folder: Path | None = None,
 ) -> Experiment:
-    """Return the experiment that ``document`` describes.
+    """Return the experiment that ``document``, of plain values, describes.
 
-    Parameters
-    ----------
-    document
-        Plain values: mappings, lists, text, numbers, booleans, None.
-    catalogue
-        What can be chosen by name.
-    overrides
-        ``KEY=VALUE`` with a dotted key and a YAML value; made in order on a copy.
-    source
-        Where the document is from; named in errors.
-    folder
-        Where users' code is looked for, and what a relative ``own_code`` starts at;
-        with None nowhere but on the Python path.
+    A `ConfigError` has *all* problems: unknown keys and names (with the nearest valid
+    one), values of a wrong type or out of range, missing keys, and settings that do not
+    go together.
 
-    Raises
-    ------
-    ConfigError
-        With *all* problems: unknown keys and names (with the nearest valid one),
-        values of a wrong type or out of range, missing keys, and settings that do not
-        go together.
+    ``overrides``: ``KEY=VALUE`` with a dotted key and a YAML value; made in order on a
+    copy. ``source``: Named in errors. ``folder``: Where users' code is looked for, and
+    what a relative ``own_code`` starts at; with None nowhere but on the Python path.
     """
     if not isinstance(document, Mapping):
         message = f"found {shown(document)}, expected the keys {', '.join(SECTIONS)}"

@@ -75,25 +75,14 @@ def _predicted(probabilities: Probabilities) -> Labels:
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a client's test split.
+    """A metric of a client's test split."""
 
-    Attributes
-    ----------
-    title
-        What tables call it.
-    compute
-        Returns it, in [0, 1], or None where it is not defined; None for what follows
-        from the sums that every `Evaluation` has.
-    lower_is_better
-        Whether the largest is the worst.
-    is_fraction
-        Whether people read it in percent.
-    """
-
-    title: str
+    title: str  # what tables call it
+    # Returns it, in [0, 1], or None where it is not defined; None for what follows from
+    # the sums that every `Evaluation` has.
     compute: Compute | None = None
-    lower_is_better: bool = False
-    is_fraction: bool = True
+    lower_is_better: bool = False  # whether the largest is the worst
+    is_fraction: bool = True  # whether people read it in percent
 
 
 ACCURACY = "accuracy"

@@ -23,19 +23,11 @@ _PROBE = "Él's  2 naïve\tCAFÉS—don't\nsay 東京 ﬁ, 🙂!"
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Makes ids of texts; opened by `open_tokenizer`.
-
-    Attributes
-    ----------
-    vocabulary
-        What the ids mean.
-    max_tokens
-        T, the ids of a text: longer ones are cut off, shorter ones filled up.
-    """
+    """Makes ids of texts; opened by `open_tokenizer`."""
 
     made: Any
-    vocabulary: Vocabulary
-    max_tokens: int
+    vocabulary: Vocabulary  # what the ids mean
+    max_tokens: int  # T of a text: longer ones are cut off, shorter ones filled up
 
     def __call__(self, texts: Sequence[str], source: str) -> NDArray[np.int32]:
         """Return the ids of n texts, int32 of shape (n, 1, 1, T).
