@@ -197,7 +197,7 @@ class JsonLines:
         lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
         with self.path.open("ab") as file:
             if self._ends_torn():
-                file.truncate(len(self._whole_lines()))
+                file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
@@ -228,12 +228,6 @@ class JsonLines:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 1, 0))
             return file.read(1) not in (b"", b"\n")
-
-    def _whole_lines(self) -> bytes:
-        if not self.path.exists():
-            return b""
-        content = self.path.read_bytes()
-        return content[: content.rfind(b"\n") + 1]
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         cause = None

@@ -234,10 +234,9 @@ def settings_of(
 
 def _parameters(entry: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
-        found = dict(inspect.signature(entry).parameters)
+        return dict(inspect.signature(entry).parameters)
     except (TypeError, ValueError):  # of a builtin
         return {}
-    return found
 
 
 def _hints(entry: Any) -> dict[str, Any]:

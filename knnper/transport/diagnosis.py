@@ -167,12 +167,9 @@ class NotHttpError(KnnPerError):
     """Whoever answers does not speak HTTP; the text is what it said instead."""
 
 
-@contextlib.contextmanager
-def connected(address: Address) -> Iterator[socket.socket]:
-    """Yield a connection to ``address``."""
-    place = (address.host, address.port)
-    with socket.create_connection(place, TIMEOUT_S) as connection:
-        yield connection
+def connected(address: Address) -> socket.socket:
+    """Return a connection to ``address``."""
+    return socket.create_connection((address.host, address.port), TIMEOUT_S)
 
 
 @contextlib.contextmanager

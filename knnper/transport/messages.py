@@ -331,9 +331,8 @@ class Files(Carrier):
 
     def put(self, vector: Tensor, entry: ConfigRecord) -> ArrayRecord:
         """See `Carrier.put`."""
-        if vector.nbytes < self._least_bytes:
-            return super().put(vector, entry)
-        path = write_vector(self.folder, vector)
+        is_small = vector.nbytes < self._least_bytes
+        path = None if is_small else write_vector(self.folder, vector)
         if path is None:
             return super().put(vector, entry)
         entry[_FILE] = str(path)
