@@ -401,9 +401,10 @@ class TrainingSettings(Settings):
     timing: Timing = SynchronousTiming()
     selection: Selection = UniformSelection()
 
-    def learning_rate_at(self, server_round: int) -> float:
-        """Return the learning rate in ``server_round`` (from 1)."""
-        return self.learning_rate * self.schedule.factor_at(server_round)
+    def learning_rate_at(self, server_round: int, base: float | None = None) -> float:
+        """Return what the learning rate, or another, is in a round (from 1)."""
+        rate = self.learning_rate if base is None else base
+        return rate * self.schedule.factor_at(server_round)
 
 
 @dataclass(frozen=True)

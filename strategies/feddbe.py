@@ -158,11 +158,9 @@ class FedDBE(Method):
         self, payload: ModelAndMean, start: Bias | None, server_round: int
     ) -> "BiasTrainer":
         settings, training = self.settings, self.task.training
-        rate = settings.bias_learning_rate
-        rate = training.learning_rate if rate is None else rate
         return BiasTrainer(
             torch.zeros(self._dim) if start is None else start.bias,
-            rate * training.schedule.factor_at(server_round),
+            training.learning_rate_at(server_round, settings.bias_learning_rate),
             payload.consensus,
             settings,
             self.task.model.device,

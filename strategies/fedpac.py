@@ -199,15 +199,13 @@ class FedPAC(Method):
         server_round: int,
         rng: RandomKey,
     ) -> LocalResult:
-        training, settings = self.task.training, self.settings
-        head_rate = settings.head_learning_rate or training.learning_rate
-        strengths = settings.alignment_weight * payload.known
+        strengths = self.settings.alignment_weight * payload.known
         return head_then_body(
             self.task,
             self._start(payload),
             examples,
-            (head_rate * training.schedule.factor_at(server_round), head_epochs),
-            training.learning_rate_at(server_round),
+            (self.settings.head_learning_rate, head_epochs),
+            server_round,
             rng,
             near_centers(payload.centroids, strengths, self.task.model.device),
         )

@@ -68,21 +68,22 @@ def head_then_body(
     task: Task,
     weights: Tensor,
     examples: Examples,
-    of_head: tuple[float, int],
-    rate: float,
+    of_head: tuple[float | None, int],
+    server_round: int,
     rng: RandomKey,
     objective: Objective = cross_entropy,
 ) -> LocalResult:
     """Train the head, at a rate for so many epochs, and under it the body.
 
-    ``rate`` and ``objective`` are of the body.
+    ``of_head``: Rate, as `FedRepSettings` has it, and epochs. ``objective``: Of the
+    body.
     """
     head, (head_rate, num_epochs) = task.head_mask, of_head
     with_new_head = local_sgd(
         task,
         weights,
         examples,
-        head_rate,
+        task.training.learning_rate_at(server_round, head_rate),
         rng.child("personal"),
         num_epochs=num_epochs,
         trainable=head,
@@ -91,7 +92,7 @@ def head_then_body(
         task,
         with_new_head.weights,
         examples,
-        rate,
+        task.training.learning_rate_at(server_round),
         rng,
         trainable=~head,
         objective=objective,
@@ -114,10 +115,6 @@ class FedRep(PartlyShared):
         self._head = task.head_mask
         super().__init__(task, settings, ~self._head, settings.unseen_epochs)
 
-    def _head_rate(self, server_round: int) -> float:
-        rate = self.settings.head_learning_rate or self.task.training.learning_rate
-        return rate * self.task.training.schedule.factor_at(server_round)
-
     def client_update(
         self,
         payload: ModelPayload,
@@ -130,8 +127,8 @@ class FedRep(PartlyShared):
             self.task,
             self.joined(payload.weights, client_state),
             data.train,
-            (self._head_rate(server_round), self.settings.head_epochs),
-            self.task.training.learning_rate_at(server_round),
+            (self.settings.head_learning_rate, self.settings.head_epochs),
+            server_round,
             rng,
         )
         return self.split(trained, len(data.train))
@@ -147,12 +144,13 @@ class FedRep(PartlyShared):
         epochs, rate_of = self.settings.head_epochs, self.task.training.num_rounds
         if part is None:
             epochs, rate_of = self.settings.unseen_epochs, 1
+        head_rate = self.settings.head_learning_rate
         return trained_on_both_splits(
             self.task,
             self.joined(payload.weights, part),
             data,
             rng,
             num_epochs=epochs,
-            learning_rate=self._head_rate(rate_of),
+            learning_rate=self.task.training.learning_rate_at(rate_of, head_rate),
             trainable=self._head,
         )
