@@ -35,9 +35,9 @@ from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.strategies.core.sharing import PersonalPart, part_in_use
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import (
-    LocalModel,
     Sgd,
     local_sgd,
+    step_beside,
     trained_on_both_splits,
 )
 
@@ -115,13 +115,6 @@ class FedRoD(Method):
             balanced = module.criterion(generic + log_prior, labels)
             return balanced + module.criterion(both, labels)
 
-        def step(model: LocalModel) -> Tensor:
-            own.gradient.zero_()
-            loss = model.backward(model.next_batch())
-            model.step()
-            optimizer.step()
-            return loss
-
         trained = local_sgd(
             self.task,
             payload.weights,
@@ -129,7 +122,7 @@ class FedRoD(Method):
             rate,
             rng,
             objective=losses,
-            local_step=step,
+            local_step=step_beside(own, optimizer),
         )
         return PersonalPart(own.read()), trained.update(len(data.train))
 

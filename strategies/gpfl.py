@@ -44,11 +44,11 @@ from knnper.strategies.core.sharing import (
 )
 from knnper.strategies.core.task import HeadPredictor, Task
 from knnper.strategies.core.training import (
-    LocalModel,
     Sgd,
     head_cross_entropy,
     local_sgd,
     on_both_splits,
+    step_beside,
 )
 
 
@@ -176,13 +176,6 @@ class GPFL(PartlyShared):
             of_head = head_cross_entropy(module, own, labels)
             return of_head + angles + settings.magnitude_weight * lengths
 
-        def step(model: LocalModel) -> Tensor:
-            self._flat.gradient.zero_()
-            loss = model.backward(model.next_batch())
-            model.step()
-            optimizer.step()
-            return loss
-
         trained = local_sgd(
             self.task,
             self.joined(payload.weights, client_state),
@@ -190,7 +183,7 @@ class GPFL(PartlyShared):
             rate,
             rng,
             objective=losses,
-            local_step=step,
+            local_step=step_beside(self._flat, optimizer),
         )
         kept, update = self.split(trained, len(data.train))
         return kept, GPFLUpdate(**vars(update), guidance=self._flat.read())

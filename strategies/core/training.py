@@ -18,7 +18,7 @@ from torch import Tensor, optim
 from torch.optim import sgd as torch_sgd
 
 from knnper.data.examples import AUGMENTATIONS, TEXTS, ClientData, Examples
-from knnper.embedding_model import Criterion, EmbeddingModel, OwnLoss
+from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel, OwnLoss
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Choice,
@@ -454,6 +454,18 @@ def sgd_step(model: LocalModel) -> Tensor:
     loss = model.backward(model.next_batch())
     model.step()
     return loss
+
+
+def step_beside(own: FlatModel, optimizer: Sgd) -> LocalStep:
+    """Return `sgd_step` with one of a model beside, along its own gradient."""
+
+    def step(model: LocalModel) -> Tensor:
+        own.gradient.zero_()
+        loss = sgd_step(model)
+        optimizer.step()
+        return loss
+
+    return step
 
 
 def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
