@@ -371,8 +371,7 @@ def without_start(experiment: Experiment) -> Experiment:
         raise TypeError(f"expected ModelSettings, found {type(settings).__name__}")
     if settings.trained != "all" or settings.frozen is not None:
         return experiment
-    choice = replace(experiment.model, settings=replace(settings, weights=None))
-    return replace(experiment, model=choice)
+    return _elsewhere(experiment)
 
 
 def for_sites(experiment: Experiment) -> str:

@@ -43,7 +43,7 @@ from knnper.experiment import (
     TrainingSettings,
 )
 from knnper.seeding import RandomKey
-from knnper.strategies.core.averaging import Updates, average_each
+from knnper.strategies.core.averaging import Updates, average_each, hold
 from knnper.strategies.core.method import Method, unlike_sent
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import ModelPredictor, Task
@@ -508,7 +508,7 @@ class FedBasis(Method):
             models = mean_models(update for _, update in updates)
             return BasesState(models, num_rounds, state.seed)
         # The clusters' first centre is drawn by position.
-        replies = [update for _, update in sorted(updates, key=lambda pair: pair[0])]
+        replies = hold(updates)
         models = mean_models(replies)
         if len(replies) >= num_bases:  # with fewer, the warm start goes on for a round
             center = models[0][: self.task.model.num_parameters]

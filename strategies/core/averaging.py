@@ -85,7 +85,7 @@ def denominator(values: Tensor) -> Tensor:
     return values.clamp_min(1e-30)
 
 
-def hold(updates: Updates[ModelUpdate]) -> list[ModelUpdate]:
+def hold(updates: Updates[AnyUpdate]) -> list[AnyUpdate]:
     """Return all updates, sorted by client: ties then end the same in any order."""
     return [update for _, update in sorted(updates, key=itemgetter(0))]
 
