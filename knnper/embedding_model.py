@@ -255,6 +255,12 @@ class Entry:
     # The module that owns it; methods choose by its type, never by its name.
     module: nn.Module
 
+    @property
+    def tensor(self) -> Tensor:
+        """The module's own."""
+        found: Tensor = getattr(self.module, self.name.rpartition(".")[2])
+        return found
+
 
 class FlatModel:
     """A model that keeps its parameters in one vector, and its gradients in another.
@@ -389,8 +395,7 @@ class FlatModel:
         for entry in self.entries:
             is_chosen = bool(trainable[entry.start : entry.stop].any())
             (kept if is_chosen else frozen).append(entry)
-        owners = dict(self.module.named_modules())
-        tensors = [_tensor_of(owners, entry.name) for entry in frozen]
+        tensors = (entry.tensor for entry in frozen)
         parameters = [tensor for tensor in tensors if tensor.requires_grad]
         fixed, trained = ({one.module for one in part} for part in (frozen, kept))
         # cuDNN has no backward pass through a recurrent layer in evaluation mode.
@@ -436,9 +441,8 @@ class FlatModel:
 
     def _tie(self) -> None:
         """Make every tensor of the module a view into the flat vectors."""
-        owners = dict(self.module.named_modules())
         for entry in self.entries:
-            tensor = _tensor_of(owners, entry.name)
+            tensor = entry.tensor
             if entry.is_parameter:
                 view = _view(self.parameters.detach(), entry)
             else:
@@ -462,13 +466,6 @@ def _has_norms_off_boundaries(module: nn.Module) -> bool:
         for tensor in (*layer.parameters(), *layer.buffers())
         if tensor.is_floating_point()
     )
-
-
-def _tensor_of(owners: Mapping[str, nn.Module], name: str) -> Tensor:
-    """Return the tensor of a module that has this ``state_dict`` name."""
-    owner_name, _, attribute = name.rpartition(".")
-    tensor: Tensor = getattr(owners[owner_name], attribute)
-    return tensor
 
 
 def _fixed_subtrees(
@@ -602,9 +599,8 @@ def _adapters(module: EmbeddingModel, settings: LoraSettings) -> set[nn.Module]:
 
 def _layout(module: nn.Module) -> tuple[Entry, ...]:
     owners = dict(module.named_modules())
-    tensors = list(_trained_tensors(module))
     entries, start = [], 0
-    for name, tensor, is_parameter in tensors:
+    for name, tensor, is_parameter in _trained_tensors(module):
         stop = start + tensor.numel()
         owner = owners[name.rpartition(".")[0]]
         shape = tuple(tensor.shape)
