@@ -65,10 +65,8 @@ def _candidate(given: object) -> Choice[Settings]:
     """Return what a section describes that is written as ``personalization`` is."""
     if isinstance(given, Choice):
         return given
-    problems, types = (
-        list[Problem](),
-        {n: k.settings_type for n, k in CANDIDATES.items()},
-    )
+    problems = list[Problem]()
+    types = {name: kind.settings_type for name, kind in CANDIDATES.items()}
     found = Sections({}, (), problems).choice("candidate", types, value=given or {})
     if found is None:
         raise ValueError("; ".join(map(str, problems)))
