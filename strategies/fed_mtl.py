@@ -22,6 +22,7 @@ statistics are averaged into w̄, but no client's are pulled.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -73,6 +74,10 @@ class FedMTL(Method):
             mean, self.settings.prox_weight, rate, self.task.training.weight_decay
         )
 
+    def how(self, payload: Any, rate: float, server_round: int) -> dict[str, Any]:
+        """Return what `local_sgd` is told besides in a round."""
+        return {"gradient_hook": self._pulled_to(payload.weights, rate)}
+
     def client_update(
         self,
         payload: ModelPayload,
@@ -83,10 +88,8 @@ class FedMTL(Method):
     ) -> tuple[ModelState, ModelUpdate]:
         own = payload.weights if client_state is None else client_state.weights
         rate = self.task.training.learning_rate_at(server_round)
-        towards = self._pulled_to(payload.weights, rate)
-        trained = local_sgd(
-            self.task, own, data.train, rate, rng, gradient_hook=towards
-        )
+        how = self.how(payload, rate, server_round)
+        trained = local_sgd(self.task, own, data.train, rate, rng, **how)
         return ModelState(trained.weights), trained.update(len(data.train))
 
     def personalize(

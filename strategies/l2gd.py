@@ -34,12 +34,11 @@ from typing import Any
 
 from torch import Tensor
 
-from knnper.data.examples import ClientData
 from knnper.experiment import NonNegativeFloat, PositiveInt, ProperFraction
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates, average_weights
-from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
-from knnper.strategies.core.training import LocalModel, LocalStep, local_sgd
+from knnper.strategies.core.records import ModelPayload, ModelUpdate
+from knnper.strategies.core.training import LocalModel, LocalStep
 from knnper.strategies.fed_mtl import FedMTL, FedMTLSettings
 
 
@@ -83,24 +82,14 @@ class L2GD(FedMTL):
         seed = rng.child("coins").entropy(num_bytes=6)
         return L2GDState(self.task.initial_weights, seed)
 
-    def client_update(
-        self,
-        payload: Any,  # an L2GDState
-        client_state: ModelState | None,
-        data: ClientData,
-        server_round: int,
-        rng: RandomKey,
-    ) -> tuple[ModelState, ModelUpdate]:
-        own = payload.weights if client_state is None else client_state.weights
-        rate = self.task.training.learning_rate_at(server_round)
+    def how(self, payload: L2GDState, rate: float, server_round: int) -> dict[str, Any]:
         model, probability = self.task.model, self.settings.aggregation_probability
         step = coin_step(
             payload.weights[: model.num_parameters].to(model.device),
             coins(payload.seed, server_round, probability),
             self.settings,
         )
-        trained = local_sgd(self.task, own, data.train, rate, rng, local_step=step)
-        return ModelState(trained.weights), trained.update(len(data.train))
+        return {"local_step": step}
 
     def aggregate(self, state: L2GDState, updates: Updates[ModelUpdate]) -> L2GDState:
         return replace(state, weights=average_weights(updates).weights)
