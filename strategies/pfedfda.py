@@ -133,9 +133,6 @@ class OnSharedBody(ModelPredictor):
 
     shared: Tensor  # The other, shape (num_weights,)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        return self.head(self.embed(images))
-
     def embed(self, images: Tensor) -> Tensor:
         return self.task.embed(self.shared, images)
 

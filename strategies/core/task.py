@@ -427,13 +427,19 @@ def _weight_of(labels: Tensor, class_weights: Tensor | None) -> float | None:
 
 
 class Trained:
-    """What a predictor tells of its training; a dataclass with these fields."""
+    """A head on representations, and what it tells of its training; a dataclass."""
 
+    embed: Callable[[Tensor], Tensor]
+    head: Callable[[Tensor], Tensor]
     # What was chosen for this client, as in ``{"prox_weight": 0.1}``.
     chosen: Mapping[str, float]
     # Makes the predictor that was trained without the validation split; None where this
     # one was.
     trained_alone: Callable[[], Self] | None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return probabilities (n, c) of images (n, height, width, channels)."""
+        return self.head(self.embed(images))
 
     def without_validation(self) -> Self:
         """Return the predictor before it was trained on the validation split."""
@@ -453,10 +459,6 @@ class MixturePredictor(Trained):
     mixture_weights: Tensor  # π, shape (M,), summing to 1
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], MixturePredictor] | None" = None
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return Σ_m π_m h_m(x), shape (n, c), of uint8 images."""
-        return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the components' representations side by side, shape (n, M p)."""
@@ -484,10 +486,6 @@ class ModelPredictor(Trained):
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], ModelPredictor] | None" = None
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return h_w(x), shape (n, c), of uint8 images (n, height, width, channels)."""
-        return self.task.probabilities(self.weights, images)
-
     def embed(self, images: Tensor) -> Tensor:
         """Return φ_w(x), float32 of shape (n, p)."""
         return self.task.embed(self.weights, images)
@@ -506,10 +504,6 @@ class HeadPredictor(Trained):
     head: Callable[[Tensor], Tensor]  # From φ_w(x), (n, p), to probabilities (n, c)
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], HeadPredictor] | None" = None
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the head's probabilities, shape (n, c), of uint8 images."""
-        return self.head(self.embed(images))
 
     def embed(self, images: Tensor) -> Tensor:
         """Return φ_w(x), float32 of shape (n, p)."""
