@@ -60,7 +60,7 @@ _NAME = re.compile(r"round-(\d+)")
 _ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
-_EARLIER = "earlier"  # in a checkpoint's: the rounds of `Checkpoint.earlier`
+_EARLIER = "earlier"  # in a checkpoint's: what is told of each `Checkpoint.earlier`
 _TRACES = "traces"  # in the manifest: SHA-256 by file
 OWN_CODE = "own_code"  # in the manifest: fingerprints by reference
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
@@ -189,7 +189,8 @@ class CheckpointFolder:
         self._folder = folder
         self._experiment = experiment
         self._most = most
-        self._needed: dict[int, Sequence[int]] = {}  # a manifest may be large
+        # Of the checkpoint written last: each state's file, and what is told of it.
+        self._written: dict[int, tuple[Path, dict[str, Any]]] = {}
 
     @property
     def waiting(self) -> Path:
@@ -205,64 +206,52 @@ class CheckpointFolder:
     ) -> Checkpoint:
         """Write a checkpoint; it is complete on disk, or not there, at any time.
 
-        ``earlier``: Those that it cannot go on without; they are written first.
+        ``earlier``: Those whose states it cannot go on without, and so holds too.
         """
-        there, earlier = self.rounds(), tuple(earlier)
-        for one in earlier:
-            if one.server_round not in there:
-                self._write(one)
         known = history or History()
-        saved = Checkpoint(server_round, state, fingerprint(state), known, earlier)
+        found = fingerprint(state)
+        saved = Checkpoint(server_round, state, found, known, tuple(earlier))
         self._write(saved)
         rounds = self.rounds()
-        kept = set(to_keep(rounds, self._most))
-        kept.update(*map(self._needed_by, list(kept)))
-        for old in set(rounds) - kept:
+        for old in set(rounds) - set(to_keep(rounds, self._most)):
             shutil.rmtree(self._path(old), ignore_errors=True)
         return saved
 
-    def _needed_by(self, server_round: int) -> Sequence[int]:
-        """Return the earlier rounds that a checkpoint cannot go on without."""
-        if server_round not in self._needed:
-            try:
-                found = json.loads((self._path(server_round) / _MANIFEST).read_bytes())
-                self._needed[server_round] = found.get(_EARLIER, [])
-            except _DAMAGE:
-                return ()
-        return self._needed[server_round]
-
     def _write(self, saved: Checkpoint) -> None:
-        server_round, parts = saved.server_round, take_apart(saved.state)
+        server_round, target = saved.server_round, self._path(saved.server_round)
+        draft = self._folder / f".round-{server_round}.draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        told = _write_state(draft / _TENSORS, saved)
+        written = {server_round: (target / _TENSORS, told)}
+        for one in saved.earlier:
+            name = _earlier_file(one.server_round)
+            file, told_of_it = self._written.get(one.server_round, (None, {}))
+            if file is None or not _linked(file, draft / name):
+                told_of_it = _write_state(draft / name, one)
+            written[one.server_round] = target / name, told_of_it
         manifest = {
             "format": FORMAT,
             "server_round": server_round,
             "experiment": self._experiment,
-            "fingerprint": saved.fingerprint or fingerprint(saved.state),
             "history": _plain_history(saved.history),
-            _EARLIER: [one.server_round for one in saved.earlier],
-            "structure": json.loads(parts.structure),
+            _EARLIER: {
+                one.server_round: written[one.server_round][1] for one in saved.earlier
+            },
+            **told,
         }
-        draft = self._folder / f".round-{server_round}.draft"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
-        write_atomically(draft / _TENSORS, save(tensors))
         write_atomically(draft / _MANIFEST, to_json(manifest, indent=2))
-        target = self._path(server_round)
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
         sync_to_disc(self._folder)
-        self._needed[server_round] = manifest[_EARLIER]
+        self._written = written
 
     def load_latest(self, state_type: type) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; None if there is none."""
         rounds = self.rounds()
         for server_round in reversed(rounds):
             try:
-                loaded = self._load(server_round, state_type)
-                needed = self._needed_by(server_round)
-                earlier = tuple(self._load(one, state_type) for one in needed)
-                return replace(loaded, earlier=earlier)
+                return self._load(server_round, state_type)
             except _DAMAGE as error:
                 path = self._path(server_round)
                 log.warning("the checkpoint %s is damaged: %s", path, error)
@@ -292,20 +281,56 @@ class CheckpointFolder:
                 f"{path} belongs to another experiment or version; resume with the "
                 "settings that started the run, or start in another folder"
             )
-        structure = json.dumps(manifest["structure"], separators=(",", ":"))
-        tensors = load_file(path / _TENSORS)
-        state: object = canonical(put_together(state_type, Parts(tensors, structure)))
-        found = fingerprint(state)
-        if found != manifest["fingerprint"]:
-            expected = manifest["fingerprint"]
-            raise ValueError(f"expected fingerprint {expected}, found {found}")
         told = manifest.get("history", {})
         norms = {name: Norms(**one) for name, one in told.pop("norms", {}).items()}
-        history = History(norms, **told)
-        return Checkpoint(server_round, state, found, history)
+        earlier = {
+            int(number): _read_state(path / _earlier_file(int(number)), one, state_type)
+            for number, one in dict(manifest.get(_EARLIER, {})).items()
+        }
+        return Checkpoint(
+            server_round,
+            _read_state(path / _TENSORS, manifest, state_type),
+            manifest["fingerprint"],
+            History(norms, **told),
+            tuple(Checkpoint(number, one, "") for number, one in earlier.items()),
+        )
 
     def _path(self, server_round: int) -> Path:
         return checkpoint_of(self._folder, server_round)
+
+
+def _earlier_file(server_round: int) -> str:
+    return f"earlier-{server_round:06d}.safetensors"
+
+
+def _linked(file: Path, link: Path) -> bool:
+    """Make ``link`` the same file, which is never changed; return whether it is."""
+    try:
+        os.link(file, link)
+    except OSError:  # not on this file system
+        return False
+    return True
+
+
+def _write_state(file: Path, saved: Checkpoint) -> dict[str, Any]:
+    """Write the tensors of a state; return what else there is to tell of it."""
+    parts = take_apart(saved.state)
+    tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
+    write_atomically(file, save(tensors))
+    return {
+        "fingerprint": saved.fingerprint or fingerprint(saved.state),
+        "structure": json.loads(parts.structure),
+    }
+
+
+def _read_state(file: Path, told: Mapping[str, Any], state_type: type) -> Any:
+    structure = json.dumps(told["structure"], separators=(",", ":"))
+    tensors = load_file(file)
+    state: object = canonical(put_together(state_type, Parts(tensors, structure)))
+    found, expected = fingerprint(state), told["fingerprint"]
+    if found != expected:
+        raise ValueError(f"expected fingerprint {expected}, found {found}")
+    return state
 
 
 class CheckpointWriter(contextlib.AbstractContextManager["CheckpointWriter"]):

@@ -507,19 +507,39 @@ def test_a_run_that_is_led_is_not_overwritten(folder: RunFolder) -> None:
     folder.require_idle()
 
 
-def test_a_checkpoint_keeps_what_it_cannot_go_on_without(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path, "test", 1)
-    states = [ModelState(torch.full((2,), float(number))) for number in range(5)]
-    of_1 = Checkpoint(1, states[1], "")
-    folder.save(2, states[2])
-    folder.save(4, states[4], None, [of_1])
-    assert folder.rounds() == [1, 4]
-    loaded = folder.load_latest(ModelState)
-    assert loaded is not None
-    assert [one.state.weights.tolist() for one in loaded.earlier] == [[1.0, 1.0]]
-    # Without it there is only what is whole by itself.
-    (tmp_path / "round-000001/state.safetensors").unlink()
+def test_a_checkpoint_holds_what_it_cannot_go_on_without(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "test", 2)
+    of = [
+        Checkpoint(number, ModelState(torch.full((2,), float(number))), "")
+        for number in range(6)
+    ]
+    folder.save(2, of[2].state)
+    folder.save(4, of[4].state, None, [of[1], of[2]])
+    folder.save(5, of[5].state, None, [of[1], of[4]])
+    # One that is there by itself is no more than what others hold of it.
+    assert folder.rounds() == [4, 5]
+
+    def earlier() -> list[tuple[int, list[float]]]:
+        loaded = CheckpointFolder(tmp_path, "test", 2).load_latest(ModelState)
+        assert loaded is not None
+        return [
+            (one.server_round, one.state.weights.tolist()) for one in loaded.earlier
+        ]
+
+    assert earlier() == [(1, [1.0, 1.0]), (4, [4.0, 4.0])]
+    (tmp_path / "round-000005/earlier-000004.safetensors").unlink()
+    assert earlier() == [(1, [1.0, 1.0]), (2, [2.0, 2.0])]
+    (tmp_path / "round-000004/earlier-000001.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="none of the checkpoints"):
         folder.load_latest(ModelState)
-    folder.save(5, states[0])
-    assert folder.rounds() == [5]
+
+
+def test_a_model_that_clients_train_for_long_is_written_once(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "test")
+    first = Checkpoint(1, ModelState(torch.zeros(2)), "")
+    for server_round in (2, 3):
+        folder.save(server_round, ModelState(torch.ones(2)), None, [first])
+    files = [
+        tmp_path / f"round-00000{one}/earlier-000001.safetensors" for one in (2, 3)
+    ]
+    assert files[0].samefile(files[1])
