@@ -122,8 +122,12 @@ class ClientRuntime:
         server_round: int,
         state_round: int,
         keep_rounds: Sequence[int],
+        counted_round: int = 0,
     ) -> Any:
-        """Train in one round; return the method's update."""
+        """Train in one round; return the method's update.
+
+        ``counted_round``: In which it counts, if that is a later one.
+        """
         state, update = self.method.client_update(
             payload,
             self._state(client, state_round),
@@ -136,7 +140,8 @@ class ClientRuntime:
             require_finite("update", update)
         require_finite("state", state)
         if not isinstance(state, NoState):
-            self.states.save(client, server_round, state, keep_rounds)
+            named = counted_round or server_round
+            self.states.save(client, named, state, keep_rounds)
         return update
 
     @explained()
@@ -431,6 +436,7 @@ def _trained(worker: Worker, job: Job, payload: object, carrier: Carrier) -> Rec
                 job.server_round,
                 job.state_rounds[number],
                 job.keep_rounds,
+                job.counted_round,
             )
         )
         if len(numbers) > 1 and update.vector.nbytes < LEAST_IN_FILE:

@@ -177,6 +177,7 @@ class SiteWorker:
         server_round: int,
         state_round: int,
         keep_rounds: Sequence[int],
+        counted_round: int = 0,
     ) -> Any:
         """See `ClientRuntime.train`."""
         self._require_this([client])
@@ -186,7 +187,7 @@ class SiteWorker:
         self.trained.clear()
         with self._doing(f"training in round {server_round}"):
             update = self.runtime.train(
-                client, payload, server_round, state_round, keep_rounds
+                client, payload, server_round, state_round, keep_rounds, counted_round
             )
         self.limits.require_behind(self.trained)
         return self.discretion.update(update)

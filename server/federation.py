@@ -55,6 +55,8 @@ class Request(_OfClients):
     reference: object | None = None
     seen: bool = True
     state_rounds: tuple[int, ...] = ()
+    # That begins with the payload, where the update counts in a later one, the step's.
+    server_round: int = 0
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,7 @@ class TaskSize:
         for request in requests:
             if waiting and (
                 len(waiting) >= self._size_after(num_before)
+                or waiting[0].server_round != request.server_round
                 or not is_same(waiting[0].payload, request.payload)
             ):
                 yield _joined(waiting)
@@ -360,7 +363,8 @@ class FlowerFederation(Federation):
         pace, first = self.paces.get(step.purpose), request.clients[0]
         return Job(
             clients=list(request.clients),
-            server_round=step.server_round,
+            server_round=request.server_round or step.server_round,
+            counted_round=step.server_round,
             keep_rounds=list(step.keep_rounds),
             experiment=self.experiment,
             run_folder=self.run_folder,

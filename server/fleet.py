@@ -15,6 +15,7 @@ from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.traces import Traces
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.training import num_steps
 from knnper.transport.messages import Purpose
 from knnper.transport.polling import Interrupted
 
@@ -263,9 +264,7 @@ class Devices:
     def _num_examples(self, client: str) -> int:
         """Return how many examples a client trains on in a round, each time counted."""
         training, size = self._training, self.sizes[client]
-        if training.local_steps is not None:
-            return training.local_steps * min(size, training.batch_size)
-        return (training.local_epochs or 1) * size
+        return num_steps(training, None, size) * min(size, training.batch_size)
 
 
 LOOK_EVERY_S = 0.05

@@ -488,7 +488,12 @@ class RoundLoop:
         for client, version in versions.items():
             payload = tally.sends(client, self._payload(client, version))
             state_rounds = history.state_rounds([client], server_round - 1)
-            yield Request((client,), payload, state_rounds=state_rounds)
+            yield Request(
+                (client,),
+                payload,
+                state_rounds=state_rounds,
+                server_round=version + 1,
+            )
 
     def _payload(self, client: str, version: int) -> object:
         key = self.key.child("broadcast", version + 1, client)

@@ -156,7 +156,8 @@ class SynchronousSchedule(TimedSchedule):
 
     def _run(self, first_step: int) -> Iterator[tuple[Cohort, frozenset[int]]]:
         fleet = self._fleet
-        most = math.ceil(self._count * self._timing.over_selection)
+        # 100 times 1.1 is a little more than 110.
+        most = math.ceil(self._count * self._timing.over_selection - _ROUNDING)
         for step in itertools.count(first_step):
             while not (there := fleet.there()):
                 fleet.next_answer(awaited=self._clients)
@@ -238,6 +239,7 @@ class BufferedSchedule(TimedSchedule):
         return idle[int(generator.integers(len(idle)))] if idle else None
 
 
+_ROUNDING = 1e-6
 _TRIES = 32  # before all clients are looked at; of those that fit each is as likely
 
 

@@ -201,7 +201,7 @@ def _rows(path: str, content: bytes) -> dict[str, Row]:
             found = json.loads(text)
         else:
             found = list(csv.DictReader(text.splitlines(), strict=True))
-    except (ValueError, csv.Error) as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         raise DataError(
             f"{path} cannot be read: {error}; expected UTF-8 text, CSV with a head or "
             "JSON"
@@ -214,6 +214,12 @@ def _rows(path: str, content: bytes) -> dict[str, Row]:
             raise DataError(
                 f"{path}, device {place}: found {shown(row)}, expected a mapping such "
                 'as {"computation": 160.0, "communication": 5600.0}'
+            )
+        if None in row:  # as the module csv calls what is beyond the head
+            raise DataError(
+                f"{path}, device {place}: found {len(row) - 1 + len(row[None])} cells, "
+                f"expected the {len(row) - 1} of the head; a number has a point, not a "
+                "comma"
             )
     return rows
 
@@ -229,7 +235,8 @@ def _device(row: Row, place: str) -> Device:
                 "the others out"
             )
         for name in given:
-            return units[name](_number(row[name], f"{place}: {name}"))
+            found = units[name](_number(row[name], f"{place}: {name}"))
+            return _positive(found, row[name], f"{place}: {name}")
         return None
 
     return Device(
@@ -269,13 +276,16 @@ def _is_given(value: object) -> bool:
 def _number(value: object, place: str) -> float:
     """Return a positive number, of a list the mean."""
     numbers = _numbers(value, place)
-    found = statistics.fmean(numbers) if numbers else 0.0
-    if not 0 < found < math.inf:
+    return _positive(statistics.fmean(numbers) if numbers else 0.0, value, place)
+
+
+def _positive(number: float, value: object, place: str) -> float:
+    if not 0 < number < math.inf:
         raise DataError(
             f"{place}: found {shown(value)}, expected a positive number; leave the "
             "device out, or correct it"
         )
-    return found
+    return number
 
 
 def _numbers(value: object, place: str) -> list[float]:
@@ -284,7 +294,7 @@ def _numbers(value: object, place: str) -> list[float]:
         numbers = [
             float(one) for one in (given if isinstance(given, list) else [given])
         ]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         numbers = [math.nan]
     if not all(map(math.isfinite, numbers)):
         raise DataError(f"{place}: found {shown(value)}, expected numbers")
@@ -318,4 +328,5 @@ def _times(row: Row, place: str) -> Times | None:
             "expected active[0], inactive[0], active[1], ... and finish_time to ascend "
             "from 0; leave the device out, or correct it"
         )
-    return Times(tuple(zip(active, inactive, strict=True)), cycle_s)
+    spans = zip(active, inactive, strict=True)
+    return Times(tuple(span for span in spans if span[0] < span[1]), cycle_s)

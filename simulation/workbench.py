@@ -463,7 +463,12 @@ class SerialFederation(Federation):
         if step.purpose is Purpose.TRAIN:
             (client,), (state_round,) = clients, request.state_rounds
             return self.runtime.train(
-                client, payload, step.server_round, state_round, step.keep_rounds
+                client,
+                payload,
+                request.server_round or step.server_round,
+                state_round,
+                step.keep_rounds,
+                step.server_round,
             )
         if step.purpose is Purpose.VALIDATE:
             reference = request.reference and canonical(request.reference)

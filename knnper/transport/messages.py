@@ -273,6 +273,7 @@ class Job:
     model: str = ""
     seen: bool = True
     state_rounds: list[int] = dataclasses.field(default_factory=list)
+    counted_round: int = 0  # in which an update counts, if later; it names the state
 
 
 @dataclass(frozen=True)

@@ -120,12 +120,12 @@ class _Player(SiteWorker):
         server_round: int,
         state_round: int,
         keep_rounds: Sequence[int],
+        counted_round: int = 0,
     ) -> Any:
         when = training(server_round)
         worker = self._acting(when)
-        update = SiteWorker.train(
-            worker, client, payload, server_round, state_round, keep_rounds
-        )
+        rounds = server_round, state_round, keep_rounds, counted_round
+        update = SiteWorker.train(worker, client, payload, *rounds)
         if self.tricks.deed("models") == KEEP_MODELS:
             self._keep(f"sent-{server_round}", payload.weights)
             self._keep(f"trained-{server_round}", update.weights)

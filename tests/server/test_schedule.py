@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from knnper.client.runtime import ClientRuntime
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import (
     BufferedTiming,
@@ -130,6 +131,14 @@ def test_the_first_ones_of_more_than_needed_count() -> None:
     assert made.cohort(1).num_late == 2
 
 
+@pytest.mark.parametrize("num_needed", [50, 100, 190])
+def test_a_tenth_more_is_a_tenth_more(num_needed: int) -> None:
+    sizes = dict.fromkeys(map(str, range(2 * num_needed)), 1)
+    timing = SynchronousTiming(over_selection=1.1)
+    made = schedule(timing, participation=0.5, sizes=sizes)
+    assert made.cohort(1).num_late == num_needed // 10
+
+
 @pytest.mark.parametrize(
     ("deadline_s", "first"),
     [(2.5, ({"a": 0, "b": 0}, 2.5)), (0.5, ({"a": 0}, 1.0)), (4.0, (None, 4.0))],
@@ -230,6 +239,9 @@ def test_work_is_examples_and_bytes() -> None:
     assert Devices(training, {"a": 10}, METHOD, KEY).work_s("a") == 6 + 2 + 4
     training = TrainingSettings(devices=given, local_epochs=2)
     assert Devices(training, {"a": 10}, METHOD, KEY).work_s("a") == 4 + 2 + 4
+    # Of the incomplete last batch nothing is trained.
+    training = TrainingSettings(devices=given, local_epochs=2, batch_size=4)
+    assert Devices(training, {"a": 10}, METHOD, KEY).work_s("a") == 3.2 + 2 + 4
 
 
 def test_the_spread_is_of_the_middle_95_percent() -> None:
@@ -383,6 +395,31 @@ def test_a_run_goes_on_with_every_model_that_is_still_trained_with(
         assert state_of(folder) == state_of(whole)
     # Of a finished run nothing is trained any more.
     simulate(bench, rare, Observer(), ["test"])
+
+
+def test_a_client_trains_in_the_round_that_begins_with_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a real one: no later learning rate is known when it begins."""
+    trained: dict[int, dict[str, int]] = {}
+    train = ClientRuntime.train
+
+    def noted(
+        self: ClientRuntime, client: str, payload: object, *rounds: Any
+    ) -> object:
+        trained.setdefault(rounds[-1], {})[client] = rounds[0]
+        return train(self, client, payload, *rounds)
+
+    monkeypatch.setattr(ClientRuntime, "train", noted)
+    timing = {"name": "buffered", "buffer_size": 2}
+    late = run(tmp_path, "late", devices={"speed_spread": 100.0}, timing=timing)
+    bench = open_workbench(late.experiment(experiment_catalogue()))
+    training, sizes = bench.experiment.training, bench.roster.trainable()
+    made = schedule_of(training, sizes, bench.method, bench.key)
+    for number in (1, 2, 3):
+        versions = made.cohort(number).versions
+        assert trained[number] == {one: versions[one] + 1 for one in versions}
+    assert any(one["staleness_max"] for one in late.rounds())
 
 
 def test_a_timing_needs_devices(tmp_path: Path) -> None:

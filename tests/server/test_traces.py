@@ -102,6 +102,8 @@ def test_times_of_both_formats_are_the_same(tmp_path: Path, suffix: str) -> None
         row |= {"active": "10 30", "inactive": "15 40"}
     expected = Times(((10.0, 15.0), (30.0, 40.0)), 50.0)
     assert device_of(tmp_path, row, suffix).times == expected
+    both = {**row, "active": [10, 20, 30], "inactive": [15, 20, 40]}
+    assert device_of(tmp_path, both).times == expected  # what is empty is nothing
     ends = list(itertools.islice(expected.ends(), 9))
     assert ends == [0, 10, 15, 30, 40, 60, 65, 80, 90]
 
@@ -204,6 +206,13 @@ PICKLE = b"\x80\x04}\x94."  # of an empty mapping
         ('{"7": 3}', r"device 7: found 3, expected a mapping such as"),
         ('{"7": ', r"cannot be read: .*expected UTF-8 text, CSV with a head or JSON"),
         ('[{"tcp_speed_results": []}]', r"found \[\], expected a positive number; lea"),
+        (
+            "examples_per_s\n5,7\n",
+            r"device 1: found 2 cells .*, expected the 1 of the h",
+        ),
+        ("examples_per_s\n1e-320\n", r'found "1e-320", expected a positive number'),
+        (f'[{{"examples_per_s": 1{"0" * 400}}}]', r"examples_per_s: found 1000"),
+        ("[" * 100_000, r"cannot be read: .*expected UTF-8 text"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, content: str, problem: str) -> None:
