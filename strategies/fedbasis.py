@@ -33,8 +33,10 @@ from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import FlatModel
-from knnper.errors import RunError
+from knnper.errors import Problem, RunError
 from knnper.experiment import (
+    BufferedTiming,
+    Experiment,
     PositiveFloat,
     PositiveFraction,
     PositiveInt,
@@ -454,6 +456,17 @@ class FedBasis(Method):
     update_type = BasesUpdate
 
     settings: FedBasisSettings
+
+    @staticmethod
+    def check(settings: FedBasisSettings, experiment: Experiment) -> Sequence[Problem]:
+        buffered = isinstance(experiment.training.timing, BufferedTiming)
+        if not buffered or settings.num_models == 1 or not settings.warm_start_fraction:
+            return ()
+        message = (
+            "found buffered, expected rounds, or a method.warm_start_fraction of 0: a "
+            "late client of the warm start has one model, and the server bases by then"
+        )
+        return (Problem("training.timing", message),)
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> BasesState:
         seed = rng.child("clusters").entropy(num_bytes=6)

@@ -32,7 +32,14 @@ from torch.nn import functional
 
 from knnper.data.examples import ClientData, Examples
 from knnper.embedding_model import EmbeddingModel
-from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
+from knnper.errors import Problem
+from knnper.experiment import (
+    BufferedTiming,
+    Experiment,
+    NonNegativeFloat,
+    PositiveInt,
+    Settings,
+)
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import Method, wrong_shape
@@ -109,6 +116,21 @@ class FedProto(Method):
     client_state_type = ModelState
 
     settings: FedProtoSettings
+
+    @staticmethod
+    def check(settings: FedProtoSettings, experiment: Experiment) -> Sequence[Problem]:
+        timing = experiment.training.timing
+        if not isinstance(timing, BufferedTiming) or (
+            timing.staleness_exponent == 0 and timing.server_rate == 1
+        ):
+            return ()
+        message = (
+            "found buffered with a staleness_exponent of "
+            f"{timing.staleness_exponent:g} and a server_rate of "
+            f"{timing.server_rate:g}, expected 0 and 1: prototypes are no changes of "
+            "what a client was sent, which could weigh less"
+        )
+        return (Problem("training.timing", message),)
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> Prototypes:
         num_classes, size = self._shape

@@ -67,7 +67,8 @@ class HeteroFLSettings(Settings):
         How a client gets its width: by ``chance``, or by the ``speed`` of its device in
         virtual time, so that the slowest clients have the smallest widths.
     client_widths
-        Widths of clients by name, which come before all this.
+        Widths of clients by name, which come before all this. Those of a simulation are
+        called 0000, 0001 and so on, in the order of their names in the data.
     client_weights
         a_i: whether clients that hold a parameter count the same (``equal``, the
         paper's) or as their examples do (``size``, FedAvg's).
@@ -155,6 +156,13 @@ class HeteroFL(Method):
                 "the speeds of clients follow; or give client_widths"
             )
             return (Problem("method.assignment", message),)
+        if settings.mask_labels and experiment.training.compression is not None:
+            message = (
+                "found true with training.compression, expected one of the two: which "
+                "labels a client has is told by what did not change, and a code tells "
+                "no such thing"
+            )
+            return (Problem("method.mask_labels", message),)
         return ()
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> ModelState:
@@ -162,7 +170,8 @@ class HeteroFL(Method):
         if named and not named.keys() & {*clients}:
             message = (
                 f"found none of the seen clients, which are called "
-                f"{', '.join(clients[:3])} and so on; expected one at least"
+                f"{', '.join(clients[:3])} and so on, in a simulation by their place; "
+                "expected one at least"
             )
             raise ConfigError([Problem("method.client_widths", message)])
         return ModelState(self.task.initial_weights)

@@ -95,8 +95,8 @@ def require(expected: int, found: int, reason: str) -> None:
     if found < expected:
         raise RunError(
             f"expected at least {expected} clients in a round ({reason}), found "
-            f"{found}; raise training.participation or take more clients, or lower "
-            "method.num_malicious"
+            f"{found}; raise training.participation (training.timing.buffer_size where "
+            "updates are buffered) or take more clients, or lower method.num_malicious"
         )
 
 

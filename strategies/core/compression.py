@@ -350,8 +350,7 @@ class Compressed(Personalizer):
             )
             coded[path] = torch.cat([packed, difference[count:]])
             if self._compressor.error_feedback:
-                arrives = self._compressor.decode(code, count)
-                left_out[path] = values - torch.from_numpy(arrives)
+                left_out[path] = values - self._values(code, count)
             del whole[path]
         shapes = {path: tuple(parts.tensors[path].shape) for path in coded}
         sent = CompressedUpdate(
@@ -371,11 +370,18 @@ class Compressed(Personalizer):
             raise CodecError(f"expected a code, found an array of {tuple(code.shape)}")
         packed = code[: len(code) - num_buffers].numpy().tobytes()
         try:
-            values = torch.from_numpy(self._compressor.decode(packed, count))
+            values = self._values(packed, count)
         except (ValueError, IndexError) as error:
             raise CodecError(f"the compressed update is damaged: {error}") from error
         difference = torch.cat([values, code[len(code) - num_buffers :]])
         return origin + difference.view(origin.shape)
+
+    def _values(self, code: bytes, count: int) -> Tensor:
+        """Return what a code stands for, float32 of shape (count,)."""
+        found = torch.from_numpy(self._compressor.decode(code, count))
+        if found.shape != (count,):
+            raise ValueError(f"expected {count} numbers, found {tuple(found.shape)}")
+        return found
 
     def _origins(self, payload: Any, update: Any) -> Mapping[str, Tensor]:
         if self.update_problem is not None:

@@ -351,6 +351,9 @@ class Personalizer(Method):
     def work(self, client_id: str) -> float:
         return self.method.work(client_id)
 
+    def num_coordinates(self, tensor: Tensor) -> int:
+        return self.method.num_coordinates(tensor)
+
 
 class AsItIs(Personalizer):
     """Clients are served what the method itself gives them."""

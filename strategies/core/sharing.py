@@ -116,6 +116,11 @@ class PartlyShared(Method):
             trainable=self.personal,
         )
 
+    def num_coordinates(self, tensor: Tensor) -> int:
+        if tensor.shape != (int(self.shared.sum()),):
+            return super().num_coordinates(tensor)
+        return int(self.shared[: self.task.model.num_parameters].sum())
+
     def update_problem(self, payload: Any, update: Any) -> str | None:
         return wrong_shape(update, shared=(int(self.shared.sum()),))
 

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.client.runtime import ClientRuntime
+from knnper.data.examples import ClientData, Examples, no_examples
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import (
     BufferedTiming,
@@ -44,11 +46,18 @@ from knnper.simulation.workbench import (
 )
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.compression import Compressed
+from knnper.strategies.core.method import UNSEEN_CLIENT
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.strategies.fedavg import FedAvg
 from tests.strategies.method_checks import document
 from tests.strategies.test_contract import CLIENTS, TRAINING, build, client_update
-from tests.strategies.tiny import linear_task, noisy, normed_task, task_for
+from tests.strategies.tiny import (
+    WITHOUT_BATCH_NORM,
+    linear_task,
+    noisy,
+    normed_task,
+    task_for,
+)
 
 MANY = [f"{i:04d}" for i in range(40)]
 KEY = RandomKey(0)
@@ -315,6 +324,38 @@ def test_an_update_that_is_not_late_is_itself(name: str) -> None:
         assert parts.structure == expected.structure
         for path, tensor in expected.tensors.items():
             assert torch.allclose(parts.tensors[path], tensor, atol=1e-5), path
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"local"} - WITHOUT_BATCH_NORM))
+def test_no_variance_is_extrapolated(name: str) -> None:
+    """It falls from 1 to nearly 0, twice: of a negative one nothing is predicted."""
+    training = replace(TRAINING, local_steps=40, learning_rate=0.01)
+    method = build(METHODS[name], task_for(name, training))
+    alike = torch.full((8, 2, 2, 1), 100, dtype=torch.uint8)
+    data = ClientData(
+        Examples(alike, torch.arange(8) % 3), noisy(0, 4, seed=5).validation
+    )
+    before = method.init(CLIENTS, RandomKey(1))
+    made = {one: client_update(method, before, one, data) for one in CLIENTS}
+    present = method.aggregate(before, iter((one, made[one][1]) for one in CLIENTS))
+
+    def late(client: str) -> tuple[str, Any]:
+        key = RandomKey(1).child(client)
+        then, now = (method.broadcast(one, client, key) for one in (before, present))
+        return client, rebased(method, made[client][1], then, now, 1.0)
+
+    state = method.aggregate(present, map(late, CLIENTS))
+    images = noisy(6, 0, seed=4).train.images
+    for client in (UNSEEN_CLIENT, *CLIENTS):
+        memory, own = (
+            None,
+            ClientData(no_examples(method.task.spec), no_examples(method.task.spec)),
+        )
+        if client in made:
+            memory, own = made[client][0], data
+        payload = method.broadcast(state, client, RandomKey(2))
+        served = method.personalize(payload, memory, own, RandomKey(3))
+        assert torch.isfinite(served(images)).all(), client
 
 
 def test_what_compression_saves_is_saved_on_the_link() -> None:

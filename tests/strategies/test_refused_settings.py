@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from knnper.errors import ConfigError, Problem
-from knnper.experiment import TrainingSettings, parse_settings
+from knnper.experiment import (
+    BufferedTiming,
+    Choice,
+    Settings,
+    TrainingSettings,
+    parse_settings,
+)
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from tests.strategies.method_checks import problems_of
 from tests.strategies.tiny import linear_task, normed_task
@@ -51,6 +57,27 @@ def found_in(
             "2 / prox_weight = 0.1",
         ),
         ("scaffold", {}, {"momentum": 0.9}, "training.momentum", "found 0.9, expected"),
+        (
+            "fedbasis",
+            {},
+            {"timing": BufferedTiming()},
+            "training.timing",
+            "warm_start_fraction of 0",
+        ),
+        (
+            "fedproto",
+            {},
+            {"timing": BufferedTiming(server_rate=0.5)},
+            "training.timing",
+            "server_rate of 0.5, expected 0 and 1",
+        ),
+        (
+            "heterofl",
+            {"mask_labels": True},
+            {"compression": Choice("sign", Settings())},
+            "method.mask_labels",
+            "found true with training.compression",
+        ),
     ],
 )
 def test_what_goes_together_badly(

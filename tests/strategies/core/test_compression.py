@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from knnper.client.site import Discretion
-from knnper.errors import CodecError, TrainingDivergedError
+from knnper.errors import CodecError, RunError, TrainingDivergedError
 from knnper.experiment import Choice, TrainingSettings, load_experiment
 from knnper.records import flatten, take_apart, unflatten
 from knnper.seeding import RandomKey
@@ -188,18 +188,24 @@ def test_with_all_differences_a_method_is_itself(name: str) -> None:
         client_update(method, before, client, data[client], kept, server_round=2)
 
 
-def test_buffers_travel_as_they_are() -> None:
-    method = compressed("sign")
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedbabu", "gpfl", "pfedfda"])
+def test_buffers_travel_as_they_are(name: str) -> None:
+    """Of models that are shared as a whole, and in part."""
+    method = compressed("sign", name)
     before = method.init(CLIENTS, RandomKey(1))
     data = noisy(8, 0, seed=1)
     plain = client_update(method.method, before, "a", data)[1]
     _, sent = client_update(method, before, "a", data)
     payload = method.broadcast(before, "a", RandomKey(1))
-    found = method.decoded(payload, sent).weights
+    arrived = method.decoded(payload, sent)
+    found, expected = (
+        method.method.aggregate(before, iter([("a", one)])).weights
+        for one in (arrived, plain)
+    )
     count = method.task.model.num_parameters
     assert count < len(found)
-    assert torch.allclose(found[count:], plain.weights[count:], atol=1e-6)
-    assert not torch.allclose(found[:count], plain.weights[:count], atol=1e-6)
+    assert torch.allclose(found[count:], expected[count:], atol=1e-6)
+    assert not torch.allclose(found[:count], expected[:count], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["top_k", "sign"])
@@ -357,6 +363,12 @@ def test_your_own(tmp_path: Path) -> None:
     found = run(tmp_path, 1, compression="halves:Half")
     assert found[0]["bytes_up"] == pytest.approx(plain[0]["bytes_up"] / 2, abs=8)
     assert found[2]["train_loss"] == pytest.approx(plain[2]["train_loss"], rel=0.01)
+
+
+def test_your_own_that_loses_numbers_is_named(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(OWN.replace("type, size", "type, size // 2"))
+    with pytest.raises(RunError, match=r"expected \d+ numbers, found"):
+        run(tmp_path, 0, compression="short:Half")
 
 
 @pytest.mark.parametrize(
