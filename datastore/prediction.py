@@ -334,9 +334,18 @@ def neighbor_vote(log_weights: Tensor, labels: Tensor, num_classes: int) -> Tens
             "expected at least one neighbour, found none; where the store is empty, "
             "use the global model"
         )
+    return _by_label(_shares(log_weights), labels, num_classes)
+
+
+def _shares(log_weights: Tensor) -> Tensor:
+    """Return each neighbour's share of the vote, of shape (m, k'); rows sum to 1."""
     # A scale near zero may have taken the whole row to -inf.
-    finite = log_weights.clamp_min(torch.finfo(log_weights.dtype).min)
-    shares = torch.softmax(finite, dim=1)
+    return torch.softmax(
+        log_weights.clamp_min(torch.finfo(log_weights.dtype).min), dim=1
+    )
+
+
+def _by_label(shares: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     votes = torch.zeros((len(shares), num_classes), dtype=shares.dtype)
     return votes.scatter_add_(1, labels, shares).float()
 
@@ -419,11 +428,11 @@ class NeighborClassifier:
         log_weights = KERNELS[self.kernel](
             found.squared_distances, self.kernel_scale, embeddings.shape[1]
         )
-        is_empty = found.ids.shape[1] == 0
+        shares, is_empty = _shares(log_weights), found.ids.shape[1] == 0
         return Vote(
-            None if is_empty else neighbor_vote(log_weights, found.labels, num_classes),
+            None if is_empty else _by_label(shares, found.labels, num_classes),
             found,
-            torch.softmax(log_weights, dim=1),
+            shares,
             names,
             count_labels(contents, num_classes),
             len(contents),

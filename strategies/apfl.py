@@ -156,7 +156,7 @@ class Apfl(Method):
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        if len(data.train_and_validation()) == 0:
+        if data.num_examples == 0:
             return ModelPredictor(self.task, payload.weights)
 
         def beside(examples: Examples) -> ModelPredictor:

@@ -181,7 +181,7 @@ class Auto(Personalizer):
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:
-        if len(data.train) + len(data.validation) == 0:
+        if data.num_examples == 0:
             return super().personalize(payload, client_state, data, rng)
 
         def fitted(on: ClientData, key: RandomKey) -> list[Predictor]:

@@ -126,7 +126,7 @@ class Dapper(Personalizer):
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> ModelPredictor:
         base = one_model(self.method.personalize(payload, client_state, data, rng))
-        num_own = len(data.train) + len(data.validation)
+        num_own = data.num_examples
         if num_own == 0:
             return base
         count = max(1, round(self.settings.sample_factor * num_own))

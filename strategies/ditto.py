@@ -116,7 +116,7 @@ class Ditto(Method):
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
-        if client_state is None or not len(data.train_and_validation()):
+        if client_state is None or not data.num_examples:
             return self._unseen_client(payload.weights, data, rng)
         return self._best(self._models(payload, client_state), data.validation)
 

@@ -99,7 +99,7 @@ class FedMTL(Method):
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
-        if client_state is not None and len(data.train_and_validation()):
+        if client_state is not None and data.num_examples:
             return ModelPredictor(self.task, client_state.weights)
         rate = self.task.first_rate
         return trained_on_both_splits(

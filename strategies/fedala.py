@@ -117,7 +117,7 @@ class FedALA(Method):
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
-        if client_state is None or not len(data.train_and_validation()):
+        if client_state is None or not data.num_examples:
             return ModelPredictor(self.task, payload.weights)
         kept = client_state
 

@@ -176,7 +176,7 @@ class FedAS(PartlyShared):
         data: ClientData,
         rng: RandomKey,
     ) -> Predictor:
-        if client_state is not None and len(data.train_and_validation()):
+        if client_state is not None and data.num_examples:
             return ModelPredictor(self.task, client_state.weights)
         return super().personalize(payload, None, data, rng)
 

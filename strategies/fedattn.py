@@ -259,7 +259,7 @@ class FedAttn(Method):
         rng: RandomKey,
     ) -> ModelPredictor:
         weights = payload.weights
-        if len(data.train) + len(data.validation) == 0:
+        if data.num_examples == 0:
             weights = weights.masked_scatter(self._where, payload.biases)
         elif (
             payload.memory is not None and payload.attention is not None and data.train

@@ -208,7 +208,7 @@ class FedDBE(Method):
             )
             return served(trainer.bias.detach().cpu())
 
-        if len(data.train_and_validation()) and client_state is not None:
+        if data.num_examples and client_state is not None:
             return served(client_state.bias)
         return on_both_splits(data, train)
 

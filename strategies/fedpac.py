@@ -217,7 +217,7 @@ class FedPAC(Method):
         data: ClientData,
         rng: RandomKey,
     ) -> ModelPredictor:
-        if not len(data.train_and_validation()):
+        if not data.num_examples:
             return ModelPredictor(self.task, payload.weights)
         epochs, rate_of = self.settings.head_epochs, self.task.training.num_rounds
         if payload.head is None:

@@ -220,7 +220,7 @@ class FedProto(Method):
                 weights = self._trained(weights, payload, examples, number, key).weights
             return served(weights)
 
-        if len(data.train_and_validation()) and client_state is not None:
+        if data.num_examples and client_state is not None:
             return served(client_state.weights)
         return on_both_splits(data, train)
 

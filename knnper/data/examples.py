@@ -82,6 +82,11 @@ class ClientData:
     train: Examples
     validation: Examples
 
+    @property
+    def num_examples(self) -> int:
+        """Examples in both splits."""
+        return len(self.train) + len(self.validation)
+
     def train_and_validation(self) -> Examples:
         """Return both splits, train first: what is left to learn from once tuned."""
         return self.train.join(self.validation)

@@ -130,7 +130,7 @@ class PartlyShared(Method):
 
 def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | None:
     """Return the part that a client is served with; None for the server's."""
-    return part if len(data.train) + len(data.validation) > 0 else None
+    return part if data.num_examples > 0 else None
 
 
 # All clients of a round are sent one tensor. It is found by its identity.

@@ -31,6 +31,13 @@ KNN = torch.tensor([[1.0, 0.0], [0.3, 0.7]])
 GLOBAL = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
 
 
+def test_a_scale_near_zero_leaves_shares_of_the_vote() -> None:
+    store = memory_store(torch.tensor([[10.0], [20.0]]), torch.tensor([0, 1]), 2)
+    vote = NeighborClassifier(store, 2, "paper", 1e-308).vote(torch.tensor([[0.0]]))
+    assert vote.probabilities is not None
+    assert vote.probabilities.tolist() == vote.weights.tolist() == [[0.5, 0.5]]
+
+
 def test_the_ends_are_bit_identical() -> None:
     third = torch.softmax(torch.tensor([[0.1, 0.2, -0.3]]), dim=1)
     other = torch.softmax(torch.tensor([[2.1, -0.7, 1.3]]), dim=1)
