@@ -11,21 +11,11 @@ from torch.optim import SGD
 
 @dataclass(frozen=True)
 class BareImages:
-    """Images in one tensor.
+    """Images in one tensor."""
 
-    Attributes
-    ----------
-    pixels
-        uint8, shape (n, height, width, channels).
-    labels
-        int64, shape (n,).
-    scale, shift
-        Normalise a batch as float32; shape (channels,).
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    scale: Tensor
+    pixels: Tensor  # uint8, shape (n, height, width, channels)
+    labels: Tensor  # int64, shape (n,)
+    scale: Tensor  # normalises a batch as float32, with the shift; shape (channels,)
     shift: Tensor
 
     def to(self, device: torch.device) -> "BareImages":

@@ -22,59 +22,31 @@ EMBEDDED_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class PersonalizationShare:
-    """What one process personalises.
+    """What one process personalises."""
 
-    Attributes
-    ----------
-    workload
-        Gives the images.
-    weights_file
-        The global model's tensors, named as torchvision names them.
-    clients
-        The process's clients.
-    """
-
-    workload: Workload
-    weights_file: str
+    workload: Workload  # gives the images
+    weights_file: str  # the global model's tensors, as torchvision names them
     clients: list[ClientPart]
 
 
 @dataclass(frozen=True)
 class BareResult:
-    """What is known of a client afterwards.
-
-    Attributes
-    ----------
-    client
-        Its name.
-    knn_weight
-        λ, chosen on the validation split.
-    personal, reference
-        Share of the test split that the mixture and the global model get right.
-    validation
-        Share of the validation split that the global model gets right.
-    """
+    """What is known of a client afterwards."""
 
     client: str
-    knn_weight: float
-    personal: float
-    reference: float
-    validation: float
+    knn_weight: float  # λ, chosen on the validation split
+    personal: float  # share of the test split that the mixture gets right
+    reference: float  # the same of the global model
+    validation: float  # what that gets right of the validation split
 
 
 @dataclass(frozen=True)
 class _Split:
-    """One client's embeddings (n, p), the global model's probabilities (n, c), labels.
+    """One client's split, as the global model sees it."""
 
-    Attributes
-    ----------
-    embeddings, probabilities, labels
-        See above; labels are int64 of shape (n,).
-    """
-
-    embeddings: NDArray[np.float32]
-    probabilities: Tensor
-    labels: Tensor
+    embeddings: NDArray[np.float32]  # shape (n, p)
+    probabilities: Tensor  # shape (n, c)
+    labels: Tensor  # int64, shape (n,)
 
     def accuracy(self, probabilities: Tensor) -> float:
         """Return the share of the labels with the largest probability."""

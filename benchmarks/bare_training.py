@@ -15,21 +15,11 @@ from knnper.process import compute_device, keep_freed_memory, prepare_process
 
 @dataclass(frozen=True)
 class TrainingShare:
-    """What one process trains on in one pass.
+    """What one process trains on in one pass."""
 
-    Attributes
-    ----------
-    workload
-        Gives the images.
-    batches
-        Positions of the images of each batch, int64 of shape (batch,).
-    keeps_memory
-        Whether the process keeps freed memory as our workers do; plain torch does not.
-    """
-
-    workload: Workload
-    batches: list[Tensor]
-    keeps_memory: bool = False
+    workload: Workload  # gives the images
+    batches: list[Tensor]  # the positions of each one's images, int64 (batch,)
+    keeps_memory: bool = False  # if freed, as our workers do and plain torch does not
 
 
 def training_shares(workload: Workload, keeps_memory: bool) -> list[TrainingShare]:

@@ -36,13 +36,7 @@ FRACTION_INK = 0.2
 
 
 def write_leaf_file(path: Path, num_users: int, num_samples: int) -> None:
-    """Write a FEMNIST of random images, a fifth of whose pixels are not white.
-
-    Parameters
-    ----------
-    num_users, num_samples
-        Users in the file, and the images that each has.
-    """
+    """Write a FEMNIST of random images, a fifth of whose pixels are not white."""
     # Not above: it loads torch, which the process of the baseline does without.
     from knnper.seeding import RandomKey
 
@@ -72,35 +66,18 @@ def _image_texts(generator: np.random.Generator) -> list[str]:
 
 @dataclass(frozen=True)
 class Reading:
-    """How long a file took, and the most memory that the process has held.
+    """How long a file took, and the most memory that the process has held."""
 
-    Attributes
-    ----------
-    seconds
-        Of the reading, without imports.
-    cpu_seconds
-        The part of them in which the process computed.
-    before, end
-        Megabytes, before it and after it.
-    """
-
-    seconds: float
-    cpu_seconds: float
-    before: float
+    seconds: float  # without imports
+    cpu_seconds: float  # the part of them in which the process computed
+    before: float  # megabytes
     end: float
 
 
 def reading_of(file: Path, cache: Path, *, is_plain: bool) -> Reading:
-    """Read in a fresh process.
+    """Read in a fresh process; a plain one reads with Python's `json`.
 
-    Parameters
-    ----------
-    file
-        Alone in its folder.
-    cache
-        Where the arrays go: a folder that is not there yet.
-    is_plain
-        Whether it is Python's `json` that reads.
+    The file is alone in its folder, and the cache one that is not there yet.
     """
     command = [sys.executable, "-m", "benchmarks.leaf_reading"]
     ended = subprocess.run(
@@ -135,15 +112,7 @@ def _measured(read: Callable[[], object]) -> Reading:
 def measure(
     num_users: int, num_samples: int, repetitions: int, parent: Path | None
 ) -> list[Measurement]:
-    """Return the seconds and the peaks of both; the file is in the system's cache.
-
-    Parameters
-    ----------
-    num_users, num_samples
-        Users in the file, and images of each.
-    parent
-        On the disk where the file and the cache are.
-    """
+    """Return the seconds and the peaks of both; the file is in the system's cache."""
     folder = Path(tempfile.mkdtemp(prefix="knnper-leaf-", dir=parent))
     try:
         say("leaf_reading: writing the file")

@@ -12,27 +12,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Measurement:
-    """A figure, measured several times.
-
-    Attributes
-    ----------
-    name
-        Of the benchmark.
-    values
-        The figure, once a repetition.
-    baselines
-        What it is compared with, measured in turn with the values in one run.
-    baseline_is
-        What that is, in words.
-    details
-        What else there is to know, as in ``{"clients": 200}``.
-    """
+    """A figure of a benchmark, measured once a repetition."""
 
     name: str
     values: Sequence[float]
-    baselines: Sequence[float]
-    baseline_is: str
-    details: dict[str, object] = field(default_factory=dict)
+    baselines: Sequence[float]  # measured in turn with the values in one run
+    baseline_is: str  # in words
+    details: dict[str, object] = field(default_factory=dict)  # as {"clients": 200}
 
     def as_json(self) -> str:
         """Return the medians of values and baselines, and the range of the values."""
@@ -50,13 +36,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Turns:
-    """Seconds of two things that were done in turn.
-
-    Attributes
-    ----------
-    ours, bare
-        Once a repetition; neighbours were measured one after the other.
-    """
+    """Seconds of two things that were done in turn, one after the other."""
 
     ours: Sequence[float]
     bare: Sequence[float]
@@ -73,15 +53,7 @@ class Turns:
 def in_turn(
     ours: Callable[[], float], bare: Callable[[], float], repetitions: int
 ) -> Turns:
-    """Measure two things in turn; a first turn warms both up and is not counted.
-
-    Parameters
-    ----------
-    ours, bare
-        Do it once and return the seconds.
-    repetitions
-        Of both.
-    """
+    """Measure two things in turn; a first turn warms both up and is not counted."""
     pairs = [(ours(), bare()) for _ in range(repetitions + 1)][1:]
     return Turns([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 

@@ -26,16 +26,7 @@ def median_rounds(
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of the median round of each repetition, ours and Flower's.
 
-    Parameters
-    ----------
-    name
-        Of what is measured.
-    workload
-        Clients that echo.
-    num_rounds
-        Of ours and of the baseline, in each repetition.
-    repetitions, baseline_repetitions
-        The first so many repetitions measure the baseline too.
+    ``num_rounds`` are those of both; only the first repetitions have the baseline.
     """
     bench, num_clients = workload.workbench(), workload.num_clients
     tensors = bench.task.model.named(bench.task.initial_weights)

@@ -23,29 +23,13 @@ TASK_FILE = "task.pt"
 
 @dataclass(frozen=True)
 class PeerTask:
-    """What all contenders train.
+    """What all contenders train, one epoch a round."""
 
-    Attributes
-    ----------
-    network
-        As it is before the first round; from normalised images to logits.
-    images
-        Of all clients.
-    clients
-        Positions of each client's images, int64 of shape (clients, images).
-    cohort_size
-        How many of them train in a round.
-    batch_size
-        Divides the number of a client's images.
-    learning_rate, momentum
-        Of local training, one epoch a round.
-    """
-
-    network: nn.Module
-    images: BareImages
-    clients: Tensor
-    cohort_size: int
-    batch_size: int
+    network: nn.Module  # before the first round; from normalised images to logits
+    images: BareImages  # of all clients
+    clients: Tensor  # positions of each one's images, int64 (clients, images)
+    cohort_size: int  # clients that train in a round
+    batch_size: int  # divides the number of a client's images
     learning_rate: float
     momentum: float
 
@@ -80,17 +64,11 @@ ROUND = "round"
 """Asks for a round; any other line is the file where the global model is to be."""
 
 Model = Callable[[], dict[str, Tensor]]
-"""Returns what the global model is, by the names of the task's network."""
+"""Returns the global model by the names of the task's network; nothing without one."""
 
 
 class Line:
-    """The pipes to `benchmarks.peers`; whatever else is printed goes to stderr.
-
-    Parameters
-    ----------
-    model
-        Of this contender; one that has none returns nothing.
-    """
+    """The pipes to `benchmarks.peers`; whatever else is printed goes to stderr."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -61,22 +61,12 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """Who takes part.
+    """Who takes part."""
 
-    Attributes
-    ----------
-    module, arguments
-        The program that its processes are, and what it is told before the folder.
-    num_processes
-        That are started, which may start others.
-    requirement
-        What is installed into an environment of its own; empty is ours.
-    """
-
-    module: str
-    arguments: Sequence[str]
-    num_processes: int = 1
-    requirement: str = ""
+    module: str  # the program that its processes are
+    arguments: Sequence[str]  # what it is told before the folder
+    num_processes: int = 1  # that are started, which may start others
+    requirement: str = ""  # what is in an environment of its own; empty is ours
 
 
 _PFL, _BLAZEFL = "pfl==0.6.0", "blazefl==2.0.3"
@@ -99,16 +89,8 @@ class NotInstalledError(Exception):
 class Running(contextlib.ExitStack):
     """The processes of a contender, which wait until they are told to make a round.
 
-    Parameters
-    ----------
-    name
-        Who it is, of `CONTENDERS`.
-    python
-        Of its environment.
-    folder
-        Where the task is, and what it says goes.
-    num_steps
-        Of SGD that its rounds must have.
+    The folder has the task, and gets what they say. A round must have ``num_steps`` of
+    SGD.
     """
 
     def __init__(
@@ -304,19 +286,10 @@ def require_same_work(
     network: torch.nn.Module,
     is_fixed: bool,
 ) -> None:
-    """Refuse a contender whose first round was not as ours.
+    """Refuse a contender whose first round, which began as ours, was not as ours.
 
-    Parameters
-    ----------
-    name
-        Who it is.
-    model, ours
-        Its global model and ours, after a round.
-    network
-        Both before it.
-    is_fixed
-        Whether chance chose nothing, so that both have to be the same; else they have
-        to be as far from the start as each other.
+    Where chance chose nothing both models have to be the same, else as far from the
+    start as each other.
     """
     if not model:
         return
@@ -344,17 +317,7 @@ def _distance(
 def measure(
     title: str, workload: Workload, pythons: dict[str, Path | str], repetitions: int
 ) -> list[Measurement]:
-    """Return a line for each contender.
-
-    Parameters
-    ----------
-    title
-        Of the workload.
-    pythons
-        By contender; `OURS` is the first of them.
-    repetitions
-        Rounds that count, after one that warms up.
-    """
+    """Return a line for each contender, of which `OURS` is the first."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         task = write_task(workload, Path(name))
         num_steps = task.cohort_size * task.steps_per_client
@@ -383,17 +346,7 @@ def measure(
 
 
 def figures(title: str, name: str, turns: Turns, megabytes: float) -> Measurement:
-    """Return a contender's line.
-
-    Parameters
-    ----------
-    title, name
-        Of workload and contender.
-    turns
-        The seconds of `OURS`, and the contender's.
-    megabytes
-        The most that it held.
-    """
+    """Return a contender's line, of the seconds of `OURS` and its own."""
     ratios = turns.ratios()
     details: dict[str, object] = {
         "workload": title,

@@ -19,11 +19,6 @@ class Processes(contextlib.ExitStack):
 
     They start at once, with the environment that plain torch would have: Ray's workers
     are given another one, see `knnper.simulation.flower_engine`.
-
-    Parameters
-    ----------
-    count
-        How many there are.
     """
 
     def __init__(self, count: int) -> None:

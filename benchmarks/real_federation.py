@@ -47,21 +47,11 @@ Command = Sequence[str | Path]
 
 @dataclass(frozen=True)
 class RealFederation:
-    """Certificates and keys of a server and its clients, and the ports they use.
+    """Certificates and keys of a server and its clients, and the ports they use."""
 
-    Attributes
-    ----------
-    folder
-        As ``knnper fed init`` makes it.
-    names
-        Of the clients.
-    gateway, control
-        Ports of ours; stock Flower has only the latter.
-    """
-
-    folder: FederationFolder
-    names: tuple[str, ...]
-    gateway: int
+    folder: FederationFolder  # as ``knnper fed init`` makes it
+    names: tuple[str, ...]  # of the clients
+    gateway: int  # a port of ours, which stock Flower has not
     control: int
 
     @property

@@ -10,13 +10,7 @@ MOBILENET_V2 = "mobilenet_v2"
 
 
 def tensors_of(model: str) -> dict[str, Tensor]:
-    """Return the numbers of a model as torch keeps them, float32.
-
-    Parameters
-    ----------
-    model
-        `TRIVIAL` is ten numbers, `MOBILENET_V2` about 9 MB in more than 200 tensors.
-    """
+    """Return the float32 numbers of a model: ten, or 9 MB in more than 200 tensors."""
     if model == TRIVIAL:
         return {"numbers": torch.zeros(10)}
     networks = import_torchvision().models

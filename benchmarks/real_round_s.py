@@ -24,14 +24,8 @@ def measure(
 ) -> list[Measurement]:
     """Return the median round of each repetition, for each model.
 
-    Parameters
-    ----------
-    repetitions
-        In each, both federations are started anew, one after the other.
-    num_clients
-        How many there are.
-    rounds
-        From a model's name to the rounds of ours and of the baseline.
+    ``rounds`` are those of ours and of the baseline, by the model's name. Each
+    repetition starts both federations anew, one after the other.
     """
     pairs: dict[str, list[tuple[float, float]]] = {model: [] for model in rounds}
     for repetition in range(repetitions):

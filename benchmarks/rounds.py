@@ -33,23 +33,11 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
     """A run from scratch, with the default checkpoints, that waits before each round.
 
     So a round is measured as it is within a run: its clients train while the checkpoint
-    of the one before is written.
-
-    Parameters
-    ----------
-    bench, federation
-        Who trains what.
-    folder
-        Where checkpoints go.
-
-    Attributes
-    ----------
-    num_trained
-        Clients whose updates the latest round used.
+    of the one before is written to ``folder``.
     """
 
     def __init__(self, bench: Workbench, federation: Federation, folder: Path) -> None:
-        self.num_trained = 0
+        self.num_trained = 0  # clients whose updates the latest round used
         self._start = untrained(bench, bench.roster)
         self._state, self._aggregate = self._start.state, bench.method.aggregate
         method = changed(

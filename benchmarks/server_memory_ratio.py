@@ -33,16 +33,10 @@ NUM_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most memory that a process has held so far, in megabytes.
+    """The most memory that a process has held so far, in megabytes."""
 
-    Attributes
-    ----------
-    before, end
-        Before the first round and after the last.
-    """
-
-    before: float
-    end: float
+    before: float  # the first round
+    end: float  # after the last one
 
     @property
     def growth(self) -> float:
@@ -100,16 +94,9 @@ class _Pair:
 
 
 def measure(workload: Workload, num_stock: int, repetitions: int) -> Measurement:
-    """Return the ratio of the peaks.
+    """Return the ratio of the peaks of many clients and a tenth of them.
 
-    Parameters
-    ----------
-    workload
-        The many clients; the few are a tenth.
-    num_stock
-        The many clients of Flower's FedAvg.
-    repetitions
-        Of both ratios.
+    Flower's FedAvg has ``num_stock`` of them in place of the workload's.
     """
     ours: list[_Pair] = []
     theirs: list[_Pair] = []

@@ -43,18 +43,10 @@ ONE_STEP: Mapping[str, Any] = {"batch_size": 256, "local_steps": 1}
 
 @dataclass(frozen=True)
 class Target:
-    """A site, and what an attack has to find.
+    """A site, and what an attack has to find."""
 
-    Attributes
-    ----------
-    folder
-        With the site's data.
-    public
-        Images of the same kind that the server has, as rows of [0, 1].
-    """
-
-    folder: Path
-    public: Tensor
+    folder: Path  # with the site's data
+    public: Tensor  # images of the same kind that the server has, as rows of [0, 1]
 
     def opened(self, settings: Experiment, limits: str = "") -> SiteWorker:
         """Return what answers a run; ``limits`` as in client.yaml, without braces."""
@@ -89,17 +81,9 @@ def asked(model: Mapping[str, Any], training: Mapping[str, Any]) -> Experiment:
 
 @dataclass
 class Found:
-    """Which of a site's images were had, by their place.
+    """Which of a site's images were had, by their place."""
 
-    Attributes
-    ----------
-    images
-        The site's, as rows of [0, 1], float64 (n, pixels).
-    exact, recognised
-        Places.
-    """
-
-    images: Tensor
+    images: Tensor  # the site's, as rows of [0, 1], float64 (n, pixels)
     exact: set[int]
     recognised: set[int]
 
@@ -178,17 +162,8 @@ def trap_in_mlp(worker: SiteWorker, target: Target, share: float, rounds: int) -
 
     Fowl et al., "Robbing the Fed", ICLR 2022: neuron j is active where u·x > q_j, and
     all get the same gradient, so that two neighbours differ by the image between them.
-
-    Parameters
-    ----------
-    worker
-        The site.
-    target
-        For the server's guess of the quantiles q_j.
-    share
-        Of the images, those with the largest u·x, that the neurons are spread over.
-    rounds
-        Updates; u is another one in each.
+    The server guesses the quantiles q_j by its own images. The neurons are spread over
+    a ``share`` of the images, those with the largest u·x; u is another one each round.
     """
     found = nothing_yet(worker)
     model: Any = worker.limits.experiment.model.settings

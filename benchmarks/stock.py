@@ -58,12 +58,7 @@ def _train_own(message: Message, context: Context) -> Message:
 class TrainingRounds(FedAvg):
     """Rounds in which clients train, one at a time.
 
-    Parameters
-    ----------
-    grid
-        With a node for each client of the task, which run `training_app`.
-    folder
-        Where the task is.
+    The grid has a node for each client of the folder's task, which run `training_app`.
     """
 
     def __init__(self, grid: Grid, folder: Path) -> None:

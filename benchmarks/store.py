@@ -47,10 +47,10 @@ AT_ONCE = 1000
 NUM_NEIGHBORS = 10
 
 
-def made_up(count: int, dim: int, seed: int = 0) -> NewExamples:
-    """Return random images of 3,072 bytes, with embeddings of ``dim`` numbers."""
+def made_up(count: int, seed: int = 0) -> NewExamples:
+    """Return random images of 3,072 bytes, with embeddings of 1,280 numbers."""
     generator = RandomKey(seed, ("benchmark",)).numpy()
-    embeddings = generator.standard_normal((count, dim), dtype="float32")
+    embeddings = generator.standard_normal((count, DIM), dtype="float32")
     images = generator.integers(0, 256, (count, *IMAGE), dtype="uint8")
     labels = generator.integers(0, NUM_CLASSES, count)
     return NewExamples(
@@ -68,22 +68,20 @@ def store_folder(parent: Path | None) -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def empty_store(folder: Path, dim: int) -> Store:
+def empty_store(folder: Path) -> Store:
     """Return a new store on disk that keeps images and embeddings."""
     spec = StoreSpec(NUM_CLASSES, InputLayout(IMAGE))
-    return create_store(folder, spec, dim, "made-up")
+    return create_store(folder, spec, DIM, "made-up")
 
 
-def opening(
-    num_examples: int, dim: int, repetitions: int, parent: Path | None
-) -> Measurement:
+def opening(num_examples: int, repetitions: int, parent: Path | None) -> Measurement:
     """Return the seconds of each opening; files are in the system's cache."""
     with store_folder(parent) as folder:
         say("store_opening_s: filling the store")
-        with empty_store(folder, dim) as store:
+        with empty_store(folder) as store:
             for start in range(0, num_examples, AT_ONCE):
                 count = min(AT_ONCE, num_examples - start)
-                store.add(made_up(count, dim, seed=start))
+                store.add(made_up(count, seed=start))
         index, kept = folder / INDEX, folder.with_name("kept")
 
         def opened() -> None:
@@ -97,21 +95,21 @@ def opening(
             return seconds
 
         turns = in_turn(lambda: seconds_of(opened), opened_without_index, repetitions)
-    details: dict[str, object] = {"examples": num_examples, "embedding_dim": dim}
+    details: dict[str, object] = {"examples": num_examples, "embedding_dim": DIM}
     baseline_is = "seconds without the cached index"
     return Measurement("store_opening_s", turns.ours, turns.bare, baseline_is, details)
 
 
 def adding(
-    at_once: int, num_examples: int, dim: int, repetitions: int, parent: Path | None
+    at_once: int, num_examples: int, repetitions: int, parent: Path | None
 ) -> Measurement:
     """Return examples a second; the store grows from one repetition to the next."""
-    examples = made_up(num_examples, dim)
+    examples = made_up(num_examples)
     new = [
         _part(examples, slice(start, start + at_once))
         for start in range(0, num_examples, at_once)
     ]
-    with store_folder(parent) as folder, empty_store(folder, dim) as store:
+    with store_folder(parent) as folder, empty_store(folder) as store:
 
         def ours() -> float:
             say(f"store_adds_per_s: {len(store)} stored")
@@ -126,7 +124,7 @@ def adding(
         [num_examples / seconds for seconds in turns.ours],
         [num_examples / seconds for seconds in turns.bare],
         "examples a second, appended to a plain file with fsync",
-        {"at_once": at_once, "examples": num_examples, "embedding_dim": dim},
+        {"at_once": at_once, "examples": num_examples, "embedding_dim": DIM},
     )
 
 
@@ -148,7 +146,7 @@ def _append(path: Path, new: list[NewExamples]) -> None:
 
 
 def asking(
-    num_examples: int, dim: int, num_queries: int, repetitions: int, parent: Path | None
+    num_examples: int, num_queries: int, repetitions: int, parent: Path | None
 ) -> Measurement:
     """Return the ratio of each repetition: every query is put to both in turn.
 
@@ -156,13 +154,13 @@ def asking(
     two are alike: what is in the cache makes a scan faster or slower by a third.
     """
     say(f"store_query_vs_faiss: {num_examples} stored")
-    examples = made_up(num_examples, dim)
-    queries = made_up(num_queries, dim, seed=1).embeddings
+    examples = made_up(num_examples)
+    queries = made_up(num_queries, seed=1).embeddings
     faiss.omp_set_num_threads(1)
-    index = faiss.IndexFlatL2(dim)
+    index = faiss.IndexFlatL2(DIM)
     index.add(examples.embeddings.numpy())
     with store_folder(parent) as folder:
-        with empty_store(folder, dim) as store:
+        with empty_store(folder) as store:
             store.add(examples)
         with open_store(folder) as reader:
             pairs = [
@@ -171,7 +169,7 @@ def asking(
     turns = Turns([ours for ours, _ in pairs], [bare for _, bare in pairs])
     details: dict[str, object] = {
         "examples": num_examples,
-        "embedding_dim": dim,
+        "embedding_dim": DIM,
         "ms_a_query": rounded(1000 * statistics.median(turns.ours) / num_queries),
     }
     return Measurement(
@@ -219,11 +217,11 @@ def main() -> None:
     """Measure and print."""
     given = parser().parse_args()
     times, place = given.repetitions, given.folder
-    print(opening(given.examples, DIM, times, place).as_json(), flush=True)
+    print(opening(given.examples, times, place).as_json(), flush=True)
     for at_once, count in ((1, given.singles), (AT_ONCE, AT_ONCE * given.batches)):
-        print(adding(at_once, count, DIM, times, place).as_json(), flush=True)
+        print(adding(at_once, count, times, place).as_json(), flush=True)
     # Where numbers lie in memory makes runs differ: more of them.
-    print(asking(given.asked, DIM, given.queries, 3 * times, place).as_json())
+    print(asking(given.asked, given.queries, 3 * times, place).as_json())
 
 
 if __name__ == "__main__":

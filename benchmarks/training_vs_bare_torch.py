@@ -33,14 +33,7 @@ def measure(
 ) -> Measurement:
     """Return the ratio of samples a second, ours to bare.
 
-    Parameters
-    ----------
-    workload
-        Who trains on how much.
-    repetitions
-        Rounds that count, and passes of the bare loop.
-    keeps_memory
-        Whether the bare processes keep freed memory as our workers do.
+    Bare processes may keep freed memory, as our workers do.
     """
     shares = training_shares(workload, keeps_memory)
     with Processes(workload.num_workers) as processes:

@@ -58,47 +58,21 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True)
 class Workload:
-    """Clients of one size, all alike.
-
-    Attributes
-    ----------
-    num_clients
-        How many there are.
-    num_train, num_validation, num_test
-        Images of each client.
-    batch_size
-        Of local training, one epoch a round.
-    model, method
-        Names of the catalogues.
-    embedding_dim
-        Of a model that takes one; None is its default.
-    echoes
-        Whether clients only return the model that they are sent.
-    num_workers
-        Worker processes, of one thread each.
-    images
-        A folder of real images, as data set ``image_folder`` takes; else random ones.
-    participation
-        Fraction of the clients that train in a round.
-    gpus_per_client
-        As in experiments: 0 is the CPU, and 0.1 ten processes on a GPU.
-    carrier
-        How models travel, as in ``run.carrier``.
-    """
+    """Clients of one size, all alike; they train an epoch a round."""
 
     num_clients: int
-    num_train: int = 100
+    num_train: int = 100  # images of each client, as the next two
     num_validation: int = 0
     num_test: int = 0
     batch_size: int = 128
     model: str = "mobilenet_v2"
-    embedding_dim: int | None = None
+    embedding_dim: int | None = None  # of a model that takes one; None is its default
     method: str = "fedavg"
-    echoes: bool = False
-    num_workers: int = 2
-    images: str = ""
+    echoes: bool = False  # clients only return the model that they are sent
+    num_workers: int = 2  # processes of one thread each
+    images: str = ""  # a folder as data set ``image_folder`` takes; else random ones
     participation: float = 1.0
-    gpus_per_client: float = 0.0
+    gpus_per_client: float = 0.0  # 0 is the CPU, and 0.1 ten processes on a GPU
     carrier: str = "auto"
 
     def experiment(self) -> Experiment:
