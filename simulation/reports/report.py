@@ -1,7 +1,7 @@
 """A report: its chapters, its page, its files."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from knnper.errors import RunError
 from knnper.files import write_atomically
-from knnper.metrics import ACCURACY, called
+from knnper.metrics import ACCURACY
 from knnper.simulation.reports.charts import (
     MOST_SHOWN,
     THEMED,
@@ -30,10 +30,12 @@ from knnper.simulation.reports.charts import (
 )
 from knnper.simulation.reports.figure import colors_of, settle, write_pictures
 from knnper.simulation.reports.runs import (
+    GROUPS,
     FederatedData,
     Row,
     Run,
     Setup,
+    Table,
     by_data,
     comparability,
     degraded_columns,
@@ -50,6 +52,7 @@ from knnper.simulation.reports.runs import (
     setups_of,
     split_of,
     table_of,
+    table_of_group,
 )
 
 
@@ -206,7 +209,7 @@ class Chapter:
     tables: Mapping[str, tuple[Row, ...]]  # by metric, that of the accuracy first
     remarks: tuple[str, ...]
     facts: Mapping[str, str]  # what stands at the top, by its name
-    departures: tuple[list[str], list[list[str]]]  # in which settings the setups differ
+    departures: Table  # in which settings the setups differ, a column each
     common: Mapping[str, str]  # the settings that all have with the same value
 
     @property
@@ -218,6 +221,15 @@ class Chapter:
     def rows(self) -> tuple[Row, ...]:
         """Those of the accuracy."""
         return self.tables[ACCURACY]
+
+    @property
+    def shown(self) -> Iterator[tuple[Table, list[bool]]]:
+        """A table for each metric and group, with which of its rows are references."""
+        for rows in self.tables.values():
+            for group in GROUPS:
+                if found := [row for row in rows if row.group == group]:
+                    table = table_of_group(found, degraded_columns(rows))
+                    yield table, [row.is_reference for row in found]
 
     @functools.cached_property
     def sections(self) -> tuple[Section, ...]:
@@ -277,6 +289,9 @@ class Report:
         return [run for setup in self.setups for run in setup.runs]
 
 
+_DEPARTURES = "Settings with more than one value"
+
+
 def report_of(paths: Sequence[Path]) -> Report:
     """Return the report on the runs in ``paths``, see `find_runs`."""
     runs_found, remarks = find_runs(paths)
@@ -286,6 +301,8 @@ def report_of(paths: Sequence[Path]) -> Report:
     for place, (over, runs) in enumerate(groups, start=1):
         setups, name = tuple(setups_of(runs)), f"part-{place}" if several else ""
         firsts = [setup.runs[0] for setup in setups]
+        keys, cells = departures(firsts)
+        labelled = ((it.label, *one) for it, one in zip(setups, cells, strict=True))
         chapters.append(
             Chapter(
                 name,
@@ -294,7 +311,7 @@ def report_of(paths: Sequence[Path]) -> Report:
                 {one: tuple(table_of(setups, one)) for one in metrics_of(setups)},
                 tuple(comparability(setups)),
                 facts_of(over, setups),
-                departures(firsts),
+                Table(_DEPARTURES, ("setup", *keys), tuple(labelled)),
                 in_common(firsts),
             )
         )
@@ -320,7 +337,7 @@ def template_environment(*, autoescape: bool, more: Sequence[Path] = ()) -> Envi
     )
     environment.filters["cell"] = markdown_cell
     environment.filters["text"] = markdown_text
-    environment.globals["metric_of"] = called
+    environment.globals["degraded"] = degraded_columns
     return environment
 
 
@@ -336,14 +353,14 @@ def as_html(report: Report) -> str:
     """Return the report as an HTML page with its charts and its style inside."""
     environment = template_environment(autoescape=True)
     environment.filters["chart"] = _chart
-    content = {"report": report, "degraded": degraded_columns}
-    return render_page(environment, "report.html", **content, most_open=MOST_SHOWN)
+    content = {"report": report, "most_open": MOST_SHOWN}
+    return render_page(environment, "report.html", **content)
 
 
 def as_markdown_report(report: Report, figures: Path | None = None) -> str:
     """Return the report as Markdown; charts are told by their alternative texts."""
     template = template_environment(autoescape=False).get_template("report.md")
-    return template.render(report=report, degraded=degraded_columns, figures=figures)
+    return template.render(report=report, figures=figures)
 
 
 def _chart(section: Section) -> Markup:

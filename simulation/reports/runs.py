@@ -944,6 +944,23 @@ def as_cells(rows: Sequence[Row]) -> list[list[str]]:
     return cells
 
 
+def table_of_group(rows: Sequence[Row], degraded: Mapping[str, str]) -> Table:
+    """Return what a report shows of a group of clients, all rows of one metric."""
+    metric, group = called(rows[0].metric), rows[0].group.capitalize()
+    named = "" if rows[0].metric == ACCURACY else f": {metric.title}"
+    percent, points = (", %", ", points") if metric.is_fraction else ("", "")
+    header = ["method", f"average{percent}", f"gain{points}", f"bottom decile{percent}"]
+    header += [*(f"{name}, %" for name in degraded), "calibration error, %", "log-loss"]
+    header += ["clients", "seeds", "rounds", "seconds"]
+    shown = ("average", "gain", "bottom_decile", *degraded.values())
+    cells = [header]
+    for row in rows:
+        pooled = [row.figures["ece"].text(), row.figures["log_loss"].text(1, 3)]
+        counts = [str(row.num_clients), str(len(row.runs)), *row.times]
+        cells.append([row.label, *map(row.text, shown), *pooled, *counts])
+    return Table.of_cells(f"{group} clients{named}", cells)
+
+
 def degraded_columns(rows: Sequence[Row]) -> dict[str, str]:
     """Return the columns of fractions degraded."""
     # That against FedAvg is one where it says more than that against the own global.
