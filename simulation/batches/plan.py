@@ -63,7 +63,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan:
+class _Batch:
     """What a batch runs: all points with every seed."""
 
     kind: ClassVar[str]
@@ -459,7 +459,7 @@ class ComparisonSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Comparison(Plan):
+class Comparison(_Batch):
     """Methods side by side, each tuned on validation data, then tested."""
 
     kind = "comparison"
@@ -885,7 +885,7 @@ ALONE = "alone"  # the name of the one variant of a sweep that names none
 
 
 @dataclass(frozen=True)
-class Sweep(Plan):
+class Sweep(_Batch):
     """An experiment at many settings."""
 
     kind = "sweep"
@@ -898,6 +898,9 @@ class Sweep(Plan):
     def references(self) -> tuple[str, ...]:
         """The variants that the others are compared with."""
         return self.settings.references()
+
+
+Plan = Comparison | Sweep
 
 
 def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:

@@ -86,13 +86,11 @@ class Row:
 
 def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
     """Return a row for each outcome, in their order."""
-    assert isinstance(plan, Comparison | Sweep), "there are no others"
-    columns: Iterable[str] = all_columns(plan.figures)
     if isinstance(plan, Comparison):
-        columns = compared_columns(plan).values()
+        columns = list(compared_columns(plan).values())
     else:
-        columns = [*columns, *(name for _, _, name in _gains(plan))]
-    columns = [*columns, SECONDS, *BYTES]
+        columns = [*all_columns(plan.figures), *(name for _, _, name in _gains(plan))]
+    columns += [SECONDS, *BYTES]
     runs = {(one.point.variant, _place(plan, one)): one.runs for one in outcomes}
     rows = []
     for outcome in outcomes:
@@ -136,7 +134,7 @@ def figures_of(run: Path) -> Figures:
     }
 
 
-def _figures(plan: Comparison | Sweep, run: Path, bases: Mapping[str, Path]) -> Figures:
+def _figures(plan: Plan, run: Path, bases: Mapping[str, Path]) -> Figures:
     """Return the figures of a run by column; ``bases`` are runs of the references."""
     own = _own_figures(plan, run)
     others = {name: _own_figures(plan, base) for name, base in bases.items()}
@@ -150,7 +148,7 @@ def _figures(plan: Comparison | Sweep, run: Path, bases: Mapping[str, Path]) -> 
     return {**own, **gains, **degraded, **_costs(run)}
 
 
-def _own_figures(plan: Comparison | Sweep, run: Path) -> Figures:
+def _own_figures(plan: Plan, run: Path) -> Figures:
     if isinstance(plan, Sweep):
         return figures_of(run)
     results = RunFolder(run).results()
@@ -160,7 +158,7 @@ def _own_figures(plan: Comparison | Sweep, run: Path) -> Figures:
     }
 
 
-def _gains(plan: Comparison | Sweep) -> list[tuple[str, str, str]]:
+def _gains(plan: Plan) -> list[tuple[str, str, str]]:
     """Return columns, each with a reference and the column of the difference to it."""
     columns = [f"{group}.{figure_of(plan.metric, 'weighted')}" for group in GROUPS]
     if isinstance(plan, Sweep):
@@ -269,7 +267,6 @@ def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
         if isinstance(plan, Sweep):
             line = _swept_line(row, plan.settings)
         else:
-            assert isinstance(plan, Comparison), "there are no others"
             line = _compared_line(outcome, row, compared_columns(plan))
         lines.append({**line, **_origin(plan, outcome)})
     return csv_text(lines)
@@ -332,24 +329,11 @@ def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]
 
 
+# By one of `OVER_CLIENTS`, or the name of a figure of all clients together.
 _WORDS = {
     "num_clients": "clients",
     "num_empty": "clients without test examples",
     "num_test_examples": "test examples",
-    "accuracy_weighted": "accuracy",
-    "accuracy_mean": "mean over clients",
-    "accuracy_bottom_decile": "bottom decile",
-    "accuracy_worst": "worst client",
-    "accuracy_std": "spread over clients",
-    "fraction_degraded": degraded_vs(VS_GLOBAL),
-    "ece": "calibration error",
-    "log_loss": "log-loss",
-}
-_NOT_IN_PERCENT = ("log_loss", "num_clients", "num_empty", "num_test_examples")
-
-
-_LOWER_IS_BETTER = ("accuracy_std", "fraction_degraded", "ece", "log_loss")
-_WORDS_OVER_CLIENTS = {
     "weighted": "average",
     "mean": "mean over clients",
     "bottom_decile": "bottom decile",
@@ -357,11 +341,15 @@ _WORDS_OVER_CLIENTS = {
     "std": "spread over clients",
     "fraction_degraded": degraded_vs(VS_GLOBAL),
     "num_undefined": "clients where it is not defined",
+    "ece": "calibration error",
+    "log_loss": "log-loss",
 }
+_COUNTS = ("num_clients", "num_empty", "num_test_examples", "num_undefined")
+_LOWER_IS_BETTER = ("std", "fraction_degraded", "num_undefined", "ece", "log_loss")
 
 
 def _spread(figure: str) -> tuple[str, str]:
-    """Return metric and one of `OVER_CLIENTS`, of a figure that `figure_of` named."""
+    """Return metric and one of `_WORDS`, of a figure that `figure_of` named or not."""
     figure = figure.removeprefix(GLOBAL)
     for name in OVER_CLIENTS:
         if figure.endswith(f"_{name}"):
@@ -371,30 +359,27 @@ def _spread(figure: str) -> tuple[str, str]:
 
 def label_of(figure: str) -> str:
     """Return what people call a figure, as in ``global.accuracy_weighted``."""
-    words = _WORDS.get(figure.removeprefix(GLOBAL))
-    if words is None:
-        metric, name = _spread(figure)
-        words = f"{called(metric).title}, {_WORDS_OVER_CLIENTS[name]}"
+    metric, name = _spread(figure)
+    words = _WORDS[name]
+    if metric != ACCURACY:
+        words = f"{called(metric).title}, {words}"
+    elif name == "weighted":
+        words = ACCURACY
     return f"global model's {words}" if figure.startswith(GLOBAL) else words
 
 
 def is_percent(figure: str) -> bool:
     """Return whether a figure is a fraction, which people read in percent."""
-    figure, _, _ = figure.partition(_VS)
-    if (plain := figure.removeprefix(GLOBAL)) in _WORDS:
-        return plain not in _NOT_IN_PERCENT
-    metric, name = _spread(figure)
-    of_metric = called(metric).is_fraction and name != "num_undefined"
-    return of_metric or name == "fraction_degraded"
+    metric, name = _spread(figure.partition(_VS)[0])
+    if name in (*_COUNTS, "log_loss"):
+        return False
+    return called(metric).is_fraction or name == "fraction_degraded"
 
 
 def lower_is_better(figure: str) -> bool:
     """Return whether the smallest value of a figure is the best."""
-    if (plain := figure.removeprefix(GLOBAL)) in _WORDS:
-        return plain in _LOWER_IS_BETTER
     metric, name = _spread(figure)
-    is_count = name in ("std", "fraction_degraded", "num_undefined")
-    return is_count or called(metric).lower_is_better
+    return name in _LOWER_IS_BETTER or called(metric).lower_is_better
 
 
 def column_of(settings: SweepSettings) -> str:
@@ -407,7 +392,6 @@ def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
     if isinstance(plan, Sweep):
         return Table.of_cells(plan.name, _swept_cells(plan.settings, rows))
     titles = {row.variant: row.title for row in rows}
-    assert isinstance(plan, Comparison), "there are no others"
     references = [titles[name] for name in plan.references]
     of_group = [f"vs {title}" for title in references]
     of_group += ["bottom decile", degraded_vs(references[0])]
