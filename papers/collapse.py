@@ -6,11 +6,9 @@ Figure 2.
 
 import functools
 import math
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -20,27 +18,15 @@ from torch import Tensor
 
 from knnper.data.examples import ClientData
 from knnper.errors import RunError
-from knnper.experiment import (
-    Choice,
-    Experiment,
-    NonNegativeInt,
-    Settings,
-    results_identity,
-)
+from knnper.experiment import Choice, Experiment, NonNegativeInt, Settings
 from knnper.seeding import RandomKey
 from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
-from knnper.server.rounds import RoundLoop
 from knnper.server.run import untrained
-from knnper.server.run_folder import Checkpoint, CheckpointFolder
+from knnper.server.run_folder import Checkpoint
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.runs import Table, estimate
-from knnper.simulation.workbench import (
-    SerialFederation,
-    Workbench,
-    open_workbench,
-    runtime_of,
-)
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import ClientResult
@@ -51,7 +37,7 @@ from knnper.strategies.fedbasis import (
     FedBasisSettings,
     local_round,
 )
-from papers.figures import Drawing, FigureFolder, PartRecord
+from papers.figures import Drawing, FigureFolder, PartRecord, serial_rounds
 
 
 @dataclass(frozen=True)
@@ -134,11 +120,7 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
     diary = _Diary(bench, settings_of(bench.experiment))
     watched = replace(bench, method=diary.watched(bench.method))
     roster = bench.roster
-    with tempfile.TemporaryDirectory() as name:
-        federation = SerialFederation(runtime_of(watched, Path(name)))
-        identity = results_identity(bench.experiment)
-        checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
-        loop = RoundLoop(watched, federation, roster, checkpoints, lambda _: None)
+    with serial_rounds(watched) as (loop, federation):
         start = untrained(watched, roster)
         trained = loop.train(start)
         handed = ModelDistribution(bench.method, federation, bench.key).personalize(

@@ -15,8 +15,7 @@ from pydantic import Field
 from knnper.datastore.examples import NewExamples
 from knnper.datastore.memory import KnnSettings
 from knnper.datastore.policy import PolicyName, StoreSettings
-from knnper.datastore.prediction import NeighborClassifier, interpolate
-from knnper.datastore.store import Store, memory_store
+from knnper.datastore.store import Store
 from knnper.datastore.tuning import choose_knn_weight, weights_to_choose_from
 from knnper.errors import RunError
 from knnper.experiment import (
@@ -35,7 +34,7 @@ from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel
 from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
-from papers.memory import Embedded, embed
+from papers.memory import Embedded, classifier, embed
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ def alarm_steps(
     """Return after how many batches each of `ALARMS` went off; None if it did not."""
     if len(held_out) == 0:
         return dict.fromkeys(ALARMS)
-    memory = _store(fitted)
+    memory = fitted.store()
     found: dict[str, int | None] = {}
     for kind, score in ALARMS.items():
         alarm = DriftAlarm(settings.run_length, key.child(kind))
@@ -227,7 +226,7 @@ def follow_client(
 def _chosen(fitted: Embedded, held_out: Embedded, knn: KnnSettings) -> float:
     if len(held_out) == 0:
         return weights_to_choose_from(knn.knn_weights)[0]
-    local = _classifier(_store(fitted), knn)(held_out.embeddings)
+    local = classifier(fitted.store(), knn)(held_out.embeddings)
     return choose_knn_weight(
         local, held_out.probabilities, held_out.labels, knn.knn_weights
     )
@@ -241,28 +240,17 @@ def _curve(
     knn: KnnSettings,
 ) -> Iterator[tuple[int, int]]:
     """Yield correct test images and stored examples after 0 ... T batches."""
-    store = _store(client.initial, strategy)
-    predict = _classifier(store, knn)
+    capacity = None if strategy == "concatenate" else len(client.initial)
+    store = client.initial.store(StoreSettings(policy=strategy, capacity=capacity))
+    predict = classifier(store, knn)
     correct: int | None = None
     for step in range(len(client.batches) + 1):
         changed = step > 0 and _add(store, client.batches[step - 1])
         # What did not change need not be looked up again.
         if changed or step == shift_at or correct is None:
             test = client.tests[step >= shift_at]
-            local = predict(test.embeddings)
-            mixed = interpolate(local, test.probabilities, knn_weight)
-            correct = int((mixed.argmax(dim=1) == test.labels).sum())
+            correct = test.num_correct(predict(test.embeddings), knn_weight)
         yield correct, len(store)
-
-
-def _store(initial: Embedded, strategy: PolicyName = "concatenate") -> Store:
-    capacity = None if strategy == "concatenate" else len(initial)
-    return memory_store(
-        initial.embeddings,
-        initial.labels,
-        initial.probabilities.shape[1],
-        StoreSettings(policy=strategy, capacity=capacity),
-    )
 
 
 def _add(store: Store, batch: Embedded) -> bool:
@@ -271,10 +259,6 @@ def _add(store: Store, batch: Embedded) -> bool:
         return False
     added = store.add(NewExamples(batch.embeddings, batch.labels))
     return bool((added.ids >= 0).any()) or len(added.evicted) > 0
-
-
-def _classifier(store: Store, knn: KnnSettings) -> NeighborClassifier:
-    return NeighborClassifier(store, knn.num_neighbors, knn.kernel, knn.kernel_scale)
 
 
 GLOBAL = "global"

@@ -127,11 +127,6 @@ class AlarmState:
     # It stays: make a new reference to listen anew.
     alarmed_at: int | None
 
-    @property
-    def log_statistic(self) -> float:
-        """The logarithm of R, to be compared with that of h."""
-        return _log_mean(self.log_statistics)
-
 
 @dataclass(frozen=True)
 class DriftAlarm:
@@ -195,32 +190,27 @@ class DriftAlarm:
         """
         _require_numbers(scores)
         ranked = RankedScores(state.scores)
-        p_values = self._p_values(ranked, scores, state.num_scored + 1)
-        log_statistics, alarmed_at = state.log_statistics, state.alarmed_at
-        for number, log_factors in enumerate(log_bets(p_values), state.num_scored + 1):
-            log_statistics = np.logaddexp(0.0, log_statistics) + log_factors
-            if alarmed_at is None and self._is_reached(log_statistics):
-                alarmed_at = number
-        num_scored = state.num_scored + len(scores)
-        return AlarmState(ranked.ascending(), num_scored, log_statistics, alarmed_at)
-
-    def _p_values(self, ranked: RankedScores, scores: Scores, first: int) -> Scores:
+        first, threshold = state.num_scored + 1, math.log(self.run_length)
         p_values = [
             ranked.add(score, self._tie_break(number))
             for number, score in enumerate(scores.tolist(), first)
         ]
-        return np.array(p_values, np.float64)
+        log_statistics, alarmed_at = state.log_statistics, state.alarmed_at
+        for number, log_factors in enumerate(log_bets(np.array(p_values)), first):
+            log_statistics = np.logaddexp(0.0, log_statistics) + log_factors
+            if alarmed_at is None and log_mean(log_statistics) >= threshold:
+                alarmed_at = number
+        num_scored = state.num_scored + len(scores)
+        return AlarmState(ranked.ascending(), num_scored, log_statistics, alarmed_at)
 
     def _tie_break(self, number: int) -> float:
         drawn = self.key.child(number).entropy(8) >> (64 - TIE_BREAK_BITS)
         return float((drawn + 0.5) / 2**TIE_BREAK_BITS)
 
-    def _is_reached(self, log_statistics: NDArray[np.float64]) -> bool:
-        return _log_mean(log_statistics) >= math.log(self.run_length)
 
-
-def _log_mean(logs: NDArray[np.float64]) -> float:
-    return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
+def log_mean(log_statistics: NDArray[np.float64]) -> float:
+    """Return the logarithm of R, to be compared with that of h."""
+    return float(np.logaddexp.reduce(log_statistics) - math.log(len(log_statistics)))
 
 
 def _require_numbers(scores: Scores) -> None:

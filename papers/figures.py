@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,11 @@ from matplotlib.figure import Figure
 
 from knnper.datastore.memory import KnnSettings
 from knnper.errors import FolderTakenError
-from knnper.experiment import Experiment, dotted, to_document
+from knnper.experiment import Experiment, dotted, results_identity, to_document
 from knnper.files import JsonLines, write_atomically
-from knnper.server.run_folder import LOCK, RunFolder
+from knnper.server.federation import Federation
+from knnper.server.rounds import RoundLoop
+from knnper.server.run_folder import LOCK, CheckpointFolder, RunFolder
 from knnper.simulation.batches.folder import (
     code_fingerprint,
     content_digest,
@@ -30,6 +33,7 @@ from knnper.simulation.batches.folder import (
 from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.runs import Chart, Shown, Table, estimate
 from knnper.simulation.trained_model import TrainedModel
+from knnper.simulation.workbench import SerialFederation, Workbench, runtime_of
 
 PartRecord = Mapping[str, Any]
 
@@ -168,6 +172,18 @@ def knn_settings(experiment: Experiment) -> KnnSettings:
     """Return the experiment's own settings of kNN-Per, or the default ones."""
     chosen = experiment.personalization.settings
     return chosen if isinstance(chosen, KnnSettings) else KnnSettings()
+
+
+@contextlib.contextmanager
+def serial_rounds(bench: Workbench) -> Iterator[tuple[RoundLoop, Federation]]:
+    """Give what makes the rounds of a run in this process; its files are deleted."""
+    identity = results_identity(bench.experiment)
+    with tempfile.TemporaryDirectory() as name:
+        checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
+        federation = SerialFederation(runtime_of(bench, Path(name)))
+        roster = bench.roster
+        loop = RoundLoop(bench, federation, roster, checkpoints, lambda _: None)
+        yield loop, federation
 
 
 @dataclass(frozen=True)

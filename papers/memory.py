@@ -22,8 +22,14 @@ from torch import Tensor
 from knnper.data.examples import Examples, LabelledArrays
 from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.memory import Apply, KnnSettings, fill_and_tune
-from knnper.datastore.prediction import KERNELS, KnnPredictor
-from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
+from knnper.datastore.policy import StoreSettings
+from knnper.datastore.prediction import (
+    KERNELS,
+    KnnPredictor,
+    NeighborClassifier,
+    interpolate,
+)
+from knnper.datastore.store import UNNAMED, Store, empty_memory_store, memory_store
 from knnper.datastore.tuning import (
     Candidates,
     Queries,
@@ -147,9 +153,17 @@ class Embedded:
             torch.cat([self.labels, other.labels]),
         )
 
-    def num_correct(self) -> int:
-        """Return how many the global model gets right."""
-        return int((self.probabilities.argmax(dim=1) == self.labels).sum())
+    def num_correct(self, local: Tensor | None = None, knn_weight: float = 0.0) -> int:
+        """Return how many the global model gets right, mixed with a memory or not."""
+        mixed = self.probabilities
+        if local is not None:
+            mixed = interpolate(local, mixed, knn_weight)
+        return int((mixed.argmax(dim=1) == self.labels).sum())
+
+    def store(self, settings: StoreSettings | None = None) -> Store:
+        """Return a memory of the images."""
+        num_classes = self.probabilities.shape[1]
+        return memory_store(self.embeddings, self.labels, num_classes, settings)
 
 
 def embed(model: TrainedModel, split: LabelledArrays, indices: Integers) -> Embedded:
@@ -157,6 +171,11 @@ def embed(model: TrainedModel, split: LabelledArrays, indices: Integers) -> Embe
     examples = split.examples_at(indices)
     embeddings = model.embed(examples.images)
     return Embedded(embeddings, model.head(embeddings), examples.labels)
+
+
+def classifier(store: Store, knn: KnnSettings) -> NeighborClassifier:
+    """Return what gives the votes of embeddings' neighbours in a store."""
+    return NeighborClassifier(store, knn.num_neighbors, knn.kernel, knn.kernel_scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,9 +322,8 @@ def count_correct_with_each(
     known, test = client.known.first(num_known), client.test
     if num_known == 0:
         return torch.full(choices.shape, test.num_correct(), dtype=torch.float64)
-    store = memory_store(known.embeddings, known.labels, known.probabilities.shape[1])
     queries = Queries(test.embeddings, test.probabilities, test.labels)
-    evidence = held_out(store, queries, max(choices.num_neighbors))
+    evidence = held_out(known.store(), queries, max(choices.num_neighbors))
     return score(evidence, choices, KERNELS[knn.kernel], num_correct)
 
 

@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from knnper.datastore.memory import KnnSettings
-from knnper.datastore.prediction import NeighborClassifier, interpolate
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
-from knnper.datastore.store import memory_store
 from knnper.datastore.tuning import choose_knn_weight, weights_to_choose_from
 from knnper.errors import RunError
 from knnper.experiment import NonNegativeInt, PositiveFraction, PositiveInt, Settings
@@ -22,7 +20,7 @@ from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, s
 from knnper.simulation.reports.runs import Table, percent
 from knnper.simulation.trained_model import TrainedModel
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
-from papers.memory import Embedded, embed
+from papers.memory import Embedded, classifier, embed
 
 # ``examples -> (predictor, bytes)``.
 Fit = Callable[[Embedded], tuple[Callable[[Tensor], Tensor], int]]
@@ -127,16 +125,15 @@ def compress_client(
         weight, on_validation = weights_to_choose_from(knn.knn_weights)[0], 0
         if len(client.train) > 0 and len(validation) > 0:
             predict, _ = fit(client.train)
-            seen = predict(validation.embeddings), validation.probabilities
-            labels, grid = validation.labels, knn.knn_weights
-            weight = choose_knn_weight(*seen, labels, grid)
-            on_validation = _num_correct(*seen, labels, weight)
+            local = predict(validation.embeddings)
+            seen = validation.probabilities, validation.labels
+            weight = choose_knn_weight(local, *seen, knn.knn_weights)
+            on_validation = validation.num_correct(local, weight)
         both = client.train.followed_by(validation)
         if len(both) == 0:
             return [test.num_correct(), on_validation, 0.0, 0]
         predict, num_bytes = fit(both)
-        local = predict(test.embeddings)
-        correct = _num_correct(local, test.probabilities, test.labels, weight)
+        correct = test.num_correct(predict(test.embeddings), weight)
         return [correct, on_validation, weight, num_bytes]
 
     return {
@@ -146,13 +143,6 @@ def compress_client(
         "store": measured(_store_fit(knn)),
         "cells": [measured(_protonn_fit(cell, key)) for cell in cells],
     }
-
-
-def _num_correct(
-    local: Tensor, global_probabilities: Tensor, labels: Tensor, knn_weight: float
-) -> int:
-    mixed = interpolate(local, global_probabilities, knn_weight)
-    return int((mixed.argmax(dim=1) == labels).sum())
 
 
 def _protonn_fit(cell: ProtoNNSettings, key: RandomKey) -> Fit:
@@ -167,11 +157,9 @@ def _protonn_fit(cell: ProtoNNSettings, key: RandomKey) -> Fit:
 
 def _store_fit(knn: KnnSettings) -> Fit:
     def fit(examples: Embedded) -> tuple[Callable[[Tensor], Tensor], int]:
-        num_classes = examples.probabilities.shape[1]
-        store = memory_store(examples.embeddings, examples.labels, num_classes)
-        found = store, knn.num_neighbors, knn.kernel, knn.kernel_scale
+        store = examples.store()
         num_bytes = len(examples) * (4 * store.embedding_dim + _LABEL_BYTES)
-        return NeighborClassifier(*found), num_bytes
+        return classifier(store, knn), num_bytes
 
     return fit
 

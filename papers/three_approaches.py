@@ -4,10 +4,8 @@ Test loss by the samples that a user has, and of HypCluster by its clusters.
 """
 
 import functools
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,20 +23,16 @@ from knnper.experiment import (
     load_experiment,
     results_identity,
 )
-from knnper.server.rounds import RoundLoop
 from knnper.server.run import untrained
-from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
 from knnper.simulation.reports.runs import Estimate, Table, estimate
 from knnper.simulation.workbench import (
-    SerialFederation,
     Workbench,
     experiment_catalogue,
     open_workbench,
-    runtime_of,
 )
 from knnper.strategies.core.task import evaluate
-from papers.figures import Drawing, FigureFolder, PartRecord
+from papers.figures import Drawing, FigureFolder, PartRecord, serial_rounds
 
 _SOME = Field(min_length=1)
 SampleCount = Annotated[int, Field(ge=3)]  # one is left for validation
@@ -264,11 +258,7 @@ def _base(
 
 def _train(bench: Workbench) -> Any:
     """Return the server's state after all rounds, as a run would have it."""
-    with tempfile.TemporaryDirectory() as name:
-        identity = results_identity(bench.experiment)
-        checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
-        federation = SerialFederation(runtime_of(bench, Path(name)))
-        loop = RoundLoop(bench, federation, bench.roster, checkpoints, lambda _: None)
+    with serial_rounds(bench) as (loop, _):
         return loop.train(untrained(bench, bench.roster)).state
 
 
