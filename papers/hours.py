@@ -30,6 +30,7 @@ from knnper.simulation.reports.runs import (
     csv_text,
     estimate,
 )
+from papers.figures import markdown_of
 
 NUM_GROUPS = 5
 TARGETS = (0.6, 0.65, 0.7)
@@ -221,6 +222,5 @@ def write_hours(
     write_pictures(output, "hours", draw(alone))
     served = [group for title in found for group in groups_of(title, found[title])]
     tables = time_table(alone, targets or TARGETS), group_table(served)
-    text = "\n\n".join(one.as_markdown().strip() for one in tables)
-    write_atomically(output / "hours.md", f"{text}\n")
+    write_atomically(output / "hours.md", markdown_of(tables))
     return tables

@@ -87,5 +87,5 @@ def write_sizes(plan: Comparison, runs: Path, output: Path) -> Table:
     }
     table = size_table(found)
     output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / "sizes.md", f"{table.as_markdown().strip()}\n")
+    write_atomically(output / "sizes.md", table.as_markdown())
     return table

@@ -77,21 +77,15 @@ def own_partition(
                 f"{choice.name} returned other clients for the test split, "
                 f"{len(tested)} of them, than the {len(names)} for the training split"
             )
-        found = _assignment(owner, test_owner, len(names))
     else:
         has_owner = owner >= 0
         shape = (num_labels_of(train, test), len(names))
         counts = count_labels(train[has_owner], owner[has_owner], shape)
         test_owner = allocate_test_like_train(counts, test, key.child("test"))
-        found = _assignment(owner, test_owner, len(names))
+    # What nobody has is that of the owner -1.
+    found = assignment_of(owner + 1, test_owner + 1, len(names) + 1)
     is_named = isinstance(made, Mapping)
-    return Assignment(found.train, found.test, names=names if is_named else ())
-
-
-def _assignment(train: Integers, test: Integers, num_clients: int) -> Assignment:
-    """Return the samples of each client; those of the owner -1 are nobody's."""
-    found = assignment_of(train + 1, test + 1, num_clients + 1)
-    return Assignment(found.train[1:], found.test[1:])
+    return Assignment(found.train[1:], found.test[1:], names=names if is_named else ())
 
 
 def _owners(made: object, count: int, source: str) -> tuple[tuple[str, ...], Integers]:

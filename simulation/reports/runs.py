@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
@@ -44,7 +44,7 @@ from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.batches.folder import CODE, read_inputs
 from knnper.simulation.batches.plan import TERMS
 from knnper.simulation.partition.schemes import PARTITIONS
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.workbench import ClientCounts, experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
 from knnper.strategies.core.method import AS_IT_IS
 
@@ -464,17 +464,6 @@ def as_text(value: Any) -> str:
 _CLIENTS = "clients.csv"
 
 
-class Named(Protocol):
-    """Something of a client."""
-
-    @property
-    def client(self) -> str:
-        """The client's name."""
-
-
-C = TypeVar("C", bound=Named)
-
-
 @dataclass(frozen=True, slots=True)  # there may be a million
 class ClientRow:
     """A client of a run that has test examples."""
@@ -493,6 +482,7 @@ class ClientRow:
 
 
 _CLIENT_ROW = TypeAdapter(ClientRow)
+C = TypeVar("C", ClientRow, ClientCounts)
 
 
 def client_rows(setup: Setup) -> Iterator[ClientRow]:
