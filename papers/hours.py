@@ -77,16 +77,15 @@ class Run:
 
 def runs_in(plan: Comparison, folder: Path) -> dict[str, list[Run]]:
     """Return the runs of a comparison by the title of the row, one a seed."""
+    if any(one.training.devices is None for one in plan.experiments):
+        raise RunError(
+            f"{plan.name}: found rows without virtual time, expected training.devices "
+            "in all of them"
+        )
     found: dict[str, list[Run]] = {}
     for made in run_batch(plan, folder, 1, lambda _: None):
         for path in made.runs.values():
-            rounds = RunFolder(path).rounds()
-            if not rounds or "virtual_seconds" not in rounds[0]:
-                raise RunError(
-                    f"{plan.name}: found rows without virtual time, expected "
-                    "training.devices in all of them"
-                )
-            run = Run(rounds, list(clients_of(path)), path)
+            run = Run(RunFolder(path).rounds(), list(clients_of(path)), path)
             found.setdefault(made.point.title, []).append(run)
     return found
 
@@ -205,6 +204,11 @@ def write_hours(
     plan: Comparison, runs: Path, output: Path, targets: Sequence[float] | None
 ) -> tuple[Table, Table]:
     """Write ``hours`` as .csv, .md and pictures; return the tables."""
+    if not all(one.run.validate_every for one in plan.experiments):
+        raise RunError(
+            f"{plan.name}: found rows without accuracies on validation data, expected "
+            "run.validate_every in all of them, such as 1"
+        )
     found = runs_in(plan, runs)
     output.mkdir(parents=True, exist_ok=True)
     rows = [

@@ -76,5 +76,12 @@ def test_the_hours_of_a_comparison(tmp_path: Path) -> None:
     assert len(tables[1].as_markdown().splitlines()) == 2 + 2 * 4
     assert (tmp_path / "out/hours.svg").is_file()
     assert (tmp_path / "out/hours.md").read_text().count("\n\n") == 1
-    with pytest.raises(RunError, match=r"without virtual time, expected training\.dev"):
-        write_hours(plan(tmp_path, grid={}), tmp_path / "plain", tmp_path / "out", None)
+    for given, problem in (
+        (slow[1:], r"without virtual time, expected training\.devices"),
+        (slow[:1], r"without accuracies on validation data, expected run\.validate_e"),
+    ):
+        with pytest.raises(RunError, match=problem):
+            write_hours(
+                plan(tmp_path, *given, grid={}), tmp_path / "plain", tmp_path, None
+            )
+    assert not (tmp_path / "plain").exists()
