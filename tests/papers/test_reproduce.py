@@ -87,7 +87,10 @@ def few_charts() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Reproduced:
-    return Reproduced(tmp_path_factory.mktemp("reproduced"))
+    with pytest.MonkeyPatch.context() as patch:
+        # It is made before each test's own `here`.
+        patch.setattr(WORKERS, in_this_process)
+        return Reproduced(tmp_path_factory.mktemp("reproduced"))
 
 
 def test_each_file_is_made_but_the_one_without_data(reproduced: Reproduced) -> None:
