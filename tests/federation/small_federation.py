@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 import yaml
+from typer.testing import CliRunner
 
+from knnper_cli.app import app
 from tests.federation.site_tricks import APP, Tricks
 from tests.processes import KNNPER, LOCALHOST, Commands, Running, free_ports, wait_until
 
@@ -64,16 +66,18 @@ class Example:
         sets = [
             part for one in ("run.engine=serial", *changes) for part in ("--set", one)
         ]
-        self._command("simulate", self.file, *sets, "--output", run)
+        _command("simulate", self.file, *sets, "--output", run)
         return run
 
     def make(self) -> None:
         self.file.write_text(yaml.safe_dump(dict(self.document)))
-        self._command("partition", self.file, "--export", self.shares)
+        _command("partition", self.file, "--export", self.shares)
 
-    def _command(self, name: str, *words: str | Path) -> None:
-        with Commands(self.folder / f"{Path(words[-1]).name}-logs") as commands:
-            commands.run(name, KNNPER, name, *words)
+
+def _command(*words: str | Path) -> None:
+    """Do what ``knnper`` does with these words, in this process."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exit_code == 0, done.output
 
 
 @dataclass(frozen=True)
@@ -236,7 +240,7 @@ def found_federation(
     names = [word for name in clients for word in ("--client", name)]
     ports = ["--port", str(port), "--control-port", str(control_port)]
     place = ["init", str(folder), "--host", host, *ports, *names, *words]
-    commands.run("init", KNNPER, "fed", *place)
+    _command("fed", *place)
     federation = Federation(folder, example, commands, port, control_port, inside or {})
     for name in clients:
         federation.give_share(name)

@@ -1,6 +1,7 @@
 """The same bits on every engine, ended in the middle or not.
 
-Real processes: each run is the command a user types.
+Each run is the command a user types, in a process of its own where one has others or
+is ended; what a serial one leaves is compared with them.
 """
 
 import json
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from knnper_cli.app import app
 from tests.processes import KNNPER, Commands, Running, wait_until
 from tests.simulation.knnper_process import descendants, outcome, validations
 
@@ -52,9 +55,13 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(experiment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what the longer run leaves in one process, not ended before."""
     folder = tmp_path_factory.mktemp("parity") / "whole"
-    with Commands(folder.with_name("logs")) as commands:
-        simulate(commands, folder, experiment, *LONGER, "--engine", "serial")
+    in_this_process(experiment, *LONGER, "--engine", "serial", "--output", folder)
     return folder
+
+
+def in_this_process(*arguments: str | Path) -> None:
+    done = CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+    assert done.exit_code == 0, done.output
 
 
 def start(
@@ -156,7 +163,7 @@ def test_a_run_that_was_ended_resumes_to_the_same_bits(
     engine: str,
     end: signal.Signals,
 ) -> None:
-    serial, folder = ("--engine", "serial"), tmp_path / "ended"
+    folder = tmp_path / "ended"
     process = start(commands, folder, experiment, *LONGER, "--engine", engine)
     wait_for_rounds(process, folder)
     os.killpg(process.pid, end)
@@ -166,7 +173,7 @@ def test_a_run_that_was_ended_resumes_to_the_same_bits(
         assert status == 130
         assert f"knnper simulate --resume {folder}" in process.written
         assert "Traceback" not in process.written
-    commands.run("resume", KNNPER, "simulate", "--resume", folder, *serial)
+    in_this_process("--resume", folder, "--engine", "serial")
     assert outcome(folder) == outcome(whole)
     assert validations(folder) == validations(whole)
     rounds = (folder / "rounds.jsonl").read_text().splitlines()
