@@ -1,8 +1,8 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.fresh_process import run_fresh
 
 AFTER_A_FAILED_IMPORT = """
 try:
@@ -18,10 +18,10 @@ assert torchvision.models.mobilenet_v2 is not None
 # A package of this name whose operators are there, as where the wheels fit.
 FITTING = """
 import sys, pathlib, torch
-folder = pathlib.Path(sys.argv[1], "torchvision")
+folder = pathlib.Path(place, "torchvision")
 folder.mkdir()
 (folder / "__init__.py").write_text("fits = True")
-sys.path.insert(0, sys.argv[1])
+sys.path.insert(0, place)
 library = torch.library.Library("torchvision", "DEF")
 library.define("nms(Tensor boxes) -> Tensor")
 from knnper import process
@@ -32,12 +32,8 @@ assert process._declare_operators.cache_info().misses == 0
 
 @pytest.mark.parametrize("script", [AFTER_A_FAILED_IMPORT, FITTING])
 def test_imports_in_a_fresh_process(script: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    strictly = f"import warnings; warnings.simplefilter('error'); place = '{tmp_path}'"
+    done = run_fresh(f"{strictly}\n{script}", tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,8 +1,6 @@
 """The memory in scikit-learn's manner: its figures, its data, what it keeps on disk."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from knnper.datastore.examples import StoreBusyError, StoreError, StoreMismatchE
 from knnper.datastore.local_memory import LocalMemory
 from knnper.datastore.tuning import PAPER_KNN_WEIGHTS
 from knnper.errors import ConfigError, DataError, OwnCodeError, RunError
+from tests.fresh_process import run_fresh
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 # A little noise: no two examples are equally far from a third.
@@ -327,8 +326,5 @@ print(sorted({"flwr", "ray", "knnper.strategies"} & set(sys.modules)))
 """
 
 
-def test_it_needs_neither_flower_nor_ray() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "[]\n"
+def test_it_needs_neither_flower_nor_ray(tmp_path: Path) -> None:
+    assert run_fresh(IMPORTS, tmp_path).stdout == "[]\n"

@@ -1,9 +1,8 @@
 """Server steps by hand, and server halves against Flower's strategies."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from knnper.strategies.core.averaging import (
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelState, ModelUpdate
 from knnper.strategies.fedadam import MomentState
+from tests.fresh_process import run_fresh
 from tests.strategies.tiny import (
     KEY,
     linear_task,
@@ -232,9 +232,9 @@ def test_of_equally_close_values_the_first_counts() -> None:
     assert mean_around_median(held, 3)[0] == pytest.approx(2 / 3)
 
 
-def test_what_takes_long_is_not_imported_before_it_is_needed() -> None:
+def test_what_takes_long_is_not_imported_before_it_is_needed(tmp_path: Path) -> None:
     code = (
         "import sys, knnper.strategies.catalogue\n"
         "sys.exit(not sys.modules.keys().isdisjoint({'flwr', 'scipy.optimize'}))"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert run_fresh(code, tmp_path).returncode == 0

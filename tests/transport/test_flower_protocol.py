@@ -1,8 +1,7 @@
 """What is written down of Flower's protocol and settings is what Flower has."""
 
 import inspect
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -24,6 +23,7 @@ from flwr.superlink.grid import http_grid
 from knnper.client.flower_node import FIRST_RETRY_S, quick_pulls
 from knnper.transport import flower_protocol as ours
 from knnper.transport import messages
+from tests.fresh_process import run_fresh
 
 
 def test_nodes_may_ask_what_flower_lets_them() -> None:
@@ -120,9 +120,10 @@ def test_arrays_on_their_way_are_asked_for_sooner() -> None:
 @pytest.mark.parametrize(
     "module", ["knnper_cli.flower_apps", "knnper.simulation.flower_engine"]
 )
-def test_flower_reports_nothing(module: str) -> None:
+def test_flower_reports_nothing(module: str, tmp_path: Path) -> None:
     code = (
         f"import {module}; from flwr.supercore import telemetry;"
         "assert telemetry.FLWR_TELEMETRY_ENABLED == '0'"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = run_fresh(code, tmp_path)
+    assert done.returncode == 0, done.stderr

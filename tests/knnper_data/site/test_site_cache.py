@@ -1,8 +1,6 @@
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SiteTask
 from knnper.errors import DataError
 from knnper.experiment import Choice
+from tests.fresh_process import run_fresh
 from tests.knnper_data.site.site_cases import IMAGES, opened, put_image, settings
 
 
@@ -238,20 +237,21 @@ def test_openings_at_once_decode_once(site: Site) -> None:
 
 
 KILLED = """
-import os, signal, sys
+import os, signal
 from pathlib import Path
 import knnper.data.cache as decoded_files
 from tests.knnper_data.site.test_site_cache import Site
 
 decoded_files.sync_to_disc = lambda path: os.kill(os.getpid(), signal.SIGKILL)
-Site(Path(sys.argv[1]), Path(sys.argv[2])).kept()
+Site(Path({root!r}), Path({cache!r})).kept()
 """
 
 
-def test_a_kill_leaves_nothing_that_is_taken_for_whole(site: Site) -> None:
-    command = [sys.executable, "-c", KILLED, str(site.root), str(site.cache)]
-    killed = subprocess.run(command, check=False, timeout=60)
-    assert killed.returncode == -signal.SIGKILL
+def test_a_kill_leaves_nothing_that_is_taken_for_whole(
+    site: Site, tmp_path: Path
+) -> None:
+    code = KILLED.format(root=str(site.root), cache=str(site.cache))
+    assert run_fresh(code, tmp_path).returncode == -signal.SIGKILL
     (left,) = site.entries()
     assert left.name.endswith(".unfinished")
     site.kept()
