@@ -220,11 +220,18 @@ def sweep(tmp_path: Path) -> Sweep:
     return read(tmp_path, seeds=[1])
 
 
-@pytest.fixture
-def earlier(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run of FedAvg, which trains as kNN-Per does."""
+    folder = tmp_path_factory.mktemp("earlier")
     fedavg = {"set": {"method.name": "fedavg"}, "vary": {}}
-    return trained(read(tmp_path, seeds=[1], **fedavg), tmp_path)
+    return trained(read(folder, seeds=[1], **fedavg), folder)
+
+
+@pytest.fixture
+def earlier(made_once: Path, tmp_path: Path) -> Path:
+    """Return that run in a folder where it may be changed."""
+    return shutil.copytree(made_once, tmp_path / "earlier")
 
 
 def trained(sweep: Sweep, tmp_path: Path) -> Path:
@@ -358,7 +365,8 @@ def test_a_state_that_none_goes_on_from_is_refused(tmp_path: Path) -> None:
 
 
 def test_client_states_are_taken_over(tmp_path: Path, made: Made) -> None:
-    settings = {"method.name": "ditto", "run.checkpoint_every": 1}
+    method = {"name": "ditto", "prox_weights": [0.1]}
+    settings = {"method": method, "run.checkpoint_every": 1}
     ditto = read(tmp_path, seeds=[1], vary={}, set=settings)
     expected = figures(swept(ditto, tmp_path / "anew"))
     earlier = trained(ditto, tmp_path)
