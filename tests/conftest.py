@@ -42,14 +42,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     here = shutil.ignore_patterns(".*", "runs", "build", "*.egg-info", "__pycache__")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=here)
-    pip = [sys.executable, "-m", "pip", "--no-input", "--quiet"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
-    subprocess.run([*pip, *build, str(folder / "source")], check=True)
-    (wheel,) = folder.glob("*.whl")
     place = folder / "site-packages"
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(place), str(wheel)], check=True
-    )
+    # It makes a wheel, which it then installs.
+    install = ["pip", "--no-input", "--quiet", "install", "--no-deps"]
+    build = ["--no-build-isolation", "--target", str(place), str(folder / "source")]
+    subprocess.run([sys.executable, "-m", *install, *build], check=True)
     return place
 
 
