@@ -30,6 +30,7 @@ def own_experiment(folder: Path | None, changes: Mapping[str, object]) -> Experi
             "num_clients": 4,
             "alpha": 0.5,
             "unseen_fraction": 0.25,
+            "used_fraction": 0.3,
         },
         "model": {"name": "tiny_cnn", "embedding_dim": 8},
         "training": {"num_rounds": 2, "batch_size": 16},

@@ -20,6 +20,7 @@ BASE: dict[str, Any] = {
         "num_clients": 6,
         "alpha": 0.3,
         "unseen_fraction": 0.34,
+        "used_fraction": 0.3,
     },
     "model": {"name": "tiny_cnn", "embedding_dim": 4},
     "training": {"num_rounds": 2, "batch_size": 32},

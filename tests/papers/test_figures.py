@@ -38,7 +38,7 @@ PROTONN = ("clients=3", "capacity=[0.5]", "dim=[4]", "steps=2")
 COLLAPSE = (
     "partition.num_clients=5",
     "model.hidden_sizes=[8]",
-    "training.num_rounds=4",
+    "training.num_rounds=2",
     "training.local_epochs=1",
     "method.num_bases=2",
     "method.combination_epochs=1",
@@ -100,7 +100,7 @@ def figure(name: str, of: Path | None, output: Path, *options: str) -> Result:
             "fedbasis-collapse",
             EXPERIMENTS / "fedbasis_digits.yaml",
             ["seeds=[0, 1]", *(word for one in COLLAPSE for word in ("--set", one))],
-            {"fedbasis-collapse": ("treated,seed,round,similarity,entropy", 50)},
+            {"fedbasis-collapse": ("treated,seed,round,similarity,entropy", 30)},
             ("all, with a major basis", "10/10 trainings"),
             "follow_bases",
         ),

@@ -29,6 +29,7 @@ def plan(tmp_path: Path, *overrides: str, **changes: Any) -> Comparison:
                 "num_clients": 5,
                 "alpha": 0.3,
                 "unseen_fraction": 0.2,
+                "used_fraction": 0.3,
             },
             "model": {"name": "tiny_cnn", "embedding_dim": 4},
             "training": {"num_rounds": 2, "batch_size": 16},

@@ -14,6 +14,7 @@ PARTITION = {
     "num_clients": 5,
     "alpha": 0.3,
     "unseen_fraction": 0.4,
+    "used_fraction": 0.3,
 }
 BASE: dict[str, Any] = {
     "data": {"name": "digits"},
