@@ -55,7 +55,8 @@ class Request(_OfClients):
     reference: object | None = None
     seen: bool = True
     state_rounds: tuple[int, ...] = ()
-    # That begins with the payload, where the update counts in a later one, the step's.
+    # In which clients train, the one after the payload's model; 0 is that of the step,
+    # in which the update counts.
     server_round: int = 0
 
 
