@@ -103,7 +103,7 @@ class VirtualFleet(Fleet):
 
     def __init__(self, devices: "Devices") -> None:
         self.sizes, self.key = devices.sizes, devices.key
-        self._devices, self._now_s = devices, 0.0
+        self._devices, self._all, self._now_s = devices, sorted(devices.sizes), 0.0
         self._under_way: list[tuple[float, str]] = []  # when it ends, client
 
     @property
@@ -114,6 +114,10 @@ class VirtualFleet(Fleet):
     def is_there(self, client: str) -> bool:
         """See `Fleet.is_there`; who trains is not asked for."""
         return self._devices.is_there(client, self._now_s)
+
+    def there(self) -> list[str]:
+        """See `Fleet.there`."""
+        return self._all if self._devices.are_always_there else super().there()
 
     def begin(self, client: str, version: int) -> None:  # noqa: ARG002
         """See `Fleet.begin`."""
@@ -180,7 +184,10 @@ class Devices:
         self._settings, self._training = training.devices, training
         self._method = method
         self._traces = Traces(training.devices, key)
-        self._presences: dict[str, _Presence | None] = {}
+        self.are_always_there = (
+            training.devices.available == 1 and not self._traces.has_times
+        )
+        self._presences: dict[str, _Presence] = {}
 
     def work_s(self, client: str) -> float:
         """Return how long a round takes a client that is there all the time."""
@@ -242,11 +249,12 @@ class Devices:
 
     def _presence(self, client: str) -> _Presence | None:
         """Return when a client is there; None for always."""
+        if self.are_always_there:
+            return None
         if client not in self._presences:
             times = self._traces.times(client)
             ends = self._random_ends(client) if times is None else times.ends()
-            always = times is None and self._settings.available == 1
-            self._presences[client] = None if always else _Presence(ends)
+            self._presences[client] = _Presence(ends)
         return self._presences[client]
 
     def _random_ends(self, client: str) -> Iterator[float]:

@@ -89,6 +89,11 @@ class Traces:
         ]
         self._require_one_of_each(settings)
 
+    @property
+    def has_times(self) -> bool:
+        """Whether a file says when devices are there."""
+        return bool(self._times or (self._devices and self._devices[0].times))
+
     def device(self, client: str) -> Device:
         """Return the device of a client, drawn uniformly from the file."""
         return self._drawn("trace", client, self._devices) or Device()
