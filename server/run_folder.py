@@ -62,6 +62,7 @@ _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
 _EARLIER = "earlier"  # in a checkpoint's: what is told of each `Checkpoint.earlier`
 _TRACES = "traces"  # in the manifest: SHA-256 by file
+_GAINS, _NUM_GAINS = "gains.jsonl", "num_gains"  # in the manifest, of how many rounds
 OWN_CODE = "own_code"  # in the manifest: fingerprints by reference
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
 
@@ -115,13 +116,18 @@ def _updated(known: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, 
 
 
 def _plain_history(history: History) -> dict[str, Any]:
-    """Return what `asdict` does, without a copy of each client's entry."""
+    """Return what a manifest has of it: of ``gains``, which have a file, the number."""
     trained_in = history.trained_in
     if isinstance(trained_in, ChainMap):  # whose own way to a dictionary is long
         recent, rest = trained_in.maps
         trained_in = {**rest, **recent}
     norms = {name: vars(one) for name, one in history.norms.items()}
-    return vars(history) | {"norms": norms, "trained_in": trained_in}
+    return {
+        "norms": norms,
+        "lowest_loss": history.lowest_loss,
+        "trained_in": trained_in,
+        _NUM_GAINS: len(history.gains),
+    }
 
 
 @dataclass(frozen=True)
@@ -191,6 +197,9 @@ class CheckpointFolder:
         self._most = most
         # Of the checkpoint written last: each state's file, and what is told of it.
         self._written: dict[int, tuple[Path, dict[str, Any]]] = {}
+        # A line a round: in each checkpoint they would grow with the square of rounds.
+        self._gains = JsonLines(folder / _GAINS)
+        self._num_gains: int | None = None  # that are there; None if it is not known
 
     @property
     def waiting(self) -> Path:
@@ -211,11 +220,22 @@ class CheckpointFolder:
         known = history or History()
         found = fingerprint(state)
         saved = Checkpoint(server_round, state, found, known, tuple(earlier))
+        self._keep(known.gains)
         self._write(saved)
         rounds = self.rounds()
         for old in set(rounds) - set(to_keep(rounds, self._most)):
             shutil.rmtree(self._path(old), ignore_errors=True)
         return saved
+
+    def _keep(self, gains: Sequence[Mapping[str, float]]) -> None:
+        if not gains:
+            return
+        if self._num_gains is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._gains.replace(gains)
+        else:
+            self._gains.append(*gains[self._num_gains :])
+        self._num_gains = len(gains)
 
     def _write(self, saved: Checkpoint) -> None:
         server_round, target = saved.server_round, self._path(saved.server_round)
@@ -283,6 +303,10 @@ class CheckpointFolder:
             )
         told = manifest.get("history", {})
         norms = {name: Norms(**one) for name, one in told.pop("norms", {}).items()}
+        num_gains = told.pop(_NUM_GAINS, 0)
+        gains = self._gains.read()[:num_gains]
+        if len(gains) < num_gains:
+            raise ValueError(f"{_GAINS} has {len(gains)} rounds, expected {num_gains}")
         earlier = {
             int(number): _read_state(path / _earlier_file(int(number)), one, state_type)
             for number, one in dict(manifest.get(_EARLIER, {})).items()
@@ -291,7 +315,7 @@ class CheckpointFolder:
             server_round,
             _read_state(path / _TENSORS, manifest, state_type),
             manifest["fingerprint"],
-            History(norms, **told),
+            History(norms, gains=gains, **told),
             tuple(Checkpoint(number, one, "") for number, one in earlier.items()),
         )
 
@@ -832,9 +856,10 @@ class RunFolder:
                 f"found {server_round}"
             )
         with self.locked():
-            names = (RESULTS, _CLIENTS, _ROUNDS)
-            files = [self.path / name for name in names if (self.path / name).exists()]
-            put_aside(self.checkpoints, server_round, files)
+            files = [self.path / name for name in (RESULTS, _CLIENTS, _ROUNDS)]
+            files.append(self.checkpoints / _GAINS)
+            there = filter(Path.exists, files)
+            put_aside(self.checkpoints, server_round, there)
             # With them the run would be done.
             (self.path / RESULTS).unlink(missing_ok=True)
             self.drop_rounds_after(server_round)

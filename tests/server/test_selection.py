@@ -1,5 +1,6 @@
 """Selection of clients by utility: by hand, and in whole runs."""
 
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from knnper.errors import ConfigError
 from knnper.experiment import TrainingSettings, UtilitySelection
+from knnper.files import JsonLines
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
@@ -127,8 +129,20 @@ def test_a_run_goes_on_with_the_same_choices(
     whole = run(tmp_path, "whole", selection=UTILITY, **settings)
     again = run(tmp_path, "again", selection=UTILITY, **settings)
     assert state_of(again) == state_of(whole)
+    # What was learnt is a line a round, and no part of each checkpoint.
+    gains = JsonLines(again.checkpoints / "gains.jsonl")
+    found = gains.read()
+    assert len(found) == 6
+    manifest = (again.checkpoints / "round-000006/manifest.json").read_text()
+    assert json.loads(manifest)["history"]["num_gains"] == 6
+    assert "gains" not in json.loads(manifest)["history"]
     again.go_back(3)
     _resume(again)
+    assert gains.read() == found
+    gains.replace(found[:5])  # of a disc that lost some
+    (again.path / "results.json").unlink()
+    _resume(again)
+    assert gains.read() == found
     assert state_of(again) == state_of(whole)
     plain = run(tmp_path, "plain", **settings)
     assert state_of(plain) != state_of(whole)
