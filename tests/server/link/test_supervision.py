@@ -119,6 +119,8 @@ def test_nothing_is_left_of_a_finished_run(
 ) -> None:
     state = server.settings.state
     file = state / "superlink.db"
+    # That of a run that was stopped takes a moment to end.
+    wait_until(lambda: not server.commands.processes("flwr-serverapp"))
     run = submitted(server, tmp_path / "run", [client.node_id], size=5_000_000)
     client.receive()
     # 20 MB that are never fetched.
