@@ -8,10 +8,23 @@ the top of the repository; links beside this file make them `knnper.server` and 
 """
 
 import importlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Flower and Ray are told to send and look up nothing. Flower reads that when it is
+# imported, so it stands before whatever of this package imports it.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    # Workers that reserve no GPU: what a later Ray does anyway, without its warning.
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+)
+# With Ray's default of 15, anything else on the machine takes the workers' time, and a
+# simulation is many times slower beside it. Who wants that starts it with `nice`.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # Flower's app bundle leaves links out: there the rooms are found beside this folder.
 if not (Path(__file__).parent / "server").exists():

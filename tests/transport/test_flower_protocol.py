@@ -118,10 +118,20 @@ def test_arrays_on_their_way_are_asked_for_sooner() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["knnper_cli.flower_apps", "knnper.simulation.flower_engine"]
+    "module",
+    [
+        *(
+            "knnper_cli.app",
+            "knnper_cli.flower_apps",
+            "knnper.simulation.flower_engine",
+        ),
+        *("knnper.server.federation", "knnper.client.flower_node"),
+    ],
 )
 def test_flower_reports_nothing(module: str, tmp_path: Path) -> None:
     code = (
+        # The tests' own process has it switched off by now, and hands that on.
+        "import os; os.environ.pop('FLWR_TELEMETRY_ENABLED', None);"
         f"import {module}; from flwr.supercore import telemetry;"
         "assert telemetry.FLWR_TELEMETRY_ENABLED == '0'"
     )
