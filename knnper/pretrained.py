@@ -131,8 +131,9 @@ class Pretrained(Network):
 
 def _unknown(section: str, name: str, known: list[str], hint: str = "") -> ConfigError:
     guess = nearest(name, known)
-    message = f"found {name!r}, expected one of {len(known)} names; {guess}{hint}"
-    return ConfigError([Problem(section, message.rstrip("; "))])
+    expected = f"found {name!r}, expected one of {len(known)} names"
+    message = "; ".join(filter(None, (expected, guess, hint)))
+    return ConfigError([Problem(section, message)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +188,7 @@ class TorchvisionNetwork(Pretrained):
             str(one): one for one in models.get_model_weights(settings.architecture)
         }
         if name not in known:
-            hint = "; or give a file that ends in " + ", ".join(_FILES)
+            hint = "or give a file that ends in " + ", ".join(_FILES)
             raise _unknown("model.weights", name, list(known), hint)
         url = known[name].url
         file = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])

@@ -4,14 +4,12 @@ import contextlib
 import ctypes
 import functools
 import importlib
-import importlib.util
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -21,7 +19,7 @@ import torch
 from knnper.errors import ConfigError, DataError, Problem, RunError
 from knnper.experiment import Experiment, Precision, RunSettings
 
-# What `import torchvision` refers to at once; no project code calls them.
+# Schemas that `import torchvision` refers to. No project code calls these operators.
 _OPERATOR_SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -29,16 +27,33 @@ _OPERATOR_SCHEMAS = (
 
 
 def import_torchvision() -> ModuleType:
-    """Return the module ``torchvision``.
+    """Import ``torchvision``, also beside a build of torch that it was not made for.
 
-    Next to a torch of another build (say CPU-only beside a CUDA wheel) torchvision's
-    compiled operators cannot be loaded, and a plain import then fails on
-    ``torchvision::nms``. Their schemas are declared first in that case; where the
-    operators load, nothing is declared.
+    Beside another build (a CPU torch and a CUDA wheel, for instance), torchvision
+    cannot load its compiled operators, and its import fails because
+    ``torchvision::nms`` does not exist. The missing schemas are then declared and the
+    import is repeated. Nothing is declared where torch already has the operator: a
+    second declaration ends the process.
+
+    Raises
+    ------
+    ImportError
+        Torchvision is not installed.
     """
-    if not _operators_load(_package_folder()):
+    try:
+        return importlib.import_module("torchvision")
+    except ModuleNotFoundError as error:
+        if error.name != "torchvision":
+            raise
+        raise ImportError(
+            "torchvision is not installed; install the project's dependencies: "
+            "pip install knnper"
+        ) from error
+    except RuntimeError:
+        if hasattr(torch.ops.torchvision, "nms"):
+            raise
         _declare_operators()
-    return importlib.import_module("torchvision")
+        return importlib.import_module("torchvision")
 
 
 def import_extra(module: str, extra: str, what: str) -> Any:
@@ -51,29 +66,6 @@ def import_extra(module: str, extra: str, what: str) -> Any:
             f"{what} needs the package {package}, which is not installed; "
             f"pip install 'knnper[{extra}]'"
         ) from error
-
-
-def _package_folder() -> Path:
-    """Find the package without importing it: a failed import leaves parts behind."""
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or not spec.submodule_search_locations:
-        raise ImportError(
-            "torchvision is not installed; install the project's dependencies: "
-            "pip install knnper"
-        )
-    return Path(spec.submodule_search_locations[0])
-
-
-def _operators_load(package_folder: Path) -> bool:
-    """Load the compiled operators as torchvision would; return whether they exist."""
-    files = (package_folder / f"_C{suffix}" for suffix in EXTENSION_SUFFIXES)
-    extension = next((file for file in files if file.is_file()), None)
-    if extension is not None:
-        try:
-            torch.ops.load_library(str(extension))  # type: ignore[no-untyped-call]
-        except OSError:
-            return False
-    return hasattr(torch.ops.torchvision, "nms")
 
 
 @functools.cache
