@@ -36,7 +36,8 @@ from pydantic import (
 from torch import Tensor
 
 from knnper.data.examples import TEXTS, InputSpec
-from knnper.data.images import upright, wide_pixels
+from knnper.data.images import upright
+from knnper.data.pixel_depth import wide_pixels
 from knnper.data.text import NUM_TOKENS, encode, plain
 from knnper.datastore.examples import (
     Selection,
@@ -579,7 +580,7 @@ def _decoded(content: bytes, mode: str, budget: Budget) -> Image.Image:
     with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
         scans = content.count(_SCAN) if image.format != "PNG" else 1
         budget.take_pixels(image.width, image.height, 1 + scans // _SCANS_PER_PASS)
-        wide = wide_pixels(image.mode)
+        wide = wide_pixels(image)
         if wide is not None:
             found = f"found {wide} pixels (mode {image.mode})"
             raise RequestError(422, f"{found}, expected 8-bit; scale them to 0-255")

@@ -33,6 +33,7 @@ from knnper.data.cache import (
 from knnper.data.dividing import SPLITS, mark_by_group, numbered, require_known
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
+from knnper.data.pixel_depth import wide_pixels
 from knnper.data.site_data import (
     Collected,
     InputForm,
@@ -50,12 +51,12 @@ from knnper.seeding import RandomKey
 _LOG = logging.getLogger(__name__)
 _MODES = {1: "L", 3: "RGB"}
 _MODES_OF_GREY = ("1", "L")
-_WIDE_PIXELS = {"I;16": "16-bit", "I": "16-bit or 32-bit", "F": "floating-point"}
+_FORMATS_OF_SEQUENCES = ("GIF", "PNG", "WEBP", "TIFF", "AVIF")
 _FILES_PER_TASK = 256
 _MAX_THREADS = 16
 _MOST_SHOWN = 50
 
-DECODER = f"2, Pillow {PIL.__version__}"
+DECODER = f"3, Pillow {PIL.__version__}"
 """What `read_image` makes of a file may be another with another one of these."""
 
 ImageShape: TypeAlias = tuple[int, int, int]
@@ -82,7 +83,13 @@ def read_image(
     ``size`` (height, width). A `DataError` says that it cannot be decoded.
     """
     with open_image(picture) as image:
-        converted = upright(image).convert(_MODES[channels])
+        return _pixels_of(image, channels, size)
+
+
+def _pixels_of(
+    image: Image.Image, channels: int, size: tuple[int, int] | None
+) -> NDArray[np.uint8]:
+    converted = upright(image).convert(_MODES[channels])
     if size is not None:
         resampling = Image.Resampling.BILINEAR
         converted = converted.resize((size[1], size[0]), resampling)
@@ -106,26 +113,24 @@ def open_image(picture: Picture) -> Iterator[Image.Image]:
         name, file = picture.name, io.BytesIO(picture.content)
     try:
         with Image.open(file) as image:
-            found = wide_pixels(image.mode)
-            if found is not None:
+            wide = wide_pixels(image)
+            if wide is not None:
                 raise DataError(
-                    f"{name}: found {found} pixels (mode {image.mode}), expected "
+                    f"{name}: found {wide} pixels (mode {image.mode}), expected "
                     "8-bit; scale them to 0-255 and save them again"
                 )
             yield image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    # Decoders raise errors of many types for files that are damaged or too new.
+    except Exception as error:
         # Pillow would name the file again.
         is_unknown = isinstance(error, UnidentifiedImageError)
-        reason = "it is none, or damaged" if is_unknown else error
+        unknown = "it is none, damaged, or of a kind that Pillow does not read"
+        reason = unknown if is_unknown else error or type(error).__name__
         raise DataError(
             f"{name} cannot be read as an image: {reason}; remove or mend it"
         ) from error
-
-
-def wide_pixels(mode: str) -> str | None:
-    """Return what pixels of more than 8 bits a mode has, which would be cut off."""
-    # The modes I;16B, I;16L and I;16N differ in the order of the bytes.
-    return _WIDE_PIXELS.get(mode[:4])
 
 
 def decode_files(
@@ -139,12 +144,16 @@ def decode_files(
     height, width, channels = images.shape[1:]
     failed: dict[int, str] = {}
     others: dict[int, str] = {}
+    sequences: list[str] = []
 
     def decode_from(start: int) -> None:
         for at in range(start, min(start + _FILES_PER_TASK, len(pictures))):
             try:
                 size = (height, width) if like is None else None
-                pixels = read_image(pictures[at], channels, size)
+                with open_image(pictures[at]) as image:
+                    pixels = _pixels_of(image, channels, size)
+                    if _is_sequence(image):
+                        sequences.append(_name_of(pictures[at]))
             except DataError as error:
                 failed[at] = str(error)
                 continue
@@ -161,10 +170,24 @@ def decode_files(
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS)) as pool:
         starts = range(0, len(pictures), _FILES_PER_TASK)
         deque(pool.map(decode_from, starts), maxlen=0)
+    if sequences:
+        _LOG.warning(
+            "%d of %d files hold several images, as frames or pages, such as %s: only "
+            "the first of each is read",
+            len(sequences),
+            len(pictures),
+            min(sequences),
+        )
     if others:
         # They can be read: what is to be mended is the settings.
         require_all_read(why for _, why in sorted({**failed, **others}.items()))
     return dict(sorted(failed.items()))
+
+
+def _is_sequence(image: Image.Image) -> bool:
+    """Return whether a file holds several images; a camera's preview does not count."""
+    is_kind = image.format in _FORMATS_OF_SEQUENCES
+    return is_kind and bool(getattr(image, "is_animated", False))
 
 
 def _name_of(picture: Picture) -> str:
@@ -307,6 +330,7 @@ class DecodedSettings(DataFormat):
     def cached(self, source: Source, build: Build) -> Dataset:
         """Return the data set of which ``build`` makes an entry of the cache."""
         form: dict[str, str | int | None] = {
+            "decoder": DECODER,
             "image_size": self.image_size,
             "channels": self.channels,
         }

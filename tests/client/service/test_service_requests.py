@@ -49,6 +49,12 @@ from tests.client.service.small_service import (
     small_served,
     some_inputs,
 )
+from tests.knnper_data.wide_pictures import (
+    COLOUR,
+    COLOUR_AND_ALPHA,
+    GREY_AND_ALPHA,
+    png16,
+)
 
 
 @pytest.fixture(scope="module")
@@ -370,6 +376,10 @@ NO_INPUTS: list[tuple[str, bytes, int, str]] = [
     (PNG, picture("1", 9000), 413, "9000x9000"),
     # Pixels of 16 bits are not cut off.
     (PNG, picture("I;16", 8), 422, "expected 8-bit; scale them to 0-255"),
+    *(
+        (PNG, png16(colour), 422, "found 16-bit pixels")
+        for colour in (COLOUR, GREY_AND_ALPHA, COLOUR_AND_ALPHA)
+    ),
     *((kind, b"{}", 415, "application/json") for kind in ("a/b/c", "", "image/gif")),
     *((kind, b"{}", 415, "application/json") for kind in ("text/plain", "json")),
     ("multipart/form-data", b"", 400, "boundary"),

@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,9 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import settings as tried
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from PIL import Image
 
-from knnper.data.images import read_image
+from knnper.data.images import open_image
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SiteTask
 from knnper.errors import DataError
@@ -55,11 +56,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         put_image(found.root / ("cat", "dog")[number % 2] / f"{number}.bmp", 0)
     put_image(found.root / "cat" / "0.bmp", 1)
 
-    def counted(path: str, channels: int, size: tuple[int, int]) -> NDArray[np.uint8]:
+    def counted(path: str) -> AbstractContextManager[Image.Image]:
         found.decoded.append(path)
-        return read_image(path, channels, size)
+        return open_image(path)
 
-    monkeypatch.setattr("knnper.data.images.read_image", counted)
+    monkeypatch.setattr("knnper.data.images.open_image", counted)
     return found
 
 
