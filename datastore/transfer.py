@@ -1,5 +1,6 @@
 """Examples into a store and out of it, and what a store says of itself."""
 
+import logging
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.data.cache import Array, load_array, load_arrays
-from knnper.data.images import ImageShape, decoded, list_class_folders
+from knnper.data.class_folders import list_class_folders
+from knnper.data.folders import why_no_folder, why_unreachable
+from knnper.data.images import ImageShape, decoded
 from knnper.datastore.database import ROWS_AT_ONCE, Rows, Version
 from knnper.datastore.examples import (
     Ids,
@@ -33,9 +36,10 @@ from knnper.datastore.store import (
     open_rows,
     require_arrivals,
 )
-from knnper.errors import DataError
+from knnper.errors import DataError, warn_once
 from knnper.files import lock_holder, sync_to_disc
 
+_LOG = logging.getLogger(__name__)
 NAMES = ("inputs", "labels", "external_ids", "arrivals", "class_names")
 LAYOUT = "SOURCE/CLASS/IMAGE, or a file .npz with the arrays inputs and labels"
 
@@ -65,10 +69,12 @@ def open_source(
     and ``class_names``, by which labels are then found in the store. The store's own
     are one for each label, or none; c is by default as many as there are names.
     """
-    if path.is_dir():
+    if why_no_folder(path) is None:
         found = _folder_source(path, image_shape, class_names)
-    elif not path.exists():
-        raise DataError(f"{path}: there is no such file or folder; give {LAYOUT}")
+    elif reason := why_unreachable(str(path)):
+        raise DataError(
+            f"{path}: there is no such file or folder (it {reason}); give {LAYOUT}"
+        )
     elif path.suffix == ".npz":
         count = len(class_names) if num_classes is None else num_classes
         found = _array_source(path, image_shape, class_names, count)
@@ -105,6 +111,8 @@ def _folder_source(
     # The order depends on their paths alone: a policy that keeps the first or the last
     # ones must not keep those of one class.
     found = list_class_folders(root)
+    for warning in found.warnings:
+        warn_once(_LOG, warning)
     label_of = _label_of(found.classes, class_names, f"{root} has folders of classes")
     labels = [label_of[name] for name in found.class_of.values()]
     paths = [root / name for name in found.class_of]

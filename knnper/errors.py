@@ -1,5 +1,6 @@
 """Errors, and how text from elsewhere is made safe to log and to print."""
 
+import functools
 import logging
 import re
 from collections.abc import Sequence
@@ -130,6 +131,12 @@ def write_harmlessly(layout: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(HarmlessFormatter(layout))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_once(logger: logging.Logger, text: str) -> None:
+    """Log a warning, which a process that opens the same data again does not repeat."""
+    logger.warning("%s", text)
 
 
 def _shortened(text: str) -> str:

@@ -13,6 +13,7 @@ from knnper.data.columns import (
     columns_of,
     number_columns,
 )
+from knnper.data.folders import why_unreachable
 from knnper.errors import DataError
 from knnper.experiment import alternatives
 from knnper.process import import_extra
@@ -59,9 +60,17 @@ class HuggingFaceSettings(ColumnSettings):
 
     def state(self) -> Mapping[str, str | None]:
         """See `ColumnSettings`."""
-        files = sorted(one for one in self.folder().rglob("*") if one.is_file())
         splits = {"config": self.config, "train": self.train, "test": self.test}
-        return {"files": state_of_files(files, self.folder()), **splits}
+        return {"files": state_of_files(self._files(), self.folder()), **splits}
+
+    def _files(self) -> list[Path]:
+        """Return all files below the folder; refuse links that lead nowhere."""
+        paths = sorted(self.folder().rglob("*"))
+        for path in paths:
+            # The package datasets would pass over it without a warning.
+            if reason := why_unreachable(str(path)):
+                raise DataError(f"{path} {reason}; mount or remove it")
+        return [path for path in paths if path.is_file()]
 
     def folder(self) -> Path:
         """See `ColumnSettings`."""
@@ -73,6 +82,7 @@ class HuggingFaceSettings(ColumnSettings):
         """Return the splits by name, each a `datasets.Dataset`."""
         package = import_extra("datasets", "hf", "a data set of Hugging Face")
         folder = self.folder()
+        self._files()
         try:
             if any((folder / name).is_file() for name in _OF_DISK):
                 found = package.load_from_disk(str(folder))

@@ -30,9 +30,23 @@ from knnper.data.cache import (
     cached_dataset,
     cached_images,
 )
+from knnper.data.class_folders import (
+    UNREADABLE_SUFFIXES,
+    FoundFile,
+    digest_of_files,
+    files_below,
+    files_of_users,
+    folder_names,
+    list_class_folders,
+    mixed,
+    require_folder,
+    suffix_of,
+    warn_of_unread,
+)
 from knnper.data.dividing import SPLITS, mark_by_group, numbered, require_known
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
+from knnper.data.folders import folders_in, why_no_folder, why_unreachable
 from knnper.data.pixel_depth import wide_pixels
 from knnper.data.site_data import (
     Collected,
@@ -44,7 +58,8 @@ from knnper.data.site_data import (
     SiteTask,
     place_of,
 )
-from knnper.errors import DataError
+from knnper.data.split_names import is_split_name, refuse_splits, split_folders
+from knnper.errors import DataError, warn_once
 from knnper.experiment import NonNegativeInt, PositiveInt, alternatives
 from knnper.seeding import RandomKey
 
@@ -108,9 +123,14 @@ def upright(image: Image.Image) -> Image.Image:
 @contextlib.contextmanager
 def open_image(picture: Picture) -> Iterator[Image.Image]:
     """Open an image, of which nothing is decoded yet."""
-    name, file = str(picture), cast("Any", picture)
+    name, file = _name_of(picture), cast("Any", picture)
     if isinstance(picture, Encoded):
-        name, file = picture.name, io.BytesIO(picture.content)
+        file = io.BytesIO(picture.content)
+    # To open a named pipe would wait for what is written to it.
+    elif unreachable := why_unreachable(name):
+        raise DataError(
+            f"{name} cannot be read as an image: it {unreachable}; remove or mend it"
+        )
     try:
         with Image.open(file) as image:
             wide = wide_pixels(image)
@@ -126,11 +146,17 @@ def open_image(picture: Picture) -> Iterator[Image.Image]:
     except Exception as error:
         # Pillow would name the file again.
         is_unknown = isinstance(error, UnidentifiedImageError)
-        unknown = "it is none, damaged, or of a kind that Pillow does not read"
-        reason = unknown if is_unknown else error or type(error).__name__
+        reason = _why_unknown(name) if is_unknown else error or type(error).__name__
         raise DataError(
             f"{name} cannot be read as an image: {reason}; remove or mend it"
         ) from error
+
+
+def _why_unknown(name: str) -> str:
+    suffix = suffix_of(name)
+    if suffix in UNREADABLE_SUFFIXES:
+        return f"Pillow reads no {suffix}, unlike PNG and JPEG"
+    return "it is none, damaged, or of a kind that Pillow does not read"
 
 
 def decode_files(
@@ -339,141 +365,9 @@ class DecodedSettings(DataFormat):
         return cached_dataset(self.name, {**source, **form}, build)
 
 
-def mixed(names: Iterable[str]) -> list[str]:
-    """Return ``names`` in an order as good as chance, but always the same."""
-
-    def place(name: str) -> bytes:
-        encoded = name.encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(encoded, digest_size=16).digest()
-
-    return sorted(names, key=place)
-
-
-def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    """Return what is in a folder and not hidden, by name."""
-    # Entries know what they are, where a path asks the file system each time.
-    with os.scandir(folder) as entries:
-        visible = [one for one in entries if not one.name.startswith(".")]
-    return sorted(visible, key=lambda entry: entry.name)
-
-
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    """Return whether a file is an image by its name."""
-    suffix = os.path.splitext(entry.name)[1]  # noqa: PTH122 - of 50,000 files
-    return suffix.lower() in Image.registered_extensions()
-
-
-def _files_of_class(folder: Path) -> list[os.DirEntry[str]]:
-    found = _visible(folder)
-    for entry in found:
-        if not entry.is_file():
-            raise DataError(f"{entry.path} is a folder where an image is expected")
-    return found
-
-
-@dataclass(frozen=True)
-class ClassFolders:
-    """What lies in ROOT/CLASS/IMAGE."""
-
-    classes: tuple[str, ...]
-    class_of: Mapping[str, str]
-    num_ignored: int
-
-
-def list_class_folders(root: Path) -> ClassFolders:
-    """Return the images in ``root``, without hidden files and other suffixes."""
-    children = _visible(root)
-    folders = [one for one in children if one.is_dir() or _is_image(one)]
-    for one in folders:
-        if not one.is_dir():
-            raise DataError(
-                f"{one.path} is a file where the folder of a class is expected: give a "
-                "folder as in SOURCE/CLASS/IMAGE"
-            )
-    names = tuple(one.name for one in folders)
-    files = [(name, one) for name in names for one in _files_of_class(root / name)]
-    class_of = {f"{name}/{one.name}": name for name, one in files if _is_image(one)}
-    num_ignored = len(children) - len(folders) + len(files) - len(class_of)
-    return ClassFolders(
-        names, {name: class_of[name] for name in mixed(class_of)}, num_ignored
-    )
-
-
-class FoundFile(NamedTuple):
-    """A file with its path below the root, as in FOLDER/CLASS/FILE."""
-
-    name: str
-    class_name: str
-    num_bytes: int
-    modified_ns: int
-    user: str | None = None
-
-
-def _folder_names(folder: Path, layout: str, what: str = "class") -> tuple[str, ...]:
-    """Return the names of the folders in ``folder``, which may hold no images."""
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; data.root must hold {layout}")
-    children = [one for one in _visible(folder) if one.is_dir() or _is_image(one)]
-    for child in children:
-        if not child.is_dir():
-            raise DataError(f"{child.path} is a file where a {what} folder is expected")
-        try:
-            child.name.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{folder}: found the {what} folder {child.name!r}, whose name is not "
-                "UTF-8; rename it"
-            ) from error
-    return tuple(child.name for child in children)
-
-
-def _files_below(
-    root: Path, folder: str, layout: str, user: str | None = None
-) -> list[FoundFile]:
-    """Return the files in ROOT/FOLDER/CLASS, one at least, by class and name."""
-    base = root / folder
-    found = [
-        FoundFile(
-            os.path.join(folder, name, one.name),  # noqa: PTH118 - no folder is none
-            name,
-            status.st_size,
-            status.st_mtime_ns,
-            user,
-        )
-        for name in _folder_names(base, layout)
-        for one in _files_of_class(base / name)
-        for status in (one.stat(),)
-    ]
-    if not found:
-        raise DataError(f"{base} holds no images; put them into {base}/CLASS")
-    return found
-
-
-def _files_of_users(root: Path, folder: str, layout: str) -> list[FoundFile]:
-    """Return the files in ROOT/FOLDER/USER/CLASS, or in ROOT/FOLDER/CLASS."""
-    base = root / folder
-    names = _folder_names(base, layout)
-    below = [one for name in names for one in _visible(base / name)]
-    kinds = {one.is_dir() for one in below if one.is_dir() or _is_image(one)}
-    if kinds != {True}:
-        return _files_below(root, folder, layout)
-    users = [(name, os.path.join(folder, name)) for name in names]  # noqa: PTH118
-    return [
-        file for name, one in users for file in _files_below(root, one, layout, name)
-    ]
-
-
-def _digest_of(class_names: Sequence[str], files: Iterable[FoundFile]) -> str:
-    """Return a digest of all relative paths, sizes, and times of modification."""
-    digest = hashlib.sha256("\0".join(class_names).encode())
-    for file in files:
-        line = f"{file.name}\0{file.num_bytes}\0{file.modified_ns}\n"
-        digest.update(line.encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
-
-
 _SPLITS: tuple[Split, ...] = ("train", "test")
 _LAYOUT = "CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE"
+_NO_SPLITS = "or set data.layout: classes if they are classes or clients"
 
 
 @dataclass(frozen=True)
@@ -485,13 +379,14 @@ class ImageFolderSettings(DecodedSettings):
     root
         The folder that holds one folder per class; or ``train`` and ``test``, each with
         one folder per class. Instead of these, there may be one folder for each client,
-        with folders of classes in it. The partition ``natural`` needs clients.
+        with folders of classes in it. The partition ``natural`` needs clients. A folder
+        ``val`` beside ``train`` and ``test`` is added to the training data.
     client_separator
         Where file names begin with the name of the client whose image it is, the text
         that ends this name: "_" for ``f0123_17.png``.
     layout
-        ``auto`` takes a folder ``train`` for a split. ``classes`` takes it for a class
-        (or a client).
+        ``auto`` takes a folder ``train`` for a split, and so names such as ``Training``
+        beside ``Testing``. ``classes`` takes all of them for classes (or clients).
     test_fraction
         Part of the images that is tested on where there are no splits, (0, 1), rounded:
         of each class, or else of each client, of all of its classes alike. One image of
@@ -518,17 +413,19 @@ class ImageFolderSettings(DecodedSettings):
         """
         root = Path(self.root).expanduser().absolute()
         source: Source = {"client_separator": self.client_separator}
-        found = [(root / one).is_dir() for one in _SPLITS]
-        has_splits = self.layout == "auto" and any(found)
-        if has_splits:
-            files = {one: _files_of_users(root, one, _LAYOUT) for one in _SPLITS}
+        require_folder(root, _LAYOUT)
+        folders = self._split_folders(root)
+        if folders:
+            files = self._given(root, folders)
         else:
-            files = self._divided(_files_of_users(root, "", _LAYOUT), root)
+            files = self._divided(files_of_users(root, "", _LAYOUT), root)
             source = {**source, "fraction": self.test_fraction, "seed": self.seed}
-        trained = root / "train" if has_splits else root
+        trained = root / folders["train"] if folders else root
         class_names = self._class_names(files, trained)
         everything = [*files["train"], *files["test"]]
-        source = {**source, "files": _digest_of(class_names, everything)}
+        if self.on_error == "skip":
+            warn_of_unread(root, everything)
+        source = {**source, "files": digest_of_files(class_names, everything)}
         paths = {
             split: [f"{root}/{one.name}" for one in files[split]] for split in files
         }
@@ -544,6 +441,49 @@ class ImageFolderSettings(DecodedSettings):
             return Contents(class_names, client_names=names)
 
         return self.decoded(source, paths, describe)
+
+    def _split_folders(self, root: Path) -> Mapping[SiteSplit, str]:
+        """Return the folders of train, test and validation; none where there are none.
+
+        Other folders beside them are named in a warning.
+        """
+        if self.layout == "classes":
+            return {}
+        names = folders_in(root)
+        folders = split_folders(root, names, _NO_SPLITS)
+        missing = [split for split in _SPLITS if split not in folders]
+        if folders and missing:
+            raise DataError(
+                f"{root / missing[0]} is not a folder, and {root} holds "
+                f"{', '.join(folders.values())}; data.root must hold {_LAYOUT}. If "
+                "these are no splits, set data.layout: classes"
+            )
+        others = sorted(set(names) - set(folders.values())) if folders else []
+        if others:
+            warn_once(
+                _LOG,
+                f"{root}: found {', '.join(others)} beside the splits "
+                f"{', '.join(folders.values())}; no image in them is read",
+            )
+        return folders
+
+    def _given(
+        self, root: Path, folders: Mapping[SiteSplit, str]
+    ) -> dict[Split, list[FoundFile]]:
+        """Return the files of each split, those for validation among the training's."""
+        files = {
+            split: files_of_users(root, folders[split], _LAYOUT) for split in _SPLITS
+        }
+        if "validation" in folders:
+            held_out = files_of_users(root, folders["validation"], _LAYOUT)
+            files["train"] += held_out
+            warn_once(
+                _LOG,
+                f"{root}: the {len(held_out)} images in {folders['validation']} are "
+                "added to the training data; each client holds out a part of its own "
+                "for validation",
+            )
+        return files
 
     def _divided(
         self, found: Sequence[FoundFile], root: Path
@@ -568,8 +508,10 @@ class ImageFolderSettings(DecodedSettings):
     ) -> tuple[str, ...]:
         """Return the classes of training images, in whose folders there are some."""
         class_names = tuple(sorted({one.class_name for one in files["train"]}))
+        if self.layout == "auto":
+            refuse_splits(trained, class_names, _NO_SPLITS)
         if files["train"][0].user is None:
-            empty = sorted(set(_folder_names(trained, _LAYOUT)) - set(class_names))
+            empty = sorted(set(folder_names(trained, _LAYOUT)) - set(class_names))
             if empty:
                 raise DataError(
                     f"{trained} holds no images of the classes {', '.join(empty)}, "
@@ -585,6 +527,12 @@ class ImageFolderSettings(DecodedSettings):
         """Return the client of each image; nothing where the data names none."""
         separator = self.client_separator
         has_users = files["train"][0].user is not None
+        for file in (*files["train"], *files["test"]):
+            if (file.user is not None) != has_users:
+                raise DataError(
+                    f"found {files['train'][0].name} and {file.name}; expected "
+                    "folders of clients in all splits, or in none of them"
+                )
         if has_users and separator is not None:
             raise DataError(
                 "found folders of clients below data.root and data.client_separator "
@@ -610,7 +558,7 @@ class ImageFolderSettings(DecodedSettings):
 
 
 _DOMAIN_LAYOUT = "DOMAIN/CLASS/FILE"
-_NO_DOMAINS = frozenset({"train", "test", "val", "validation"})
+_RENAME = "and read them with data.name: image_folder; rename domains and classes"
 
 
 @dataclass(frozen=True)
@@ -640,20 +588,25 @@ class DomainFolderSettings(DecodedSettings):
     def load(self) -> Dataset:
         """Return the images below ``root`` with the domain that each is from."""
         root = Path(self.root).expanduser().absolute()
-        domains = _folder_names(root, _DOMAIN_LAYOUT, "domain")
+        domains = folder_names(root, _DOMAIN_LAYOUT, "domain")
         if not domains:
             raise DataError(
                 f"{root} holds no domains; data.root must hold {_DOMAIN_LAYOUT}"
             )
         for name in domains:
-            if name.lower() in _NO_DOMAINS:
+            if is_split_name(name):
                 raise DataError(
                     f"{root / name}: found the name of a split, expected that of a "
                     "domain; rename the folder, or read train/CLASS/FILE and "
                     "test/CLASS/FILE with data.name: image_folder"
                 )
-        files = [_files_below(root, name, _DOMAIN_LAYOUT) for name in domains]
+        refuse_splits(root, domains, _RENAME)
+        files = [files_below(root, name, _DOMAIN_LAYOUT) for name in domains]
         class_names = tuple(sorted({one.class_name for part in files for one in part}))
+        refuse_splits(root, class_names, _RENAME)
+        everything = [file for part in files for file in part]
+        if self.on_error == "skip":
+            warn_of_unread(root, everything)
         images = self._divided(dict(zip(domains, files, strict=True)))
         if not images["test"]:
             raise DataError(
@@ -661,7 +614,7 @@ class DomainFolderSettings(DecodedSettings):
                 "takes at most half of a class; some domain needs two images of a class"
             )
         source: Source = {
-            "files": _digest_of(class_names, (file for part in files for file in part)),
+            "files": digest_of_files(class_names, everything),
             "test_fraction": self.test_fraction,
             "seed": self.seed,
         }
@@ -722,7 +675,8 @@ class SiteImageFolderSettings(SiteSettings):
         ``train``, and ``validation`` and ``test`` where there are any, of which each
         has one folder for each class.
     layout
-        ``auto`` takes a folder ``train`` for a split. ``classes`` takes it for a class.
+        ``auto`` takes a folder ``train`` for a split, and so names such as ``Training``
+        beside ``val``. ``classes`` takes all of them for classes.
     """
 
     name = "image_folder"
@@ -735,33 +689,54 @@ class SiteImageFolderSettings(SiteSettings):
     def collect(self, base: Path, task: SiteTask | None) -> Collected:  # noqa: ARG002
         """Return the images in a folder; their names are their paths in it."""
         root = place_of(base, self.path)
-        if not root.is_dir():
+        if reason := why_no_folder(root):
             raise DataError(
-                f"{root}: there is no such folder; expected PATH/CLASS/IMAGE, or "
-                "PATH/train/CLASS/IMAGE and so on"
+                f"{root} {reason}; expected PATH/CLASS/IMAGE, or PATH/train/CLASS/"
+                "IMAGE and so on"
             )
-        given: list[SiteSplit] = []
-        if self.layout == "auto" and (root / "train").is_dir():
-            given = _split_names(root)
-            folders = {f"{split}/": list_class_folders(root / split) for split in given}
-        else:
-            folders = {"": list_class_folders(root)}
+        split_in = self._split_folders(root)
+        folders = {
+            f"{folder}/" if folder else "": list_class_folders(root / folder)
+            for folder in split_in or ("",)
+        }
         class_of = {
             f"{prefix}{name}": class_name
             for prefix, found in folders.items()
             for name, class_name in found.class_of.items()
         }
         names = tuple(mixed(class_of))
-        splits = tuple(cast("SiteSplit", name.partition("/")[0]) for name in names)
+        splits = None
+        if split_in:
+            splits = tuple(split_in[name.partition("/")[0]] for name in names)
         return Collected(
             source=str(root),
             names=names,
             labels=tuple(class_of[name] for name in names),
             inputs=ImageFiles(root, names),
-            splits=splits if given else None,
-            given_splits=frozenset(given),
+            splits=splits,
+            given_splits=frozenset(split_in.values()),
             num_ignored=sum(found.num_ignored for found in folders.values()),
+            warnings=tuple(
+                warning for found in folders.values() for warning in found.warnings
+            ),
         )
+
+    def _split_folders(self, root: Path) -> dict[str, SiteSplit]:
+        """Return the split of each folder in ``root``; none where these are classes."""
+        if self.layout == "classes":
+            return {}
+        names = folders_in(root)
+        folders = split_folders(root, names, _NO_SPLITS)
+        if "train" not in folders:
+            return {}
+        for name in names:
+            if name not in folders.values():
+                raise DataError(
+                    f"{root / name}: found beside the folder {folders['train']}, "
+                    f"expected a split; {alternatives(name, SPLITS)}. If "
+                    f"{folders['train']} is a class, set data.layout: classes"
+                )
+        return {folder: split for split, folder in folders.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -772,10 +747,18 @@ class ImageFiles(Inputs):
     names: tuple[str, ...]
 
     def form(self) -> InputForm:
-        """Return size and channels of the first image."""
-        with open_image(self.root / self.names[0]) as image:
-            channels, image = 1 if image.mode in _MODES_OF_GREY else 3, upright(image)
-            return (image.height, image.width, channels), "uint8"
+        """Return size and channels of the first image that can be opened."""
+        reasons = []
+        for name in self.names:
+            try:
+                with open_image(self.root / name) as image:
+                    channels = 1 if image.mode in _MODES_OF_GREY else 3
+                    image = upright(image)
+                    return (image.height, image.width, channels), "uint8"
+            except DataError as error:
+                reasons.append(str(error))
+        require_all_read(reasons)
+        raise DataError(f"{self.root} holds no images; at least one is needed")
 
     def read(
         self, positions: Sequence[int], task: SiteTask, cache: Path | None = None
@@ -803,15 +786,3 @@ class ImageFiles(Inputs):
             room = (len(positions), *shape)
             images, failed = cached_images(cache, paths, form, room, decode)
         return ReadInputs(torch.from_numpy(images), failed)
-
-
-def _split_names(root: Path) -> list[SiteSplit]:
-    names = [child.name for child in _visible(root) if child.is_dir()]
-    for name in names:
-        if name not in SPLITS:
-            raise DataError(
-                f"{root / name}: found beside the folder train, expected a split; "
-                f"{alternatives(name, SPLITS)}. If train is a class, set data.layout: "
-                "classes"
-            )
-    return [cast("SiteSplit", name) for name in names]

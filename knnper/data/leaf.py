@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import logging
+import os
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,8 +27,16 @@ from knnper.data.cache import (
 )
 from knnper.data.dividing import DividingSettings, mark_tested
 from knnper.data.examples import DataFormat, Dataset
+from knnper.data.folders import (
+    folders_in,
+    is_folder,
+    list_folder,
+    require_reachable,
+    why_no_folder,
+)
+from knnper.data.split_names import is_split_name
 from knnper.data.text import CHARACTER_NAMES, UnknownCharacters, encode
-from knnper.errors import DataError
+from knnper.errors import DataError, warn_once
 from knnper.process import import_extra
 
 _LOG = logging.getLogger(__name__)
@@ -59,8 +68,8 @@ def find_leaf_files(root: Path) -> LeafFiles:
     Where there is a split that LEAF has made, it is taken; else ``all_data``, or the
     files that lie in ``root`` itself.
     """
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder; {_LAYOUT}")
+    if reason := why_no_folder(root):
+        raise DataError(f"{root} {reason}; {_LAYOUT}")
     for base in (root, root / "data"):
         divided = {split: _json_files(base / split) for split in _SPLITS}
         empty = [base / split for split, files in divided.items() if not files]
@@ -70,6 +79,11 @@ def find_leaf_files(root: Path) -> LeafFiles:
                 f"split; {_LAYOUT}"
             )
         if not empty:
+            others = [name for name in folders_in(base) if is_split_name(name)]
+            for name in sorted(set(others) - set(_SPLITS)):
+                warn_once(
+                    _LOG, f"{base}: found {name} beside train and test; it is not read"
+                )
             return LeafFiles(base, divided, ())
         whole = _json_files(base / "all_data") or _json_files(base)
         if whole:
@@ -78,8 +92,14 @@ def find_leaf_files(root: Path) -> LeafFiles:
 
 
 def _json_files(folder: Path) -> tuple[Path, ...]:
-    found = (one for one in folder.glob("*.json") if not one.name.startswith("."))
-    return tuple(sorted(one for one in found if one.is_file()))
+    """Return the files of a folder, which may not be there; refuse broken links."""
+    if not os.path.lexists(folder):
+        return ()
+    found = [entry for entry in list_folder(folder) if not is_folder(entry)]
+    for entry in found:
+        require_reachable(entry)
+    paths = (Path(entry.path) for entry in found)
+    return tuple(path for path in paths if path.suffix.lower() == ".json")
 
 
 PIXELS_SHAPE = (28, 28, 1)

@@ -37,7 +37,7 @@ from knnper.data.site_data import (
     task_of,
 )
 from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
-from knnper.errors import ConfigError, DataError, Problem
+from knnper.errors import ConfigError, DataError, Problem, warn_once
 from knnper.experiment import (
     Choice,
     Settings,
@@ -208,6 +208,7 @@ def _warnings(
     copies: tuple[Copies, ...],
     conflicts: Conflicts,
 ) -> Iterator[str]:
+    yield from data.warnings
     yield from _odd_splits(data, splits)
     for one in copies:
         pair = (one.original, one.copy)
@@ -321,6 +322,7 @@ def _settled(
         task=task,
         dropped=unknown,
         num_ignored=found.num_ignored,
+        warnings=found.warnings,
         unreadable={found.names[at]: why for at, why in read.unreadable.items()},
         skips=settings.on_error == "skip",
     )
@@ -385,6 +387,8 @@ def open_site(
     elif data.unreadable:
         told = "examples that cannot be read, and are left out: %d"
         _LOG.warning(told, len(data.unreadable))
+    for warning in data.warnings:
+        warn_once(_LOG, warning)
     return data
 
 

@@ -160,8 +160,9 @@ def place_of(base: Path, path: str) -> Path:
     """Return where ``path`` leads from the folder ``base``, with no way back in it."""
     given = base / Path(path).expanduser()
     short = Path(os.path.normpath(given))
-    # From behind a symbolic link, .. leads elsewhere.
-    return short if short.resolve() == given.resolve() else given
+    # From behind a symbolic link, .. leads elsewhere. `Path.resolve` raises for a loop.
+    is_same = os.path.realpath(short) == os.path.realpath(given)
+    return short if is_same else given
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,9 @@ class SiteData:
     # site chose to leave these out.
     dropped: Mapping[str, int] = field(default_factory=dict)
     num_ignored: int = 0  # files beside the images that are no images by their names
+    warnings: tuple[
+        str, ...
+    ] = ()  # sentences on what may be missing, without full stop
     # Why, by name, of the images that cannot be read; `open_site` refuses them, unless
     # the site skips them.
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -290,6 +294,9 @@ class Collected:
     given_splits: frozenset[Split] = frozenset()
     numbered: bool = False  # whether labels are numbers that no class names belong to
     num_ignored: int = 0  # files beside them that are no images by their names
+    warnings: tuple[
+        str, ...
+    ] = ()  # sentences on what may be missing, without full stop
     feature_names: tuple[str, ...] = ()  # of rows that name them
 
 

@@ -22,6 +22,7 @@ from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
 from knnper.data.dividing import SPLITS, DividingSettings, FractionSettings, mark_tested
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
+from knnper.data.folders import list_folder
 from knnper.data.site_data import (
     ArrayInputs,
     Collected,
@@ -261,8 +262,8 @@ def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
     try:
         paths = [path]
         if path.is_dir():
-            found = (one for one in path.iterdir() if not one.name.startswith("."))
-            paths = sorted(one for one in found if one.suffix.lower() == ".txt")
+            found = (Path(entry.path) for entry in list_folder(path))
+            paths = [one for one in found if one.suffix.lower() == ".txt"]
         if not paths or not path.exists():
             what = "no file .txt in it" if path.exists() else "nothing there"
             raise DataError(f"{path}: found {what}, expected {expected}")

@@ -53,7 +53,7 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     for name in (".hidden", "notes.txt", "fox/.DS_Store", "fox/Thumbs.db"):
         (tmp_path / name).write_text("")
     source = open_source(tmp_path, IMAGE_SHAPE, NAMES)
-    assert source.num_ignored == 2
+    assert source.num_ignored == 1  # notes.txt
     place = {name: at for at, name in enumerate(source.external_ids)}
     assert set(place) == {"cat/c.png", "fox/a.png", "fox/b.png"}
     assert source.labels[place["cat/c.png"]] == 0
@@ -100,7 +100,7 @@ def test_images_are_made_the_size_of_the_stores(tmp_path: Path) -> None:
 
 def test_what_lies_in_the_wrong_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "loose.png").write_text("")
-    with pytest.raises(DataError, match=r"loose.png is a file where the folder of a"):
+    with pytest.raises(DataError, match=r"loose.png is a file where a class folder is"):
         open_source(tmp_path, IMAGE_SHAPE, NAMES)
     (tmp_path / "cat" / "inner").mkdir(parents=True)
     (tmp_path / "loose.png").unlink()

@@ -158,6 +158,18 @@ def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) 
         hugging_face(tmp_path / "own", **changes)
 
 
+def test_what_the_package_would_leave_out_is_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for kind in ("ant", "bee"):
+            (tmp_path / "own" / split / kind).mkdir(parents=True)
+            picture(1).save(tmp_path / "own" / split / kind / "a.png")
+    own: dict[str, Any] = {"label": "label", "image": "image"}
+    assert len(hugging_face(tmp_path / "own", **own).train) == 2
+    (tmp_path / "own" / "train" / "cow").symlink_to("/mnt/not-mounted/cow")
+    with pytest.raises(DataError, match="cow is a link to /mnt/not-mounted/cow"):
+        hugging_face(tmp_path / "own", **own)
+
+
 def test_a_folder_that_holds_none(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "dataset_dict.json").write_text("{")

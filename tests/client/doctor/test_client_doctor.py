@@ -83,7 +83,7 @@ def free_port() -> str:
 def test_no_data(file: Path, exists: bool) -> None:
     if exists:
         (file.parent / "data").mkdir()
-    found = "no examples" if exists else "there is no such folder"
+    found = "no examples" if exists else "is not there"
     told(look(file, "data"), PROBLEM, found, f"knnper site check {file}")
 
 

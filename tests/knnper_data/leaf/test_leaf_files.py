@@ -70,8 +70,32 @@ def test_one_split_alone(tmp_path: Path, there: str, lacking: str) -> None:
 def test_nothing_is_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no \.json files of LEAF in .* expected ROOT"):
         find_leaf_files(tmp_path)
-    with pytest.raises(DataError, match="nowhere is not a folder; expected ROOT"):
+    with pytest.raises(DataError, match="nowhere is not there; expected ROOT"):
         find_leaf_files(tmp_path / "nowhere")
+
+
+def test_files_that_would_be_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(tmp_path, "train/a.json", "train/b.JSON", "test/a.json", "val/a.json")
+    touch(tmp_path, "__MACOSX/a.json", "train/._a.json", "train/Thumbs.db")
+    found = find_leaf_files(tmp_path)
+    expected = ["train/a.json", "train/b.JSON"]
+    assert names_of(found.divided["train"], tmp_path) == expected
+    assert "found val beside train and test; it is not read" in caplog.text
+    (tmp_path / "train" / "c.json").symlink_to("/mnt/not-mounted/c.json")
+    with pytest.raises(DataError, match=r"c\.json is a link to /mnt/not-mounted/c\.js"):
+        find_leaf_files(tmp_path)
+
+
+def test_a_split_that_is_not_mounted_is_not_replaced_by_all_data(
+    tmp_path: Path,
+) -> None:
+    touch(tmp_path, "all_data/a.json")
+    for name in ("train", "test"):
+        (tmp_path / name).symlink_to(f"/mnt/not-mounted/{name}")
+    with pytest.raises(DataError, match="train is a link to /mnt/not-mounted/train"):
+        find_leaf_files(tmp_path)
 
 
 def test_the_fingerprint_tells_files_apart_not_places(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_folder_for_each_split(tmp_path: Path) -> None:
         "validation/dog/a.png": "validation",
     }
     assert classes(data)["validation/dog/a.png"] == "dog"
-    (tmp_path / "val").mkdir()
+    (tmp_path / "bus").mkdir()
     message = "expected a split; known: test, train, validation.*data.layout: classes"
     with pytest.raises(DataError, match=message):
         opened("image_folder", tmp_path, IMAGES, path=".")
@@ -135,9 +135,9 @@ def test_images_that_do_not_fit(tmp_path: Path) -> None:
     for path, task, message in (
         ("good", FEATURES, r"agreed on rows of features \(float32\)"),
         ("good", two, "have 1 or 3 channels"),
-        ("missing", IMAGES, "there is no such folder; expected PATH/CLASS"),
+        ("missing", IMAGES, "missing is not there; expected PATH/CLASS"),
         ("empty", IMAGES, "holds no examples"),
-        ("loose", IMAGES, r"a\.png is a file where the folder"),
+        ("loose", IMAGES, r"a\.png is a file where a class folder"),
         # No store takes this name.
         ("bytes", IMAGES, r"cannot be written as UTF-8, such as 'cat/a"),
     ):
@@ -234,7 +234,10 @@ GOOD: dict[str, Any] = {"inputs": pixels(3), "labels": np.array([0, 1, 2])}
         ({"names": np.array(["a", "b", "a"])}, "1 names of examples occur more than"),
         ({"names": np.array(["a", "b", ""])}, "or cannot be written as UTF-8"),
         ({"names": np.array(["a"])}, r"names: expected texts of shape \(3,\)"),
-        ({"split": np.array(["train", "val", "val"])}, "the split 'val' in 2 examples"),
+        (
+            {"split": np.array(["train", "eval", "eval"])},
+            "the split 'eval' in 2 examples",
+        ),
         ({"train_inputs": pixels(3)}, "or train_inputs and train_labels"),
         ({"labels": np.array([0, None, 1], object)}, "cannot be read as .npz"),
     ],
@@ -387,7 +390,7 @@ def test_another_delimiter(tmp_path: Path) -> None:
         ({"age": None, "dose": None}, "has no columns of features"),
         ({"age": None}, r"found inputs float64 of shape \(4, 1\), expected float32 of"),
         ({"id": ["a", "a", "b", None]}, "2 names of examples occur more than once"),
-        ({"part": ["train", "val", "test", "val"]}, "the split 'val' in 2 examples"),
+        ({"part": ["train", "eval", "test", "eval"]}, "the split 'eval' in 2 examples"),
     ],
 )
 def test_a_table_that_does_not_fit(

@@ -1,0 +1,246 @@
+"""Files of images in folders of classes, of clients and classes, or of domains."""
+
+import hashlib
+import logging
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from knnper.data.folders import (
+    is_folder,
+    is_reachable,
+    list_folder,
+    require_reachable,
+    why_no_folder,
+)
+from knnper.errors import DataError, warn_once
+
+_LOG = logging.getLogger(__name__)
+_MOST_SHOWN, _MOST_SUFFIXES = 50, 8
+
+# Suffixes of images that Pillow may not read: those of telephones and cameras, of
+# medicine and microscopes, and of libraries that a build of Pillow may lack.
+UNREADABLE_SUFFIXES = frozenset(
+    (
+        *(".heic", ".heif", ".heics", ".hif", ".avif", ".avifs", ".jxl", ".webp"),
+        *(".jp2", ".j2k", ".jxr", ".wdp", ".bpg", ".svg", ".exr", ".hdr", ".xcf"),
+        *(".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2"),
+        *(".orf", ".rw2", ".raf", ".pef", ".srw", ".3fr", ".fff", ".iiq", ".raw"),
+        *(".rwl", ".x3f", ".dcm", ".dicom", ".ima", ".nii", ".mha", ".mhd", ".nrrd"),
+        *(".mrc", ".svs", ".ndpi", ".czi", ".nd2", ".lif", ".pam"),
+    )
+)
+
+# Files of other suffixes cause a warning from this number and share of a class on.
+_FEWEST_UNREAD, _NOTABLE_SHARE = 3, 0.1
+
+
+def mixed(names: Iterable[str]) -> list[str]:
+    """Return ``names`` in an order as good as chance, but always the same."""
+
+    def place(name: str) -> bytes:
+        encoded = name.encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(encoded, digest_size=16).digest()
+
+    return sorted(names, key=place)
+
+
+def suffix_of(name: str) -> str:
+    """Return the suffix of a file's name in small letters, as in ``.png``."""
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122 - of 50,000 files
+
+
+def _is_readable(name: str) -> bool:
+    """Return whether a file is an image that Pillow reads, by its name."""
+    return suffix_of(name) in Image.registered_extensions()
+
+
+def _is_image(name: str) -> bool:
+    """Return whether a file is an image by its name, be it one that nothing reads."""
+    return _is_readable(name) or suffix_of(name) in UNREADABLE_SUFFIXES
+
+
+def _folders_among(entries: Iterable[os.DirEntry[str]], kind: str) -> tuple[str, ...]:
+    """Return the names of folders; refuse images and broken links beside them."""
+    names: list[str] = []
+    for entry in entries:
+        if is_folder(entry):
+            names.append(entry.name)
+            continue
+        require_reachable(entry)
+        if _is_image(entry.name):
+            raise DataError(f"{entry.path} is a file where a {kind} folder is expected")
+    return tuple(names)
+
+
+def _list_files(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the files in the folder of a class, and links that lead nowhere."""
+    entries = list_folder(folder)
+    for entry in entries:
+        if is_folder(entry):
+            raise DataError(f"{entry.path} is a folder where an image is expected")
+    return entries
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """What lies in ROOT/CLASS/IMAGE."""
+
+    classes: tuple[str, ...]
+    class_of: Mapping[str, str]
+    num_ignored: int
+    warnings: tuple[str, ...] = ()
+
+
+def list_class_folders(root: Path) -> ClassFolders:
+    """Return the images in ``root``, without hidden files and other suffixes."""
+    children = list_folder(root)
+    classes = _folders_among(children, "class")
+    files = {name: _list_files(root / name) for name in classes}
+    class_of = {
+        f"{class_name}/{file.name}": class_name
+        for class_name, listed in files.items()
+        for file in listed
+        # A broken link is listed with the images that cannot be read.
+        if _is_readable(file.name) or not is_reachable(file)
+    }
+    num_files = len(children) - len(classes) + sum(map(len, files.values()))
+    names = {name: [file.name for file in listed] for name, listed in files.items()}
+    return ClassFolders(
+        classes,
+        {name: class_of[name] for name in mixed(class_of)},
+        num_files - len(class_of),
+        unread_warnings(root, names),
+    )
+
+
+def unread_warnings(root: Path, names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return a warning about files that seem to be images and are not read, if any.
+
+    ``names`` are those of the files of each class. They count where the suffix is that
+    of a format of images, or where they are a notable part of a class. What lies beside
+    an image of the same name is no loss: a camera's raw file, a tool's annotation.
+    """
+    suffixes = Counter[str]()
+    parts: list[str] = []
+    for class_name, files in names.items():
+        readable = [name for name in files if _is_readable(name)]
+        known = {*readable, *(Path(name).stem for name in readable)}
+        unread = [
+            name
+            for name in files
+            if not _is_readable(name) and Path(name).stem not in known
+        ]
+        num_files = len(readable) + len(unread)
+        is_notable = len(unread) >= max(_FEWEST_UNREAD, _NOTABLE_SHARE * num_files)
+        if is_notable or any(_is_image(name) for name in unread):
+            suffixes.update(suffix_of(name) or "no suffix" for name in unread)
+            parts.append(f"{len(unread)} of {num_files} of {class_name!r}")
+    if not parts:
+        return ()
+    shown = ", ".join(suffix for suffix, _ in suffixes.most_common(_MOST_SUFFIXES))
+    more = f" and {len(parts) - _MOST_SHOWN} more" if len(parts) > _MOST_SHOWN else ""
+    return (
+        f"{root}: {suffixes.total()} files are left out, since their suffixes "
+        f"({shown}) are not those of images that can be read: "
+        f"{', '.join(parts[:_MOST_SHOWN])}{more}; convert them to PNG or JPEG",
+    )
+
+
+class FoundFile(NamedTuple):
+    """A file with its path below the root, as in FOLDER/CLASS/FILE."""
+
+    name: str
+    class_name: str
+    num_bytes: int
+    modified_ns: int
+    user: str | None = None
+
+
+def warn_of_unread(root: Path, files: Iterable["FoundFile"]) -> None:
+    """Log `unread_warnings` about files that are left out since nothing reads them."""
+    names = defaultdict[str, list[str]](list)
+    for file in files:
+        names[file.class_name].append(Path(file.name).name)
+    for warning in unread_warnings(root, names):
+        warn_once(_LOG, warning)
+
+
+def require_folder(folder: Path, layout: str) -> None:
+    """Refuse, with a `DataError`, what is no folder of the layout that is expected."""
+    if reason := why_no_folder(folder):
+        raise DataError(f"{folder} {reason}; data.root must hold {layout}")
+
+
+def folder_names(folder: Path, layout: str, kind: str = "class") -> tuple[str, ...]:
+    """Return the names of the folders in ``folder``, which may hold no images."""
+    require_folder(folder, layout)
+    names = _folders_among(list_folder(folder), kind)
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{folder}: found the {kind} folder {name!r}, whose name is not "
+                "UTF-8; rename it"
+            ) from error
+    return names
+
+
+def files_below(
+    root: Path, folder: str, layout: str, user: str | None = None
+) -> list[FoundFile]:
+    """Return the files in ROOT/FOLDER/CLASS, one at least, by class and name."""
+    base = root / folder
+    files = [
+        FoundFile(
+            os.path.join(folder, name, file.name),  # noqa: PTH118 - no folder is none
+            name,
+            *_state_of(file),
+            user,
+        )
+        for name in folder_names(base, layout)
+        for file in _list_files(base / name)
+    ]
+    if not files:
+        raise DataError(f"{base} holds no images; put them into {base}/CLASS")
+    return files
+
+
+def _state_of(file: os.DirEntry[str]) -> tuple[int, int]:
+    """Return size and time of modification; 0 of both where a link leads nowhere."""
+    try:
+        status = file.stat()
+    except OSError:
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def files_of_users(root: Path, folder: str, layout: str) -> list[FoundFile]:
+    """Return the files in ROOT/FOLDER/USER/CLASS, or in ROOT/FOLDER/CLASS."""
+    base = root / folder
+    names = folder_names(base, layout)
+    below = [entry for name in names for entry in list_folder(base / name)]
+    kinds = {
+        is_folder(entry) for entry in below if is_folder(entry) or _is_image(entry.name)
+    }
+    if kinds != {True}:
+        return files_below(root, folder, layout)
+    users = [(name, os.path.join(folder, name)) for name in names]  # noqa: PTH118
+    return [
+        file for name, one in users for file in files_below(root, one, layout, name)
+    ]
+
+
+def digest_of_files(class_names: Sequence[str], files: Iterable[FoundFile]) -> str:
+    """Return a digest of all relative paths, sizes, and times of modification."""
+    digest = hashlib.sha256("\0".join(class_names).encode())
+    for file in files:
+        line = f"{file.name}\0{file.num_bytes}\0{file.modified_ns}\n"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

@@ -1,0 +1,96 @@
+"""Names of splits as others write them: train, Training, TEST_SET, val, dev."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from knnper.data.dividing import SPLITS, Split
+from knnper.errors import DataError
+
+SPLIT_WORDS: Mapping[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+
+# A validation split to some, a test split to others.
+_UNCLEAR_WORDS = frozenset({"eval", "evaluation", "holdout"})
+
+_AFTER_THE_SPLIT = re.compile("(set|data|dataset|split|images)$")
+_BETWEEN_WORDS = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
+
+
+def split_of(name: str) -> Split | None:
+    """Return the split that ``name`` stands for; None for any other name.
+
+    >>> split_of("Training"), split_of("TEST_SET"), split_of("val"), split_of("cat")
+    ('train', 'test', 'validation', None)
+    """
+    letters = re.sub(r"[\s._-]", "", name).lower()
+    return SPLIT_WORDS.get(_AFTER_THE_SPLIT.sub("", letters))
+
+
+def is_split_name(name: str) -> bool:
+    """Return whether ``name`` stands for a split, be it not clear for which."""
+    return split_of(name) is not None or name.lower() in _UNCLEAR_WORDS
+
+
+def mentions_split(name: str) -> bool:
+    """Return whether a word of ``name`` is that of a split, as in ``x_eval``."""
+    words = _words(name)
+    return bool(words & _UNCLEAR_WORDS or words & SPLIT_WORDS.keys())
+
+
+def _words(name: str) -> set[str]:
+    return {word.lower() for word in _BETWEEN_WORDS.split(name)}
+
+
+def refuse_splits(where: Path, names: Iterable[str], advice: str) -> None:
+    """Refuse, with a `DataError`, names for training data beside such for other data.
+
+    A word of the name is enough, as in ``seg_train`` and ``seg_test``. Taken for the
+    names of clients, domains or classes, test data would be trained on.
+    """
+    training: list[str] = []
+    others: list[str] = []
+    for name in names:
+        splits = {split_of(name), *map(SPLIT_WORDS.get, _words(name))}
+        if "train" in splits:
+            training.append(name)
+        elif splits != {None} or mentions_split(name):
+            others.append(name)
+    if training and others:
+        raise DataError(
+            f"{where}: found {training[0]!r} and {others[0]!r}, which seem to be the "
+            "names of splits, where a split is not expected or not clear; call splits "
+            f"train, validation and test, {advice}"
+        )
+
+
+def split_folders(root: Path, names: Sequence[str], advice: str) -> Mapping[Split, str]:
+    """Return the folder of each split in ``root``; none where folders are classes.
+
+    A folder ``train`` or ``test`` is a split, and so are folders of other names for
+    training data and for another split beside each other.
+    """
+    found: dict[Split, list[str]] = {}
+    for name in names:
+        split = split_of(name)
+        if split is not None:
+            found.setdefault(split, []).append(name)
+    is_given = "train" in found and len(found) > 1
+    if not is_given and "train" not in names and "test" not in names:
+        refuse_splits(root, names, advice)
+        return {}
+    for split, folders in found.items():
+        if len(folders) > 1:
+            raise DataError(
+                f"{root}: found the folders {', '.join(folders)}, expected one for "
+                f"the split {split}; join or rename them, {advice}"
+            )
+    return {split: found[split][0] for split in SPLITS if split in found}
