@@ -1,6 +1,8 @@
 """Data as arrays: in an .npz file, or from a function of a site's own."""
 
 import inspect
+import logging
+import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,10 +47,12 @@ from knnper.data.site_data import (
     place_of,
     split_texts,
 )
-from knnper.errors import DataError, OwnCodeError
+from knnper.data.split_names import SPLIT_WORDS, mentions_split
+from knnper.errors import DataError, OwnCodeError, warn_once
 from knnper.experiment import Choice, NonNegativeInt, Settings, alternatives
 from knnper.own import Door, Kind, arguments, explained, given_to
 
+_LOG = logging.getLogger(__name__)
 Arrays = Mapping[str, NDArray[Any]]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 WHOLE = ("inputs", "labels", "names", "split")
@@ -59,19 +63,33 @@ KEYS = (*WHOLE, *PER_SPLIT, "class_names")
 _CLIENTS = ("clients", *(f"{one}_clients" for one in SPLITS))
 
 # As others call them: x and y, X_train and y_train, clients_test.
-_LETTERS = {"x": "inputs", "X": "inputs", "y": "labels"}
+_LETTERS = {"x": "inputs", "X": "inputs", "y": "labels", "Y": "labels"}
+_PARTS = {**_LETTERS, **{part: part for part in (*WHOLE[:3], "clients")}}
 _ALIASES = {
-    **_LETTERS,
-    **{f"{one}_{of}": f"{of}_{_LETTERS[one]}" for one in _LETTERS for of in SPLITS},
-    **{f"clients_{of}": f"{of}_clients" for of in SPLITS},
-}
+    name: f"{split}_{part}"
+    for called, part in _PARTS.items()
+    for word, split in SPLIT_WORDS.items()
+    for name in (f"{called}_{word}", f"{word}_{called}")
+    if name != f"{split}_{part}"
+} | _LETTERS
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file by their names in `collect_arrays`."""
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; give that of an .npz file")
-    return _canonical(load_arrays(path, (*KEYS, *_CLIENTS, *_ALIASES)), str(path))
+    known = (*KEYS, *_CLIENTS, *_ALIASES)
+    arrays = _canonical(load_arrays(path, known), str(path))
+    with zipfile.ZipFile(path) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist()}
+    unread = sorted(filter(mentions_split, names.difference(known)))
+    if unread:
+        warn_once(
+            _LOG,
+            f"{path}: the arrays {', '.join(unread)} are not read; call splits train, "
+            "validation and test",
+        )
+    return arrays
 
 
 def _canonical(found: Arrays, source: str) -> dict[str, NDArray[Any]]:
@@ -232,7 +250,7 @@ class NpzFileSettings(DataFormat):
         ``x_test`` and ``y_test``; with ``clients`` (n,), or ``clients_train`` and
         ``clients_test``, who each input belongs to, where the partition is ``natural``;
         and with ``class_names``, where labels are positions in it. The names of arrays
-        that sites have do, too.
+        that sites have do, too, and so does ``val`` or ``dev`` for ``validation``.
     test_fraction
         Part of the inputs that is tested on where there is no test split, (0, 1): of
         each class, or of each client, rounded. One of each is left to train on.

@@ -27,6 +27,7 @@ from knnper.data.examples import (
     InputSpec,
     Vocabulary,
 )
+from knnper.data.split_names import split_of
 from knnper.errors import DataError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings, alternatives
 
@@ -387,12 +388,13 @@ def _shown(shape: Sequence[object]) -> str:
 
 
 def split_texts(texts: Sequence[str], source: str) -> tuple[Split, ...]:
-    """Return ``texts``, each of which says a split."""
-    wrong = Counter(text for text in texts if text not in SPLITS)
+    """Return the split that each of ``texts`` stands for; see `split_of`."""
+    splits = {text: split_of(text) for text in texts}
+    wrong = Counter(text for text in texts if splits[text] is None)
     if wrong:
         text, count = wrong.most_common(1)[0]
         raise DataError(
             f"{source}: found the split {text!r} in {count} examples; "
             f"{alternatives(text, SPLITS)}"
         )
-    return tuple(cast("Split", text) for text in texts)
+    return tuple(cast("Split", splits[text]) for text in texts)

@@ -38,6 +38,33 @@ def test_given_splits(tmp_path: Path, name: str) -> None:
     assert data.train.client_ids is None
 
 
+@pytest.mark.parametrize("validation", ["x_val", "X_valid", "dev_x", "val_inputs"])
+def test_validation_data_is_joined_to_the_training_data(
+    tmp_path: Path, validation: str
+) -> None:
+    labels = validation.replace("inputs", "labels").replace("x", "y").replace("X", "Y")
+    splits: dict[str, Any] = {
+        **{"x_train": IMAGES[:8], "y_train": LABELS[:8]},
+        **{validation: IMAGES[8:12], labels: LABELS[8:12]},
+        **{"x_testing": IMAGES[12:], "Y_test": LABELS[12:]},
+    }
+    data = loaded(tmp_path, {}, **splits)
+    np.testing.assert_array_equal(data.train.images, IMAGES[:12])
+    np.testing.assert_array_equal(data.test.images, IMAGES[12:])
+
+
+def test_arrays_of_unclear_splits_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    splits: dict[str, Any] = {
+        f"{name}_{split}": part
+        for split in ("train", "test", "eval")
+        for name, part in (("x", IMAGES), ("y", LABELS))
+    }
+    loaded(tmp_path, {}, **splits, x_mean=np.zeros(3))
+    assert "the arrays x_eval, y_eval are not read" in caplog.text
+
+
 def test_a_part_of_each_class_or_client_is_tested_on(tmp_path: Path) -> None:
     data = loaded(tmp_path, x=IMAGES, y=np.array(["b", "a"])[LABELS])
     assert data.class_names == ("a", "b")

@@ -171,7 +171,7 @@ def test_class_names_in_the_file_decide(tmp_path: Path) -> None:
         labels=np.array([0, 1, 1], np.uint8),
         class_names=np.array(["fox", "cat"]),
         names=np.array(["x", "y", "z"]),
-        split=np.array(["train", "test", "validation"]),
+        split=np.array(["Train", "test", "VAL"]),
     )
     data = opened("npz", tmp_path, IMAGES, path="a.npz")
     assert classes(data) == {"x": "fox", "y": "cat", "z": "cat"}
