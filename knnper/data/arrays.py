@@ -53,6 +53,9 @@ from knnper.experiment import Choice, NonNegativeInt, Settings, alternatives
 from knnper.own import Door, Kind, arguments, explained, given_to
 
 _LOG = logging.getLogger(__name__)
+
+# Another number where the same file is read as other data, which a cache may hold.
+_READER = 2
 Arrays = Mapping[str, NDArray[Any]]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 WHOLE = ("inputs", "labels", "names", "split")
@@ -273,6 +276,7 @@ class NpzFileSettings(DataFormat):
         """
         path = Path(self.path).expanduser().absolute()
         source: Source = {
+            "reader": _READER,
             "file": state_of_files([path], path.parent),
             "test_fraction": self.test_fraction,
             "seed": self.seed,
