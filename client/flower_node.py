@@ -74,7 +74,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullAppMessagesRequest
 from flwr.proto.task_pb2 import Task
 
 from knnper import files, lifeline
-from knnper.errors import RunError, printable, write_harmlessly
+from knnper.errors import RunError, printable, text_for_others, write_harmlessly
 from knnper.lifeline import die_with_parent
 from knnper.transport import flower_protocol as flower
 
@@ -160,26 +160,6 @@ def _end_process(seconds: float, job: str) -> None:
     os._exit(DEADLINE_PASSED)
 
 
-_QUOTED = re.compile(
-    r"""(?<!\w)(?P<quote>['"])[^'"\n]*/(?P<name>[^'"/\n]*)/?(?P=quote)(?!\w)"""
-)
-_PATH = re.compile(
-    r"""(?<![\w:/.~])
-    (?:
-        (?:~|\.{1,2})?/[^\s'":;,()]*      # absolute, or from a folder that is known
-        |
-        [^\s'":;,()/]+/[^\s'":;,()]*\.\w+ # relative, of a file with a suffix
-    )""",
-    re.VERBOSE,
-)
-
-
-def without_folders(text: str) -> str:
-    """Return ``text`` with the last part of every path in it instead of the path."""
-    named = _QUOTED.sub(lambda found: f"'{found['name']}'", text)
-    return _PATH.sub(lambda found: found[0].rstrip("/").rpartition("/")[2], named)
-
-
 LoadApp = Callable[["Run", "Fab"], ClientApp]
 _PULL_BACKOFF_S = 0.02
 _ACQUIRE_TASK = "/flwr.proto.Runtime/AcquireTask"
@@ -218,10 +198,11 @@ def run_message(
     on_pulled(asked.SerializeToString())
     try:
         reply = load(run, fab)(message=message, context=context)
-        status, details = SubStatus.COMPLETED, ""
     except Exception as error:  # whatever an app raises is its reply
         log.error("the ClientApp failed", exc_info=error)
         reply = Message(_as_reply(error), reply_to=message)
+    status, details = SubStatus.COMPLETED, ""
+    if reply.has_error():
         status, details = SubStatus.FAILED, str(reply.error.reason)
     run_clientapp.push_message(client, reply, context)
     run_clientapp.push_task_output(client, context, status, details)
@@ -270,12 +251,12 @@ def _asked(client: RuntimeHttpClient, pulled: bytes) -> Message:
 
 
 def _as_reply(error: Exception) -> Error:
-    """Return the error in Flower's own words: servers read the reason."""
+    """Return the reply to a message for which an app raised an error."""
     if isinstance(error, LoadClientAppError):
         reason = "An exception was raised when attempting to load `ClientApp`"
         return Error(ErrorCode.LOAD_CLIENT_APP_EXCEPTION, reason)
-    reason = f"{type(error)}:<'{without_folders(str(error))}'>"
-    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+    # Its text may hold data of the site.
+    return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text_for_others(error))
 
 
 # The file in a client's state folder that is locked while its node runs.

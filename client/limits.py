@@ -8,7 +8,7 @@ the first, and what was answered is counted on the site's own disk.
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +20,9 @@ from knnper.client.settings import ClientSettings
 from knnper.errors import RefusedError, RunError
 from knnper.experiment import Experiment
 from knnper.files import JsonLines, make_private
-from knnper.strategies.catalogue import identity_at_sites, method_of
+from knnper.models import MODELS
+from knnper.reasons import Code, SafeField, SafeReason, Word
+from knnper.strategies.catalogue import METHODS, identity_at_sites, method_of
 from knnper.strategies.core.training import num_steps, steps_per_epoch
 
 REFUSALS, ANSWERS = "refusals.jsonl", "answers.jsonl"  # in the state folder
@@ -33,6 +35,16 @@ log = logging.getLogger("flwr")
 
 About = Literal["client", "model", "run"]
 Kind = Literal["begun", "training", "validation"]
+_NEEDED: dict[Kind, Code] = {
+    "training": Code.TRAINING_NEEDED,
+    "validation": Code.VALIDATION_NEEDED,
+}
+_NONE_LEFT: dict[Kind, Code] = {
+    "training": Code.NO_TRAINING_LEFT,
+    "validation": Code.NO_VALIDATION_LEFT,
+}
+_OWN_CODE = Word("own code", {"own code"})
+_ANY_NUMBER = Word("any number of", {"any number of"})
 
 
 @dataclass(frozen=True)
@@ -108,7 +120,8 @@ class Answers:
             line = error.errors()[0]["loc"][0]
             mend = "remove the file to count answers from nothing"
             damaged = f"entry {line} of {self._file.path} is damaged"
-            raise RunError(f"{damaged}; {mend}") from error
+            reason = SafeReason(Code.UNUSABLE_STATE)
+            raise RunError(f"{damaged}; {mend}", reason=reason) from error
         if self.client.limits.days is None:
             return found
         begin = datetime.now(UTC) - timedelta(days=self.client.limits.days)
@@ -137,6 +150,15 @@ class Answers:
         of = "any number" if most is None else most
         return f"{_count(kind, answers)} of {of} {window} (limits.{kind}_rounds)"
 
+    def numbers(self, kind: Kind, answers: Sequence[Answer]) -> dict[str, SafeField]:
+        """Return the numbers of `state` as fields of a reason, where a limit is set."""
+        days = self.client.limits.days
+        return {
+            "given": _count(kind, answers),
+            "most": self._most(kind) or 0,
+            "days": _ANY_NUMBER if days is None else days,
+        }
+
     def _most(self, kind: Kind) -> int | None:
         most: int | None = getattr(self.client.limits, f"{kind}_rounds")
         return most
@@ -158,46 +180,43 @@ class Limits:
     experiment: Experiment
     run: int
 
-    def objections(self) -> list[str]:
+    def objections(self) -> list[SafeReason]:
         """Return why the experiment is not one for this site, whoever runs it."""
-        limits, found = self.client.limits, self.experiment
+        limits, experiment = self.client.limits, self.experiment
         reasons = []
         if limits.experiment not in (None, self.fingerprint):
-            reasons.append(
-                f"found the experiment {self.fingerprint}, expected "
-                f"{limits.experiment} (limits.experiment)"
-            )
-        for name, chosen, allowed in (
-            ("method", found.method.name, limits.methods),
-            ("model", found.model.name, limits.models),
-        ):
-            if allowed is not None and chosen not in allowed:
-                names = ", ".join(allowed) or "none"
-                reasons.append(
-                    f"found the {name} {chosen}, expected {names} (limits.{name}s)"
-                )
-        spec = method_of(found.method)
-        if spec.needs_metrics and self.client.train and not self.client.share_metrics:
-            reasons.append(
-                f"the updates of {spec.title} tell the server losses of a client's "
-                "data or how it is made up; found share_metrics: false, expected true, "
-                "or train: false to get the model alone. Or leave this run to others"
-            )
+            reasons.append(self._other(Code.OTHER_EXPERIMENT, limits.experiment))
+        method, model = experiment.method.name, experiment.model.name
+        if limits.methods is not None and method not in limits.methods:
+            allowed = _shown(limits.methods, METHODS)
+            code, found = Code.METHOD_NOT_ALLOWED, _shown([method], METHODS)
+            reasons.append(SafeReason(code, found=found, allowed=allowed))
+        if limits.models is not None and model not in limits.models:
+            allowed = _shown(limits.models, MODELS)
+            code, found = Code.MODEL_NOT_ALLOWED, _shown([model], MODELS)
+            reasons.append(SafeReason(code, found=found, allowed=allowed))
+        needs_metrics = method_of(experiment.method).needs_metrics
+        if needs_metrics and self.client.train and not self.client.share_metrics:
+            named = _shown([method], METHODS)
+            reasons.append(SafeReason(Code.NEEDS_METRICS, method=named))
         return reasons
 
-    def without_training(self, num_train: int) -> str:
-        """Return why the site trains by nobody's experiment; empty if it does."""
+    def _other(self, code: Code, expected: str) -> SafeReason:
+        """Return a reason with the fingerprints of both experiments."""
+        return SafeReason(
+            code, found=int(self.fingerprint, 16), expected=int(expected, 16)
+        )
+
+    def without_training(self, num_train: int) -> SafeReason | None:
+        """Return why the site does not train in any run; None if it does."""
         if not self.client.train:
-            return "found train: false: the client gets the model, and trains none"
+            return SafeReason(Code.TRAINS_NONE)
         least = self.client.limits.min_examples
         if num_train < least:
-            return (
-                f"found {num_train} training examples, expected {least} or more "
-                "(limits.min_examples): the client gets the model, and trains none"
-            )
-        return ""
+            return SafeReason(Code.TOO_FEW_TO_TRAIN, found=num_train, least=least)
+        return None
 
-    def objections_to_training(self, num_train: int) -> list[str]:
+    def objections_to_training(self, num_train: int) -> list[SafeReason]:
         """Return why the site does not train as the experiment says, or at all."""
         if why_none := self.without_training(num_train):
             return [why_none]
@@ -212,10 +231,7 @@ class Limits:
         reasons = self.objections()
         begun = [one for one in Answers(self.client).read() if one.run == self.run]
         if begun and begun[0].experiment != self.fingerprint:
-            reasons.append(
-                f"found the experiment {self.fingerprint}, expected "
-                f"{begun[0].experiment}, with which this run began; begin another run"
-            )
+            reasons.append(self._other(Code.EXPERIMENT_CHANGED, begun[0].experiment))
         self._require(reasons)
         if not begun:
             self._note("begun")
@@ -224,7 +240,7 @@ class Limits:
         """Refuse a run that cannot be gone through with, before it begins."""
         training, every = self.experiment.training, self.experiment.run.validate_every
         reasons, needed = [], dict[Kind, int]()
-        if not self.without_training(num_train):
+        if self.without_training(num_train) is None:
             reasons += self.objections_to_training(num_train)
             needed["training"] = math.ceil(training.num_rounds * training.participation)
         if self.client.share_metrics:
@@ -237,10 +253,8 @@ class Limits:
             # A run that is resumed has had a part of them.
             missing = number - _count(kind, same) % number
             if missing > answers.left(kind, given):
-                reasons.append(
-                    f"found a run that needs {missing} more answers ({kind}), after "
-                    f"{answers.state(kind, given)}"
-                )
+                numbers = answers.numbers(kind, given)
+                reasons.append(SafeReason(_NEEDED[kind], missing=missing, **numbers))
         self._require(reasons)
 
     def require_training(self, num_train: int) -> None:
@@ -258,30 +272,29 @@ class Limits:
         answers = Answers(self.client)
         given = answers.read()
         if answers.left(kind, given) < 1:
-            self._require([f"no answer ({kind}) is left: {answers.state(kind, given)}"])
+            numbers = answers.numbers(kind, given)
+            self._require([SafeReason(_NONE_LEFT[kind], **numbers)])
         self._note(kind)
 
-    def _too_little(self, steps: float, examples: float) -> list[str]:
+    def _too_little(self, steps: float, examples: float) -> list[SafeReason]:
         limits = self.client.limits
         return [
-            f"found {found:.4g} {what} behind an update, expected {least} or more "
-            f"(limits.min_{what})"
-            for what, found, least in (
-                ("examples", examples, limits.min_examples),
-                ("steps", steps, limits.min_steps),
+            SafeReason(code, found=found, least=least)
+            for code, found, least in (
+                (Code.TOO_FEW_EXAMPLES, examples, limits.min_examples),
+                (Code.TOO_FEW_STEPS, steps, limits.min_steps),
             )
             # What is not a number is too little, too.
             if not found >= least - 1e-6
         ]
 
-    def _require(self, reasons: Iterable[str]) -> None:
-        text = "; ".join(reasons)
-        if not text:
+    def _require(self, reasons: Sequence[SafeReason]) -> None:
+        if not reasons:
             return
-        reason = f"the site's own settings do not allow it: {text}"
-        if note_refusal(self.client.state, "run", reason):
-            log.error("run %d is refused: %s", self.run, reason)
-        raise RefusedError(reason)
+        refused = RefusedError(reasons)
+        if note_refusal(self.client.state, "run", str(refused)):
+            log.error("run %d is refused: %s", self.run, refused)
+        raise refused
 
     def _note(self, kind: Kind) -> None:
         answer = Answer(_now(), self.run, self.fingerprint, kind)
@@ -291,6 +304,12 @@ class Limits:
     def fingerprint(self) -> str:
         """What the site knows the experiment by."""
         return identity_at_sites(self.experiment)
+
+
+def _shown(names: Sequence[str], known: Collection[str]) -> tuple[Word, ...]:
+    """Return names as words; a name that is not ``known`` becomes "own code"."""
+    words = [Word(name, known) if name in known else _OWN_CODE for name in names]
+    return tuple(dict.fromkeys(words))
 
 
 def _now() -> datetime:

@@ -19,7 +19,6 @@ from knnper.errors import (
     CodecError,
     KnnPerError,
     OwnCodeError,
-    RefusedError,
     printable,
 )
 from knnper.metrics import Compute
@@ -113,6 +112,8 @@ class ClientRuntime:
     keep: Callable[[Personalized], Served | None] = lambda _: None
     metrics: Mapping[str, Compute] = field(default_factory=dict)  # of the test split
     predictions: Predictions | None = None  # where those of the test split are kept
+    # Makes the text of a client's failure, which is sent to the server.
+    explain: Callable[[KnnPerError], str] = str
 
     @explained()
     def train(
@@ -186,7 +187,7 @@ class ClientRuntime:
         trained_on = [one.train for one in data.values()]
         splits = [*trained_on, *itertools.chain.from_iterable(halves.values())]
         with self._embedding_once((payload, reference), splits, keep=False):
-            right = _for_each(clients, num_correct, failures)
+            right = _for_each(clients, num_correct, failures, self.explain)
         total = sum(len(data[client].validation) for client in right)
         return task.Validation(found, total, sum(right.values()), failures)
 
@@ -216,7 +217,7 @@ class ClientRuntime:
             split for one in data.values() for split in (one.train, one.validation)
         ]
         with self._embedding_once(records, splits):
-            prepared = _for_each(clients, prepare, failures)
+            prepared = _for_each(clients, prepare, failures, self.explain)
         # Not before all predictors are made: no method can come across a test split.
         tests = {client: self.source.test(client) for client in prepared}
 
@@ -249,7 +250,7 @@ class ClientRuntime:
             )
 
         with self._embedding_once(records, list(tests.values())):
-            results = _for_each(list(prepared), report, failures)
+            results = _for_each(list(prepared), report, failures, self.explain)
         return task.ClientResults(tuple(results.values()), failures)
 
     def _embedding_once(
@@ -281,7 +282,10 @@ class ClientRuntime:
 
 
 def _for_each(
-    clients: Sequence[str], function: Callable[[str], R], failures: dict[str, str]
+    clients: Sequence[str],
+    function: Callable[[str], R],
+    failures: dict[str, str],
+    explain: Callable[[KnnPerError], str] = str,
 ) -> dict[str, R]:
     """Return the function's value by client; note in ``failures`` why there is none."""
     done = {}
@@ -291,7 +295,7 @@ def _for_each(
         except OwnCodeError:
             raise
         except KnnPerError as error:
-            failures[client] = str(error)
+            failures[client] = explain(error)
     return done
 
 
@@ -320,22 +324,30 @@ class Node(Protocol):
     def refused(self, context: Context, reason: str) -> None:
         """Take note that the server does not let this node take part."""
 
+    def failed(self, message: Message, context: Context, error: Exception) -> Message:
+        """Return the reply to a message that could not be answered, or raise it."""
+
+
+_Answer: TypeAlias = Callable[[Node, Message, Context], Message]
+
 
 def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
     """Return the ClientApp of nodes that are found by their context."""
     app = ClientApp()
 
+    answering = _answering(node_of)
+
     @app.train()
-    @_no_clients_fault
-    def train(message: Message, context: Context) -> Message:
-        job, worker, carrier = _opened(node_of(context), message, context)
+    @answering
+    def train(node: Node, message: Message, context: Context) -> Message:
+        job, worker, carrier = _opened(node, message, context)
         payload = _record(message, "payload", worker.method.payload_type, carrier)
         return Message(_trained(worker, job, payload, carrier), reply_to=message)
 
     @app.evaluate(Purpose.VALIDATE.action)
-    @_no_clients_fault
-    def validate(message: Message, context: Context) -> Message:
-        job, worker, carrier = _opened(node_of(context), message, context)
+    @answering
+    def validate(node: Node, message: Message, context: Context) -> Message:
+        job, worker, carrier = _opened(node, message, context)
         kind, content = worker.method.payload_type, message.content
         payload, reference = _record(message, "payload", kind, carrier), None
         if packed_of(content, "reference") is not None:
@@ -346,9 +358,9 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         return _reply(message, found, carrier)
 
     @app.evaluate(Purpose.PERSONALIZE.action)
-    @_no_clients_fault
-    def personalize(message: Message, context: Context) -> Message:
-        job, worker, carrier = _opened(node_of(context), message, context)
+    @answering
+    def personalize(node: Node, message: Message, context: Context) -> Message:
+        job, worker, carrier = _opened(node, message, context)
         payload, reference = (
             _record(message, name, worker.method.payload_type, carrier)
             for name in ("payload", "reference")
@@ -357,44 +369,45 @@ def make_client_app(node_of: Callable[[Context], Node]) -> ClientApp:
         return _reply(message, result, carrier)
 
     @app.query()
-    def who_are_you(message: Message, context: Context) -> Message:
+    @answering
+    def who_are_you(node: Node, message: Message, context: Context) -> Message:
         job = job_of(message.content) if has_job(message.content) else None
-        content = node_of(context).introduce(context, job)
-        return Message(content, reply_to=message)
+        return Message(node.introduce(context, job), reply_to=message)
 
     @app.query(Purpose.REFUSE.action)
-    def refused(message: Message, context: Context) -> Message:
+    @answering
+    def refused(node: Node, message: Message, context: Context) -> Message:
         reason = message.content.config_records["refusal"]["reason"]
-        node_of(context).refused(context, printable(str(reason)))
+        node.refused(context, printable(str(reason)))
         return Message(RecordDict(), reply_to=message)
 
     return app
 
 
-def _no_clients_fault(
-    answer: Callable[[Message, Context], Message],
-) -> Callable[[Message, Context], Message]:
-    """Return the function, for which an error of users' code is that of all clients."""
+def _answering(
+    node_of: Callable[[Context], Node],
+) -> Callable[[_Answer], Callable[[Message, Context], Message]]:
+    """Return a decorator that lets no exception of an answer past its node."""
 
-    def answered(message: Message, context: Context) -> Message:
-        try:
-            return answer(message, context)
-        except OwnCodeError as error:
-            raise CannotRunError(str(error)) from error
+    def decorated(answer: _Answer) -> Callable[[Message, Context], Message]:
+        def answered(message: Message, context: Context) -> Message:
+            node = node_of(context)
+            # Flower sends the text of an exception to the server.
+            try:
+                return answer(node, message, context)
+            except Exception as error:  # noqa: BLE001 (of the user's code, too)
+                return node.failed(message, context, error)
 
-    return answered
+        return answered
+
+    return decorated
 
 
 def _opened(
     node: Node, message: Message, context: Context
 ) -> tuple[Job, Worker, Carrier]:
     job = job_of(message.content)
-    try:
-        return job, node.open(context, job), node.carrier(context, job)
-    except RefusedError:
-        raise
-    except (KnnPerError, OSError) as error:
-        raise CannotRunError(str(error)) from error
+    return job, node.open(context, job), node.carrier(context, job)
 
 
 def _record(message: Message, name: str, record_type: type, carrier: Carrier) -> object:

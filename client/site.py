@@ -1,4 +1,8 @@
-"""A site as a client: what it answers, what it keeps, and what it tells of itself."""
+"""A site as a client: its answers to the server, and the files that it keeps.
+
+The text of an error can hold data of the site and goes to the site's own log. The
+server gets the codes of `knnper.reasons`: every exception ends in `Discretion.explain`.
+"""
 
 import contextlib
 import dataclasses
@@ -14,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
-from knnper.client.flower_node import Deadline, without_folders
+from knnper.client.flower_node import Deadline
 from knnper.client.install import SiteState
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import ClientRuntime, Personalized, Served
@@ -26,7 +30,13 @@ from knnper.data.examples import ClientData, Examples
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData, SitesSettings, SiteTask
 from knnper.datastore.memory import KnnSettings
-from knnper.errors import ConfigError, KnnPerError, RefusedError, RunError
+from knnper.errors import (
+    ConfigError,
+    KnnPerError,
+    RefusedError,
+    RunError,
+    text_for_others,
+)
 from knnper.experiment import Experiment, from_json, results_identity
 from knnper.files import make_private
 from knnper.metrics import computations
@@ -34,6 +44,7 @@ from knnper.models import build_model, located
 from knnper.own import Door, explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import compute_device, keep_freed_memory
+from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import (
     KINDS,
@@ -53,6 +64,7 @@ from knnper.strategies.core.frozen import digest_of, embedded_examples, of_embed
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import ClientResults, Evaluation, Validation
 from knnper.transport.credentials import fingerprint, read_node_key
+from knnper.transport.flower_protocol import APP_FAILED
 from knnper.transport.messages import (
     IN_MESSAGE,
     Carrier,
@@ -61,7 +73,7 @@ from knnper.transport.messages import (
     introduction_content,
 )
 
-OWN_LOG = "its own log says why"
+OWN_LOG = "the client's own log has the reason"
 
 log = logging.getLogger("flwr")
 
@@ -72,25 +84,14 @@ class Discretion:
 
     share_metrics: bool
 
-    @contextlib.contextmanager
-    def around(self, what: str) -> Iterator[None]:
-        """Let no error leave the block whose text tells more than it may."""
-        try:
-            yield
-        except RefusedError:
-            raise
-        except Exception as error:
-            is_known = isinstance(error, KnnPerError | OSError)
-            text = str(error) if is_known else f"{type(error).__name__}: {error}"
-            log.error("%s failed: %s", what, text, exc_info=not is_known)
-            # What users' code says may hold data.
-            told = getattr(error, "place", "") or text
-            raise RunError(self.reason(told)) from error
-
-    def reason(self, text: str) -> str:
-        """Return what the server is told of an error."""
-        # How a site calls its folders is its own affair.
-        return without_folders(text) if self.share_metrics else OWN_LOG
+    def explain(self, error: Exception, what: str = "personalization") -> str:
+        """Log an error in full; return what the server learns of it."""
+        # Limits log what they refuse.
+        if isinstance(error, RefusedError):
+            return text_for_others(error)
+        is_known = isinstance(error, KnnPerError | OSError)
+        log.error("%s failed: %s", what, error, exc_info=None if is_known else error)
+        return text_for_others(error) if self.share_metrics else OWN_LOG
 
     def update(self, update: Any) -> Any:
         """Return a method's update, without its loss if that is not shared."""
@@ -101,11 +102,10 @@ class Discretion:
 
     def results(self, results: ClientResults) -> ClientResults:
         """Return who has the model, and how it does there if that is shared."""
-        failures = {name: self.reason(text) for name, text in results.failures.items()}
         if self.share_metrics:
-            return dataclasses.replace(results, failures=failures)
+            return results
         names = tuple(result.client for result in results.results)
-        return ClientResults((), failures, withheld=names)
+        return ClientResults((), results.failures, withheld=names)
 
 
 def state_of(settings: ClientSettings) -> SiteState:
@@ -206,15 +206,9 @@ class SiteWorker:
             return Validation(Evaluation(0, 0, 0.0, (), (), ()))
         self.limits.count("validation")
         with self._doing("an evaluation"):
-            found = self.runtime.validate(
+            return self.runtime.validate(
                 clients, payload, reference, server_round, state_rounds
             )
-        for reason in found.failures.values():
-            log.error("the model is not personalised: %s", reason)
-        reasons = {
-            name: self.discretion.reason(w) for name, w in found.failures.items()
-        }
-        return dataclasses.replace(found, failures=reasons)
 
     def personalize(
         self,
@@ -234,8 +228,6 @@ class SiteWorker:
                 discretion = Discretion(share_metrics=False)
         with self._doing("the model distribution"):
             found = self.runtime.personalize(clients, payload, reference, state_rounds)
-        for reason in found.failures.values():
-            log.error("the model cannot be used here: %s", reason)
         predictions = self.runtime.predictions
         if predictions is not None and predictions.has(self.name):
             predictions.merge({self.name: self.name})
@@ -246,14 +238,17 @@ class SiteWorker:
     @contextlib.contextmanager
     def _doing(self, what: str) -> Iterator[None]:
         began = time.monotonic()
-        with self.discretion.around(what), self.deadline.ends(what):
+        with self.deadline.ends(what):
             yield
         log.info("%s took %.1f s", what, time.monotonic() - began)
 
     def _require_this(self, clients: Sequence[str]) -> None:
         if list(clients) != [self.name]:
             wanted = ", ".join(clients)
-            raise RunError(f"the server asked for {wanted}, and this is {self.name}")
+            raise RunError(
+                f"the server asked for {wanted}, and this is {self.name}",
+                reason=SafeReason(Code.BAD_REQUEST),
+            )
 
 
 KEPT = 4  # runs whose states are kept, so that they can be resumed
@@ -263,7 +258,9 @@ def run_states(state: Path, experiment: Experiment, session: str) -> Path:
     """Return the folder of one run, and remove those of runs long past."""
     if not re.fullmatch(r"[A-Za-z0-9-]{0,64}", session):
         expected = "expected a session of at most 64 letters, digits and -"
-        raise RunError(f"{expected}, found {session[:80]!r}")
+        found = f"found {session[:80]!r}"
+        reason = SafeReason(Code.BAD_REQUEST)
+        raise RunError(f"{expected}, {found}", reason=reason)
     folder = state / "runs" / f"{results_identity(experiment)[:16]}-{session}"
     if folder.exists():
         folder.touch()
@@ -322,9 +319,9 @@ class SiteNode:
         """See `knnper.client.runtime.Node`."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
-        discretion, what = Discretion(settings.share_metrics), "reading the data"
+        discretion = Discretion(settings.share_metrics)
         # The owner's code may be what reads it, and may hang.
-        with discretion.around(what), deadline.ends(what):
+        with deadline.ends("reading the data"):
             experiment, limits = _allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
             trained: list[tuple[int, float]] = []
@@ -359,6 +356,7 @@ class SiteNode:
                 ),
                 metrics=computations(experiment.run.metrics),
                 predictions=Predictions(states) if wants_predictions else None,
+                explain=discretion.explain,
             )
         num_train = len(data.train)
         return SiteWorker(
@@ -376,24 +374,25 @@ class SiteNode:
         if job is None:
             return introduction_content(Introduction(name, train))
         try:
-            with Discretion(settings.share_metrics).around("reading the data"):
-                experiment, limits = _allowed(settings, job, context.run_id)
-                data, task = site_data(settings, experiment)
-                limits.require_plan(len(data.train))
-                _require_model(experiment, task)
-        except RunError as error:
-            return introduction_content(Introduction(name, train, problem=str(error)))
-        remark = limits.without_training(len(data.train)) if train else ""
-        if remark:
+            experiment, limits = _allowed(settings, job, context.run_id)
+            data, task = site_data(settings, experiment)
+            limits.require_plan(len(data.train))
+            _require_model(experiment, task)
+        except Exception as error:  # noqa: BLE001 (of the owner's code, too)
+            discretion = Discretion(settings.share_metrics)
+            problem = discretion.explain(error, "reading the data")
+            return introduction_content(Introduction(name, train, problem=problem))
+        remark = limits.without_training(len(data.train)) if train else None
+        if remark is not None:
             log.warning("%s", remark)
         is_told = settings.share_metrics
         found = Introduction(
             name=name,
-            train=train and not remark,
+            train=train and remark is None,
             num_train=len(data.train),
             num_validation=len(data.validation) if is_told else 0,
             num_test=len(data.test) if is_told else 0,
-            remark=remark,
+            remark=str(remark or ""),
         )
         return introduction_content(found)
 
@@ -403,6 +402,16 @@ class SiteNode:
         if note_refusal(settings.state, "client", reason):
             told = "the server refuses this client: %s. Once mended, it is asked again"
             log.error(told, reason)
+
+    def failed(self, message: Message, context: Context, error: Exception) -> Message:
+        """See `knnper.client.runtime.Node`; the error's text stays here."""
+        discretion = Discretion(share_metrics=False)
+        # The error may be one of the file in which `share_metrics` is set.
+        with contextlib.suppress(KnnPerError, OSError):
+            discretion = Discretion(_settings(context).share_metrics)
+        kind = message.metadata.message_type
+        reason = discretion.explain(error, f"answering a message ({kind})")
+        return Message(Error(APP_FAILED, reason), reply_to=message)
 
 
 def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, Limits]:
@@ -428,7 +437,8 @@ def site_experiment(text: str, door: Door) -> Experiment:
         raise RunError(
             "this client has data of its own, and the experiment is not one over data "
             "that stays with the sites; submit it with `knnper fed submit`. If it was, "
-            f"the two sides run different versions: {error}"
+            f"the two sides run different versions: {error}",
+            reason=SafeReason(Code.NOT_FOR_SITES),
         ) from error
     return dataclasses.replace(found, model=located(found.model, door))
 

@@ -21,10 +21,13 @@ from knnper.datastore.store import read_identity
 from knnper.datastore.tuning import EvidenceKind
 from knnper.errors import KnnPerError
 from knnper.files import FileLock, make_private, sync_to_disc, write_atomically
+from knnper.reasons import Code, SafeReason
 
 
 class SiteStateError(KnnPerError):
     """A client's state folder is another's, is damaged, or holds nothing to serve."""
+
+    reasons = (SafeReason(Code.UNUSABLE_STATE),)
 
 
 _Identity = dict[str, str | None]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.errors import DataError, KnnPerError
+from knnper.reasons import Code, SafeReason
 
 Ids = NDArray[np.int64]
 
@@ -166,6 +167,8 @@ SHOWN = 10
 
 class StoreError(KnnPerError):
     """A store cannot do what it was asked; it holds what it held before."""
+
+    reasons = (SafeReason(Code.UNUSABLE_MEMORY),)
 
 
 class StoreFullError(StoreError):

@@ -1,15 +1,34 @@
 """Errors, and how text from elsewhere is made safe to log and to print."""
 
+import builtins
+import errno
 import functools
+import itertools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from knnper.reasons import Code, SafeReason, Word
+
 
 class KnnPerError(Exception):
-    """Base of every error that this project raises on purpose."""
+    """Base of every error that this project raises on purpose.
+
+    Attributes
+    ----------
+    reasons
+        What may be sent to another machine, see `reasons_of`. The text may hold data
+        and names of files, and stays on this machine.
+    """
+
+    reasons: tuple[SafeReason, ...] = ()
+
+    def __init__(self, *parts: object, reason: SafeReason | None = None) -> None:
+        super().__init__(*parts)
+        if reason is not None:
+            self.reasons = (reason,)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default an error that comes from another process is made by calling its
@@ -27,6 +46,7 @@ class Problem:
 
     place: str  # dotted path of the setting, as in ``training.num_rounds``
     message: str  # what was found, what was expected, how to mend it
+    reasons: tuple[SafeReason, ...] = ()  # of the error behind it, as of `KnnPerError`
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"
@@ -35,26 +55,28 @@ class Problem:
 class ConfigError(KnnPerError):
     """An experiment is described wrongly; carries *all* problems that were found."""
 
+    reasons: tuple[SafeReason, ...] = (SafeReason(Code.WRONG_SETTINGS),)
+
     def __init__(self, problems: Sequence[Problem], source: str = "experiment") -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
         noun = "problem" if count == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
         super().__init__(f"{count} {noun} in {source}:\n{lines}")
+        if reasons := tuple(one for problem in problems for one in problem.reasons):
+            self.reasons = reasons
 
 
 class DataError(KnnPerError):
     """A data set is missing, unreadable or not laid out as expected."""
 
+    reasons = (SafeReason(Code.UNREADABLE_DATA),)
+
 
 class OwnCodeError(KnnPerError):
-    """What a user brought, as ``module:attribute``, is not there, wrong, or failed.
+    """What a user brought, as ``module:attribute``, is not there, wrong, or failed."""
 
-    ``place`` says in which line a failure was, and of what type, and nothing of what
-    may be data; empty for another error.
-    """
-
-    place = ""
+    reasons = (SafeReason(Code.OWN_CODE),)
 
 
 class RunError(KnnPerError):
@@ -62,7 +84,11 @@ class RunError(KnnPerError):
 
 
 class RefusedError(RunError):
-    """A site does not do what it is asked for; the text is meant for both sides."""
+    """A site's own settings do not allow what it is asked for; both sides learn why."""
+
+    def __init__(self, reasons: Sequence[SafeReason]) -> None:
+        super().__init__(_refusal(reasons))
+        self.reasons = tuple(reasons)
 
 
 class FolderTakenError(RunError):
@@ -71,6 +97,8 @@ class FolderTakenError(RunError):
 
 class TrainingDivergedError(KnnPerError):
     """A client's training ended with numbers that are not finite."""
+
+    reasons = (SafeReason(Code.DIVERGED),)
 
 
 class CheckpointError(RunError):
@@ -83,6 +111,75 @@ class CredentialError(KnnPerError):
 
 class CodecError(KnnPerError):
     """Something cannot be encoded, or what arrived is not what was expected."""
+
+    reasons = (SafeReason(Code.BAD_REQUEST),)
+
+
+_EXCEPTIONS = frozenset(
+    value
+    for value in vars(builtins).values()
+    if isinstance(value, type) and issubclass(value, Exception)
+)
+_MOST_CAUSES = 20
+
+
+def kind_of(error: Exception) -> Word:
+    """Return the name of the closest of Python's own classes that an error is of."""
+    # The name of another class may hold data.
+    names = [kind.__name__ for kind in type(error).__mro__ if kind in _EXCEPTIONS]
+    return Word(names[0], {kind.__name__ for kind in _EXCEPTIONS})
+
+
+def reasons_of(error: Exception) -> tuple[SafeReason, ...]:
+    """Return the reasons of an error for another machine, without any of its text.
+
+    They are those of the error or, where it has none of its own, of its cause.
+    """
+    chain = list(itertools.islice(_with_causes(error), _MOST_CAUSES))
+    known = [one for one in chain if isinstance(one, KnnPerError)]
+    own = [one.reasons for one in known if "reasons" in vars(one)]
+    by_class = [found for one in chain if (found := _reasons_by_class(one))]
+    # Users' code may raise our errors with something else in `reasons`.
+    for reasons in (*own, *by_class):
+        if reasons and all(type(one) is SafeReason for one in reasons):
+            return tuple(reasons)
+    if isinstance(error, KnnPerError):
+        return (SafeReason(Code.CANNOT_RUN),)
+    return (SafeReason(Code.INTERNAL_ERROR, error=kind_of(error)),)
+
+
+def text_for_others(error: Exception) -> str:
+    """Return the `reasons_of` an error as text."""
+    reasons = reasons_of(error)
+    if isinstance(error, RefusedError):
+        return _refusal(reasons)
+    return f"{_joined(reasons)}; the client's own log has the details"
+
+
+def _refusal(reasons: Sequence[SafeReason]) -> str:
+    return f"the site's own settings do not allow it: {_joined(reasons)}"
+
+
+def _joined(reasons: Sequence[SafeReason]) -> str:
+    return "; ".join(dict.fromkeys(map(str, reasons)))
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _reasons_by_class(error: BaseException) -> tuple[SafeReason, ...]:
+    if isinstance(error, KnnPerError):
+        return type(error).reasons
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return (SafeReason(Code.OUT_OF_MEMORY),)
+    if isinstance(error, OSError) and error.errno is not None:
+        known = errno.errorcode.values()
+        if (name := errno.errorcode.get(error.errno)) is not None:
+            return (SafeReason(Code.FILE_SYSTEM, error=Word(name, known)),)
+    return ()
 
 
 MOST_CHARACTERS = 500

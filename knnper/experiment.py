@@ -32,6 +32,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from knnper.errors import ConfigError, OwnCodeError, Problem
+from knnper.reasons import Code, SafeReason
 
 _PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
@@ -141,7 +142,9 @@ class Own:
             raise OwnCodeError(
                 f"{reference} is another one here: {self.file or 'it'}, with what it "
                 f"imports beside it, has the fingerprint {self.fingerprint[:12]}, "
-                f"expected {expected[:12] or 'none'}; bring the same files to all sides"
+                f"expected {expected[:12] or 'none'}; bring the same files to all "
+                "sides",
+                reason=SafeReason(Code.OWN_CODE_DIFFERS),
             )
 
 
@@ -1226,7 +1229,8 @@ class Sections:
             if isinstance(expected, Mapping):
                 own.require(reference, str(expected.get(reference, "")))
         except OwnCodeError as error:
-            self._add(f"{section}.name", str(error))
+            place = f"{section}.name"
+            self.problems.append(Problem(place, str(error), error.reasons))
             return None
         if own.folder is not None:
             self.folders.append(own.folder)

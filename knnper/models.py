@@ -50,6 +50,7 @@ from knnper.pretrained import (
     TorchvisionNetwork,
     TransformersNetwork,
 )
+from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 
 S = TypeVar("S", bound=Settings)
@@ -136,7 +137,8 @@ def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
                 f"found {stated}, and not where its folder is on this machine; write "
                 f"in the client's file pretrained: {{{keys[1]}: FOLDER}}"
             )
-            raise ConfigError([Problem("model.architecture", message)])
+            reasons = (SafeReason(Code.FROZEN_WEIGHTS),)
+            raise ConfigError([Problem("model.architecture", message, reasons)])
         here |= {"architecture": file, "weights": None}
     return replace(choice, here=replace(settings, **here))
 
@@ -218,5 +220,6 @@ def _flat(
             "where experiment or model are from elsewhere in the file of the client "
             f"or server: pretrained: {{{_stated(choice).rpartition('/')[2]}: FILE}}"
         )
-        raise ConfigError([Problem("model.weights", message)])
+        reasons = (SafeReason(Code.FROZEN_WEIGHTS),)
+        raise ConfigError([Problem("model.weights", message, reasons)])
     return flat

@@ -26,7 +26,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from knnper.errors import ConfigError, KnnPerError, OwnCodeError, Problem
+from knnper.errors import ConfigError, KnnPerError, OwnCodeError, Problem, kind_of
 from knnper.experiment import (
     Own,
     Reference,
@@ -36,6 +36,7 @@ from knnper.experiment import (
     parse_settings,
     read_yaml,
 )
+from knnper.reasons import Code, SafeReason
 
 # The files of users' code: errors in them are theirs.
 _FILES = set[str]()
@@ -71,7 +72,8 @@ class Door:
             raise OwnCodeError(
                 f"found {reference!r}, which may not be used here: it needs own_code: "
                 f"{{folder: FOLDER, allowed: [{reference}]}} in the file of the client "
-                f"or server; {guess}".rstrip("; ")
+                f"or server; {guess}".rstrip("; "),
+                reason=SafeReason(Code.OWN_CODE_NOT_ALLOWED),
             )
         module_name, _, path = reference.partition(":")
         module, fingerprint = _module(module_name, self.folder, reference)
@@ -189,14 +191,14 @@ def explained() -> Iterator[None]:
         if first < 0:
             raise
         lines = traceback.format_list(frames[first:])
-        told = OwnCodeError(
+        last = [frame for frame in frames if frame.filename in _FILES][-1]
+        raise OwnCodeError(
             f"{frames[first].filename} failed:\n{''.join(lines)}"
-            f"{''.join(traceback.format_exception_only(error)).rstrip()}"
-        )
-        last = [one for one in frames if one.filename in _FILES][-1]
-        where = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
-        told.place = f"{where}: {type(error).__name__}"
-        raise told from error
+            f"{''.join(traceback.format_exception_only(error)).rstrip()}",
+            reason=SafeReason(
+                Code.OWN_CODE_FAILED, line=last.lineno or 0, error=kind_of(error)
+            ),
+        ) from error
 
 
 @functools.cache

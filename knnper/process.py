@@ -18,6 +18,7 @@ import torch
 
 from knnper.errors import ConfigError, DataError, Problem, RunError
 from knnper.experiment import Experiment, Precision, RunSettings
+from knnper.reasons import Code, SafeReason
 
 # Schemas that `import torchvision` refers to. No project code calls these operators.
 _OPERATOR_SCHEMAS = (
@@ -64,7 +65,8 @@ def import_extra(module: str, extra: str, what: str) -> Any:
         package = module.partition(".")[0].replace("_", "-")
         raise DataError(
             f"{what} needs the package {package}, which is not installed; "
-            f"pip install 'knnper[{extra}]'"
+            f"pip install 'knnper[{extra}]'",
+            reason=SafeReason(Code.MISSING_PACKAGE),
         ) from error
 
 

@@ -153,8 +153,8 @@ def _asked(
         refused += limits.objections_to_training(num_train)
     return {
         "experiment": limits.fingerprint,
-        "refused": refused,
-        "without_training": without_training,
+        "refused": list(map(str, refused)),
+        "without_training": str(without_training or ""),
     }
 
 

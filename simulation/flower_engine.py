@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime, make_client_app
-from knnper.errors import RunError
+from knnper.errors import KnnPerError, OwnCodeError, RunError
 from knnper.experiment import RunSettings, from_json, to_json
 from knnper.files import write_atomically
 from knnper.process import compute_device, huge_pages_for_workers, num_workers
@@ -54,6 +54,7 @@ from knnper.transport.flower_protocol import is_plain
 from knnper.transport.messages import (
     IN_MESSAGE,
     VECTOR,
+    CannotRunError,
     Carrier,
     Files,
     Job,
@@ -108,7 +109,10 @@ class VirtualNode:
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
         """See `knnper.client.runtime.Node`."""
-        return _resident_runtime(job.experiment, job.run_folder, job.session)
+        try:
+            return _resident_runtime(job.experiment, job.run_folder, job.session)
+        except (KnnPerError, OSError) as error:
+            raise CannotRunError(str(error)) from error
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
         """See `knnper.client.runtime.Node`: a folder in memory, if in any."""
@@ -126,6 +130,13 @@ class VirtualNode:
     def refused(self, context: Context, reason: str) -> None:  # noqa: ARG002
         """Refuse to be refused: every node of a simulation takes part."""
         raise RunError(f"a node of a simulation was refused: {reason}")
+
+    def failed(self, message: Message, context: Context, error: Exception) -> Message:  # noqa: ARG002
+        """Raise the error: clients, server and user are on the same side."""
+        # What fails in users' code fails for all clients.
+        if isinstance(error, OwnCodeError):
+            raise CannotRunError(str(error)) from error
+        raise error
 
 
 class _Numbers(Array):

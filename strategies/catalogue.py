@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import logging
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ from knnper.models import (
 )
 from knnper.own import Door, Kind, explained
 from knnper.process import known_precision, prepare_process, require_precision
+from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 from knnper.strategies.core.compression import (
     COMPRESSION,
@@ -64,8 +64,6 @@ from knnper.strategies.core.training import (
     criterion,
     require_optimizer,
 )
-
-log = logging.getLogger("flwr")
 
 
 def _methods() -> Iterator[type[Method]]:
@@ -270,7 +268,10 @@ def catalogue_of(
     def open_own(section: str, reference: str, folder: Path | None) -> Own:
         if section not in kinds:
             known = f"a name, or a reference in {', '.join(sorted(kinds))}"
-            raise OwnCodeError(f"found {reference!r}, expected {known}")
+            raise OwnCodeError(
+                f"found {reference!r}, expected {known}",
+                reason=SafeReason(Code.WRONG_NAME),
+            )
         opened = door(folder)
         if kinds[section] is OWN_POLICY:
             return bring_policy(reference, opened)
@@ -401,18 +402,6 @@ def site_catalogue(door: Door) -> Catalogue:
 
     What they name of users' code comes through the site's own ``door``.
     """
-    found = catalogue_of(
+    return catalogue_of(
         SITE_DATA_SETS, SITE_PARTITIONS, lambda _: (), door=lambda _: door
     )
-
-    def open_own(section: str, reference: str, folder: Path | None) -> Own:
-        assert found.open_own is not None, "made above"
-        try:
-            return found.open_own(section, reference, folder)
-        except OwnCodeError as error:
-            if not error.place:
-                raise
-            log.error("%s: %s", section, error)  # the site's; others get no more
-            raise OwnCodeError(f"{reference}: {error.place}") from error
-
-    return replace(found, open_own=open_own)

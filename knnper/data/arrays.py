@@ -51,6 +51,7 @@ from knnper.data.split_names import SPLIT_WORDS, mentions_split
 from knnper.errors import DataError, OwnCodeError, warn_once
 from knnper.experiment import Choice, NonNegativeInt, Settings, alternatives
 from knnper.own import Door, Kind, arguments, explained, given_to
+from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,7 +81,10 @@ _ALIASES = {
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an .npz file by their names in `collect_arrays`."""
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; give that of an .npz file")
+        raise DataError(
+            f"{path}: there is no such file; give that of an .npz file",
+            reason=SafeReason(Code.MISSING_FILE),
+        )
     known = (*KEYS, *_CLIENTS, *_ALIASES)
     arrays = _canonical(load_arrays(path, known), str(path))
     with zipfile.ZipFile(path) as archive:
@@ -102,7 +106,8 @@ def _canonical(found: Arrays, source: str) -> dict[str, NDArray[Any]]:
         if _ALIASES[name] in arrays:
             raise DataError(
                 f"{source}: found the array {name} and another that means the same, "
-                f"{_ALIASES[name]}; leave out one of the two"
+                f"{_ALIASES[name]}; leave out one of the two",
+                reason=SafeReason(Code.WRONG_LAYOUT),
             )
         arrays[_ALIASES[name]] = found[name]
     return arrays
@@ -130,7 +135,8 @@ def collect_arrays(arrays: Arrays, source: str) -> Collected:
         found = ", ".join(f"{inputs.dtype} {inputs.shape}" for inputs, *_ in parts)
         raise DataError(
             f"{source}: the inputs of the splits differ in form ({found}); expected "
-            "the same shape but for the number, and the same type"
+            "the same shape but for the number, and the same type",
+            reason=SafeReason(Code.WRONG_SHAPE),
         )
     inputs, labels = parts[0][:2]
     if len(parts) > 1:
@@ -158,7 +164,10 @@ def _given(arrays: Arrays, source: str) -> list[Split]:
         return []
     if any(key in arrays for key in WHOLE) or "train_inputs" not in arrays:
         found = ", ".join(sorted(arrays))
-        raise DataError(f"{source}: found the arrays {found}; {_LAYOUT}")
+        raise DataError(
+            f"{source}: found the arrays {found}; {_LAYOUT}",
+            reason=SafeReason(Code.WRONG_LAYOUT),
+        )
     return [
         split
         for split in SPLITS
@@ -172,14 +181,18 @@ def _part(
     """Return inputs, and one label and one name for each of them."""
     for what in ("inputs", "labels"):
         if f"{prefix}{what}" not in arrays:
-            raise DataError(f"{source}: found no array {prefix}{what}; {_LAYOUT}")
+            raise DataError(
+                f"{source}: found no array {prefix}{what}; {_LAYOUT}",
+                reason=SafeReason(Code.WRONG_LAYOUT),
+            )
     inputs, labels = arrays[f"{prefix}inputs"], arrays[f"{prefix}labels"]
     if labels.ndim == 2 and labels.shape[1] == 1:  # as Keras has CIFAR's
         labels = labels[:, 0]
     if inputs.ndim < 2 or labels.shape != inputs.shape[:1]:
         raise DataError(
             f"{source}: found {prefix}inputs of shape {inputs.shape} and "
-            f"{prefix}labels of shape {labels.shape}; expected (n, ...) and (n,)"
+            f"{prefix}labels of shape {labels.shape}; expected (n, ...) and (n,)",
+            reason=SafeReason(Code.WRONG_SHAPE),
         )
     if f"{prefix}names" in arrays:
         return inputs, labels, _texts(arrays, f"{prefix}names", len(inputs), source)
@@ -196,7 +209,8 @@ def _label_texts(
     if labels.dtype.kind not in "iu":
         raise DataError(
             f"{source}: found labels of {labels.dtype}, expected whole numbers, or the "
-            "names of classes as texts"
+            "names of classes as texts",
+            reason=SafeReason(Code.WRONG_SHAPE),
         )
     if class_names is None or not class_names.size:
         return tuple(map(str, labels.tolist())), True
@@ -204,7 +218,8 @@ def _label_texts(
     if labels.size and not 0 <= labels.min() <= labels.max() < len(names):
         raise DataError(
             f"{source}: labels: expected values in [0, {len(names)}), the positions in "
-            f"its class_names, found {labels.min()} to {labels.max()}"
+            f"its class_names, found {labels.min()} to {labels.max()}",
+            reason=SafeReason(Code.WRONG_LAYOUT),
         )
     return tuple(names[label] for label in labels.tolist()), False
 
@@ -214,7 +229,8 @@ def _texts(arrays: Arrays, key: str, num_rows: int, source: str) -> tuple[str, .
     if array.dtype.kind not in "Uiu" or array.shape != (num_rows,):
         raise DataError(
             f"{source}: {key}: expected texts of shape ({num_rows},), found "
-            f"{array.dtype} of shape {array.shape}"
+            f"{array.dtype} of shape {array.shape}",
+            reason=SafeReason(Code.WRONG_SHAPE),
         )
     return tuple(str(one) for one in array.tolist())
 

@@ -31,6 +31,7 @@ from knnper.data.examples import (
 from knnper.errors import DataError
 from knnper.files import UNFINISHED, FileLock, make_entry, read_if_sound, sync_to_disc
 from knnper.process import import_extra
+from knnper.reasons import Code, SafeReason
 
 Array = NDArray[np.generic]
 
@@ -39,7 +40,10 @@ def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
     """Return those arrays of an .npz file that are called like one of ``names``."""
     # Anything else would be taken for a single array, or for a pickle.
     if not zipfile.is_zipfile(path):
-        raise DataError(f"{path} cannot be read as .npz: it is not an archive")
+        raise DataError(
+            f"{path} cannot be read as .npz: it is not an archive",
+            reason=SafeReason(Code.UNREADABLE_FILE),
+        )
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names if name in arrays}
@@ -59,7 +63,8 @@ def load_array(path: Path) -> Array:
 def _unreadable(path: Path, what: str) -> DataError:
     return DataError(
         f"{path} cannot be read as {path.suffix}: it is damaged, or not {what} of "
-        "numbers or texts that NumPy saved"
+        "numbers or texts that NumPy saved",
+        reason=SafeReason(Code.UNREADABLE_FILE),
     )
 
 
@@ -403,7 +408,8 @@ def hub_folder(
         wanted = "" if download else ", or set data.download=true"
         raise DataError(
             f"{folder} is no folder, and {name!r} is not to be had from the Hugging "
-            f"Face Hub or its cache ({reason}); give a local folder{wanted}"
+            f"Face Hub or its cache ({reason}); give a local folder{wanted}",
+            reason=SafeReason(Code.MISSING_FILE),
         ) from error
 
 
@@ -440,7 +446,8 @@ def cached(
     except _NoCacheError as error:
         raise DataError(
             f"the data cache cannot be written ({error}); point KNNPER_CACHE to a "
-            "folder that can"
+            "folder that can",
+            reason=SafeReason(Code.UNUSABLE_STATE),
         ) from error
 
 

@@ -46,6 +46,7 @@ from knnper.experiment import (
     parse_settings,
     parse_yaml,
 )
+from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
 MOST_SHOWN = 10
@@ -257,7 +258,8 @@ def agree_labels(
             raise DataError(
                 f"data.label_map leads from {name!r} to {target!r}, which is no class "
                 f"of the federation; {nearest(target, class_names)} known: "
-                f"{_listed(class_names)}"
+                f"{_listed(class_names)}",
+                reason=SafeReason(Code.WRONG_LABEL_MAP),
             )
     known = {name: label for label, name in enumerate(class_names)}
     # Numbers are names where the federation has whole numbers for names, else places;
@@ -281,7 +283,10 @@ def agree_labels(
             + "\n".join(line.rstrip("; ") for line in lines)
             + f"\nIts classes: {_listed(class_names)}. Say which of them is meant (data"
             f".label_map: {{{pairs_to_give}}}), or leave the examples out "
-            "(data.unknown_labels: drop)"
+            "(data.unknown_labels: drop)",
+            reason=SafeReason(
+                Code.UNKNOWN_LABEL, labels=len(unknown), examples=counts.total()
+            ),
         )
     return labels, unknown
 
@@ -411,7 +416,10 @@ def _collected(
     else:
         found = collect_own(choice, base, task)
     if not found.names:
-        raise DataError(f"{found.source} holds no examples; expected at least one")
+        raise DataError(
+            f"{found.source} holds no examples; expected at least one",
+            reason=SafeReason(Code.NO_EXAMPLES),
+        )
     counts = Counter(found.names)
     wrong = [
         name for name, count in counts.items() if count > 1 or not _can_be_kept(name)
@@ -420,7 +428,8 @@ def _collected(
         raise DataError(
             f"{found.source}: {len(wrong)} names of examples occur more than once, are "
             f"empty or cannot be written as UTF-8, such as {wrong[0]!r}; expected one "
-            "name for each example"
+            "name for each example",
+            reason=SafeReason(Code.DUPLICATE_ID, count=len(wrong)),
         )
     return found, settings
 

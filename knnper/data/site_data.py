@@ -30,6 +30,7 @@ from knnper.data.examples import (
 from knnper.data.split_names import split_of
 from knnper.errors import DataError
 from knnper.experiment import PositiveFloat, PositiveInt, Settings, alternatives
+from knnper.reasons import Code, SafeReason
 
 SITES = "sites"
 """The name, in an experiment's section ``data``, of data that stays where it is."""
@@ -323,7 +324,9 @@ class ArrayInputs(Inputs):
                 return (height, width, channels), dtype
         raise DataError(
             f"{self.source}: found inputs of shape {_shown(self.array.shape)}, "
-            "expected (n, height, width, channels), (n, height, width) or (n, features)"
+            "expected (n, height, width, channels), (n, height, width) or (n, "
+            "features)",
+            reason=SafeReason(Code.WRONG_SHAPE),
         )
 
     def read(
@@ -353,7 +356,8 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
         raise DataError(
             f"{source}: found inputs {array.dtype} of shape {_shown(array.shape)}, "
             f"expected {spec.dtype} of shape {_shown(('n', *spec.image_shape))}, "
-            "as the federation agreed"
+            "as the federation agreed",
+            reason=SafeReason(Code.WRONG_SHAPE),
         )
     shaped = array.reshape(len(array), *spec.image_shape)
     if spec.dtype == "float32":
@@ -366,7 +370,8 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
             raise DataError(
                 f"{source}: found {int(wrong.sum())} values in the inputs such as "
                 f"{shaped[wrong][0]}, expected whole numbers from 0 to {largest}: the "
-                f"federation agreed on {KINDS_OF_INPUT[spec.dtype]}"
+                f"federation agreed on {KINDS_OF_INPUT[spec.dtype]}",
+                reason=SafeReason(Code.VALUE_NOT_ALLOWED, count=int(wrong.sum())),
             )
     return shaped.astype(spec.stored_dtype, copy=False)
 
@@ -378,7 +383,8 @@ def _reals(array: NDArray[Any], source: str) -> NDArray[np.float32]:
     if wrong:
         raise DataError(
             f"{source}: {wrong} values in the inputs are missing, infinite or too "
-            "large for float32; fill them in, or leave their examples out"
+            "large for float32; fill them in, or leave their examples out",
+            reason=SafeReason(Code.VALUE_NOT_ALLOWED, count=wrong),
         )
     return reals
 
@@ -395,6 +401,7 @@ def split_texts(texts: Sequence[str], source: str) -> tuple[Split, ...]:
         text, count = wrong.most_common(1)[0]
         raise DataError(
             f"{source}: found the split {text!r} in {count} examples; "
-            f"{alternatives(text, SPLITS)}"
+            f"{alternatives(text, SPLITS)}",
+            reason=SafeReason(Code.UNKNOWN_SPLIT, count=wrong.total()),
         )
     return tuple(cast("Split", splits[text]) for text in texts)

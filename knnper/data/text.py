@@ -33,6 +33,7 @@ from knnper.data.site_data import (
 )
 from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt, PositiveInt
+from knnper.reasons import Code, SafeReason
 
 ALPHABET = (
     "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]"
@@ -253,7 +254,8 @@ class TextFile(NamedTuple):
             return self.content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.path}: byte {error.start} is not UTF-8; convert the file"
+                f"{self.path}: byte {error.start} is not UTF-8; convert the file",
+                reason=SafeReason(Code.UNREADABLE_FILE),
             ) from error
 
 
@@ -266,7 +268,10 @@ def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
             paths = [one for one in found if one.suffix.lower() == ".txt"]
         if not paths or not path.exists():
             what = "no file .txt in it" if path.exists() else "nothing there"
-            raise DataError(f"{path}: found {what}, expected {expected}")
+            raise DataError(
+                f"{path}: found {what}, expected {expected}",
+                reason=SafeReason(Code.MISSING_FILE),
+            )
         return tuple(TextFile(one, one.read_bytes()) for one in paths)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
@@ -485,7 +490,8 @@ class SiteTextSettings(SiteSettings):
             found = "other characters" if task.spec.dtype == "token" else kind
             raise DataError(
                 f"{path} is read as text of {len(CHARACTER_NAMES)} characters, but the "
-                f"federation agreed on {found}; give data of another kind"
+                f"federation agreed on {found}; give data of another kind",
+                reason=SafeReason(Code.WRONG_KIND),
             )
         window = PlaysSettings.window if task is None else task.spec.image_shape[2]
         names: list[str] = []
@@ -503,7 +509,8 @@ class SiteTextSettings(SiteSettings):
         if not names:
             raise DataError(
                 f"{path}: found no text with more than {window} characters, of which a "
-                "window is made; give more text"
+                "window is made; give more text",
+                reason=SafeReason(Code.NO_EXAMPLES),
             )
         return Collected(
             source=str(path),

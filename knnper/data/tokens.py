@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from knnper.data.examples import Vocabulary
 from knnper.errors import DataError
 from knnper.process import import_extra, import_torchvision
+from knnper.reasons import Code, SafeReason
 
 _AT_ONCE = 1000
 
@@ -43,7 +44,10 @@ class Tokenizer:
             raise DataError(
                 f"{source}: {len(empty)} texts have nothing in them for the tokenizer, "
                 f"the first of them is row {empty[0] + 1}, counting from 1; fill them "
-                "in, or leave the rows out"
+                "in, or leave the rows out",
+                reason=SafeReason(
+                    Code.MISSING_VALUE, count=len(empty), row=empty[0] + 1
+                ),
             )
         return ids
 
@@ -68,7 +72,8 @@ def open_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
         raise DataError(
             f"{folder} holds no tokenizer that transformers can open ({reason}); "
             "expected what save_pretrained writes: tokenizer.json and "
-            "tokenizer_config.json"
+            "tokenizer_config.json",
+            reason=SafeReason(Code.WRONG_TOKENIZER),
         ) from error
     padding_id = made.pad_token_id
     if padding_id is None:
@@ -77,12 +82,14 @@ def open_tokenizer(folder: Path, max_tokens: int) -> Tokenizer:
     if padding_id is None:
         raise DataError(
             f"{folder}: the tokenizer has neither a padding nor an end token to fill "
-            "short texts up with; give it one (pad_token)"
+            "short texts up with; give it one (pad_token)",
+            reason=SafeReason(Code.WRONG_TOKENIZER),
         )
     if max_tokens > made.model_max_length:
         raise DataError(
             f"found data.max_tokens {max_tokens}, but the tokenizer in {folder} is for "
-            f"texts of at most {made.model_max_length}; lower it"
+            f"texts of at most {made.model_max_length}; lower it",
+            reason=SafeReason(Code.WRONG_TOKENIZER),
         )
     known = sorted(made.get_vocab().items())
     told = json.dumps([known, padding_id, made(_PROBE)["input_ids"]])

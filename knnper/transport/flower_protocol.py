@@ -80,7 +80,7 @@ REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
 # Numbers of errors in an answer, and of those in a reply.
 FORBIDDEN, UNREADABLE = 10, 1003
 KEY_NEEDED, BAD_HEARTBEAT, NOT_ACCEPTED = 2001, 2003, 2004
-UNKNOWN_ERROR, MESSAGE_UNAVAILABLE = 0, 3
+UNKNOWN_ERROR, APP_FAILED, MESSAGE_UNAVAILABLE = 0, 2, 3
 SUPERLINK = 1  # its id among the nodes
 TTL_TOLERANCE_S = 0.1
 _NIST = (ec.SECP192R1, ec.SECP224R1, ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)

@@ -31,6 +31,7 @@ from knnper.files import whole_folder, write_atomically
 from knnper.models import MODELS, OWN_MODEL, located
 from knnper.own import CLOSED, Door
 from knnper.process import known_precision, num_threads
+from knnper.reasons import Code, SafeReason
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.strategies.auto import AutoSettings
@@ -42,6 +43,8 @@ from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
 
 class ModelError(KnnPerError):
     """A global model is missing, damaged, or not the one that was expected."""
+
+    reasons = (SafeReason(Code.OTHER_MODEL),)
 
 
 @dataclass(frozen=True)

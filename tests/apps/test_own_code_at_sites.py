@@ -1,6 +1,7 @@
 """Users' code and weights of others in a federation: nothing of them is sent."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save_file
 
 from knnper.client.install import SiteState, open_served
@@ -18,7 +19,7 @@ from knnper.client.limits import Limits
 from knnper.client.onboarding import onboard
 from knnper.client.settings import read_client
 from knnper.client.site import SiteNode, site_experiment
-from knnper.errors import ConfigError, OwnCodeError, RunError
+from knnper.errors import ConfigError, OwnCodeError
 from knnper.experiment import Choice, Experiment
 from knnper.models import located
 from knnper.own import CLOSED, LOCAL_VARIABLE, Door, local_door
@@ -39,8 +40,15 @@ from knnper.strategies.core.exported_model import (
     load_model,
     save_model,
 )
-from knnper.transport.messages import Introduction, Job, read_introduction
-from knnper_cli.flower_apps import Order, lead_sites, order_of
+from knnper.transport.messages import (
+    Introduction,
+    Job,
+    Purpose,
+    pack,
+    read_introduction,
+    to_content,
+)
+from knnper_cli.flower_apps import Order, client_app, lead_sites, order_of
 from tests.apps.site_grid import SiteGrid, experiment, make_sites, own_experiment
 
 pytestmark = pytest.mark.usefixtures("inside_a_run", "own_modules")
@@ -182,20 +190,22 @@ def test_a_site_without_leave_or_with_other_code_refuses(
     file = make_sites(tmp_path, experiment())["0000"]
     text = for_sites(settings)
     assert str(tmp_path) not in text
-    told = introduced(file, text).problem
-    assert "'mine:Net', which may not be used here" in told
+    problem = introduced(file, text).problem
+    assert problem.count("(own_code_not_allowed)") == 1
+    assert "'mine:Net', which may not be used here" in caplog.text
     assert "own_code: {folder: FOLDER, allowed: [mine:Net]}" in caplog.text
     append({"": file}, ALLOWED)
     assert introduced(file, text).problem == ""
     (tmp_path / "code" / "mine.py").write_text(CODE.replace("ReLU", "GELU"))
-    told = introduced(file, text).problem
-    assert "mine:Net is another one here: mine.py" in told
-    assert "bring the same files to all sides" in told
-    assert "torch.optim" not in told
+    problem = introduced(file, text).problem
+    assert "bring the same files to all sides (own_code_differs)" in problem
+    assert "mine:Net is another one here" in caplog.text
+    assert "torch.optim:NAdam is another one here" not in caplog.text
     (tmp_path / "code" / "mine.py").write_text("raise KeyError('a secret')")
-    told = introduced(file, text).problem
-    assert "mine:Net: mine.py, line 1, in <module>: KeyError" in told
-    assert "a secret" not in told
+    problem = introduced(file, text).problem
+    assert "line 1 of a user's code failed with KeyError (own_code_failed)" in problem
+    assert "a secret" not in problem
+    assert "a secret" in caplog.text
 
 
 def test_what_fails_in_users_code_is_told_without_what_it_says(
@@ -206,17 +216,16 @@ def test_what_fails_in_users_code_is_told_without_what_it_says(
     )
     file = make_sites(tmp_path, experiment())["0000"]
     append({"": file}, ALLOWED)
-    worker = SiteNode().open(
-        context_of(file), Job(["0000"], 1, [0], for_sites(settings))
-    )
     bench = open_workbench(own_experiment(code, OWN))
     payload = bench.method.broadcast(
         bench.method.init(["0000"], RandomKey(0)), "0000", RandomKey(0)
     )
-    with pytest.raises(RunError) as caught:
-        worker.train("0000", payload, 1, 0, [])
-    assert str(caught.value).startswith("mine.py, line 18, in failing: ValueError")
-    assert "a secret" not in str(caught.value)
+    job = Job(["0000"], 1, [0], for_sites(settings), state_rounds=[0])
+    content = to_content(job, {"payload": pack(payload)})
+    message = Message(content, dst_node_id=1, message_type=Purpose.TRAIN.value)
+    reason = str(client_app(message, context_of(file)).error.reason)
+    assert "line 18 of a user's code failed with ValueError (own_code_failed)" in reason
+    assert "a secret" not in reason
     assert "a secret" in caplog.text
 
 
@@ -240,6 +249,7 @@ def test_nothing_is_imported_for_who_may_not_say_so(
     attack: dict[str, Any],
     path: str | None,
     monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil").mkdir()
@@ -251,9 +261,10 @@ def test_nothing_is_imported_for_who_may_not_say_so(
     if path is None:
         monkeypatch.syspath_prepend(str(evil.parent))
     file = make_sites(tmp_path, experiment())["0000"]
-    assert "which may not be used here" in introduced(file, text).problem or (
-        "found 'evil:Net', expected a name" in introduced(file, text).problem
-    )
+    problem = introduced(file, text).problem
+    assert "(own_code_not_allowed)" in problem or "(not_for_sites)" in problem
+    allowed = r"may not be used here|found 'evil:Net', expected a name"
+    assert re.search(allowed, caplog.text)
     # The server's process, too: its file lets nothing in.
     (tmp_path / "server.yaml").write_text("insecure: true\n")
     monkeypatch.setenv("KNNPER_SERVER", str(tmp_path / "server.yaml"))
@@ -307,7 +318,7 @@ def test_a_network_is_built_with_the_files_of_this_machine() -> None:
 
 @pytest.mark.parametrize("trained", ["head", "last_blocks"])
 def test_weights_of_others_lie_where_each_site_says(
-    tmp_path: Path, trained: str
+    tmp_path: Path, trained: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = over_sites(experiment())
     module = open_workbench(experiment()).task.model
@@ -325,9 +336,9 @@ def test_weights_of_others_lie_where_each_site_says(
     assert "server.safetensors" not in text
     own = Limits(read_client(files["0000"]), site_experiment(text, CLOSED), 1)
     assert own.fingerprint == identity_at_sites(over_sites(head))
-    told = introduced(files["0000"], text).problem
-    assert "expected a model whose frozen weights have the fingerprint" in told
-    assert "pretrained: {tiny_cnn: FILE}" in told
+    assert "(frozen_weights)" in introduced(files["0000"], text).problem
+    assert "expected a model whose frozen weights have the fingerpr" in caplog.text
+    assert "pretrained: {tiny_cnn: FILE}" in caplog.text
     append(files, "pretrained: {tiny_cnn: site.safetensors}\n")
     run, serial = lead(files, head, tmp_path / "run"), tmp_path / "serial"
     (kept,) = (read_client(files["0000"]).cache / "embeddings").iterdir()

@@ -237,6 +237,9 @@ class Behind:
     def carrier(self, context: Context, job: Job) -> Carrier:
         return IN_MESSAGE
 
+    def failed(self, message: Message, context: Context, error: Exception) -> Message:
+        raise error
+
 
 def trained(worker: ClientRuntime, clients: list[str], rounds: list[int]) -> RecordDict:
     """Return what a node answers that is to train these clients in round 2."""

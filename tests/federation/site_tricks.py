@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from torch import Tensor
 
 from knnper.client.runtime import DataSource, Personalized, make_client_app
 from knnper.client.site import CONFIG, SiteNode, SiteWorker
 from knnper.data.examples import ClientData, Examples
-from knnper.errors import RunError
 from knnper.strategies.core.task import ClientResults
+from knnper.transport.flower_protocol import APP_FAILED
 from knnper.transport.messages import Job
 
 APP = "site_tricks:app"
@@ -131,7 +131,7 @@ class _Player(SiteWorker):
             self._keep(f"trained-{server_round}", update.weights)
         deed = self.tricks.deed(when)
         if deed == RUDE:
-            raise RunError(RUDENESS)
+            raise _RudeError
         if deed == SCALED:
             moved = update.weights - payload.weights
             update = dataclasses.replace(update, weights=payload.weights + 900 * moved)
@@ -171,6 +171,10 @@ class _Player(SiteWorker):
         np.save(self.tricks.folder / f"{name}.npy", weights.numpy())
 
 
+class _RudeError(Exception):
+    """Sends a text of its own, as a client of a stranger's could."""
+
+
 class _Host(SiteNode):
     def open(self, context: Context, job: Job) -> SiteWorker:
         worker = super().open(context, job)
@@ -178,6 +182,11 @@ class _Host(SiteNode):
             one.name: getattr(worker, one.name) for one in dataclasses.fields(worker)
         }
         return _Player(**given, tricks=_tricks(context))
+
+    def failed(self, message: Message, context: Context, error: Exception) -> Message:
+        if isinstance(error, _RudeError):
+            return Message(Error(APP_FAILED, RUDENESS), reply_to=message)
+        return super().failed(message, context, error)
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
         said = super().introduce(context, job)

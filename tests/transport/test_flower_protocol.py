@@ -55,6 +55,7 @@ def test_nodes_may_ask_what_flower_lets_them() -> None:
         (ours.BAD_HEARTBEAT, ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL),
         (ours.NOT_ACCEPTED, ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED),
         (ours.UNKNOWN_ERROR, ErrorCode.UNKNOWN),
+        (ours.APP_FAILED, ErrorCode.CLIENT_APP_RAISED_EXCEPTION),
         (ours.MESSAGE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE),
         (messages._NUMPY, SType.NUMPY),
     ],

@@ -107,9 +107,13 @@ def test_a_run_that_ends_while_a_message_is_received_is_a_plain_error() -> None:
         flower_node._tidied_up(pull_objects)(["an object"], pull_object_fn=pull)
 
 
-def test_an_error_leaves_without_folders() -> None:
-    reason = _as_reply(DataError("'/home/site/patients/x.png' is broken")).reason
-    assert reason == "<class 'knnper.errors.DataError'>:<''x.png' is broken'>"
+@pytest.mark.parametrize(
+    "kind", [DataError, RuntimeError, type("John", (OSError,), {})]
+)
+def test_reply_to_crash_holds_no_text_of_the_error(kind: type[Exception]) -> None:
+    reason = str(_as_reply(kind("'/home/site/patients/John.png' is broken")).reason)
+    assert "John" not in reason
+    assert reason.endswith("; the client's own log has the details")
 
 
 CODE = """
