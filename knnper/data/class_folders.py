@@ -19,6 +19,7 @@ from knnper.data.folders import (
     why_no_folder,
 )
 from knnper.errors import DataError, warn_once
+from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
 _MOST_SHOWN, _MOST_SUFFIXES = 50, 8
@@ -74,7 +75,10 @@ def _folders_among(entries: Iterable[os.DirEntry[str]], kind: str) -> tuple[str,
             continue
         require_reachable(entry)
         if _is_image(entry.name):
-            raise DataError(f"{entry.path} is a file where a {kind} folder is expected")
+            raise DataError(
+                f"{entry.path} is a file where a {kind} folder is expected",
+                reason=SafeReason(Code.WRONG_LAYOUT),
+            )
     return tuple(names)
 
 
@@ -83,7 +87,10 @@ def _list_files(folder: Path) -> list[os.DirEntry[str]]:
     entries = list_folder(folder)
     for entry in entries:
         if is_folder(entry):
-            raise DataError(f"{entry.path} is a folder where an image is expected")
+            raise DataError(
+                f"{entry.path} is a folder where an image is expected",
+                reason=SafeReason(Code.WRONG_LAYOUT),
+            )
     return entries
 
 

@@ -41,6 +41,7 @@ from knnper.experiment import (
     alternatives,
 )
 from knnper.process import import_extra
+from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,7 +79,8 @@ class TableFile:
             raise DataError(
                 f"{self.path}: {len(rows)} rows hold {found} in the column {column!r}, "
                 f"the first of them is row {rows[0]}, counting from 1; fill them in, "
-                "or leave the rows out"
+                "or leave the rows out",
+                reason=SafeReason(Code.MISSING_VALUE, count=len(rows), row=rows[0]),
             )
         return texts
 
@@ -134,21 +136,31 @@ def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
     """Return the columns of features; refuse what is not there, or no number."""
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
-        raise DataError(f"{path} has more than one column {twice[0]!r}; rename one")
+        raise DataError(
+            f"{path} has more than one column {twice[0]!r}; rename one",
+            reason=SafeReason(Code.WRONG_COLUMNS),
+        )
     rest = (name for name in schema.names if name not in wanted.as_they_are)
     numbers = tuple(rest) if wanted.numbers is None else wanted.numbers
     for name, count in Counter((*wanted.as_they_are, *numbers)).items():
         if name not in schema.names:
             known = alternatives(name, schema.names)
-            raise DataError(f"{path} has no column {name!r}; {known}")
+            raise DataError(
+                f"{path} has no column {name!r}; {known}",
+                reason=SafeReason(Code.WRONG_COLUMNS),
+            )
         if count > 1:
             raise DataError(
                 f"{path}: found the column {name!r} more than once among the features, "
                 "or as a feature that has another meaning too, such as the label; take "
-                "it out of data.features"
+                "it out of data.features",
+                reason=SafeReason(Code.WRONG_COLUMNS),
             )
     if not numbers and wanted.numbers is None:
-        raise DataError(f"{path} has no columns of features; expected at least one")
+        raise DataError(
+            f"{path} has no columns of features; expected at least one",
+            reason=SafeReason(Code.WRONG_COLUMNS),
+        )
     is_a = [getattr(arrow("types"), f"is_{kind}") for kind in _NUMBERS]
     types = {name: schema.field(name).type for name in numbers}
     other = [
@@ -160,7 +172,8 @@ def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
         raise DataError(
             f"{path}: features must be numbers, found the columns {', '.join(other)}; "
             "list the columns to use (data.features), turn these into numbers, or say "
-            "that they hold images or texts (data.image, data.text)"
+            "that they hold images or texts (data.image, data.text)",
+            reason=SafeReason(Code.WRONG_COLUMNS),
         )
     return numbers
 
@@ -181,7 +194,8 @@ def _scalars(column: Any, name: str, path: Path) -> dict[str, Any]:
     if len(lengths) != 1 or not (length := lengths.pop()):
         raise DataError(
             f"{path}: found lists of different lengths, or none, in the column "
-            f"{name!r}; features must be as many in each row"
+            f"{name!r}; features must be as many in each row",
+            reason=SafeReason(Code.WRONG_COLUMNS),
         )
     flat = arrow("compute").list_flatten(column).to_numpy().reshape(-1, length)
     make = arrow("lib").array
@@ -212,7 +226,8 @@ def _numbers(
             raise DataError(
                 f"{path}: features must be numbers, found {found} in the column "
                 f"{name!r}; correct it, leave the row out, or list other columns "
-                "(data.features)"
+                "(data.features)",
+                reason=SafeReason(Code.NOT_A_NUMBER, feature=place + 1),
             ) from error
     # So written, it is true of NaN as well.
     unfit = (~(np.abs(numbers) <= _LARGEST)).sum(axis=0)
@@ -222,7 +237,8 @@ def _numbers(
         raise DataError(
             f"{path}: values are missing, not finite or too large for float32, in "
             f"{int((unfit > 0).sum())} columns ({found}); fill them in, leave the rows "
-            "out, or list other columns (data.features)"
+            "out, or list other columns (data.features)",
+            reason=SafeReason(Code.VALUE_NOT_ALLOWED, count=int(unfit.sum())),
         )
     return numbers
 

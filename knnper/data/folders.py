@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from knnper.errors import DataError
+from knnper.reasons import Code, SafeReason
 
 # In small letters: what Windows, macOS, archivers, network storage and notebooks put
 # beside files. Names with a dot in front (.DS_Store, ._photo.jpg) are left out anyway.
@@ -48,7 +49,8 @@ def list_folder(folder: Path) -> list[os.DirEntry[str]]:
     except OSError as error:
         reason = why_unreachable(str(folder)) or f"cannot be listed: {error.strerror}"
         raise DataError(
-            f"{folder} {reason}; expected a folder that may be read"
+            f"{folder} {reason}; expected a folder that may be read",
+            reason=SafeReason(Code.MISSING_FILE),
         ) from error
     return sorted(kept, key=lambda entry: entry.name)
 
@@ -97,7 +99,8 @@ def require_reachable(entry: os.DirEntry[str]) -> None:
     if not is_reachable(entry):
         reason = why_unreachable(entry.path)
         raise DataError(
-            f"{entry.path} {reason}; expected a file or a folder, mount or remove it"
+            f"{entry.path} {reason}; expected a file or a folder, mount or remove it",
+            reason=SafeReason(Code.MISSING_FILE),
         )
 
 

@@ -61,6 +61,7 @@ from knnper.data.site_data import (
 from knnper.data.split_names import is_split_name, refuse_splits, split_folders
 from knnper.errors import DataError, warn_once
 from knnper.experiment import NonNegativeInt, PositiveInt, alternatives
+from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 
 _LOG = logging.getLogger(__name__)
@@ -224,13 +225,16 @@ def require_all_read(failed: Iterable[str]) -> None:
     """Raise a `DataError` with the first reasons why examples could not be read."""
     reasons = list(failed)
     if len(reasons) == 1:
-        raise DataError(reasons[0])
+        raise DataError(
+            reasons[0], reason=SafeReason(Code.UNREADABLE_EXAMPLES, count=1)
+        )
     if reasons:
         left = len(reasons) - _MOST_SHOWN
         lines = reasons[:_MOST_SHOWN] + ([f"and {left} more"] if left > 0 else [])
         raise DataError(
             f"{len(reasons)} examples cannot be read:\n"
-            + "\n".join(f"  - {line}" for line in lines)
+            + "\n".join(f"  - {line}" for line in lines),
+            reason=SafeReason(Code.UNREADABLE_EXAMPLES, count=len(reasons)),
         )
 
 
@@ -246,7 +250,8 @@ def _room_for(count: int, image_shape: ImageShape, path: str) -> NDArray[np.uint
         shape = " x ".join(map(str, image_shape))
         raise DataError(
             f"{path}: image files have 1 or 3 channels, but inputs of the shape "
-            f"{shape} are expected; give an .npz file"
+            f"{shape} are expected; give an .npz file",
+            reason=SafeReason(Code.WRONG_KIND),
         )
     return np.empty((count, *image_shape), dtype=np.uint8)
 
@@ -692,7 +697,8 @@ class SiteImageFolderSettings(SiteSettings):
         if reason := why_no_folder(root):
             raise DataError(
                 f"{root} {reason}; expected PATH/CLASS/IMAGE, or PATH/train/CLASS/"
-                "IMAGE and so on"
+                "IMAGE and so on",
+                reason=SafeReason(Code.MISSING_FILE),
             )
         split_in = self._split_folders(root)
         folders = {
@@ -734,7 +740,8 @@ class SiteImageFolderSettings(SiteSettings):
                 raise DataError(
                     f"{root / name}: found beside the folder {folders['train']}, "
                     f"expected a split; {alternatives(name, SPLITS)}. If "
-                    f"{folders['train']} is a class, set data.layout: classes"
+                    f"{folders['train']} is a class, set data.layout: classes",
+                    reason=SafeReason(Code.WRONG_LAYOUT),
                 )
         return {folder: split for split, folder in folders.items()}
 
@@ -769,7 +776,8 @@ class ImageFiles(Inputs):
         if task.spec.dtype != "uint8":
             raise DataError(
                 f"{paths[0]} is an image, but the federation agreed on "
-                f"{KINDS_OF_INPUT[task.spec.dtype]}; give a table or an .npz file"
+                f"{KINDS_OF_INPUT[task.spec.dtype]}; give a table or an .npz file",
+                reason=SafeReason(Code.WRONG_KIND),
             )
 
         def decode() -> tuple[NDArray[np.uint8], Mapping[int, str]]:

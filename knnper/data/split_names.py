@@ -6,6 +6,7 @@ from pathlib import Path
 
 from knnper.data.dividing import SPLITS, Split
 from knnper.errors import DataError
+from knnper.reasons import Code, SafeReason
 
 SPLIT_WORDS: Mapping[str, Split] = {
     "train": "train",
@@ -68,7 +69,8 @@ def refuse_splits(where: Path, names: Iterable[str], advice: str) -> None:
         raise DataError(
             f"{where}: found {training[0]!r} and {others[0]!r}, which seem to be the "
             "names of splits, where a split is not expected or not clear; call splits "
-            f"train, validation and test, {advice}"
+            f"train, validation and test, {advice}",
+            reason=SafeReason(Code.WRONG_LAYOUT),
         )
 
 
@@ -91,6 +93,7 @@ def split_folders(root: Path, names: Sequence[str], advice: str) -> Mapping[Spli
         if len(folders) > 1:
             raise DataError(
                 f"{root}: found the folders {', '.join(folders)}, expected one for "
-                f"the split {split}; join or rename them, {advice}"
+                f"the split {split}; join or rename them, {advice}",
+                reason=SafeReason(Code.WRONG_LAYOUT),
             )
     return {split: found[split][0] for split in SPLITS if split in found}

@@ -1,5 +1,6 @@
 """Data sets in CSV or Parquet files."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,22 +36,36 @@ from knnper.data.site_data import (
 from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
 from knnper.experiment import PositiveInt
+from knnper.reasons import Code, SafeReason
 
 _PARQUET = (".parquet", ".pq")
 _CSV = (".csv", ".tsv", ".txt")
+_ROW = re.compile(r"CSV parse error: Row #(\d+): Expected")
 
 
 def read_table(path: Path, wanted: Wanted, delimiter: str = ",") -> TableFile:
     """Return some columns of a CSV file with a header, or of a Parquet file."""
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; give a CSV or Parquet file")
+        raise DataError(
+            f"{path}: there is no such file; give a CSV or Parquet file",
+            reason=SafeReason(Code.MISSING_FILE),
+        )
     lib = arrow("lib")
     schema_of, read = _reader(path, delimiter)
     try:
         columns = number_columns(schema_of(), wanted, path)
         return columns_of(read(wanted.as_they_are, columns), wanted, columns, path)
     except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as a table: {error}") from error
+        raise DataError(
+            f"{path} cannot be read as a table: {error}", reason=_reason_of(error)
+        ) from error
+
+
+def _reason_of(error: Exception) -> SafeReason:
+    """Return the part of Arrow's error that holds no data."""
+    if found := _ROW.search(str(error)):
+        return SafeReason(Code.UNREADABLE_ROW, row=int(found[1]))
+    return SafeReason(Code.UNREADABLE_FILE)
 
 
 _Names = tuple[str, ...]
@@ -278,7 +293,8 @@ class TextInputs(Inputs):
         if agreed is None:
             raise DataError(
                 f"{self.source} holds texts, but the federation agreed on "
-                f"{KINDS_OF_INPUT[task.spec.dtype]}; give data of another kind"
+                f"{KINDS_OF_INPUT[task.spec.dtype]}; give data of another kind",
+                reason=SafeReason(Code.WRONG_KIND),
             )
         made = open_tokenizer(self.folder, task.spec.image_shape[2])
         if made.vocabulary != replace(
@@ -286,7 +302,8 @@ class TextInputs(Inputs):
         ):
             raise DataError(
                 f"{self.folder} holds another tokenizer than the federation's; name "
-                "the folder that its operator gave you in data.tokenizer"
+                "the folder that its operator gave you in data.tokenizer",
+                reason=SafeReason(Code.WRONG_TOKENIZER),
             )
         ids = made([self.texts[at] for at in positions], self.source)
         return ReadInputs(torch.from_numpy(ids))
