@@ -748,7 +748,9 @@ class Rows:
         on_change: Callable[[StoreRow], None] = lambda _: None,  # when it is on disk
     ) -> None:
         self._path, self._layout, self._on_change = path, layout, on_change
-        self._reader = reader
+        self._connection = reader
+        # SQLite's connections to a file, and the writer's lock, do not survive a fork.
+        self._process = None if reader is writer else os.getpid()
         self._reading = threading.RLock()
         self._writing = self._reading if reader is writer else threading.RLock()
         self._log = None if writer is None else Log(writer, path)
@@ -794,14 +796,34 @@ class Rows:
         version = self._version(row.active)
         return Head(version, row.previous, row.num_removed, row.stream_state)
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process was forked from the one that opened the files."""
+        return self._process not in (None, os.getpid())
+
+    @property
+    def _reader(self) -> Connection:
+        self._require_own_process()
+        return self._connection
+
+    def _require_own_process(self) -> None:
+        if self.is_inherited:
+            raise StoreError(
+                f"process {self._process} opened the store in {self._path.parent}, and "
+                f"this is process {os.getpid()}, which was forked from it; expected "
+                "the process that opened it. Open the store in this one, after the "
+                "other has closed it"
+            )
+
     def has_changed(self) -> bool:
         """Return whether another process changed something since the last call."""
+        self._require_own_process()
         if self._log is not None:
             return False
         with self._reading:
             if self._reader.is_outdated(self._path):
                 self._reader.close()
-                self._reader = connect(self._path, writable=False)
+                self._connection = connect(self._path, writable=False)
                 self._data_version = -1
         before = self._data_version
         self._data_version = self._fetch("PRAGMA data_version")[0][0]
@@ -952,7 +974,10 @@ class Rows:
             self._on_change(self.row())
 
     def close(self) -> None:
-        """Give back whatever is held."""
+        """Give back whatever is held; nothing in a process that was forked."""
+        # Also when it is collected there: it would copy the log, and empty it.
+        if self.is_inherited:
+            return
         with self._reading:
             if self._log is None or self._reader is not self._log.connection:
                 self._reader.close()
@@ -979,6 +1004,7 @@ class Rows:
             log.shorten()
 
     def _written(self) -> Log:
+        self._require_own_process()
         assert self._log is not None, "only a Store writes, and it has a log"
         return self._log
 
@@ -1032,6 +1058,7 @@ class Rows:
 
     def row(self) -> StoreRow:
         """Return the store's row; a writer knows it, for nobody else changes it."""
+        self._require_own_process()
         if self._held is not None:
             return self._held
         with self._reading, understood(self._path):

@@ -174,7 +174,8 @@ class StoreReader:
     """n examples with their representations and labels, searched by distance.
 
     Any number of threads may use one object. What another process changes is seen by
-    whatever is asked next.
+    whatever is asked next. A store on disk belongs to the process that opened it: one
+    that is forked from it gets a `StoreError`.
     """
 
     def __init__(
@@ -277,8 +278,13 @@ class StoreReader:
             return view.search(queries, num_neighbors)
 
     def close(self) -> None:
-        """Give back what the store holds; it cannot be used any more."""
-        self._resources.close()
+        """Give back what the store holds; it cannot be used any more.
+
+        In a process that was forked meanwhile nothing is done: the files, and the
+        lock, belong to the process that opened them.
+        """
+        if not self._rows.is_inherited:
+            self._resources.close()
 
     def _require_inputs(self) -> None:
         if self.spec.input is None:
@@ -499,7 +505,12 @@ class Store(StoreReader):
             self._live.save()
 
     def close(self) -> None:
-        """Save what is worth it and let others write; the store cannot be used."""
+        """Save what is worth it and let others write; the store cannot be used.
+
+        In a process that was forked meanwhile nothing is done.
+        """
+        if self._rows.is_inherited:
+            return
         self._stopping.set()
         # A thread that embeds anew ends after its batch.
         with self._embedding, self._changing, self._resources:

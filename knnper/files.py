@@ -72,8 +72,8 @@ class LockHeldError(OSError):
 class FileLock:
     """Held by one process, which the file names; gone with it, however that ends.
 
-    A process that is forked meanwhile shares it. With ``wait`` it waits for a holder
-    instead of raising `LockHeldError`.
+    A process that is forked meanwhile neither keeps nor releases it. With ``wait`` it
+    waits for a holder instead of raising `LockHeldError`.
     """
 
     # `flock`, and not the package filelock: that empties the file which names the
@@ -81,6 +81,7 @@ class FileLock:
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
         self._file = path.open("a+b")
+        self._process = os.getpid()
         if wait:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         elif not self._taken():
@@ -100,7 +101,9 @@ class FileLock:
 
     def release(self) -> None:
         """Let others have it, also where a forked process has the file open."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
+        # A forked process shares the lock, and would take it from the one it is of.
+        if self._process == os.getpid():
+            fcntl.flock(self._file, fcntl.LOCK_UN)
         self._file.close()
 
     def _taken(self) -> bool:
