@@ -1,5 +1,6 @@
 """The kinds of index that a store can be given, on FAISS: settings, contents, files."""
 
+import logging
 import math
 import os
 from abc import ABC, abstractmethod
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.datastore.examples import ExamplesMissingError, Ids, StoreDamagedError
-from knnper.errors import ConfigError, Problem
+from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 
+_LOG = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
 Slots = NDArray[np.intp]
 NOTHING = -1
@@ -186,6 +188,11 @@ class KindSettings(Settings, ABC):
     is_exhaustive: ClassVar[bool] = False
 
     @property
+    def kind(self) -> str:
+        """The ``name`` that each kind has, such as flat."""
+        return str(vars(self)["name"])
+
+    @property
     def ranks_exactly(self) -> bool:
         """Whether candidates are compared anew, by exact distances to the vectors."""
         return True
@@ -207,6 +214,9 @@ class KindSettings(Settings, ABC):
     def fresh(self, dim: int) -> faiss.Index:
         """Return an empty index of FAISS that has learnt nothing."""
 
+    def require_range(self, vectors: Vectors) -> None:
+        """Refuse, with a `DataError`, numbers (n, p) that no such index can hold."""
+
     def encodable(self, vectors: Vectors) -> Vectors:
         """Return what FAISS is given of ``vectors`` (n, p)."""
         return vectors
@@ -223,7 +233,11 @@ class KindSettings(Settings, ABC):
                 num_sample = len(vectors)
                 index.train(vectors)
         index.add(vectors)
+        self.warn_if_coarse(index, vectors)
         return IndexFile(index, ids, num_sample)
+
+    def warn_if_coarse(self, index: faiss.Index, vectors: Vectors) -> None:
+        """Log that an index can hardly tell apart the last ``vectors`` (n, p) in it."""
 
     def index_of(self, content: IndexFile) -> VectorIndex:
         """Return the index with this content."""
@@ -280,7 +294,31 @@ class LossySettings(KindSettings):
         """Return them cut so that what is learnt does not overflow."""
         return _learnable(vectors)
 
+    def warn_if_coarse(self, index: faiss.Index, vectors: Vectors) -> None:
+        """See `KindSettings`; large numbers that differ little are such vectors."""
+        if len(vectors) < _FEWEST_CHECKED or isinstance(index, faiss.IndexFlat):
+            return
+        evenly = np.linspace(0, len(vectors) - 1, _MOST_CHECKED)
+        rows = np.unique(evenly.astype(np.intp))
+        some = vectors[rows].astype(np.float64)
+        kept = index.sa_decode(_code_rows(index)[index.ntotal - len(vectors) + rows])
+        # Medians, which a few vectors far from all others do not change.
+        error = np.median(np.square(some - kept).sum(axis=1))
+        spread = np.median(np.square(some - np.median(some, axis=0)).sum(axis=1))
+        if error > _LARGEST_ERROR * spread:
+            _LOG.warning(
+                "the index %s keeps these embeddings so coarsely that it can hardly "
+                "tell them apart, for they are very large, very small, or differ too "
+                "little for their size; choose the index flat, or scale the inputs",
+                self.kind,
+            )
 
+
+_FEWEST_CHECKED, _MOST_CHECKED = 16, 1024
+"""So many vectors tell whether an index is too coarse for them."""
+_LARGEST_ERROR = 0.5
+"""Of a code, squared, relative to how far a vector is from the middle of all: 0.2 to
+0.4 with product quantisation of embeddings, less than 0.001 with the other kinds."""
 _LARGEST = 1e15
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
@@ -396,6 +434,11 @@ class _SlotTable:
 _OUTGROWN_AFTER = 3
 """An index learns anew when that many times its sample was added: it has then grown
 fourfold, or been replaced three times."""
+_FAR_OUTSIDE = 4.0
+"""Squared error of a code, relative to the mean squared distance from the middle of
+what was learnt, from which on it says nothing of where a vector is."""
+_MOST_OUTSIDE = 64
+"""Or when vectors far outside of what it learnt are a 64th of its sample."""
 
 
 class CodesIndex(VectorIndex):
@@ -412,6 +455,7 @@ class CodesIndex(VectorIndex):
         super().__init__(content)
         self._held = [self._index]  # all that has a code for each slot
         self._settings = settings
+        self._num_outside = 0  # vectors far from all that it learnt
         self.keeps_vectors = False
         self.forgets = settings.num_needed == 0
         if isinstance(settings, ProductSettings):
@@ -448,17 +492,42 @@ class CodesIndex(VectorIndex):
         """Whether there now are enough vectors to learn from, or many new ones."""
         if not self.has_learnt:
             return len(self) >= self._settings.num_needed
-        return not self.forgets and (
-            self._num_since >= _OUTGROWN_AFTER * self._num_sample
-        )
+        if self.forgets:
+            return False
+        has_grown = self._num_since >= _OUTGROWN_AFTER * self._num_sample
+        return has_grown or self._num_outside * _MOST_OUTSIDE >= self._num_sample
 
     def add(self, ids: Ids, vectors: Vectors) -> None:
         """Add ``vectors`` (m, p) under ``ids`` (m,)."""
         use_one_thread()
         codes = self._settings.encodable(vectors) if self.has_learnt else vectors
+        if self._num_sample > 0:
+            self._note_outside(vectors)
         self._index.add(codes)
+        if self.forgets:
+            self._settings.warn_if_coarse(self._index, vectors)
         self._table.append(ids)
         self._num_since += len(ids)
+
+    def _note_outside(self, vectors: Vectors) -> None:
+        """Count vectors (m, p) whose codes are farther off than what it learnt is wide.
+
+        They are not found at their place until the index learns anew.
+        """
+        learnt = self._index.sa_decode(_code_rows(self._index)[:ROWS_AT_ONCE])
+        width = np.square(learnt - np.mean(learnt, axis=0, dtype=np.float64))
+        kept = self._index.sa_decode(self._index.sa_encode(_learnable(vectors)))
+        errors = np.square(vectors.astype(np.float64) - kept).sum(axis=1)
+        outside = int((errors > _FAR_OUTSIDE * width.sum(axis=1).mean()).sum())
+        if outside and not self._num_outside:
+            _LOG.warning(
+                "%d embeddings are far from all that the index %s learnt from; it "
+                "places them wrongly until it has learnt anew, from more of them or "
+                "by knnper store compact",
+                outside,
+                self._settings.kind,
+            )
+        self._num_outside += outside
 
     def remove(self, ids: Ids) -> None:
         """Overwrite the codes of ``ids`` (m,)."""
@@ -614,8 +683,8 @@ class FlatSettings(KindSettings):
 class HalfSettings(LossySettings):
     """Numbers in half precision, in 2 p bytes a vector.
 
-    Half precision keeps 11 bits of a number and ends at 65504, where larger ones are
-    cut. On 50,000 embeddings of CIFAR-10 (p = 512) recall@10 is 0.999.
+    Half precision keeps 11 bits of a number and ends at 65504: larger ones are refused.
+    On 50,000 embeddings of CIFAR-10 (p = 512) recall@10 is 0.999.
     """
 
     name: Literal["fp16"] = "fp16"
@@ -623,6 +692,17 @@ class HalfSettings(LossySettings):
     def fresh(self, dim: int) -> faiss.Index:
         """See `KindSettings`."""
         return faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_fp16)
+
+    def require_range(self, vectors: Vectors) -> None:
+        """See `KindSettings`."""
+        beyond = np.abs(vectors) > _LARGEST_HALF
+        if beyond.any():
+            row = int(beyond.any(axis=1).argmax())
+            raise DataError(
+                f"embeddings: found a number in row {row} that the index fp16 cannot "
+                f"hold, expected numbers from {-_LARGEST_HALF:g} to "
+                f"{_LARGEST_HALF:g}; choose the index flat or sq8, or scale the inputs"
+            )
 
     def encodable(self, vectors: Vectors) -> Vectors:
         """Return them cut to what half precision can say."""
