@@ -2,10 +2,12 @@
 
 import copy
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from numbers import Real
+from operator import index
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,10 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
 
 from knnper.datastore.examples import NewExamples, Selection, StoreSpec
@@ -28,6 +32,20 @@ from knnper.datastore.memory import (
     evenly_spread,
     fill_and_tune,
     left_out_evidence,
+)
+from knnper.datastore.memory_inputs import (
+    as_array,
+    as_labels,
+    as_tensor,
+    batches_of,
+    coarse_columns,
+    listed_names,
+    loader_of,
+    middle_values,
+    require_numbers,
+    require_predictable,
+    require_stored_order,
+    with_column_names,
 )
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import (
@@ -59,7 +77,7 @@ from knnper.experiment import parse_settings
 from knnper.files import read_document, write_atomically
 
 Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]
-"""n inputs, or a data set or loader of pairs of an input and a label."""
+"""n inputs, or a data set or loader of inputs and labels, as pairs or as mappings."""
 MOST_LEFT_OUT = 2000
 """Examples that λ is chosen on by leave-one-out; each is compared with all others."""
 NO_MODEL = "none"
@@ -107,6 +125,8 @@ class _Saved:
     dtype: str  # of ``classes_``
     batch_size: int
     num_features: int | None  # of an input; None with a model
+    feature_names: tuple[str, ...] | None = None  # None where `fit` was given none
+    origin: tuple[float, ...] | None = None  # see `LocalMemory._as_rows`
     format: int = 1
 
 
@@ -117,8 +137,15 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     the data that it is given. It follows scikit-learn: `fit`, `predict`,
     `predict_proba`, `score`, `get_params`, `clone`, pipelines and grid searches.
 
-    Inputs are arrays, tensors, a torch ``Dataset`` or a ``DataLoader``. The last two
-    give the labels, too: leave ``y`` out.
+    Inputs are arrays, tables, tensors, a data set (of torch or Hugging Face) or a
+    ``DataLoader``. The last two give the labels, too: leave ``y`` out. Their batches
+    are pairs of inputs and labels, or mappings such as ``{"img": ..., "label": ...}``.
+    What belongs to inputs by position, such as names, needs a loader that does not
+    shuffle, and so does `predict`. Columns of tables must have the names, and the
+    order, that they had in `fit`.
+
+    Without a model, a column whose values are too large for float32 to tell apart, such
+    as times since 1970, is stored relative to one of its values; no distance changes.
 
     Parameters
     ----------
@@ -151,6 +178,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The `Store` of what is remembered.
     n_features_in_
         Numbers in an input; without a model only.
+    feature_names_in_
+        Names of the columns, where `fit` was given a table.
 
     Raises
     ------
@@ -167,6 +196,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     classes_: NDArray[Any]
     store_: Store
     model_: nn.Module | None  # the copy; an `EmbeddingModel` once it has run
+    _origin: NDArray[np.float64] | None = None  # (p,), see above; None is 0
     _fitted: KnnSettings  # the parameters as they were
     _choice: TunedParameters
     _folder: Path | None  # that `load` opened
@@ -235,7 +265,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         if not hasattr(self, "store_"):
             return self._filled((X, y, names), (None, None, None), classes)
-        self.store_.add(self._examples(*self._represented(X, y, is_first=False), names))
+        embeddings, labels = self._represented(X, y, names, is_first=False)
+        self.store_.add(self._examples(embeddings, labels, names))
         return self
 
     def tune(self) -> Self:
@@ -263,7 +294,32 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Inputs) -> NDArray[np.float32]:
         """Return λ p_kNN + (1 - λ) p_model, float32 of shape (n, c)."""
         check_is_fitted(self)
-        return self._predictor()(X).numpy()  # type: ignore[arg-type]
+        return self._predictor()(self._queried(X)).numpy()
+
+    def score(
+        self,
+        X: Inputs,
+        y: ArrayLike | Tensor | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> float:
+        """Return the accuracy on inputs and their labels.
+
+        A data set or loader gives the labels, too: leave ``y`` out. It may shuffle,
+        but not with ``y`` or ``sample_weight``.
+        """
+        check_is_fitted(self)
+        require_stored_order(X, y=y, sample_weight=sample_weight)
+        inputs, own_labels = self._read(X)
+        labels = self._one_source(own_labels, y)
+        if labels is None:
+            raise ValueError(
+                "y: found none, expected a label for each input; give them as y, or a "
+                "data set of inputs and labels"
+            )
+        probabilities = self._predictor()(self._checked_queries(inputs)).numpy()
+        predicted = self.classes_[probabilities.argmax(axis=1)]
+        score: float = accuracy_score(labels, predicted, sample_weight=sample_weight)
+        return score
 
     def neighbors(self, X: Inputs) -> NeighborTable:
         """Return the remembered examples that each prediction rests on."""
@@ -283,8 +339,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def explain(self, X: Inputs) -> Prediction:
         """Return p_model, p_kNN, λ and their mixture, beside the neighbours."""
         check_is_fitted(self)
-        predictor = self._predictor(Names(self.store_))
-        return predictor.explain(X)  # type: ignore[arg-type]
+        return self._predictor(Names(self.store_)).explain(self._queried(X))
 
     def forget(
         self,
@@ -306,9 +361,9 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"before: expected seconds since 1970 or a datetime, found {before!r}"
             )
         chosen = Selection(
-            ids=None if indices is None else tuple(int(one) + 1 for one in indices),
-            external_ids=None if names is None else tuple(names),
-            labels=None if labels is None else self._encoded(np.asarray(labels)),
+            ids=None if indices is None else tuple(index(one) + 1 for one in indices),
+            external_ids=None if names is None else _known_names(names),
+            labels=None if labels is None else self._encoded(_as_column(labels)),
             arrived_before=before.timestamp()
             if isinstance(before, datetime)
             else before,
@@ -376,6 +431,10 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         memory._fitted, memory._choice = settings, saved.choice
         if saved.num_features is not None:
             memory.n_features_in_ = saved.num_features
+        if saved.feature_names is not None:
+            memory.feature_names_in_ = np.array(saved.feature_names, dtype=object)
+        origin = saved.origin
+        memory._origin = None if origin is None else np.array(origin, np.float64)
         return memory
 
     def close(self) -> None:
@@ -420,10 +479,10 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Become the memory of these inputs, labels and names."""
         settings, self.model_ = self._settings(), _copied(self.model)
         fingerprint = _fingerprint(self.model_)
-        embeddings, labels = self._represented(*train[:2], is_first=True)
+        embeddings, labels = self._represented(*train, is_first=True)
         held_out, their_labels = torch.empty((0, embeddings.shape[1])), np.empty(0)
         if validation[0] is not None:
-            held_out, their_labels = self._represented(*validation[:2], is_first=False)
+            held_out, their_labels = self._represented(*validation, is_first=False)
         known = self._known_classes(classes, embeddings, labels, their_labels)
         require_class_shares(settings.class_prior, len(known))
         self.classes_ = known
@@ -497,7 +556,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         names: Sequence[str | None] | None,
     ) -> NewExamples:
         known = torch.tensor(self._encoded(labels), dtype=torch.int64)
-        named = None if names is None else tuple(names)
+        named = None if names is None else listed_names(names)
         return NewExamples(embeddings, known, None, named)
 
     def _encoded(self, labels: NDArray[Any]) -> tuple[int, ...]:
@@ -512,43 +571,59 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tuple(place_of[one] for one in labels.tolist())
 
     def _represented(
-        self, X: Inputs, y: ArrayLike | Tensor | None, *, is_first: bool
+        self,
+        X: Inputs,
+        y: ArrayLike | Tensor | None,
+        names: Sequence[str | None] | None,
+        *,
+        is_first: bool,
     ) -> tuple[Tensor, NDArray[Any]]:
         """Return the representations (n, p) of examples, and their labels (n,)."""
-        inputs, labels = self._read(X)
-        if labels is None:
-            labels = _on_cpu(y)
-        elif y is not None:
-            raise ValueError(
-                "found labels in the data set and as y, expected one of the two"
-            )
+        require_stored_order(X, y=y, names=names)
+        inputs, own_labels = self._read(X, is_first=is_first)
+        labels = self._one_source(own_labels, y)
         if self.model_ is None:
-            inputs, labels = validate_data(
-                self, inputs, labels, dtype=np.float32, reset=is_first
-            )
-            inputs = torch.from_numpy(inputs)
+            inputs, labels = validate_data(self, inputs, labels, reset=is_first)
+            inputs = self._as_rows(inputs, is_first=is_first)
         elif labels is None:
             raise ValueError(
                 "y: found none, expected a label for each input; give them as y, or a "
-                "data set of pairs of an input and a label"
+                "data set of inputs and labels"
             )
         labels = column_or_1d(labels)
         check_classification_targets(labels)
         check_consistent_length(inputs, labels)
         return inputs, labels
 
-    def _read(self, X: Inputs) -> tuple[Any, NDArray[Any] | None]:
-        """Return representations, or what is to be one, and labels where X has them."""
-        if isinstance(X, Dataset):
-            X = DataLoader(X, self.batch_size)
-        if not isinstance(X, DataLoader):
+    def _one_source(self, own_labels: Any, y: ArrayLike | Tensor | None) -> Any:
+        """Return the labels, which are in the data set or given apart, or None."""
+        if own_labels is not None and y is not None:
+            raise ValueError(
+                "found labels in the data set and as y, expected one of the two"
+            )
+        labels = own_labels if y is None else y
+        return None if labels is None else as_labels(labels)
+
+    def _read(self, X: Inputs, *, is_first: bool = False) -> tuple[Any, Any]:
+        """Return representations, and the labels of a data set or loader.
+
+        Without a model, inputs are as they were given. Labels are None where X has
+        none.
+        """
+        loader = loader_of(X, self.batch_size)
+        if loader is None:
+            X = with_column_names(X)
+            if self.model_ is not None:
+                # Only the names of columns.
+                validate_data(
+                    self, X, reset=is_first, skip_check_array=True, ensure_2d=False
+                )
             return self._embedded(X), None
         inputs, labels = list[Any](), list[Any]()
-        for batch in X:
-            # A pair of inputs and labels, or inputs, alone or as a list of one.
-            given, *rest = batch if isinstance(batch, list | tuple) else (batch,)
+        for given, given_labels in batches_of(loader):
             inputs.append(self._embedded(given))
-            labels += map(_on_cpu, rest[:1])
+            if given_labels is not None:
+                labels.append(as_array(given_labels, "y"))
         if not inputs:
             raise ValueError("found no examples in the data set, expected at least one")
         joined = np.concatenate(inputs) if self.model_ is None else torch.cat(inputs)
@@ -557,19 +632,84 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _embedded(self, inputs: Any) -> Any:
         """Return φ(x) of inputs, float32 (n, p); as they are without a model."""
         if self.model_ is None:
-            return _on_cpu(inputs)
-        if not isinstance(inputs, Tensor):
-            inputs = torch.from_numpy(
-                check_array(inputs, dtype=None, allow_nd=True, ensure_2d=False)
-            )
-        if inputs.dtype == torch.float64:
-            inputs = inputs.float()
-        if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-            raise ValueError("X: found NaN or infinity, expected finite numbers")
+            return as_array(inputs)
+        tensor = self._as_input(inputs)
         if not isinstance(self.model_, EmbeddingModel):
-            sample = torch.cat([inputs[:1], inputs[:1]]).to(self._device)
+            sample = torch.cat([tensor[:1], tensor[:1]]).to(self._device)
             self.model_ = split(self.model_, sample, mend=_NO_HEAD).eval()
-        return self._in_batches(inputs, self.model_.embed)
+        try:
+            return self._in_batches(tensor, self.model_.embed)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"X: the model failed on inputs {tensor.dtype} of shape "
+                f"{tuple(tensor.shape)}; give them as in fit: {error}"
+            ) from error
+
+    def _as_input(self, inputs: Any) -> Tensor:
+        """Return inputs as the model takes them: real numbers in its own precision."""
+        is_table = hasattr(inputs, "columns")
+        if not isinstance(inputs, Tensor) or inputs.dtype in _HARDLY_SUPPORTED:
+            inputs = as_tensor(
+                check_array(
+                    as_array(inputs), dtype="numeric", allow_nd=True, ensure_2d=False
+                )
+            )
+        tensor: Tensor = inputs.detach()
+        if tensor.layout != torch.strided:
+            tensor = tensor.to_dense()
+        tensor = tensor.contiguous()  # the layout shows in the last bits of products
+        is_numbers = is_table or tensor.dtype == torch.bool
+        if not is_numbers and not tensor.is_floating_point():
+            return tensor  # ids of text, or whatever else the model makes of them
+        if tensor.dim() < 2:
+            raise ValueError(
+                f"X: found shape {tuple(tensor.shape)}, expected (n, ...); of a single "
+                "input x, give x[None]"
+            )
+        tensor = tensor.to(self._dtype)
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                "X: found NaN, infinity or a number too large for the model's "
+                f"{tensor.dtype}, expected finite numbers"
+            )
+        return tensor
+
+    def _as_rows(self, inputs: NDArray[Any], *, is_first: bool) -> Tensor:
+        """Return inputs (n, p) without a model as they are stored, in float32.
+
+        The first ones say which columns need an origin. Later ones may be too few to
+        tell how much a column varies.
+        """
+        if not is_first:
+            return as_tensor(self._rounded(inputs))
+        self._origin = None
+        rows = self._rounded(inputs)
+        coarse = coarse_columns(inputs, rows)
+        if coarse.any():
+            self._origin = np.where(coarse, middle_values(inputs), 0.0)
+            rows = self._rounded(inputs)
+            coarse = coarse_columns(inputs - self._origin, rows)
+        if coarse.any():
+            known = getattr(self, "feature_names_in_", np.arange(len(coarse)))
+            columns = ", ".join(map(str, known[coarse]))
+            warnings.warn(
+                f"X: values of the columns {columns} are so large, or so small, and "
+                "differ so little that float32 loses how they differ, and distances "
+                "are wrong; subtract an offset, or scale them, as StandardScaler does",
+                stacklevel=2,
+            )
+        return as_tensor(rows)
+
+    def _rounded(self, inputs: NDArray[Any]) -> NDArray[np.float32]:
+        """Return inputs (n, p) in float32, relative to the origin."""
+        require_numbers(inputs)
+        if self._origin is not None:
+            inputs = inputs.astype(np.float64, copy=False) - self._origin
+        with np.errstate(over="ignore", under="ignore"):
+            rows = inputs.astype(np.float32, copy=False)
+        if not np.isfinite(rows).all():
+            raise ValueError("X: found a number too large for float32; scale them")
+        return rows
 
     def _in_batches(self, inputs: Tensor, function: Callable[[Tensor], Tensor]) -> Any:
         with torch.inference_mode():
@@ -583,9 +723,16 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         first = next(self.model_.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The type of real numbers that the model computes with."""
+        assert self.model_ is not None, "asked where there is a model alone"
+        types = (one.dtype for one in self.model_.parameters())
+        return next((one for one in types if one.is_floating_point), torch.float32)
+
     def _logits(self, embeddings: Tensor) -> Tensor:
         assert isinstance(self.model_, EmbeddingModel), "it has embedded already"
-        logits: Tensor = self._in_batches(embeddings, self.model_.head)
+        logits: Tensor = self._in_batches(embeddings.to(self._dtype), self.model_.head)
         return logits
 
     def _head(self, embeddings: Tensor) -> Tensor:
@@ -602,17 +749,22 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         kernel = self._fitted.kernel
         near = NeighborClassifier(self.store_, k, kernel, scale, names=names)
         weight, prior = self._choice.knn_weight, self._choice.class_prior
-        return KnnPredictor(self._queried, self._head, near, weight, prior)
+        # Queries are representations already.
+        return KnnPredictor(lambda z: z, self._head, near, weight, prior)
 
     def _queried(self, X: Inputs) -> Tensor:
-        inputs, _ = self._read(X)
-        if self.model_ is None:
-            checked = validate_data(self, inputs, dtype=np.float32, reset=False)
-            return torch.from_numpy(checked)
-        return inputs  # type: ignore[no-any-return]
+        """Return the representations (n, p) of inputs in an order that is known."""
+        require_predictable(X)
+        return self._checked_queries(self._read(X)[0])
+
+    def _checked_queries(self, inputs: Any) -> Tensor:
+        if self.model_ is not None:
+            return inputs  # type: ignore[no-any-return]
+        return as_tensor(self._rounded(validate_data(self, inputs, reset=False)))
 
     def _describe(self, folder: Path) -> None:
         """Write all but the store."""
+        names = getattr(self, "feature_names_in_", None)
         saved = _Saved(
             self._fitted,
             self._choice,
@@ -620,6 +772,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.classes_.dtype.str,
             self.batch_size,
             getattr(self, "n_features_in_", None),
+            None if names is None else tuple(names),
+            None if self._origin is None else tuple(self._origin.tolist()),
         )
         content = TypeAdapter(_Saved).dump_json(saved, indent=2)
         write_atomically(folder / DESCRIPTION, content)
@@ -628,9 +782,21 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 _SETTINGS = [one.name for one in fields(KnnSettings)]
 
 
-def _on_cpu(values: Any) -> Any:
-    """Return tensors as arrays, and all else as it is."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+_HARDLY_SUPPORTED = (torch.uint16, torch.uint32, torch.uint64, torch.bfloat16)
+"""Types of tensors that few operations take, or that an array cannot have."""
+
+
+def _known_names(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in listed_names(names) if name is not None)
+
+
+def _as_column(labels: Sequence[Any]) -> NDArray[Any]:
+    if isinstance(labels, str | bytes):
+        raise ValueError(
+            f"labels: found {labels!r}, expected a sequence of labels; put it into a "
+            "list"
+        )
+    return np.asarray(labels)
 
 
 def _copied(model: nn.Module | None) -> nn.Module | None:
@@ -641,7 +807,55 @@ def _copied(model: nn.Module | None) -> nn.Module | None:
         found = type(model).__name__
         message = f"found a {found}, expected a torch.nn.Module, or None"
         raise ConfigError([Problem("model", message)], _OURS)
-    return copy.deepcopy(model).eval()
+    network = _unwrapped(model)
+    if reason := _unusable(network):
+        raise ConfigError([Problem("model", reason)], _OURS)
+    # Tensors that a forward pass left in the network, as the former weight_norm does,
+    # belong to a graph and cannot be copied with it.
+    left = (value for one in network.modules() for value in vars(one).values())
+    known = {
+        id(value): value.detach().clone()
+        for value in left
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    copied: nn.Module = copy.deepcopy(network, known)
+    return copied.eval()
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network inside of torch.compile's and DataParallel's wrappers."""
+    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    while isinstance(model, parallel) or hasattr(model, "_orig_mod"):
+        name = "module" if isinstance(model, parallel) else "_orig_mod"
+        model = model.get_submodule(name)
+    return model
+
+
+def _unusable(network: nn.Module) -> str:
+    """Return why a network cannot be the model of a memory; empty if it can."""
+    instead = "give the network that it was made from"
+    for path, module in network.named_modules():
+        is_scripted = isinstance(module, torch.jit.ScriptModule)
+        if is_scripted and not isinstance(network, EmbeddingModel):
+            where = f" as its layer {path!r}" if path else ""
+            return (
+                f"found a {type(module).__name__}{where}, inside of which no layer can "
+                f"be found; {instead}"
+            )
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    lazy = next((name for name, tensor in tensors if is_lazy(tensor)), None)
+    if lazy is not None:
+        return (
+            f"found the parameter {lazy!r} of a lazy layer, which has no shape yet; "
+            "run the network once on an input before"
+        )
+    for name, value in network.state_dict().items():
+        if not isinstance(value, Tensor) or value.is_quantized:
+            return (
+                f"found {name!r}, which is no tensor of numbers, as quantised layers "
+                f"have; {instead}"
+            )
+    return ""
 
 
 def _fingerprint(model: nn.Module | None) -> str:
