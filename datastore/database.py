@@ -609,7 +609,6 @@ def _read(
 
     Their type and shape are those of ``empty``, shape (0, ...).
     """
-    found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
     order = np.argsort(ids)
     rows = connection.execute(
         f"SELECT id, label, {_column_of(table)}, {table}.checksum FROM {table} "
@@ -624,13 +623,16 @@ def _read(
             f"table {table} lacks examples {missing[:10]}; run `knnper store verify`"
         )
     row_bytes = empty.dtype.itemsize * math.prod(empty.shape[1:])
-    for position, row in zip(order.tolist(), rows, strict=True):
+    for row in rows:
         if not is_intact(table, row) or len(row[2]) != row_bytes:
             raise StoreDamagedError(
                 f"example {row[0]} in table {table} is not what was written; restore "
                 "the folder from a backup, or delete the example: knnper store delete "
                 f"FOLDER --id {row[0]}"
             )
+    # The rows are as long as the store says: it may have come from somebody else.
+    found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
+    for position, row in zip(order.tolist(), rows, strict=True):
         content = np.frombuffer(row[2], empty.dtype)
         found[position] = content.reshape(empty.shape[1:])
     return found

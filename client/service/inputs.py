@@ -8,6 +8,7 @@ import io
 import itertools
 import math
 import time
+import tokenize
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -249,7 +250,10 @@ _MODES = {1: "L", 3: "RGB"}
 # A progressive JPEG has ten scans. Each goes over all pixels, in a few bytes if it says
 # nothing, so that thousands of them fit into a small file.
 _SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
-_NO_HEADER = KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError
+_NO_HEADER = (
+    *(KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError),
+    tokenize.TokenError,
+)
 _NPY_TYPES = {
     "uint8": ("uint8",),
     "float32": ("float32", "float64"),

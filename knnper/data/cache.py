@@ -8,13 +8,16 @@ import math
 import os
 import shutil
 import time
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import IO, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -34,6 +37,18 @@ from knnper.process import import_extra
 from knnper.reasons import Code, SafeReason
 
 Array = NDArray[np.generic]
+_HEADERS: Mapping[tuple[int, int], Callable[..., Any]] = {
+    (1, 0): npy.read_array_header_1_0,
+    (2, 0): npy.read_array_header_2_0,
+}
+_DAMAGE = (
+    *(OSError, ValueError, EOFError, KeyError, RuntimeError, TypeError, SyntaxError),
+    *(MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What NumPy and zipfile raise on files that are damaged, encrypted or no arrays."""
+_LARGE_BYTES, _LARGEST_RATIO = 2**30, 200
+"""An archive that expands to more than a gigabyte, and 200 times its size, is taken for
+one that is made to fill the memory: deflate reaches 1032 times on nothing but zeros."""
 
 
 def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
@@ -45,19 +60,54 @@ def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
             reason=SafeReason(Code.UNREADABLE_FILE),
         )
     try:
+        _require_stated_sizes(path, names)
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in names if name in arrays}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise _unreadable(path, "an archive") from error
 
 
 def load_array(path: Path) -> Array:
     """Return the array in an .npy file; a `DataError` where it is damaged."""
     try:
+        with path.open("rb") as file:
+            _require_stated_size(file, path.stat().st_size)
         found: Array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except _DAMAGE as error:
         raise _unreadable(path, "an array") from error
     return found
+
+
+def _require_stated_sizes(path: Path, names: Collection[str]) -> None:
+    """Refuse arrays whose headers claim what is not there, before memory is taken."""
+    with zipfile.ZipFile(path) as archive:
+        members = [
+            one
+            for one in archive.infolist()
+            if one.filename.removesuffix(".npy") in names
+        ]
+        for one in members:
+            with archive.open(one) as file:
+                _require_stated_size(file, one.file_size)
+    num_bytes = sum(one.file_size for one in members)
+    if num_bytes > max(_LARGE_BYTES, _LARGEST_RATIO * path.stat().st_size):
+        raise DataError(
+            f"{path} expands to {num_bytes / 1e9:.1f} GB, more than {_LARGEST_RATIO} "
+            "times its size, and is not read; save its arrays with numpy.savez, "
+            "without compression, if that is right"
+        )
+
+
+def _require_stated_size(file: IO[bytes], num_bytes: int) -> None:
+    """Refuse an .npy file of so many bytes whose header claims another size."""
+    shape, _, dtype = _HEADERS[npy.read_magic(file)](file)
+    # A shape may be negative.
+    stated = math.prod(shape) * dtype.itemsize if min(shape, default=0) >= 0 else -1
+    if not dtype.hasobject and stated != num_bytes - file.tell():
+        raise ValueError(
+            f"expected {stated} bytes of an array of shape {shape}, found "
+            f"{num_bytes - file.tell()}"
+        )
 
 
 def _unreadable(path: Path, what: str) -> DataError:

@@ -364,6 +364,7 @@ NO_INPUTS: list[tuple[str, bytes, int, str]] = [
     (JSON, b'{"inputs": [' + 1000 * b"0," + b"0]}", 413, "values"),
     (JSON, b'{"inputs": [' + 1000 * b'"",' + b"0]}", 413, "values"),
     (NPY, b"hello", 400, "numpy.save"),
+    (NPY, b"\x93NUMPY\x01\x00\x02\x00(\n", 400, "numpy.save"),
     (NPY, npy(DIGIT)[:-1], 400, "cut short"),
     (NPY, npy(DIGIT) + b"x", 400, "more follows"),
     (NPY, npy(DIGIT.astype(np.int64)), 422, "uint8"),
