@@ -20,7 +20,15 @@ from knnper.datastore.prediction import ClassPrior, KernelName
 from knnper.datastore.store import read_identity
 from knnper.datastore.tuning import EvidenceKind
 from knnper.errors import KnnPerError
-from knnper.files import FileLock, make_private, sync_to_disc, write_atomically
+from knnper.files import (
+    FileLock,
+    ForeignFileError,
+    make_private,
+    read_plain,
+    require_plain,
+    sync_to_disc,
+    write_atomically,
+)
 from knnper.reasons import Code, SafeReason
 
 
@@ -30,6 +38,9 @@ class SiteStateError(KnnPerError):
     reasons = (SafeReason(Code.UNUSABLE_STATE),)
 
 
+MAY_BE_LINKS = ("store", "cache", "flwr", "token")
+"""Entries of a state folder that its owner may have put elsewhere; a store's own folder
+is looked at when it is opened."""
 _Identity = dict[str, str | None]
 _IDENTITY = TypeAdapter(_Identity)
 
@@ -70,6 +81,8 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
             wanted = {"name": name, "key_sha256": known.get("key_sha256") or key_sha256}
             if wanted != known:
                 write_atomically(places.identity, json.dumps(wanted))
+    except ForeignFileError:
+        raise
     except OSError as error:
         raise SiteStateError(
             f"{places.folder} cannot be written ({error}); give this user the right to "
@@ -79,10 +92,11 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
 
 def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
     """Return whose folder it is; refuse another client's. Nothing is written."""
+    require_plain(places.folder, but=MAY_BE_LINKS)
     known: _Identity = {}
     with contextlib.suppress(FileNotFoundError):
         try:
-            known = _IDENTITY.validate_json(places.identity.read_bytes())
+            known = _IDENTITY.validate_json(read_plain(places.identity))
         except ValidationError as error:
             mend = f"remove it if {places.folder} is this client's"
             raise SiteStateError(f"{places.identity} is damaged; {mend}") from error
@@ -112,7 +126,7 @@ class Offered:
         self._store_id = read_identity(places.store).store_id
         self._digests: set[str] = set()
         try:
-            document = json.loads(self._path.read_text(encoding="utf-8"))
+            document = json.loads(read_plain(self._path))
             # Of a store that was removed nothing is remembered.
             if document["store"] == self._store_id:
                 self._digests = set(document["names"])
@@ -218,7 +232,7 @@ _SERVING = TypeAdapter(Serving)
 def read_serving(path: Path) -> Serving | None:
     """Return what the file says; None without a file."""
     try:
-        return _SERVING.validate_json(path.read_bytes())
+        return _SERVING.validate_json(read_plain(path))
     except FileNotFoundError:
         return None
     except ValidationError as error:

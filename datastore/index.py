@@ -1,5 +1,6 @@
 """The kinds of index that a store can be given, on FAISS: settings, contents, files."""
 
+import contextlib
 import logging
 import math
 import os
@@ -7,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Literal, NamedTuple, get_args
+from typing import IO, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import faiss
 import numpy as np
@@ -17,6 +18,7 @@ from pydantic import Field
 from knnper.datastore.examples import ExamplesMissingError, Ids, StoreDamagedError
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import NonNegativeInt, PositiveInt, Settings
+from knnper.files import open_plain
 
 _LOG = logging.getLogger(__name__)
 Vectors = NDArray[np.float32]
@@ -143,7 +145,7 @@ def _read_index_file(path: Path) -> IndexFile:
     """Return what `IndexFile.write` wrote."""
     use_one_thread()
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             mark, num_slots, num_sample, num_since = _numbers(file, 4).tolist()
             if mark != _MARK:
                 raise ValueError(
@@ -151,7 +153,8 @@ def _read_index_file(path: Path) -> IndexFile:
                 )
             ids = _numbers(file, num_slots)
             reader = faiss.PyCallbackIOReader(file.read, _BYTES_AT_ONCE)
-            index = faiss.read_index(reader)
+            with _vectors_of_at_most(os.fstat(file.fileno()).st_size):
+                index = faiss.read_index(reader)
             if file.read(1):
                 raise ValueError("expected its end after the index, found more")
     except (OSError, ValueError, RuntimeError, MemoryError) as error:
@@ -162,7 +165,21 @@ def _read_index_file(path: Path) -> IndexFile:
     return IndexFile(index, ids, num_sample, num_since)
 
 
-def _numbers(file: BinaryIO, count: int) -> Ids:
+@contextlib.contextmanager
+def _vectors_of_at_most(num_bytes: int) -> Iterator[None]:
+    """Let FAISS take no more memory for what it reads than the file has."""
+    if not hasattr(faiss, "set_deserialization_vector_byte_limit"):
+        yield  # Earlier versions believe what a file claims.
+        return
+    before = faiss.get_deserialization_vector_byte_limit()
+    faiss.set_deserialization_vector_byte_limit(num_bytes)
+    try:
+        yield
+    finally:
+        faiss.set_deserialization_vector_byte_limit(before)
+
+
+def _numbers(file: IO[bytes], count: int) -> Ids:
     size = count * _HEADER.itemsize
     left = os.fstat(file.fileno()).st_size - file.tell()
     if not 0 <= size <= left:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import IO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from knnper.datastore.database import (
     row_checksum,
 )
 from knnper.datastore.examples import StoreBusyError, StoreDamagedError, StoreError
-from knnper.files import FileLock, LockHeldError
+from knnper.files import FileLock, LockHeldError, open_plain
 
 _FRAME = FRAME_HEADER + PAGE_BYTES
 _MARK, _FORMAT = 0x377F0682, 3007000  # The last bit of the mark is the order of bytes.
@@ -51,7 +51,7 @@ def frames(path: Path) -> Iterator[Frame]:
     """Yield the frames of the log in ``path``, sound or not; none without a file."""
     if not path.is_file():
         return
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         salts, order, before = _beginning(file)
         number = 0
         while len(read := file.read(_FRAME)) == _FRAME:
@@ -81,7 +81,7 @@ def damage(path: Path) -> str | None:
             num_ends += frame.num_pages > 0
     where = f"frame {first} of {num_frames}"
     if num_ends:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             if _beginning(file)[2] is None:
                 where, num_acknowledged = "its header", num_ends
     if not num_acknowledged:
@@ -89,7 +89,7 @@ def damage(path: Path) -> str | None:
     return f"its log is damaged at {where}, and {num_ends} transactions are not read"
 
 
-def _beginning(file: BinaryIO) -> tuple[Pair, str, Pair | None]:
+def _beginning(file: IO[bytes]) -> tuple[Pair, str, Pair | None]:
     """Return salts, order of bytes and checksum of a log's header; None if damaged."""
     head = file.read(LOG_HEADER)
     for mark, order in ((_MARK, "<"), (_MARK + 1, ">")):
@@ -160,7 +160,7 @@ class Acknowledged:
         path = folder / ACKNOWLEDGED
         for _ in range(_ATTEMPTS if path.is_file() else 0):
             try:
-                with path.open("rb") as file:
+                with open_plain(path) as file:
                     content = file.read(_NUM_BYTES + 1)
                 found = json.loads(content)
                 del found["checksum"]
@@ -169,7 +169,8 @@ class Acknowledged:
                 if acknowledged.encoded() == content:
                     return acknowledged
             except OSError as error:
-                raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+                reason = error.strerror or error
+                raise StoreError(f"{path} cannot be read: {reason}") from error
             except (ValueError, LookupError, TypeError, AttributeError):
                 pass
             time.sleep(_PAUSE_S)
@@ -191,12 +192,12 @@ class Witness:
     """The witness's file, open for the one process that writes."""
 
     def __init__(self, folder: Path) -> None:
-        self._descriptor = os.open(folder / ACKNOWLEDGED, os.O_WRONLY | os.O_CLOEXEC)
+        self._file = open_plain(folder / ACKNOWLEDGED, "r+b")
 
     def write(self, row: StoreRow) -> None:
         """Note a state that is on disk."""
         try:
-            os.pwrite(self._descriptor, Acknowledged.of(row).encoded(), 0)
+            os.pwrite(self._file.fileno(), Acknowledged.of(row).encoded(), 0)
         except OSError as error:
             # The change itself is done; an older number only says less.
             logging.getLogger(__name__).warning(
@@ -206,9 +207,9 @@ class Witness:
     def close(self) -> None:
         """Bring it to disk, and close it."""
         try:
-            os.fsync(self._descriptor)
+            os.fsync(self._file.fileno())
         finally:
-            os.close(self._descriptor)
+            self._file.close()
 
 
 def writer_lock(path: Path) -> FileLock:

@@ -74,7 +74,7 @@ from knnper.datastore.tuning import (
 from knnper.embedding_model import EmbeddingModel, split
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import parse_settings
-from knnper.files import read_document, write_atomically
+from knnper.files import read_document, require_plain, write_atomically
 
 Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]
 """n inputs, or a data set or loader of inputs and labels, as pairs or as mappings."""
@@ -408,6 +408,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             If another process has it open.
         """
         folder = Path(path)
+        require_plain(folder)
         mend = "save the memory again, or bring the folder back from a backup"
         saved = read_document(_Saved, folder / DESCRIPTION, mend)
         if saved is None:

@@ -13,8 +13,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import faiss
@@ -43,7 +44,7 @@ from knnper.datastore.index import (
     VectorIndex,
     Vectors,
 )
-from knnper.files import sync_to_disc, write_atomically
+from knnper.files import open_plain, read_plain, sync_to_disc, write_atomically
 
 _LOG = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
@@ -129,7 +130,7 @@ class IndexCache:
     def manifest(self) -> dict[str, Any]:
         """Return what was noted when the index was saved."""
         try:
-            found = json.loads((self.folder / MANIFEST).read_bytes())
+            found = json.loads(read_plain(self.folder / MANIFEST))
         except RecursionError as error:
             raise ValueError("it is no JSON of a few levels") from error
         if not isinstance(found, dict):
@@ -160,8 +161,8 @@ def _identity(
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_plain(path) as file:
+        return hashlib.file_digest(cast("BufferedReader", file), "sha256").hexdigest()
 
 
 QUERIES_AT_ONCE = 16

@@ -57,7 +57,7 @@ from knnper.datastore.journal import (
 from knnper.datastore.policy import StoreSettings, forget, policy_of, require_settings
 from knnper.datastore.search import IndexCache, LiveView
 from knnper.errors import DataError
-from knnper.files import lock_holder, whole_folder, write_atomically
+from knnper.files import lock_holder, require_plain, whole_folder, write_atomically
 from knnper.seeding import RandomKey
 
 LATEST_ARRIVAL = 253_402_300_800.0
@@ -714,6 +714,11 @@ def identity_of(row: StoreRow) -> Identity:
             "the store's classes and settings cannot be understood; open it with the "
             "version of this software that wrote it"
         ) from error
+    if len(row.stream_state.num_seen) != spec.num_classes:
+        raise StoreDamagedError(
+            f"the store says that it has {spec.num_classes} classes, but has seen "
+            f"examples of {len(row.stream_state.num_seen)}; restore it from a backup"
+        )
     return Identity(row.store_id, row.created, spec, settings)
 
 
@@ -738,7 +743,11 @@ def _log_damage(folder: Path, *, writable: bool) -> str | None:
 
 
 def require_database(folder: Path) -> None:
-    """Refuse a folder without a store."""
+    """Refuse a folder without a store, or with what may lead out of it."""
+    try:
+        require_plain(folder)
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be opened: {error}") from error
     if not (folder / DATABASE).is_file():
         raise StoreError(
             f"{folder} holds no store: {DATABASE} is missing. Give the folder that was "

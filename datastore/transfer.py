@@ -75,8 +75,6 @@ def open_source(
         raise DataError(
             f"{path}: there is no such file or folder (it {reason}); give {LAYOUT}"
         )
-    elif not path.is_file():
-        raise DataError(f"{path}: found no file and no folder; give {LAYOUT}")
     elif path.suffix == ".npz":
         count = len(class_names) if num_classes is None else num_classes
         found = _array_source(path, image_shape, class_names, count)

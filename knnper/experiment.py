@@ -32,6 +32,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from knnper.errors import ConfigError, OwnCodeError, Problem
+from knnper.files import read_file
 from knnper.reasons import Code, SafeReason
 
 _PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -907,7 +908,7 @@ def read_yaml(path: Path, missing: str = "expected the path of a YAML file") -> 
     """Return the value of the YAML file at ``path``; say ``missing`` without one."""
     source = str(path)
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"), source)
+        return parse_yaml(read_file(path).decode("utf-8"), source)
     except FileNotFoundError as error:
         message = f"there is no such file; {missing}"
         raise ConfigError([Problem(source, message)], source) from error

@@ -1,6 +1,7 @@
-"""Files that are whole or not there, and locks between processes."""
+"""Files that are whole or not there, locks, and folders that others may have made."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -8,7 +9,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -16,13 +17,129 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
 
-from knnper.errors import RunError
+from knnper.errors import KnnPerError, RunError
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 UNFINISHED = ".unfinished"
 """How the name of a folder ends that is being made, or was when a process died."""
+
+
+class ForeignFileError(KnnPerError, OSError):
+    """A link, pipe, socket or device is where a file or a folder is expected."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An OSError takes its arguments in __init__, which `KnnPerError` leaves out.
+        return type(self), self.args, vars(self)
+
+
+_KINDS: Mapping[Callable[[int], bool], str] = {
+    stat.S_ISLNK: "a link",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+"""What a file may be that is neither a regular one nor a folder."""
+
+
+def require_plain(folder: Path, *, but: Collection[str] = ()) -> None:
+    """Refuse links, pipes, sockets and devices anywhere in a folder.
+
+    Somebody else may have made the folder: what is written or deleted behind a link
+    would be another file, and a pipe would block for ever. The folder itself may be
+    reached by a link, and so may its entries ``but``, which are not looked at.
+    """
+    for entry in _entries(folder):
+        if entry.name not in but:
+            _require_plain_entry(entry)
+
+
+def _require_plain_entry(entry: "os.DirEntry[str]") -> None:
+    if entry.is_dir(follow_symlinks=False):
+        for inner in _entries(entry.path):
+            _require_plain_entry(inner)
+    elif not entry.is_file(follow_symlinks=False):
+        kind = _kind_of(entry.path)
+        if kind is not None:
+            raise ForeignFileError(_refusal(entry.path, kind))
+
+
+def _entries(folder: str | Path) -> "list[os.DirEntry[str]]":
+    # Another process may remove it meanwhile; the root of a volume has folders that
+    # are the system's alone.
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, PermissionError):
+        return []
+
+
+def _kind_of(path: str | Path) -> str | None:
+    """Return what a path is that is no file and no folder; None of any other."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return None
+    return next((kind for is_one, kind in _KINDS.items() if is_one(mode)), None)
+
+
+def _refusal(path: str | Path, kind: str) -> str:
+    return (
+        f"{path} is {kind}, expected a regular file or a folder: in a folder from "
+        "elsewhere a link or a pipe can lead to any other file. Remove it, or replace "
+        "it by a copy of what it stands for"
+    )
+
+
+def open_plain(path: Path, mode: str = "rb") -> IO[bytes]:
+    """Open a regular file as ``open`` does; refuse links, and wait for no pipe."""
+    opened: IO[bytes] = open(path, mode, opener=_open_plain)  # noqa: SIM115 (the caller's)
+    return opened
+
+
+def _open_plain(path: str, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        kind = _kind_of(path)
+        if error.errno in (errno.ELOOP, errno.ENXIO) and kind is not None:
+            raise ForeignFileError(_refusal(path, kind)) from error
+        raise
+    return _require_regular(descriptor, path)
+
+
+def _require_regular(descriptor: int, path: str | Path) -> int:
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    kind = next(kind for is_one, kind in _KINDS.items() if is_one(mode))
+    raise ForeignFileError(_refusal(path, kind))
+
+
+def read_plain(path: Path) -> bytes:
+    """Return the content of a file; see `open_plain`."""
+    with open_plain(path) as file:
+        return file.read()
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file that its owner may have linked; wait for no pipe.
+
+    But for one that a shell has opened for us, as in ``knnper simulate <(...)``.
+    """
+    if path.parts[:2] in (("/", "dev"), ("/", "proc")):
+        return path.read_bytes()
+
+    def opener(name: str, flags: int) -> int:
+        return _require_regular(os.open(name, flags | os.O_NONBLOCK), name)
+
+    with open(path, "rb", opener=opener) as file:
+        return file.read()
 
 
 def read_if_sound(entry: Path, read: Callable[[Path], T]) -> T | None:
@@ -53,7 +170,7 @@ def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
 def read_document(kind: type[T], path: Path, mend: str) -> T | None:
     """Return the dataclass that a file of JSON holds; None without the file."""
     try:
-        found: T = TypeAdapter(kind).validate_json(path.read_bytes())
+        found: T = TypeAdapter(kind).validate_json(read_plain(path))
     except FileNotFoundError:
         return None
     except ValidationError as error:
@@ -80,7 +197,7 @@ class FileLock:
     # holder, and needs the right to write only to know whether it is held.
 
     def __init__(self, path: Path, *, wait: bool = False) -> None:
-        self._file = path.open("a+b")
+        self._file = open_plain(path, "a+b")
         self._process = os.getpid()
         if wait:
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -124,7 +241,7 @@ def lock_holder(path: Path) -> str | None:
     """
     if not path.is_file():
         return None
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -157,8 +274,11 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
     As with `write_atomically`; after an error in the block nothing has changed.
     """
     draft = draft_of(path)
+    # What is there, such as the draft of a kill, or a link, is not written to.
+    with contextlib.suppress(FileNotFoundError):
+        draft.unlink()
     try:
-        with draft.open("wb") as file:
+        with draft.open("xb") as file:
             yield file
         sync_to_disc(draft)
         draft.replace(path)
@@ -198,9 +318,9 @@ class JsonLines:
     def append(self, *records: Mapping[str, Any]) -> None:
         """Write more lines; on return they are on disk."""
         lines = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-        with self.path.open("ab") as file:
+        with open_plain(self.path, "ab") as file:
             if self._ends_torn():
-                file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+                file.truncate(read_plain(self.path).rfind(b"\n") + 1)
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
@@ -214,7 +334,7 @@ class JsonLines:
         if not self.path.exists():
             return
         place = 0
-        with self.path.open("rb") as file:
+        with open_plain(self.path) as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     return
@@ -227,7 +347,7 @@ class JsonLines:
         write_atomically(self.path, text)
 
     def _ends_torn(self) -> bool:
-        with self.path.open("rb") as file:
+        with open_plain(self.path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(size - 1, 0))
             return file.read(1) not in (b"", b"\n")

@@ -167,6 +167,20 @@ def narrower(choice: Choice[Settings], ratio: float) -> Choice[Settings]:
     return replace(choice, settings=changed, here=None)
 
 
+def network_size(choice: Choice[Settings], spec: InputSpec) -> int | None:
+    """Return how many real numbers a network of ours has; it takes no memory yet.
+
+    None for networks of users and of libraries.
+    """
+    settings, kind = choice.here or choice.settings, MODELS.get(choice.name)
+    if kind is None or issubclass(kind, Pretrained):
+        return None
+    with torch.device("meta"):
+        module = kind(settings, spec)
+    tensors = (*module.parameters(), *module.buffers())
+    return sum(one.numel() for one in tensors if one.is_floating_point())
+
+
 def build_model(
     choice: Choice[Settings],
     spec: InputSpec,

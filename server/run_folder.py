@@ -44,6 +44,8 @@ from knnper.files import (
     JsonLines,
     LockHeldError,
     draft_of,
+    open_plain,
+    require_plain,
     sync_to_disc,
     write_atomically,
 )
@@ -636,8 +638,8 @@ FIRST_LINE = "# All settings of the run in this folder; written by `knnper simul
 def is_run(path: Path) -> bool:
     """Return whether the folder holds a run that this project began."""
     try:
-        with (path / EXPERIMENT).open(encoding="utf-8", errors="replace") as file:
-            return file.readline() == FIRST_LINE
+        with open_plain(path / EXPERIMENT) as file:
+            return file.readline() == FIRST_LINE.encode()
     except OSError:
         return False
 
@@ -709,6 +711,7 @@ class RunFolder:
                 f"{path} holds no run: {EXPERIMENT} is missing. Give the folder that "
                 "was named by --output, or start the run anew"
             )
+        require_plain(path)
         return cls(path)
 
     def experiment(

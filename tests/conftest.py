@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -34,6 +35,23 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
     """Where processes are started; all of them end with the test."""
     with Commands(tmp_path / "logs") as started:
         yield started
+
+
+DEADLINE_S = 30
+
+
+@pytest.fixture
+def deadline() -> Iterator[None]:
+    """Fail a test that waits for a pipe, instead of waiting with it."""
+
+    def late(*_: object) -> None:
+        raise AssertionError(f"still waiting after {DEADLINE_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(DEADLINE_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

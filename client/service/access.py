@@ -23,7 +23,7 @@ from knnper.client.service.inputs import RequestError, answer
 from knnper.client.state import Places
 from knnper.errors import RunError
 from knnper.experiment import is_name
-from knnper.files import write_atomically
+from knnper.files import read_file, read_plain, write_atomically
 from knnper.transport.credentials import SECRET, permission_problem, write_new
 from knnper.transport.sockets import introduce
 
@@ -100,7 +100,7 @@ def read_tokens(state: Path) -> tuple[Token, ...]:
     """Return the named tokens of a client's state folder, oldest first."""
     path = state / _TOKENS_FILE
     try:
-        return _TOKENS.validate_json(path.read_bytes())
+        return _TOKENS.validate_json(read_plain(path))
     except FileNotFoundError:
         return ()
     except (OSError, ValidationError) as error:
@@ -153,7 +153,10 @@ def read_or_create_owner_token(path: Path) -> str:
     try:
         if not path.exists():
             write_new(path, f"{secrets.token_urlsafe(32)}\n".encode(), SECRET)
-        problem, token = permission_problem(path), path.read_text("ascii").strip()
+        problem, token = (
+            permission_problem(path),
+            read_file(path).decode("ascii").strip(),
+        )
     except (OSError, UnicodeDecodeError) as error:
         mend = "mend it, or remove it to get a new token"
         raise RunError(f"{path} cannot be used: {error}; {mend}") from error

@@ -46,6 +46,7 @@ from knnper.experiment import (
     parse_settings,
     parse_yaml,
 )
+from knnper.files import require_plain
 from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
@@ -449,6 +450,7 @@ def read_task(path: Path) -> SiteTask:
     """Return the task that an exported model's folder, or an experiment, describes."""
     card = path / MODEL_CARD
     if card.is_file():
+        require_plain(path)
         return _of_card(card)
     if not path.is_file():
         raise DataError(

@@ -53,6 +53,22 @@ class SiteTask:
     # For rows of features, what each of them is called, in order; may be empty.
     feature_names: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        require_input_size(self.spec)
+
+
+MOST_NUMBERS = 2**26
+"""In an input: images of 4,700 x 4,700 pixels in colour; 256 MB as float32."""
+
+
+def require_input_size(spec: InputSpec) -> None:
+    """Refuse a shape that no file proves, and for which memory would be taken."""
+    if min(spec.image_shape) < 1 or math.prod(spec.image_shape) > MOST_NUMBERS:
+        raise ValueError(
+            f"found inputs of shape {spec.image_shape}, expected positive numbers "
+            f"whose product is at most {MOST_NUMBERS}"
+        )
+
 
 @dataclass(frozen=True)
 class SitesSettings(Settings):

@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from knnper.errors import CredentialError
+from knnper.files import read_file
 
 _LAST_PORT = 65535
 
@@ -88,11 +89,12 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
 def read_as(path: Path, what: str, parse: Callable[[bytes], T]) -> T:
     """Return what ``parse`` makes of the content of ``path``."""
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except FileNotFoundError as error:
         raise CredentialError(f"there is no file {path}; expected {what}") from error
     except OSError as error:
-        raise CredentialError(f"{path} cannot be read: {error.strerror}") from error
+        reason = error.strerror or error
+        raise CredentialError(f"{path} cannot be read: {reason}") from error
     try:
         return parse(content)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from knnper.errors import CredentialError, RunError
 from knnper.experiment import LARGEST_COUNT, is_name
-from knnper.files import write_atomically
+from knnper.files import read_file, write_atomically
 from knnper.transport.credentials import fingerprint, read_public_key, write_public_key
 
 _SUFFIX = ".pub"
@@ -64,7 +64,7 @@ class AuthorizedFolder:
             file = self._count_file(name)
             if not file.exists():
                 continue
-            text = file.read_text(encoding="utf-8", errors="replace").strip()
+            text = read_file(file).decode(errors="replace").strip()
             if re.fullmatch("[1-9][0-9]{0,15}", text):
                 counts[name] = min(int(text), LARGEST_COUNT)
             else:
@@ -158,7 +158,7 @@ def read_roster(path: Path) -> dict[str, Registered]:
     if not path.exists():
         return {}
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_file(path))
         if document["format"] != _FORMAT:
             raise ValueError(f"format {document['format']!r}, expected {_FORMAT}")
         return {

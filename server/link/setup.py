@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from knnper.errors import CredentialError, RunError
+from knnper.files import write_atomically
 from knnper.server.link.authorized import AuthorizedFolder, require_name
 from knnper.server.settings import read_server
 from knnper.transport.credentials import (
@@ -151,7 +152,7 @@ def found(
         server.write(*_server_files(folder))
     security = _SERVER_INSECURE if insecure else _SERVER_TLS
     text = _SERVER.format(port=port, control_port=control_port, security=security)
-    folder.server_file.write_text(text, encoding="utf-8")
+    write_atomically(folder.server_file, text)
 
 
 def add_client(
@@ -170,7 +171,7 @@ def add_client(
         AuthorizedFolder(folder.authorized).add(name, key.public_key(), num_train)
     place.mkdir(parents=True)
     text = client_yaml(name, server, insecure)
-    (place / "client.yaml").write_text(text, encoding="utf-8")
+    write_atomically(place / "client.yaml", text)
     if not insecure:
         write_node_key(place / f"{name}.key", key)
         authority = read_certificate(folder.server / "ca.crt")

@@ -14,7 +14,7 @@ import httpx
 import uvloop
 
 from knnper.errors import RunError, printable
-from knnper.files import FileLock, LockHeldError
+from knnper.files import FileLock, LockHeldError, require_plain
 from knnper.server.link import superlink as database
 from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
 from knnper.server.link.gateway import Gateway, Meter, Notices
@@ -201,6 +201,7 @@ def run_server(
 ) -> None:
     """Run the server until SIGTERM or SIGINT; leave no process behind."""
     keep_to_owner(settings.state)
+    require_plain(settings.state, but=("flwr", "runs"))
     allow_descriptors(_DESCRIPTORS)
     settings.authorized.mkdir(parents=True, exist_ok=True)
     with _sole_user(settings.state):

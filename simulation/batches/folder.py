@@ -16,7 +16,7 @@ from knnper.data.catalogue import load_data
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.errors import FolderTakenError, RunError
 from knnper.experiment import Experiment
-from knnper.files import draft_of, read_document, write_atomically
+from knnper.files import draft_of, read_document, require_plain, write_atomically
 from knnper.seeding import RandomKey
 from knnper.server.run_folder import LOCK, RunFolder
 from knnper.simulation.partition.split import fingerprint, make_partition
@@ -133,6 +133,7 @@ def _require_no_file(folder: Path) -> None:
 
 def _require_own(folder: Path, identity: Identity) -> None:
     """Refuse a folder that holds another batch or none, but take an empty one."""
+    require_plain(folder)
     mend = "delete the file if the runs are those of this batch"
     found = read_document(Identity, folder / BATCH, mend)
     if found is None:

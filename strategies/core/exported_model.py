@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from knnper.data.examples import InputSpec
-from knnper.data.site_data import SiteTask
+from knnper.data.site_data import SiteTask, require_input_size
 from knnper.datastore.memory import KnnSettings, default_memory
 from knnper.errors import KnnPerError, Problem, RunError
 from knnper.experiment import (
@@ -27,8 +27,8 @@ from knnper.experiment import (
     parse_settings,
     to_document,
 )
-from knnper.files import whole_folder, write_atomically
-from knnper.models import MODELS, OWN_MODEL, located
+from knnper.files import require_plain, whole_folder, write_atomically
+from knnper.models import MODELS, OWN_MODEL, located, network_size
 from knnper.own import CLOSED, Door
 from knnper.process import known_precision, num_threads
 from knnper.reasons import Code, SafeReason
@@ -69,6 +69,9 @@ class ModelCard:
     # what kNN-Per does by default, with leave-one-out for clients with little
     # validation data.
     memory: KnnSettings
+
+    def __post_init__(self) -> None:
+        require_input_size(self.spec)
 
     @property
     def learned(self) -> SiteTask:
@@ -243,6 +246,7 @@ def global_model(
 def model_of_card(stored: StoredModel, architecture: Choice[Settings]) -> GlobalModel:
     """Return the model that a card describes; its own ``architecture``, opened."""
     card, weights = stored.card, stored.weights
+    _require_stated_size(architecture, card.spec, weights)
     task = build_task(
         architecture,
         TrainingSettings(precision=card.precision),
@@ -250,13 +254,37 @@ def model_of_card(stored: StoredModel, architecture: Choice[Settings]) -> Global
         RandomKey(card.seed),
         evaluation_batch_size=card.evaluation_batch_size,
     )
-    expected = (task.model.num_weights,)
-    if tuple(weights.shape) != expected or weights.dtype != torch.float32:
+    _require_weights(weights, task.model.num_weights)
+    return GlobalModel(card, weights, stored.fingerprint, task)
+
+
+MOST_FROZEN = 2**28
+"""Numbers of a network beside those in the file of its weights; 1 GB as float32."""
+
+
+def _require_stated_size(
+    architecture: Choice[Settings], spec: InputSpec, weights: Tensor
+) -> None:
+    """Refuse a card whose network is another than the file's, before it is made."""
+    size = network_size(architecture, spec)
+    if size is None:
+        return
+    if architecture.settings.trained == "all":  # type: ignore[attr-defined]
+        _require_weights(weights, size)
+    elif size > len(weights) + MOST_FROZEN:
         raise ModelError(
-            f"expected weights of shape {expected} and type float32, found "
+            f"the model has {size} numbers, of which its file holds {len(weights)}; "
+            f"expected at most {MOST_FROZEN} more than the file, which are frozen"
+        )
+
+
+def _require_weights(weights: Tensor, count: int) -> None:
+    """Refuse weights of another number or type than a network has."""
+    if tuple(weights.shape) != (count,) or weights.dtype != torch.float32:
+        raise ModelError(
+            f"expected weights of shape {(count,)} and type float32, found "
             f"{tuple(weights.shape)} and {weights.dtype}; they belong to another model"
         )
-    return GlobalModel(card, weights, stored.fingerprint, task)
 
 
 def ends_with_global_model(experiment: Experiment) -> bool:
@@ -341,6 +369,7 @@ def load_model(folder: Path, door: Door = CLOSED) -> GlobalModel:
 
 def read_model(folder: Path) -> StoredModel:
     """Return what the files in ``folder`` hold, verified by its fingerprint."""
+    require_plain(folder)
     card, expected = _card(folder / DESCRIPTION)
     path = folder / WEIGHTS
     try:

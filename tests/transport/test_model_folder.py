@@ -7,7 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from knnper.data.site import read_task
 from knnper.datastore.memory import default_memory
+from knnper.errors import DataError
+from knnper.files import ForeignFileError
 from knnper.strategies.core.exported_model import (
     CARD,
     DESCRIPTION,
@@ -19,6 +22,7 @@ from knnper.strategies.core.exported_model import (
     save_model,
 )
 from tests.client.state.small_site import TASK, queries, small_model
+from tests.foreign_files import PLANTS, make_victim, plant
 
 
 @pytest.fixture
@@ -125,6 +129,65 @@ def test_a_damaged_description_is_refused(folder: Path, content: str) -> None:
     assert not is_model_folder(folder.parent)
     with pytest.raises(ModelError, match=r"holds no model: model.json is missing"):
         load_model(folder.parent)
+
+
+def with_card(folder: Path, **changes: Any) -> None:
+    """Change what the folder says of its model, and seal it as its maker would."""
+    document = json.loads((folder / DESCRIPTION).read_text())
+    for section, values in changes.items():
+        document["card"][section].update(values)
+    (folder / DESCRIPTION).write_text(json.dumps(document))
+    seal(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"spec": {"image_shape": [4096, 4096, 1]}},
+            r"expected weights of shape \(\d+",
+        ),
+        ({"spec": {"num_classes": 10**9}}, r"expected weights of shape \(\d+"),
+        ({"model": {"embedding_dim": 10**9}}, r"expected weights of shape \(\d+"),
+        (
+            {"model": {"embedding_dim": 10**9, "trained": "head"}},
+            "the model has .* numbers, of which its file holds",
+        ),
+    ],
+)
+def test_a_network_is_as_large_as_its_file(
+    folder: Path, changes: dict[str, Any], message: str
+) -> None:
+    with_card(folder, **changes)
+    with pytest.raises(ModelError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("shape", [[10**6, 10**6, 1], [0, 8, 1], [-8, -8, 1]])
+def test_a_shape_for_which_memory_must_not_be_taken_is_refused(
+    folder: Path, shape: list[int]
+) -> None:
+    document = json.loads((folder / DESCRIPTION).read_text())
+    document["card"]["spec"]["image_shape"] = shape
+    (folder / DESCRIPTION).write_text(json.dumps(document))
+    with pytest.raises(ModelError, match="found inputs of shape"):
+        load_model(folder)
+    with pytest.raises(DataError, match="found inputs of shape"):
+        read_task(folder)
+
+
+@pytest.mark.parametrize("kind", PLANTS)
+@pytest.mark.parametrize("entry", [DESCRIPTION, WEIGHTS, "more"])
+@pytest.mark.usefixtures("deadline")
+def test_a_folder_with_something_foreign_is_refused(
+    folder: Path, entry: str, kind: str, tmp_path: Path
+) -> None:
+    plant(kind, folder / entry, make_victim(tmp_path / "victim"))
+    with pytest.raises(ForeignFileError, match=f"{entry} is a "):
+        load_model(folder)
+    if entry != DESCRIPTION:
+        with pytest.raises(ForeignFileError, match=f"{entry} is a "):
+            read_task(folder)
 
 
 HUGE, DEEP = {"name": "huge_net"}, {"name": "tiny_cnn", "depth": 3}
