@@ -630,7 +630,7 @@ def _read(
                 "the folder from a backup, or delete the example: knnper store delete "
                 f"FOLDER --id {row[0]}"
             )
-    # The rows are as long as the store says: it may have come from somebody else.
+    # Memory is taken only now that the rows have the size that the store claims.
     found = np.empty((len(ids), *empty.shape[1:]), dtype=empty.dtype)
     for position, row in zip(order.tolist(), rows, strict=True):
         content = np.frombuffer(row[2], empty.dtype)

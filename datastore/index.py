@@ -254,7 +254,7 @@ class KindSettings(Settings, ABC):
         return IndexFile(index, ids, num_sample)
 
     def warn_if_coarse(self, index: faiss.Index, vectors: Vectors) -> None:
-        """Log that an index can hardly tell apart the last ``vectors`` (n, p) in it."""
+        """Log if codes of ``vectors`` (n, p), the last in an index, are too coarse."""
 
     def index_of(self, content: IndexFile) -> VectorIndex:
         """Return the index with this content."""
@@ -324,15 +324,15 @@ class LossySettings(KindSettings):
         spread = np.median(np.square(some - np.median(some, axis=0)).sum(axis=1))
         if error > _LARGEST_ERROR * spread:
             _LOG.warning(
-                "the index %s keeps these embeddings so coarsely that it can hardly "
-                "tell them apart, for they are very large, very small, or differ too "
-                "little for their size; choose the index flat, or scale the inputs",
+                "the index %s stores these embeddings too coarsely to distinguish "
+                "them: they are very large, very small, or differ little for their "
+                "size; choose the index flat, or scale the inputs",
                 self.kind,
             )
 
 
 _FEWEST_CHECKED, _MOST_CHECKED = 16, 1024
-"""So many vectors tell whether an index is too coarse for them."""
+"""Bounds on the number of vectors that are compared with their codes."""
 _LARGEST_ERROR = 0.5
 """Of a code, squared, relative to how far a vector is from the middle of all: 0.2 to
 0.4 with product quantisation of embeddings, less than 0.001 with the other kinds."""
@@ -452,10 +452,10 @@ _OUTGROWN_AFTER = 3
 """An index learns anew when that many times its sample was added: it has then grown
 fourfold, or been replaced three times."""
 _FAR_OUTSIDE = 4.0
-"""Squared error of a code, relative to the mean squared distance from the middle of
-what was learnt, from which on it says nothing of where a vector is."""
+"""A vector is outside if the squared error of its code is larger than this times the
+mean squared distance of learnt vectors from their mean."""
 _MOST_OUTSIDE = 64
-"""Or when vectors far outside of what it learnt are a 64th of its sample."""
+"""Or when the vectors far outside of the learnt range are a 64th of its sample."""
 
 
 class CodesIndex(VectorIndex):
@@ -472,7 +472,7 @@ class CodesIndex(VectorIndex):
         super().__init__(content)
         self._held = [self._index]  # all that has a code for each slot
         self._settings = settings
-        self._num_outside = 0  # vectors far from all that it learnt
+        self._num_outside = 0  # vectors far outside of the learnt range
         self.keeps_vectors = False
         self.forgets = settings.num_needed == 0
         if isinstance(settings, ProductSettings):
@@ -527,9 +527,9 @@ class CodesIndex(VectorIndex):
         self._num_since += len(ids)
 
     def _note_outside(self, vectors: Vectors) -> None:
-        """Count vectors (m, p) whose codes are farther off than what it learnt is wide.
+        """Count vectors (m, p) far outside of the learnt range.
 
-        They are not found at their place until the index learns anew.
+        Their codes, and so their distances, are wrong until the index is trained again.
         """
         learnt = self._index.sa_decode(_code_rows(self._index)[:ROWS_AT_ONCE])
         width = np.square(learnt - np.mean(learnt, axis=0, dtype=np.float64))
@@ -538,9 +538,9 @@ class CodesIndex(VectorIndex):
         outside = int((errors > _FAR_OUTSIDE * width.sum(axis=1).mean()).sum())
         if outside and not self._num_outside:
             _LOG.warning(
-                "%d embeddings are far from all that the index %s learnt from; it "
-                "places them wrongly until it has learnt anew, from more of them or "
-                "by knnper store compact",
+                "%d embeddings are far outside of the range that the index %s has "
+                "learnt, and their distances are wrong; the index learns again when "
+                "there are more of them, or by knnper store compact",
                 outside,
                 self._settings.kind,
             )
@@ -700,7 +700,7 @@ class FlatSettings(KindSettings):
 class HalfSettings(LossySettings):
     """Numbers in half precision, in 2 p bytes a vector.
 
-    Half precision keeps 11 bits of a number and ends at 65504: larger ones are refused.
+    Half precision keeps 11 bits of a number; numbers beyond 65504 are refused.
     On 50,000 embeddings of CIFAR-10 (p = 512) recall@10 is 0.999.
     """
 

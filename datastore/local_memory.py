@@ -144,8 +144,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     shuffle, and so does `predict`. Columns of tables must have the names, and the
     order, that they had in `fit`.
 
-    Without a model, a column whose values are too large for float32 to tell apart, such
-    as times since 1970, is stored relative to one of its values; no distance changes.
+    Without a model, columns that float32 cannot resolve, such as times since 1970, are
+    stored relative to one of their values, which changes no distance.
 
     Parameters
     ----------
@@ -361,7 +361,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"before: expected seconds since 1970 or a datetime, found {before!r}"
             )
         chosen = Selection(
-            ids=None if indices is None else tuple(index(one) + 1 for one in indices),
+            ids=None if indices is None else tuple(index(row) + 1 for row in indices),
             external_ids=None if names is None else _known_names(names),
             labels=None if labels is None else self._encoded(_as_column(labels)),
             arrived_before=before.timestamp()
@@ -621,10 +621,10 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 )
             return self._embedded(X), None
         inputs, labels = list[Any](), list[Any]()
-        for given, given_labels in batches_of(loader):
-            inputs.append(self._embedded(given))
-            if given_labels is not None:
-                labels.append(as_array(given_labels, "y"))
+        for batch_inputs, batch_labels in batches_of(loader):
+            inputs.append(self._embedded(batch_inputs))
+            if batch_labels is not None:
+                labels.append(as_array(batch_labels, "y"))
         if not inputs:
             raise ValueError("found no examples in the data set, expected at least one")
         joined = np.concatenate(inputs) if self.model_ is None else torch.cat(inputs)
@@ -676,10 +676,10 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tensor
 
     def _as_rows(self, inputs: NDArray[Any], *, is_first: bool) -> Tensor:
-        """Return inputs (n, p) without a model as they are stored, in float32.
+        """Convert inputs (n, p) of a memory without a model to what it stores.
 
-        The first ones say which columns need an origin. Later ones may be too few to
-        tell how much a column varies.
+        The inputs of `fit` decide which columns need an origin; later inputs may be too
+        few to measure how much a column varies.
         """
         if not is_first:
             return as_tensor(self._rounded(inputs))
@@ -728,8 +728,9 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _dtype(self) -> torch.dtype:
         """The type of real numbers that the model computes with."""
         assert self.model_ is not None, "asked where there is a model alone"
-        types = (one.dtype for one in self.model_.parameters())
-        return next((one for one in types if one.is_floating_point), torch.float32)
+        dtypes = (parameter.dtype for parameter in self.model_.parameters())
+        real = (dtype for dtype in dtypes if dtype.is_floating_point)
+        return next(real, torch.float32)
 
     def _logits(self, embeddings: Tensor) -> Tensor:
         assert isinstance(self.model_, EmbeddingModel), "it has embedded already"
@@ -813,10 +814,12 @@ def _copied(model: nn.Module | None) -> nn.Module | None:
         raise ConfigError([Problem("model", reason)], _OURS)
     # Tensors that a forward pass left in the network, as the former weight_norm does,
     # belong to a graph and cannot be copied with it.
-    left = (value for one in network.modules() for value in vars(one).values())
+    attributes = (
+        value for module in network.modules() for value in vars(module).values()
+    )
     known = {
         id(value): value.detach().clone()
-        for value in left
+        for value in attributes
         if isinstance(value, Tensor) and not value.is_leaf
     }
     copied: nn.Module = copy.deepcopy(network, known)
@@ -840,8 +843,8 @@ def _unusable(network: nn.Module) -> str:
         if is_scripted and not isinstance(network, EmbeddingModel):
             where = f" as its layer {path!r}" if path else ""
             return (
-                f"found a {type(module).__name__}{where}, inside of which no layer can "
-                f"be found; {instead}"
+                f"found a {type(module).__name__}{where}, whose layers cannot be "
+                f"accessed; {instead}"
             )
     tensors = [*network.named_parameters(), *network.named_buffers()]
     lazy = next((name for name, tensor in tensors if is_lazy(tensor)), None)

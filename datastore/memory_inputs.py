@@ -54,7 +54,7 @@ class Order:
 
 
 def loader_of(X: Any, batch_size: int) -> "DataLoader[Any] | None":
-    """Return a loader of a data set, or a loader as it is; None for anything else."""
+    """Return the loader of a data set, or X if it is one; None for other inputs."""
     if isinstance(X, DataLoader):
         return X
     if _is_hugging_face(X):
@@ -214,10 +214,10 @@ def _listed(mapping: Mapping[Any, Any]) -> str:
 
 
 def with_column_names(X: Any) -> Any:
-    """Return a table whose columns are told apart by texts, anything else as it is.
+    """Rename the columns of a table to text; return any other input unchanged.
 
-    scikit-learn compares names that are texts only. Columns that pandas has numbered
-    from 0 on have no names.
+    scikit-learn compares names only if they are text. Columns that pandas has numbered
+    from 0 have no names.
     """
     columns = getattr(X, "columns", None)
     if columns is None or not hasattr(X, "set_axis"):
@@ -229,13 +229,15 @@ def with_column_names(X: Any) -> Any:
                 "since some day, or the parts that matter, such as the hour"
             )
     labels = list(columns)
-    if any(isinstance(one, str) for one in labels) or labels == [*range(len(labels))]:
+    if any(isinstance(label, str) for label in labels) or labels == [
+        *range(len(labels))
+    ]:
         return X
-    return X.set_axis([str(one) for one in labels], axis=1)
+    return X.set_axis([str(label) for label in labels], axis=1)
 
 
 def as_array(values: Any, argument: str = "X") -> Any:
-    """Return a tensor as an array, and refuse masked values; anything else as it is."""
+    """Convert a tensor to an array and refuse masked values; pass on other inputs."""
     if np.ma.isMaskedArray(values):
         if count := int(np.ma.getmaskarray(values).sum()):
             raise ValueError(
@@ -307,19 +309,19 @@ def middle_values(columns: NDArray[Any]) -> NDArray[np.float64]:
 
 def as_labels(labels: ArrayLike | Tensor) -> Any:
     """Return labels that scikit-learn understands, and refuse one that is missing."""
-    found = as_array(labels, "y")
-    if hasattr(found, "to_numpy"):  # a column of a table, whose type may be nullable
-        found = found.to_numpy()
-    if isinstance(found, np.ndarray) and found.dtype.kind in "biuUS":
-        return found
-    listed = found.ravel().tolist() if isinstance(found, np.ndarray) else found
+    values = as_array(labels, "y")
+    if hasattr(values, "to_numpy"):  # a column of a table, whose type may be nullable
+        values = values.to_numpy()
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuUS":
+        return values
+    listed = values.ravel().tolist() if isinstance(values, np.ndarray) else values
     for row, label in enumerate(listed if isinstance(listed, list | tuple) else ()):
         if is_missing(label):
             raise ValueError(
                 f"y: found {label} as the label of row {row}, expected a label for "
                 "each input; leave out the inputs without one"
             )
-    return found
+    return values
 
 
 def is_missing(value: Any) -> bool:

@@ -47,9 +47,9 @@ _KINDS: Mapping[Callable[[int], bool], str] = {
 def require_plain(folder: Path, *, but: Collection[str] = ()) -> None:
     """Refuse links, pipes, sockets and devices anywhere in a folder.
 
-    Somebody else may have made the folder: what is written or deleted behind a link
-    would be another file, and a pipe would block for ever. The folder itself may be
-    reached by a link, and so may its entries ``but``, which are not looked at.
+    Somebody else may have made the folder: a link would lead writes and deletions to
+    other files, and a pipe would block the reader for ever. The folder itself may be
+    reached by a link. The entries ``but`` are not checked.
     """
     for entry in _entries(folder):
         if entry.name not in but:
@@ -77,12 +77,12 @@ def _entries(folder: str | Path) -> "list[os.DirEntry[str]]":
 
 
 def _kind_of(path: str | Path) -> str | None:
-    """Return what a path is that is no file and no folder; None of any other."""
+    """Name the kind of a path that is neither a file nor a folder; else None."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return None
-    return next((kind for is_one, kind in _KINDS.items() if is_one(mode)), None)
+    return next((kind for matches, kind in _KINDS.items() if matches(mode)), None)
 
 
 def _refusal(path: str | Path, kind: str) -> str:
@@ -117,7 +117,7 @@ def _require_regular(descriptor: int, path: str | Path) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kind = next(kind for is_one, kind in _KINDS.items() if is_one(mode))
+    kind = next(kind for matches, kind in _KINDS.items() if matches(mode))
     raise ForeignFileError(_refusal(path, kind))
 
 
@@ -128,9 +128,9 @@ def read_plain(path: Path) -> bytes:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file that its owner may have linked; wait for no pipe.
+    """Return the content of a file, which may be reached by a link but not be a pipe.
 
-    But for one that a shell has opened for us, as in ``knnper simulate <(...)``.
+    Pipes that a shell has opened, as in ``knnper simulate <(...)``, are read.
     """
     if path.parts[:2] in (("/", "dev"), ("/", "proc")):
         return path.read_bytes()
@@ -218,7 +218,7 @@ class FileLock:
 
     def release(self) -> None:
         """Let others have it, also where a forked process has the file open."""
-        # A forked process shares the lock, and would take it from the one it is of.
+        # A forked process shares the lock, and would release it for its parent.
         if self._process == os.getpid():
             fcntl.flock(self._file, fcntl.LOCK_UN)
         self._file.close()
@@ -274,7 +274,7 @@ def written_atomically(path: Path) -> Iterator[IO[bytes]]:
     As with `write_atomically`; after an error in the block nothing has changed.
     """
     draft = draft_of(path)
-    # What is there, such as the draft of a kill, or a link, is not written to.
+    # Remove the draft of a killed process; a link would be written through.
     with contextlib.suppress(FileNotFoundError):
         draft.unlink()
     try:

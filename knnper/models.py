@@ -168,9 +168,9 @@ def narrower(choice: Choice[Settings], ratio: float) -> Choice[Settings]:
 
 
 def network_size(choice: Choice[Settings], spec: InputSpec) -> int | None:
-    """Return how many real numbers a network of ours has; it takes no memory yet.
+    """Count the real numbers of a network without taking memory for them.
 
-    None for networks of users and of libraries.
+    None for users' networks and those of libraries.
     """
     settings, kind = choice.here or choice.settings, MODELS.get(choice.name)
     if kind is None or issubclass(kind, Pretrained):
@@ -178,7 +178,7 @@ def network_size(choice: Choice[Settings], spec: InputSpec) -> int | None:
     with torch.device("meta"):
         module = kind(settings, spec)
     tensors = (*module.parameters(), *module.buffers())
-    return sum(one.numel() for one in tensors if one.is_floating_point())
+    return sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
 
 
 def build_model(

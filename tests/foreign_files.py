@@ -41,16 +41,16 @@ def unix_socket(path: Path, victim: Path) -> None:
     before = Path.cwd()
     os.chdir(path.parent)
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as unbound:
+            unbound.bind(path.name)
     finally:
         os.chdir(before)
 
 
 Plant = Callable[[Path, Path], None]
 PLANTS: dict[str, Plant] = {
-    one.__name__: one
-    for one in (link_to_folder, link_to_file, dangling_link, pipe, unix_socket)
+    function.__name__: function
+    for function in (link_to_folder, link_to_file, dangling_link, pipe, unix_socket)
 }
 
 

@@ -47,8 +47,8 @@ _DAMAGE = (
 )
 """What NumPy and zipfile raise on files that are damaged, encrypted or no arrays."""
 _LARGE_BYTES, _LARGEST_RATIO = 2**30, 200
-"""An archive that expands to more than a gigabyte, and 200 times its size, is taken for
-one that is made to fill the memory: deflate reaches 1032 times on nothing but zeros."""
+"""An archive that expands to more than a gigabyte and to 200 times its size is refused
+as a decompression bomb; deflate reaches 1032 times on zeros alone."""
 
 
 def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
@@ -82,14 +82,14 @@ def _require_stated_sizes(path: Path, names: Collection[str]) -> None:
     """Refuse arrays whose headers claim what is not there, before memory is taken."""
     with zipfile.ZipFile(path) as archive:
         members = [
-            one
-            for one in archive.infolist()
-            if one.filename.removesuffix(".npy") in names
+            member
+            for member in archive.infolist()
+            if member.filename.removesuffix(".npy") in names
         ]
-        for one in members:
-            with archive.open(one) as file:
-                _require_stated_size(file, one.file_size)
-    num_bytes = sum(one.file_size for one in members)
+        for member in members:
+            with archive.open(member) as file:
+                _require_stated_size(file, member.file_size)
+    num_bytes = sum(member.file_size for member in members)
     if num_bytes > max(_LARGE_BYTES, _LARGEST_RATIO * path.stat().st_size):
         raise DataError(
             f"{path} expands to {num_bytes / 1e9:.1f} GB, more than {_LARGEST_RATIO} "
@@ -99,7 +99,7 @@ def _require_stated_sizes(path: Path, names: Collection[str]) -> None:
 
 
 def _require_stated_size(file: IO[bytes], num_bytes: int) -> None:
-    """Refuse an .npy file of so many bytes whose header claims another size."""
+    """Refuse an .npy file of ``num_bytes`` if its header claims another size."""
     shape, _, dtype = _HEADERS[npy.read_magic(file)](file)
     # A shape may be negative.
     stated = math.prod(shape) * dtype.itemsize if min(shape, default=0) >= 0 else -1

@@ -265,7 +265,7 @@ MOST_FROZEN = 2**28
 def _require_stated_size(
     architecture: Choice[Settings], spec: InputSpec, weights: Tensor
 ) -> None:
-    """Refuse a card whose network is another than the file's, before it is made."""
+    """Refuse a card whose network does not have the size of the file of weights."""
     size = network_size(architecture, spec)
     if size is None:
         return

@@ -99,7 +99,7 @@ def test_a_memory_with_something_foreign_is_refused(
     assert content_of(victim) == before
 
 
-# What a store claims of itself is compared with what is there
+# Sizes that a store claims are compared with its files
 
 
 def forge(folder: Path, **columns: str) -> None:

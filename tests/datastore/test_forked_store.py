@@ -34,9 +34,9 @@ def _use(attempts: list[Callable[[], object]], pipe: Any) -> None:
 def refusals(attempts: list[Callable[[], object]]) -> list[str]:
     """Return the errors of attempts in a forked process, its id first."""
     child, pipe = forked(_use, attempts)
-    found = [str(child.pid), *pipe.recv()]
+    errors = [str(child.pid), *pipe.recv()]
     child.join()
-    return found
+    return errors
 
 
 def test_a_forked_process_cannot_use_a_memory(tmp_path: Path) -> None:

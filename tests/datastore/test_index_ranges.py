@@ -39,7 +39,7 @@ def test_an_index_too_coarse_for_what_it_holds_says_so(
     assert caplog.text == ""
     with caplog.at_level(logging.WARNING):
         LocalMemory(store={"index": {"name": "fp16"}}).fit(inputs, LABELS)
-    assert "the index fp16 keeps these embeddings so coarsely" in caplog.text
+    assert "the index fp16 stores these embeddings too coarsely" in caplog.text
 
 
 @pytest.mark.parametrize(("name", "count"), [("sq8", 300), ("pq", 1100)])
@@ -51,10 +51,10 @@ def test_an_index_learns_anew_from_what_is_far_outside(
     memory.set_params(store={"index": {"name": name}})
     memory.fit(rng.uniform(size=(count, 8)), ["near"] * count)
     for label, distance in (("far", 100), ("farther", 200)):
-        given = distance + rng.uniform(size=(40, 8))
-        memory.partial_fit(given, [label] * 40)
-        assert (memory.predict(given) == label).all()
-    assert f"far from all that the index {name} learnt" in caplog.text
+        inputs = distance + rng.uniform(size=(40, 8))
+        memory.partial_fit(inputs, [label] * 40)
+        assert (memory.predict(inputs) == label).all()
+    assert f"far outside of the range that the index {name} has learnt" in caplog.text
 
 
 def test_a_store_takes_no_number_that_its_index_cannot_hold(tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ def test_a_layout_changes_no_prediction(
 ) -> None:
     inputs = ARRAYS[layout](tmp_path)
     expected = LocalMemory(model).fit(FEATURES, LABELS)
-    found = LocalMemory(model).fit(inputs, LABELS)
+    actual = LocalMemory(model).fit(inputs, LABELS)
     np.testing.assert_array_equal(
-        found.predict_proba(inputs), expected.predict_proba(FEATURES)
+        actual.predict_proba(inputs), expected.predict_proba(FEATURES)
     )
 
 
@@ -114,9 +114,9 @@ def test_numbers_of_a_coarser_type_are_what_they_say(dtype: Any) -> None:
         else whole.astype(dtype)
     )
     expected = LocalMemory().fit(whole, LABELS)
-    found = LocalMemory().fit(inputs, LABELS)
+    actual = LocalMemory().fit(inputs, LABELS)
     np.testing.assert_array_equal(
-        found.predict_proba(inputs), expected.predict_proba(whole)
+        actual.predict_proba(inputs), expected.predict_proba(whole)
     )
 
 
@@ -137,20 +137,20 @@ def test_flipped_images_are_those_of_their_copy() -> None:
     memory = LocalMemory(nn.Sequential(*layers)).fit(images[..., ::-1], LABELS[:12])
     expected = memory.predict_proba(images[..., ::-1].copy())
     tensor = torch.from_numpy(images[..., ::-1].copy())
-    for given in (
+    for source in (
         images[..., ::-1],
         tensor.contiguous(memory_format=torch.channels_last),
         tensor.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
     ):
-        np.testing.assert_allclose(memory.predict_proba(given), expected, atol=1e-6)
+        np.testing.assert_allclose(memory.predict_proba(source), expected, atol=1e-6)
 
 
 def test_tables_of_whole_numbers_and_truth_values_reach_a_model() -> None:
     table = pd.DataFrame({"a": LABELS, "b": LABELS > 0, "c": LABELS, "d": 1})
     expected = LocalMemory(network()).fit(table.to_numpy(np.float32), LABELS)
-    found = LocalMemory(network()).fit(table, LABELS)
+    actual = LocalMemory(network()).fit(table, LABELS)
     np.testing.assert_array_equal(
-        found.predict_proba(table), expected.predict_proba(table.to_numpy(np.float32))
+        actual.predict_proba(table), expected.predict_proba(table.to_numpy(np.float32))
     )
 
 
@@ -250,10 +250,12 @@ def test_times_are_told_apart_as_by_scikit_learn(tmp_path: Path) -> None:
     memory.save(tmp_path / "memory")
     distances = np.sort(oracle.kneighbors(table)[0], axis=1)
     with LocalMemory.load(tmp_path / "memory") as loaded:
-        for one in (memory, loaded, copy.deepcopy(memory)):
-            assert one.score(table, labels) == oracle.score(table, labels) == 1
-            found = one.neighbors(table).distances
-            np.testing.assert_allclose(found, distances, rtol=1e-6)
+        for memory_or_copy in (memory, loaded, copy.deepcopy(memory)):
+            assert (
+                memory_or_copy.score(table, labels) == oracle.score(table, labels) == 1
+            )
+            actual = memory_or_copy.neighbors(table).distances
+            np.testing.assert_allclose(actual, distances, rtol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-50, 1e-43])
@@ -354,13 +356,13 @@ def test_predictions_in_an_order_of_the_loaders_own_are_warned_of(kind: str) -> 
 
 def test_loaders_in_order_and_subsets_keep_names_with_their_examples() -> None:
     reverse = range(COUNT - 1, -1, -1)
-    for given, names in (
+    for source, names in (
         (DataLoader(PAIRS, 16), NAMES),
         (PAIRS, NAMES),
         (batched(SequentialSampler(PAIRS)), NAMES),
         (Subset(PAIRS, reverse), [NAMES[row] for row in reverse]),
     ):
-        memory = LocalMemory().fit(given, names=names)
+        memory = LocalMemory().fit(source, names=names)
         assert memory.neighbors(FEATURES).names[:, 0].tolist() == NAMES
 
 
@@ -404,12 +406,12 @@ MAPPINGS: dict[str, Callable[[Tensor, int], Any]] = {
 def test_batches_are_pairs_or_mappings(model: nn.Module | None, kind: str) -> None:
     expected = LocalMemory(model).fit(FEATURES, LABELS)
     items = Items(MAPPINGS[kind])
-    for given in (items, DataLoader(items, 16)):
-        memory = LocalMemory(model).fit(given)
+    for source in (items, DataLoader(items, 16)):
+        memory = LocalMemory(model).fit(source)
         np.testing.assert_allclose(
-            memory.predict_proba(given), expected.predict_proba(FEATURES), atol=1e-6
+            memory.predict_proba(source), expected.predict_proba(FEATURES), atol=1e-6
         )
-        assert memory.score(given) == expected.score(FEATURES, LABELS)
+        assert memory.score(source) == expected.score(FEATURES, LABELS)
 
 
 @pytest.mark.parametrize(
@@ -439,9 +441,9 @@ def test_data_sets_of_hugging_face_are_read(model: nn.Module | None) -> None:
     columns = {"x": FEATURES.tolist(), "label": LABELS.tolist()}
     plain = datasets.Dataset.from_dict(columns)
     expected = LocalMemory(model).fit(FEATURES, LABELS).predict_proba(FEATURES)
-    for given in (plain, plain.with_format("torch"), plain.with_format("numpy")):
-        memory = LocalMemory(model).fit(given, names=NAMES)
-        np.testing.assert_allclose(memory.predict_proba(given), expected, atol=1e-6)
+    for source in (plain, plain.with_format("torch"), plain.with_format("numpy")):
+        memory = LocalMemory(model).fit(source, names=NAMES)
+        np.testing.assert_allclose(memory.predict_proba(source), expected, atol=1e-6)
         assert memory.neighbors(FEATURES[7:8]).names[0, 0] == NAMES[7]
     transformed = plain.with_transform(
         lambda batch: {
@@ -450,9 +452,9 @@ def test_data_sets_of_hugging_face_are_read(model: nn.Module | None) -> None:
         }
     )
     loader = DataLoader(transformed, batch_size=16)
-    for given in (transformed, loader):
-        memory = LocalMemory(model).fit(given)
-        np.testing.assert_allclose(memory.predict_proba(given), expected, atol=1e-6)
+    for source in (transformed, loader):
+        memory = LocalMemory(model).fit(source)
+        np.testing.assert_allclose(memory.predict_proba(source), expected, atol=1e-6)
     with pytest.raises(ValueError, match="found a DatasetDict with the keys train"):
         LocalMemory(model).fit(datasets.DatasetDict({"train": plain}))
     table = datasets.Dataset.from_dict({"age": [1.0], "height": [2.0], "label": [0]})
@@ -486,8 +488,8 @@ def test_a_missing_name_is_none() -> None:
     names = pd.Series(NAMES, dtype=object)
     names[4], names[5] = np.nan, pd.NA
     memory = LocalMemory().fit(FEATURES, LABELS, names=names)
-    found = memory.neighbors(FEATURES[3:6]).names[:, 0]
-    assert found.tolist() == [NAMES[3], None, None]
+    actual = memory.neighbors(FEATURES[3:6]).names[:, 0]
+    assert actual.tolist() == [NAMES[3], None, None]
 
 
 def test_names_and_labels_are_sequences() -> None:
@@ -573,8 +575,8 @@ def quantised() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantise: Any = torch.ao.quantization.quantize_dynamic
-        made: nn.Module = quantise(network(), {nn.Linear}, dtype=torch.qint8)
-    return made
+        module: nn.Module = quantise(network(), {nn.Linear}, dtype=torch.qint8)
+    return module
 
 
 def lazy() -> nn.Module:
@@ -584,8 +586,8 @@ def lazy() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (scripted, "found a RecursiveScriptModule, inside of which no layer"),
-        (traced_part, "as its layer '0', inside of which no layer"),
+        (scripted, "found a RecursiveScriptModule, whose layers cannot"),
+        (traced_part, "as its layer '0', whose layers cannot"),
         (quantised, "which is no tensor of numbers, as quantised layers have"),
         (lazy, "the parameter '0.weight' of a lazy layer"),
     ],

@@ -60,8 +60,8 @@ def test_an_array_is_as_large_as_it_claims(claim: str, tmp_path: Path) -> None:
 
 
 def test_an_array_that_is_as_large_as_it_claims_is_read(tmp_path: Path) -> None:
-    found = load_arrays(npz(tmp_path / "x.npz", npy(SHAPE, 48)), ("inputs", "labels"))
-    assert (found["inputs"].shape, found["labels"].tolist()) == (SHAPE, [0, 1, 0, 1])
+    arrays = load_arrays(npz(tmp_path / "x.npz", npy(SHAPE, 48)), ("inputs", "labels"))
+    assert (arrays["inputs"].shape, arrays["labels"].tolist()) == (SHAPE, [0, 1, 0, 1])
     for written in (np.zeros(()), np.zeros((0, 3)), np.asfortranarray(np.ones((3, 4)))):
         np.save(tmp_path / "x.npy", written)
         np.testing.assert_array_equal(load_array(tmp_path / "x.npy"), written)
