@@ -3,7 +3,7 @@
 import inspect
 import logging
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,10 +24,13 @@ from knnper.data.cache import Split as CentralSplit
 from knnper.data.dividing import (
     SPLITS,
     Split,
+    clean_names,
     mark_by_group,
     numbered,
     require_known,
     values_in_order,
+    warn_of_joined,
+    warn_of_merged,
 )
 from knnper.data.examples import (
     DataFormat,
@@ -35,6 +38,13 @@ from knnper.data.examples import (
     InputSpec,
     LabelledArrays,
     statistics_of,
+)
+from knnper.data.features import (
+    clean_features,
+    numbered_features,
+    warn_of_coarse,
+    warn_of_row_numbers,
+    without_index,
 )
 from knnper.data.site_data import (
     ArrayInputs,
@@ -63,7 +73,7 @@ WHOLE = ("inputs", "labels", "names", "split")
 PER_SPLIT = tuple(f"{one}_{what}" for one in SPLITS for what in WHOLE[:3])
 
 
-KEYS = (*WHOLE, *PER_SPLIT, "class_names")
+KEYS = (*WHOLE, *PER_SPLIT, "class_names", "feature_names")
 _CLIENTS = ("clients", *(f"{one}_clients" for one in SPLITS))
 
 # As others call them: x and y, X_train and y_train, clients_test.
@@ -125,8 +135,8 @@ def collect_arrays(arrays: Arrays, source: str) -> Collected:
     Either ``inputs`` (n, ...) and ``labels`` (n,), optionally ``names`` (n,) and
     ``split`` (n,) with the texts train, validation and test; or ``train_inputs``,
     ``train_labels``, optionally ``train_names``, and the same of validation and test.
-    Labels are names of classes, or whole numbers: positions in ``class_names``, where
-    this is there.
+    Labels are names of classes, or whole numbers: positions in ``class_names``, if
+    given. ``feature_names`` (d,) name the features of inputs (n, d).
     """
     given = _given(arrays, source)
     prefixes = [f"{split}_" for split in given] or [""]
@@ -155,7 +165,26 @@ def collect_arrays(arrays: Arrays, source: str) -> Collected:
         splits=splits,
         given_splits=frozenset(given or splits or ()),
         numbered=numbered,
+        feature_names=_feature_names(arrays, inputs, source),
     )
+
+
+def _feature_names(
+    arrays: Arrays, inputs: NDArray[Any], source: str
+) -> tuple[str, ...]:
+    """Return the names of the features of inputs (n, d), where there are some."""
+    names = arrays.get("feature_names")
+    if names is None:
+        return ()
+    texts = clean_features([str(name) for name in names.ravel().tolist()])
+    num_values = inputs[:1].size if len(inputs) else len(texts)
+    if len(set(texts)) < len(texts) or len(texts) != num_values:
+        raise DataError(
+            f"{source}: found {len(texts)} feature_names, of which {len(set(texts))} "
+            f"differ; expected one for each of the {num_values} values of an input",
+            reason=SafeReason(Code.WRONG_LAYOUT),
+        )
+    return texts
 
 
 def _given(arrays: Arrays, source: str) -> list[Split]:
@@ -296,6 +325,7 @@ class NpzFileSettings(DataFormat):
             "file": state_of_files([path], path.parent),
             "test_fraction": self.test_fraction,
             "seed": self.seed,
+            "arrays": 2,  # other names of arrays are known than to the first version
         }
         return cached_dataset(self.name, source, lambda one: self._write(one, path))
 
@@ -311,8 +341,12 @@ class NpzFileSettings(DataFormat):
             writer.put_labels(split, part.labels)
             if part.client_ids is not None:
                 writer.put_client_ids(split, part.client_ids)
-        names = made.client_names
-        return Contents(made.class_names, dtype=made.spec.dtype, client_names=names)
+        return Contents(
+            made.class_names,
+            dtype=made.spec.dtype,
+            client_names=made.client_names,
+            feature_names=made.feature_names,
+        )
 
 
 def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Dataset:
@@ -323,6 +357,10 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
     """
     found = collect_arrays(arrays, source)
     clients = _clients(arrays, len(found.names), source)
+    warn_of_merged(found.labels, "labels", source)
+    found = replace(found, labels=clean_names(found.labels))
+    if "validation" in found.given_splits:
+        warn_of_joined(source, ("validation",))
     if "test" in found.given_splits:
         marks = [split == "test" for split in found.splits or ()]
     else:
@@ -330,8 +368,8 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
         marks = mark_by_group(groups, found.names, found.labels, fraction, seed)
     is_test = np.array(marks, dtype=bool)
     labels = np.array(found.labels, dtype=object)
-    given = tuple(str(name) for name in arrays.get("class_names", np.empty(0)))
-    class_names = given or values_in_order(labels[~is_test])
+    given = clean_names(str(name) for name in arrays.get("class_names", np.empty(0)))
+    class_names = tuple(dict.fromkeys(given)) or values_in_order(labels[~is_test])
     require_known(labels[is_test], class_names, source)
     shape, dtype = found.inputs.form()
     one = (0.0,) * shape[2], (1.0,) * shape[2]
@@ -344,7 +382,8 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
             "numpy.moveaxis(x, 1, -1) makes of them"
         )
     inputs = fit_inputs(found.inputs.array, spec, source)
-    names = values_in_order(clients or ())
+    _warn_of_features(found.inputs, ~is_test, found.feature_names)
+    client_names = values_in_order(clients or ())
 
     def part(chosen: NDArray[np.bool_]) -> LabelledArrays:
         if not chosen.any():
@@ -354,7 +393,7 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
             )
         owners = None
         if clients is not None:
-            owners = numbered(np.array(clients, dtype=object)[chosen], names)
+            owners = numbered(np.array(clients, dtype=object)[chosen], client_names)
         return LabelledArrays(
             inputs[chosen], numbered(labels[chosen], class_names), owners
         )
@@ -367,7 +406,8 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
         test=part(is_test),
         spec=replace(spec, mean=mean, std=std),
         class_names=class_names,
-        client_names=names,
+        feature_names=found.feature_names,
+        client_names=client_names,
     )
 
 
@@ -383,7 +423,20 @@ def _clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
             "expected the client of each input, or of none"
         )
     joined = {"clients": np.concatenate([arrays[key].ravel() for key in keys])}
-    return _texts(joined, "clients", count, source)
+    clients = _texts(joined, "clients", count, source)
+    warn_of_merged(clients, "clients", source)
+    return clean_names(clients)
+
+
+def _warn_of_features(
+    inputs: ArrayInputs, is_train: NDArray[np.bool_], names: Sequence[str]
+) -> None:
+    """Log which features (n, d) number the rows, or need more than float32."""
+    if inputs.array.ndim != 2 or inputs.array.dtype == np.uint8:
+        return
+    names = names or numbered_features(inputs.array.shape[1])
+    warn_of_coarse(inputs.array[is_train], names, inputs.source)
+    warn_of_row_numbers(inputs.array, names, inputs.source)
 
 
 OWN_SITE_DATA = Kind(
@@ -461,10 +514,41 @@ def _as_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
             raise OwnCodeError(
                 f"{source} returned an array {key!r}; {alternatives(str(key), known)}"
             )
+    columns = _columns_of(returned, source)
     try:
-        return {key: np.asarray(value) for key, value in returned.items()}
+        arrays = {
+            key: np.asarray(value[columns] if columns and _is_input(key) else value)
+            for key, value in returned.items()
+        }
     except (TypeError, ValueError, RuntimeError) as error:
         raise OwnCodeError(f"{source} returned what is no array: {error}") from error
+    return {"feature_names": np.array(columns), **arrays} if columns else arrays
+
+
+def _is_input(key: str) -> bool:
+    return _ALIASES.get(key, key).endswith("inputs")
+
+
+def _columns_of(returned: Mapping[Any, Any], source: str) -> list[str]:
+    """Return the columns of inputs that are tables, of pandas or polars."""
+    columns: list[list[Any]] = [
+        list(getattr(value, "columns", ()))
+        for key, value in returned.items()
+        if _is_input(key)
+    ]
+    if not all(columns):
+        return []
+    if not all(isinstance(name, str) for names in columns for name in names):
+        return []  # Those of a table without names, 0, 1, ..., are positions.
+    for other in columns[1:]:
+        if set(other) != set(columns[0]):
+            odd = sorted(set(other) ^ set(columns[0]))
+            raise OwnCodeError(
+                f"{source} returned tables with different columns, only some with "
+                f"{odd[0]!r}; expected the same columns in the inputs of each split"
+            )
+    advice = "rename them to use them"
+    return list(without_index(columns[0], frozenset(), source, advice))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -521,4 +605,5 @@ def _of_site_data(data: SiteData, source: str) -> Collected:
         inputs=ArrayInputs(source, images),
         splits=tuple(split for split, one in parts for _ in one.names),
         given_splits=frozenset(split for split, _ in parts),
+        feature_names=data.task.feature_names,
     )

@@ -21,6 +21,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from knnper.data.dividing import clean_names
 from knnper.data.examples import (
     TEXTS,
     Dataset,
@@ -188,6 +189,7 @@ class Contents:
     domain_names: tuple[str, ...] = ()  # one for each domain, where there are any
     vocabulary: Vocabulary | None = None  # of tokenised text
     client_names: tuple[str, ...] = ()  # by client id, where the data names clients
+    feature_names: tuple[str, ...] = ()  # in order, where the data names features
     num_skipped: int = 0  # images that could not be read, and were left out
 
 
@@ -326,6 +328,8 @@ def read_entry(folder: Path) -> Dataset:
     manifest = TypeAdapter(Manifest).validate_json(content)
     if "train_client_ids" in manifest.shapes and b'"client_names"' not in content:
         raise ValueError("the entry was made when clients had no names")
+    if b'"feature_names"' not in content and _lacks_names(manifest):
+        raise ValueError("the entry was made when names were kept as they were written")
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"format {manifest.format_version}, expected {FORMAT_VERSION}")
     arrays = {
@@ -344,10 +348,17 @@ def read_entry(folder: Path) -> Dataset:
         ),
         class_names=names,
         coarse_of=manifest.coarse_of,
+        feature_names=manifest.feature_names,
         domain_names=manifest.domain_names,
         client_names=manifest.client_names,
         num_skipped=manifest.num_skipped,
     )
+
+
+def _lacks_names(manifest: Manifest) -> bool:
+    """Return whether data may name features, or has names that are not clean."""
+    names = (*manifest.class_names, *manifest.client_names)
+    return manifest.dtype == "float32" or names != clean_names(names)
 
 
 def _mapped(
@@ -376,7 +387,8 @@ def state_of_files(paths: Iterable[Path], root: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         line = f"{os.path.relpath(path, root)}\0none\n"
-        with contextlib.suppress(OSError):  # it is missed when it is read
+        # Reading the file reports it; ValueError is for a NUL in its path.
+        with contextlib.suppress(OSError, ValueError):
             status = path.stat()
             line = f"{line}{status.st_size}\0{status.st_mtime_ns}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
@@ -575,7 +587,7 @@ def _state_of(paths: Sequence[str]) -> tuple[str, int]:
     for path in paths:
         try:
             status = os.stat(path)  # noqa: PTH116 - 50,000 files
-        except OSError:
+        except (OSError, ValueError):
             digest.update(f"{path}\0none\0".encode("utf-8", "surrogateescape"))
             continue
         # A file that was moved over another may have the same size and time of

@@ -1,10 +1,10 @@
 """Columns of a table as labelled inputs: rows of features, images, texts."""
 
-import logging
+import re
 from abc import abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -20,17 +20,28 @@ from knnper.data.cache import (
     hub_folder,
     state_of_files,
 )
+from knnper.data.csv_files import other_delimiter
 from knnper.data.dividing import (
     DividingSettings,
     FractionSettings,
+    clean_name,
+    clean_names,
     mark_by_group,
     mark_tested,
     numbered,
     require_known,
     split_by_name,
     values_in_order,
+    warn_of_merged,
 )
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.data.features import (
+    clean_features,
+    pandas_index,
+    warn_of_coarse,
+    warn_of_row_numbers,
+    without_index,
+)
 from knnper.data.images import DecodedSettings, Encoded, Picture
 from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
@@ -43,18 +54,18 @@ from knnper.experiment import (
 from knnper.process import import_extra
 from knnper.reasons import Code, SafeReason
 
-_LOG = logging.getLogger(__name__)
-
 # What pandas and NumPy write where a number is missing.
 _NOT_A_NUMBER = ("nan", "NaN")
 
 _LARGEST = float(np.finfo(np.float32).max)
 _NUMBERS = ("integer", "floating", "boolean", "decimal", "null")
+_CONTENTS = ("string", "large_string", "binary", "large_binary", "struct", "null")
 
-# Of float32, relative to a value; fewer of them in a deviation are too coarse.
-_STEP = 2.0**-23
+# A place in a column of lists.
+_PLACE = re.compile(r"(.*)\[\d+\]", re.DOTALL)
 
-_FEWEST_STEPS = 100
+# How PNG, JPEG, GIF, WebP and TIFF files begin in base64.
+_BASE64 = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "SUkqA", "TU0AK")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,21 +79,54 @@ class TableFile:
     numbers: NDArray[np.float64]
     raw: Mapping[str, Any] = field(default_factory=dict)  # Arrow's columns
     class_names: tuple[str, ...] = ()  # of the labels, where the table says it
+    parts: tuple[tuple[Path, int], ...] = ()  # path and rows of tables that were joined
 
     def filled_texts(self, column: str) -> tuple[str, ...]:
         """Return the texts of a column, none of which is empty or ``nan``."""
-        texts = self.texts[column]
+        return self._filled(column, self.texts[column])
+
+    def names(self, column: str) -> tuple[str, ...]:
+        """Return the labels or clients in a column, each as `clean_name` does."""
+        return self._filled(column, clean_names(self.texts[column]))
+
+    def _filled(self, column: str, texts: tuple[str, ...]) -> tuple[str, ...]:
         missing = ("", *_NOT_A_NUMBER)
-        rows = [row for row, text in enumerate(texts, 1) if text in missing]
+        rows = [row for row, text in enumerate(texts) if text in missing]
         if rows:
-            found = texts[rows[0] - 1] or "nothing"
+            found = texts[rows[0]] or "nothing"
+            path, row = self.place_of(rows[0])
             raise DataError(
-                f"{self.path}: {len(rows)} rows hold {found} in the column {column!r}, "
-                f"the first of them is row {rows[0]}, counting from 1; fill them in, "
+                f"{path}: {len(rows)} rows hold {found} in the column {column!r}, "
+                f"the first of them is row {row + 1}, counting from 1; fill them in, "
                 "or leave the rows out",
-                reason=SafeReason(Code.MISSING_VALUE, count=len(rows), row=rows[0]),
+                reason=SafeReason(Code.MISSING_VALUE, count=len(rows), row=row + 1),
             )
         return texts
+
+    def place_of(self, row: int) -> tuple[Path, int]:
+        """Return the path of the table that a row is from, and its row there."""
+        for path, num_rows in self.parts:
+            if row < num_rows:
+                return path, row
+            row -= num_rows
+        return self.path, row
+
+    def join(self, other: "TableFile") -> "TableFile":
+        """Return the rows of this table followed by those of another."""
+        chunked = arrow("lib").chunked_array
+        return replace(
+            self,
+            texts={name: self.texts[name] + other.texts[name] for name in self.texts},
+            numbers=np.concatenate([self.numbers, other.numbers]),
+            raw={
+                name: chunked([*column.chunks, *other.raw[name].chunks])
+                for name, column in self.raw.items()
+            },
+            parts=(
+                *(self.parts or ((self.path, len(self.numbers)),)),
+                (other.path, len(other.numbers)),
+            ),
+        )
 
     def row_names(self) -> tuple[str, ...]:
         """Return what rows without a name are called: their number, as in ``00012``."""
@@ -114,6 +158,10 @@ class Wanted:
         """The columns that are no features."""
         return (*self.texts, *self.raw)
 
+    def columns_in(self, schema: Any) -> tuple[str, ...]:
+        """Return the names in a table of the columns that are no features."""
+        return tuple(map(_finder(schema), self.as_they_are))
+
 
 def arrow(module: str) -> Any:
     """Return a module of pyarrow."""
@@ -124,29 +172,59 @@ def columns_of(
     table: Any, wanted: Wanted, numbers: tuple[str, ...], path: Path
 ) -> TableFile:
     """Return the wanted columns of Arrow's ``table``; see `number_columns`."""
-    found = {name: _texts(table, name) for name in wanted.texts}
-    raw = {name: table.column(name) for name in wanted.raw}
-    parts = [_scalars(table.column(name), name, path) for name in numbers]
-    columns = {name: column for part in parts for name, column in part.items()}
+    find = _finder(table.schema)
+    texts = {
+        name: _texts(table.column(find(name)), name, path) for name in wanted.texts
+    }
+    raw = {name: table.column(find(name)) for name in wanted.raw}
+    for name, column in raw.items():
+        _require_contents(column.type, name, path)
+    parts = {name: _scalars(table.column(name), name, path) for name in numbers}
+    columns: dict[str, Any] = {}
+    for name in numbers if wanted.numbers is None else wanted.numbers:
+        scalars = parts[find(name)]
+        if name in scalars:
+            columns[name] = scalars[name]
+        elif clean_name(name) == clean_name(find(name)):
+            columns |= scalars
+        else:
+            raise DataError(
+                f"{path} has no feature {name!r}; {alternatives(name, scalars)}",
+                reason=SafeReason(Code.WRONG_COLUMNS),
+            )
     values = _numbers(columns, table.num_rows, path)
-    return TableFile(path, found, numbers, tuple(columns), values, raw)
+    names = clean_features(tuple(columns))
+    if wanted.numbers is None:
+        warn_of_row_numbers(values, names, str(path))
+    return TableFile(path, texts, wanted.numbers or numbers, names, values, raw)
 
 
-def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
-    """Return the columns of features; refuse what is not there, or no number."""
-    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+def number_columns(
+    schema: Any, wanted: Wanted, path: Path, index: frozenset[str] = frozenset()
+) -> tuple[str, ...]:
+    """Return the columns of features; refuse what is not there, or no number.
+
+    Those of ``index``, and what pandas calls its index, are features only by name.
+    """
+    # Nothing is read of columns without a name.
+    counts = Counter(name for name in schema.names if name)
+    twice = [name for name, count in counts.items() if count > 1]
     if twice:
         raise DataError(
             f"{path} has more than one column {twice[0]!r}; rename one",
             reason=SafeReason(Code.WRONG_COLUMNS),
         )
-    rest = (name for name in schema.names if name not in wanted.as_they_are)
-    numbers = tuple(rest) if wanted.numbers is None else wanted.numbers
+    find, known = _finder(schema), frozenset(schema.names)
+    if wanted.numbers is None:
+        others = set(map(find, wanted.as_they_are))
+        rest = [name for name in schema.names if name not in others]
+        numbers = without_index(rest, index | pandas_index(schema.metadata), str(path))
+    else:
+        numbers = wanted.numbers
     for name, count in Counter((*wanted.as_they_are, *numbers)).items():
-        if name not in schema.names:
-            known = alternatives(name, schema.names)
+        if find(name) not in known:
             raise DataError(
-                f"{path} has no column {name!r}; {known}",
+                f"{path} has no column {name!r}; {_known(name, schema)}",
                 reason=SafeReason(Code.WRONG_COLUMNS),
             )
         if count > 1:
@@ -161,21 +239,77 @@ def number_columns(schema: Any, wanted: Wanted, path: Path) -> tuple[str, ...]:
             f"{path} has no columns of features; expected at least one",
             reason=SafeReason(Code.WRONG_COLUMNS),
         )
-    is_a = [getattr(arrow("types"), f"is_{kind}") for kind in _NUMBERS]
-    types = {name: schema.field(name).type for name in numbers}
+    columns = tuple(dict.fromkeys(map(find, numbers)))
+    _require_numbers(schema, columns, path)
+    return columns
+
+
+def _finder(schema: Any) -> Callable[[str], str]:
+    """Return a function from a wanted name to the name of a column in the table.
+
+    Names may differ in white space and Unicode form, or name a position in a column of
+    lists, as in ``vector[3]``. Names without a column are returned unchanged.
+    """
+    known = frozenset(schema.names)
+    clean = defaultdict[str, list[str]](list)
+    for column in schema.names:
+        clean[clean_name(column)].append(column)
+
+    def find(name: str) -> str:
+        if name in known:
+            return name
+        alike = clean[clean_name(name)]
+        if len(alike) == 1:
+            return alike[0]
+        place = _PLACE.fullmatch(name)
+        return name if place is None or place[1] not in known else place[1]
+
+    return find
+
+
+def _known(name: str, schema: Any) -> str:
+    """Return the end of an error about a column that a table does not have."""
+    if len(schema.names) == 1:
+        other = other_delimiter(schema.names[0], ",")
+        if other is not None:
+            return (
+                f"its only column is {schema.names[0]!r}: write its files with commas "
+                f"in place of {other!r}, or read them with data.name: table"
+            )
+    return alternatives(name, schema.names)
+
+
+def _require_contents(kind: Any, name: str, path: Path) -> None:
+    """Refuse a column that holds no images."""
+    if not _is_any(kind, _CONTENTS):
+        raise DataError(
+            f"{path}: found {kind} in the column {name!r}, expected paths of image "
+            "files, or files' contents (binary); save pixels as PNG files, or all "
+            "images as an array in an .npz file (data.name: npz)",
+            reason=SafeReason(Code.WRONG_COLUMNS),
+        )
+
+
+def _is_any(kind: Any, names: Sequence[str]) -> bool:
+    types = arrow("types")
+    return any(getattr(types, f"is_{name}")(kind) for name in names)
+
+
+def _require_numbers(schema: Any, columns: Sequence[str], path: Path) -> None:
+    types = {name: schema.field(name).type for name in columns}
     other = [
         f"{name} ({kind})"
         for name, kind in types.items()
-        if not any(check(kind.value_type if _is_list(kind) else kind) for check in is_a)
+        if not _is_any(kind.value_type if _is_list(kind) else kind, _NUMBERS)
     ]
     if other:
         raise DataError(
             f"{path}: features must be numbers, found the columns {', '.join(other)}; "
-            "list the columns to use (data.features), turn these into numbers, or say "
-            "that they hold images or texts (data.image, data.text)",
+            "list the columns to use (data.features), turn these into numbers (with a "
+            "point, not a comma), or say that they hold images or texts (data.image, "
+            "data.text)",
             reason=SafeReason(Code.WRONG_COLUMNS),
         )
-    return numbers
 
 
 def _is_list(kind: Any) -> bool:
@@ -202,12 +336,19 @@ def _scalars(column: Any, name: str, path: Path) -> dict[str, Any]:
     return {f"{name}[{at}]": make(flat[:, at]) for at in range(length)}
 
 
-def _texts(table: Any, name: str) -> tuple[str, ...]:
-    column = table.column(name)
+def _texts(column: Any, name: str, path: Path) -> tuple[str, ...]:
     is_real = arrow("types").is_floating(column.type)
     # Where numbers are expected, this one is what Parquet has in place of none.
     missing = (None, "nan") if is_real else (None,)
-    texts = column.cast(arrow("lib").string()).to_pylist()
+    lib = arrow("lib")
+    try:
+        texts = column.cast(lib.string()).to_pylist()
+    except lib.ArrowException as error:
+        raise DataError(
+            f"{path}: found {column.type} in the column {name!r}, expected a text (in "
+            "UTF-8) or a number in each row",
+            reason=SafeReason(Code.WRONG_COLUMNS),
+        ) from error
     return tuple("" if text in missing else text for text in texts)
 
 
@@ -280,7 +421,8 @@ class ColumnSettings(DecodedSettings):
         The column of labels.
     features
         The columns of features, numbers or lists of as many in each row; null is all
-        other columns, where there is no `image` and no `text`.
+        other columns but the index of a pandas table, where there is no `image` and no
+        `text`.
     image
         The column of images: paths of files, or files' contents.
     text
@@ -378,6 +520,11 @@ class ColumnSettings(DecodedSettings):
         else:
             parts = {"train": _Rows.of(train, self), "test": _Rows.of(test, self)}
         _require_rows(parts["train"], parts["test"], given=test is not None)
+        tables = [train] if test is None else [train, test]
+        for column, kind in ((self.label, "labels"), (self.client, "clients")):
+            if column is not None:
+                written = (name for table in tables for name in table.texts[column])
+                warn_of_merged(written, kind, str(train.path))
         class_names = train.class_names or values_in_order(parts["train"].labels)
         where = str(parts["test"].table.path)
         require_known(parts["test"].labels, class_names, where)
@@ -392,7 +539,9 @@ class ColumnSettings(DecodedSettings):
         constant = np.ptp(numbers, axis=0) == 0
         std = tuple(np.where(constant, 1.0, numbers.std(axis=0)).tolist())
         mean = tuple(numbers.mean(axis=0).tolist())
-        _warn_of_coarse(parts.train.table, numbers)
+        warn_of_coarse(
+            numbers, parts.train.table.feature_names, str(parts.train.table.path)
+        )
         num_classes = len(parts.class_names)
         return Dataset(
             name=self.name,
@@ -423,12 +572,31 @@ class ColumnSettings(DecodedSettings):
             split: Pictures(part.table, str(self.image), self.folder(), part.rows)
             for split, part in parts.splits()
         }
+        for _, part in parts.splits():
+            column = part.table.raw[str(self.image)]
+            if _is_any(column.type, ("string", "large_string")):
+                require_paths(part.table, str(self.image), column.to_pylist())
 
         def describe(writer: EntryWriter) -> Contents:
             _describe(writer, parts)
             return Contents(parts.class_names, client_names=parts.owners)
 
         return self.written(writer, files, describe)
+
+
+def require_paths(table: TableFile, column: str, values: Sequence[str | None]) -> None:
+    """Refuse images in base64 where paths or contents of files are expected."""
+    for at, value in enumerate(values):
+        # Paths have suffixes, and base64 has no full stop.
+        if value and value.startswith(_BASE64) and "." not in value:
+            path, row = table.place_of(at)
+            raise DataError(
+                f"{path}: found an image in base64 in the column {column!r} in row "
+                f"{row + 1}, counting from 1, expected paths of image files, or in "
+                "Parquet files' contents (binary); decode the column "
+                "(base64.b64decode)",
+                reason=SafeReason(Code.WRONG_COLUMNS),
+            )
 
 
 @dataclass(frozen=True)
@@ -451,7 +619,8 @@ class Pictures(Sequence[Picture]):
             value = value.get("path") if content is None else content
         if isinstance(value, str) and value:
             return str(self.folder / value)
-        name = f"{self.table.path}, row {row + 1}, counting from 1,"
+        path, row = self.table.place_of(row)
+        name = f"{path}, row {row + 1}, counting from 1,"
         return Encoded(name, value if isinstance(value, bytes) else b"")
 
 
@@ -466,10 +635,10 @@ class _Rows:
 
     @classmethod
     def of(cls, table: TableFile, settings: ColumnSettings) -> "_Rows":
-        labels = np.array(table.filled_texts(settings.label), dtype=object)
+        labels = np.array(table.names(settings.label), dtype=object)
         clients = None
         if settings.client is not None:
-            clients = np.array(table.filled_texts(settings.client), dtype=object)
+            clients = np.array(table.names(settings.client), dtype=object)
         return cls(table, np.arange(len(labels)), labels, clients)
 
     def taken(self, chosen: NDArray[np.bool_]) -> "_Rows":
@@ -512,7 +681,7 @@ def _tested(
         return np.array([split == "test" for split in splits], dtype=bool)
     # Of each client's rows, those with some of the names that it has.
     dividing = DividingSettings(test_fraction=fraction, seed=seed)
-    pairs = list(zip(table.filled_texts(settings.client), names, strict=True))
+    pairs = list(zip(table.names(settings.client), names, strict=True))
     names_of = defaultdict[str, set[str]](set)
     for client, name in pairs:
         names_of[client].add(name)
@@ -557,19 +726,3 @@ def _describe(writer: EntryWriter, parts: _Parts) -> None:
         writer.put_labels(split, numbered(part.labels, parts.class_names))
         if part.clients is not None:
             writer.put_client_ids(split, numbered(part.clients, parts.owners))
-
-
-def _warn_of_coarse(table: TableFile, numbers: NDArray[np.float64]) -> None:
-    """Say which features float32 holds too coarsely, such as times since 1970."""
-    step = _STEP * np.abs(numbers.mean(axis=0))
-    varies = np.ptp(numbers, axis=0) > 0
-    is_coarse = varies & (numbers.std(axis=0) < _FEWEST_STEPS * step)
-    if is_coarse.any():
-        columns = [table.feature_names[at] for at in np.flatnonzero(is_coarse)]
-        _LOG.warning(
-            "%s: values of %s are so large, and differ so little, that float32 loses "
-            "their differences; subtract an offset from these columns, such as their "
-            "least value, in all files",
-            table.path,
-            ", ".join(columns),
-        )

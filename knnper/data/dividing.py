@@ -1,7 +1,9 @@
 """Which examples are trained on, validated on and tested on; values by number."""
 
 import hashlib
+import logging
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,9 +12,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.errors import DataError
+from knnper.errors import DataError, warn_once
 from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction, Settings
 from knnper.seeding import RandomKey
+
+_LOG = logging.getLogger(__name__)
+
+# Zero-width space, word joiner and byte order mark: white space that str.split keeps.
+_INVISIBLE = dict.fromkeys(map(ord, "\u200b\u2060\ufeff"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +153,44 @@ def mark_alike(
     return [at in marked for at in range(len(names))]
 
 
+def warn_of_joined(source: str, names: Iterable[str]) -> None:
+    """Log that central validation data is trained on."""
+    warn_once(
+        _LOG,
+        f"{source}: validation data ({', '.join(names)}) is added to the training "
+        "data, since each client holds out its own part for validation",
+    )
+
+
+def clean_name(text: str) -> str:
+    """Return a label's or client's name in NFC, each white space as one space.
+
+    Names that look equal are then equal: "café" from a Mac and from elsewhere, "cat"
+    and "cat " from a spreadsheet.
+    """
+    normal = unicodedata.normalize("NFC", text.translate(_INVISIBLE))
+    return " ".join(normal.split())
+
+
+def clean_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return each name as `clean_name` does."""
+    written = tuple(names)
+    clean = {name: clean_name(name) for name in set(written)}
+    return tuple(clean[name] for name in written)
+
+
+def warn_of_merged(names: Iterable[str], kind: str, source: str) -> None:
+    """Log how many names equal others but for white space or Unicode form."""
+    written = set(names)
+    num_merged = len(written) - len(set(clean_names(written)))
+    if num_merged:
+        warn_once(
+            _LOG,
+            f"{source}: {kind} with names that differ from others only in white space "
+            f"or Unicode form, and are joined with those: {num_merged}",
+        )
+
+
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+")
 
 
@@ -166,9 +211,12 @@ def require_known(found: Iterable[str], known: Sequence[str], where: str) -> Non
     """Refuse, with a `DataError`, classes that are tested on and not trained on."""
     unknown = sorted(set(found) - set(known))
     if unknown:
+        hint = ""
+        if "-1" in unknown:
+            hint = "; -1 often stands for labels that are not published: leave them out"
         raise DataError(
             f"{where} has classes that no training example has: {', '.join(unknown)}; "
-            "the classes are those that are trained on"
+            f"the classes are those that are trained on{hint}"
         )
 
 

@@ -75,6 +75,8 @@ def why_unreachable(path: str) -> str | None:
     """Return why a path leads to neither a file nor a folder; None where it does."""
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - of 50,000 files
+    except ValueError as error:
+        return f"cannot be a path: {error}"  # It holds a NUL.
     except OSError as error:
         if not os.path.islink(path):  # noqa: PTH114
             is_missing = isinstance(error, FileNotFoundError)

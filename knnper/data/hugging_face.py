@@ -1,6 +1,7 @@
 """Data sets of Hugging Face: folders of the package datasets, or from the Hub."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,23 @@ from knnper.data.columns import (
     ColumnSettings,
     TableFile,
     Wanted,
+    arrow,
     columns_of,
     number_columns,
 )
+from knnper.data.dividing import (
+    clean_name,
+    warn_of_joined,
+    warn_of_merged,
+)
+from knnper.data.features import pandas_index
 from knnper.data.folders import why_unreachable
-from knnper.errors import DataError
+from knnper.data.split_names import split_of
+from knnper.errors import DataError, warn_once
 from knnper.experiment import alternatives
 from knnper.process import import_extra
+
+_LOG = logging.getLogger(__name__)
 
 _OF_DISK = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes beside
 
@@ -33,10 +44,11 @@ class HuggingFaceSettings(ColumnSettings):
     config
         Which of several data sets in it; null is its default.
     train
-        The split that is trained on.
+        The split that is trained on. With ``train``, validation data that is not tested
+        on is trained on as well: the partition holds out its own.
     test
         The split that is tested on; null is ``test`` where there is one, else
-        `test_fraction` of `train`.
+        `test_fraction` of what is trained on.
     """
 
     name = "hugging_face"
@@ -51,17 +63,41 @@ class HuggingFaceSettings(ColumnSettings):
     def tables(self, wanted: Wanted) -> tuple[TableFile, TableFile | None]:
         """See `ColumnSettings`."""
         splits, path = self._opened(), self.folder()
-        train = self._table(splits, self.train, wanted, path)
-        test = self.test or ("test" if "test" in splits else None)
-        if test is None or test == self.train:
-            return train, None
+        trained = _called(self.train, splits)
+        test = _called(self.test or "test", splits)
+        if self.test is None and test not in splits:
+            test = trained
+        train = self._table(splits, trained, wanted, path)
         same = replace(wanted, numbers=train.number_columns)
+        validation = self._validation(splits, (trained, test))
+        if validation:
+            warn_of_joined(str(path), validation)
+        for name in validation:
+            train = train.join(self._table(splits, name, same, path))
+        _warn_of_unused(path, set(splits) - {trained, test, *validation})
+        if test == trained:
+            return train, None
         return train, self._table(splits, test, same, path)
+
+    def _validation(self, splits: Any, used: tuple[str, str]) -> list[str]:
+        """Return the splits of validation data that are trained on."""
+        if split_of(self.train) != "train":
+            return []  # A split that is chosen otherwise is used alone.
+        return [
+            name
+            for name in splits
+            if name not in used and split_of(name) == "validation"
+        ]
 
     def state(self) -> Mapping[str, str | None]:
         """See `ColumnSettings`."""
         splits = {"config": self.config, "train": self.train, "test": self.test}
-        return {"files": state_of_files(self._files(), self.folder()), **splits}
+        return {
+            "files": state_of_files(self._files(), self.folder()),
+            # Earlier entries of the cache lack it, and the validation data.
+            "validation": "joined",
+            **splits,
+        }
 
     def _files(self) -> list[Path]:
         """Return all files below the folder; refuse links that lead nowhere."""
@@ -107,14 +143,73 @@ class HuggingFaceSettings(ColumnSettings):
                 f"{path} has no split {split!r}; {alternatives(split, splits)}"
             )
         found, place = splits[split], path / split
-        numbers = number_columns(found.features.arrow_schema, wanted, place)
-        columns = [*wanted.as_they_are, *numbers]
-        table = found.select_columns(columns).with_format("arrow")[:]
-        made = columns_of(table, wanted, numbers, place)
-        names = getattr(found.features.get(self.label), "names", None)
-        if self.label not in wanted.texts or not names:
+        schema = found.features.arrow_schema
+        numbers = number_columns(schema, wanted, place, _index_in(path))
+        columns = [*wanted.columns_in(schema), *numbers]
+        lib = arrow("lib")
+        try:
+            table = found.select_columns(columns).with_format("arrow")[:]
+            made = columns_of(table, wanted, numbers, place)
+        except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{place} cannot be read as a table: {error}") from error
+        if self.label not in wanted.texts:
             return made
-        known = {str(number): name for number, name in enumerate(names)}
+        column = columns[wanted.as_they_are.index(self.label)]
+        names = getattr(found.features.get(column), "names", None)
+        if not names:
+            return made
+        self._require_published(made.texts[self.label], place, splits)
+        if split == _called(self.train, splits):
+            warn_of_merged(names, "classes", str(place))
+        known = {str(number): clean_name(name) for number, name in enumerate(names)}
         labels = tuple(known.get(one, "") for one in made.texts[self.label])
         texts = {**made.texts, self.label: labels}
-        return replace(made, texts=texts, class_names=tuple(names))
+        classes = tuple(dict.fromkeys(known.values()))
+        return replace(made, texts=texts, class_names=classes)
+
+    def _require_published(
+        self, labels: tuple[str, ...], place: Path, splits: Any
+    ) -> None:
+        """Refuse labels of -1, which stand for labels that are not published."""
+        count = labels.count("-1")
+        if not count:
+            return
+        others = [name for name in splits if split_of(name) == "validation"]
+        example = f", such as data.test: {others[0]}" if others else ""
+        raise DataError(
+            f"{place}: {count} rows have the label -1, which stands for labels that "
+            "are not published, as in GLUE's test data; name another split (data.train,"
+            f" data.test{example}), or leave the rows out"
+        )
+
+
+def _called(name: str, splits: Iterable[str]) -> str:
+    """Return a split's name as the data set writes it; ``name`` if there is none."""
+    known = list(splits)
+    # Of other names than these two, the data set's own are expected.
+    split = split_of(name) if name in ("train", "test") else None
+    alike = [
+        other
+        for other in known
+        if other.casefold() == name.casefold() or (split and split_of(other) == split)
+    ]
+    return alike[0] if name not in known and len(alike) == 1 else name
+
+
+def _index_in(folder: Path) -> frozenset[str]:
+    """Return the index columns of pandas in a folder's Parquet files."""
+    # The package forgets what pandas wrote about them.
+    parquet, lib = arrow("parquet"), arrow("lib")
+    names = frozenset[str]()
+    for path in folder.rglob("*.parquet"):
+        try:
+            names |= pandas_index(parquet.read_schema(path).metadata)
+        except (lib.ArrowException, OSError):
+            continue
+    return names
+
+
+def _warn_of_unused(path: Path, splits: Iterable[str]) -> None:
+    unused = ", ".join(sorted(splits))
+    if unused:
+        warn_once(_LOG, f"{path}: the splits {unused} are not used")

@@ -13,7 +13,15 @@ import torch
 
 from knnper.data.arrays import collect_own
 from knnper.data.catalogue import DATA_SETS
-from knnper.data.dividing import SPLITS, FractionSettings, Split, split_by_name
+from knnper.data.dividing import (
+    SPLITS,
+    FractionSettings,
+    Split,
+    clean_name,
+    clean_names,
+    split_by_name,
+    warn_of_merged,
+)
 from knnper.data.examples import (
     TEXTS,
     DataFormat,
@@ -22,10 +30,13 @@ from knnper.data.examples import (
     no_examples,
     statistics_of,
 )
+from knnper.data.features import numbered_features, order_by_name, warn_of_coarse
 from knnper.data.images import digests_of, require_all_read
 from knnper.data.site_data import (
     SITES,
+    ArrayInputs,
     Collected,
+    Inputs,
     LabelSettings,
     NamedExamples,
     ReadInputs,
@@ -253,23 +264,33 @@ _MOST_SHOWN = 20
 def agree_labels(
     found: Collected, settings: LabelSettings, class_names: Sequence[str]
 ) -> tuple[tuple[int | None, ...], dict[str, int]]:
-    """Find labels among the federation's by name; count those that it has not."""
-    for name, target in settings.label_map.items():
-        if target not in class_names:
+    """Find labels among the federation's by name; count those that it has not.
+
+    Names are compared as `clean_name` makes them.
+    """
+    clean_map = {
+        clean_name(name): clean_name(target)
+        for name, target in settings.label_map.items()
+    }
+    known = {clean_name(name): label for label, name in enumerate(class_names)}
+    # Models of earlier versions may have classes that differ in white space alone.
+    known |= {name: label for label, name in enumerate(class_names)}
+    for name, target in clean_map.items():
+        if target not in known:
             raise DataError(
                 f"data.label_map leads from {name!r} to {target!r}, which is no class "
                 f"of the federation; {nearest(target, class_names)} known: "
                 f"{_listed(class_names)}",
                 reason=SafeReason(Code.WRONG_LABEL_MAP),
             )
-    known = {name: label for label, name in enumerate(class_names)}
     # Numbers are names where the federation has whole numbers for names, else places;
     # then both are known, since the map of labels leads to names.
     if found.numbered and not any(name.isdecimal() for name in class_names):
         known = {str(label): label for label in range(len(class_names))} | known
-    named = [settings.label_map.get(name, name) for name in found.labels]
+    written = clean_names(found.labels)
+    named = [clean_map.get(name, name) for name in written]
     labels = tuple(known.get(name) for name in named)
-    pairs = zip(found.labels, labels, strict=True)
+    pairs = zip(written, labels, strict=True)
     counts = Counter(name for name, label in pairs if label is None)
     unknown = dict(sorted(counts.items()))
     if unknown and settings.unknown_labels == "error":
@@ -305,6 +326,7 @@ def _settled(
     found: Collected, settings: LabelSettings, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
     """Agree on labels, split, and read the inputs."""
+    warn_of_merged(found.labels, "labels", found.source)
     labels, unknown = agree_labels(found, settings, task.class_names)
     kept = [at for at, label in enumerate(labels) if label is not None]
     splits = _splits(found, kept, settings.fractions)
@@ -313,7 +335,9 @@ def _settled(
     wanted = [at for split in SPLITS for at in members[split]]
     read = ReadInputs(no_examples(task.spec).images)
     if wanted:
-        read = found.inputs.read(wanted, task, cache)
+        inputs = _with_features_of(found, task)
+        read = inputs.read(wanted, task, cache)
+        _warn_of_coarse(inputs, task, found)
     parts: dict[Split, NamedExamples] = {}
     start = 0
     for split, positions in members.items():
@@ -332,6 +356,33 @@ def _settled(
         unreadable={found.names[at]: why for at, why in read.unreadable.items()},
         skips=settings.on_error == "skip",
     )
+
+
+def _with_features_of(found: Collected, task: SiteTask) -> Inputs:
+    """Return the inputs with their features in the task's order, found by name."""
+    inputs, names, agreed = found.inputs, found.feature_names, task.feature_names
+    if not isinstance(inputs, ArrayInputs) or task.spec.dtype != "float32":
+        return inputs
+    if bool(names) != bool(agreed):
+        side = "the federation" if names else "the data"
+        warn_once(
+            _LOG,
+            f"{found.source}: {side} names no features, so they are taken by their "
+            f"position: {_listed(names or agreed)}",
+        )
+    elif names != agreed:
+        return inputs.select(order_by_name(names, agreed, found.source))
+    return inputs
+
+
+def _warn_of_coarse(inputs: Inputs, task: SiteTask, found: Collected) -> None:
+    height, width, num_features = task.spec.image_shape
+    is_row = task.spec.dtype == "float32" and (height, width) == (1, 1)
+    if is_row and isinstance(inputs, ArrayInputs):
+        names = task.feature_names or found.feature_names
+        names = names or numbered_features(num_features)
+        rows = inputs.array.reshape(len(inputs.array), -1)
+        warn_of_coarse(rows, names, found.source)
 
 
 def _splits(
@@ -357,7 +408,7 @@ def _own_task(found: Collected) -> SiteTask:
     if dtype == "token":
         return SiteTask(InputSpec(shape, NUM_TOKENS, (), (), dtype), CHARACTER_NAMES)
     key = int if found.numbered else None
-    class_names = tuple(sorted(set(found.labels), key=key))
+    class_names = tuple(sorted(set(clean_names(found.labels)), key=key))
     channels = 0 if dtype in TEXTS else shape[2]
     described = ((0.0,) * channels, (1.0,) * channels, dtype, found.inputs.vocabulary)
     spec = InputSpec(shape, len(class_names), *described)
@@ -444,11 +495,12 @@ def _can_be_kept(name: str) -> bool:
 
 
 MODEL_CARD = "model.json"
+_TASK_EXPECTED = "give an experiment's YAML file, or the folder of an exported model"
 
 
 def read_task(path: Path) -> SiteTask:
     """Return the task that an exported model's folder, or an experiment, describes."""
-    card = path / MODEL_CARD
+    card = path if path.name == MODEL_CARD else path / MODEL_CARD
     if card.is_file():
         require_plain(path)
         return _of_card(card)
@@ -460,7 +512,9 @@ def read_task(path: Path) -> SiteTask:
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as text in UTF-8: {error}") from error
+        raise DataError(
+            f"{path} cannot be read as text in UTF-8: {error}; {_TASK_EXPECTED}"
+        ) from error
     section = document.get("data") if isinstance(document, Mapping) else None
     return _of_section(section if isinstance(section, Mapping) else {}, str(path))
 
@@ -484,7 +538,7 @@ def _of_section(section: Mapping[str, Any], source: str) -> SiteTask:
     if not isinstance(name, str) or name not in kinds:
         raise DataError(
             f"{source}: found data.name {name!r}, expected that of an experiment; "
-            f"{alternatives(str(name), kinds)}"
+            f"{_TASK_EXPECTED}. {alternatives(str(name), kinds)}"
         )
     problems: list[Problem] = []
     values = {key: value for key, value in section.items() if key != "name"}

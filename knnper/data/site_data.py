@@ -5,17 +5,17 @@ import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from knnper.data.dividing import SPLITS, FractionSettings, Split
+from knnper.data.dividing import SPLITS, FractionSettings, Split, clean_name
 from knnper.data.examples import (
     KINDS_OF_INPUT,
     LARGEST_PIXEL,
@@ -40,7 +40,8 @@ OnError = Literal["refuse", "skip"]
 
 ImageShape = tuple[PositiveInt, PositiveInt, PositiveInt]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
-ClassName = Annotated[str, Field(min_length=1)]
+ClassName = Annotated[str, AfterValidator(clean_name), Field(min_length=1)]
+FeatureName = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class SitesSettings(Settings):
     mean: tuple[FiniteFloat, ...]
     std: tuple[PositiveFloat, ...]
     dtype: InputDtype = "uint8"
-    feature_names: tuple[ClassName, ...] = ()
+    feature_names: tuple[FeatureName, ...] = ()
     vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
@@ -344,6 +345,11 @@ class ArrayInputs(Inputs):
             "features)",
             reason=SafeReason(Code.WRONG_SHAPE),
         )
+
+    def select(self, features: Sequence[int]) -> "ArrayInputs":
+        """Return rows of features (n, d) with those at these positions, in order."""
+        rows = self.array.reshape(len(self.array), -1)
+        return replace(self, array=rows[:, list(features)])
 
     def read(
         self,

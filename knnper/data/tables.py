@@ -1,6 +1,5 @@
 """Data sets in CSV or Parquet files."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +17,12 @@ from knnper.data.columns import (
     columns_of,
     number_columns,
     require_one_kind,
+    require_paths,
 )
+from knnper.data.csv_files import csv_problem, header_of, quote_problem, row_error
 from knnper.data.dividing import are_whole_numbers
 from knnper.data.examples import KINDS_OF_INPUT, Vocabulary
+from knnper.data.features import require_order
 from knnper.data.images import ImageFiles
 from knnper.data.site_data import (
     ArrayInputs,
@@ -40,7 +42,9 @@ from knnper.reasons import Code, SafeReason
 
 _PARQUET = (".parquet", ".pq")
 _CSV = (".csv", ".tsv", ".txt")
-_ROW = re.compile(r"CSV parse error: Row #(\d+): Expected")
+_LARGEST_BLOCK = 2**31 - 1
+_ELSEWHERE = (".json", ".jsonl", ".arrow", ".feather")
+_DELIMITER_ADVICE = "set data.delimiter: {!r}"
 
 
 def read_table(path: Path, wanted: Wanted, delimiter: str = ",") -> TableFile:
@@ -50,22 +54,38 @@ def read_table(path: Path, wanted: Wanted, delimiter: str = ",") -> TableFile:
             f"{path}: there is no such file; give a CSV or Parquet file",
             reason=SafeReason(Code.MISSING_FILE),
         )
-    lib = arrow("lib")
+    lib, is_csv = arrow("lib"), path.suffix.lower() in _CSV
+    if is_csv:
+        delimiter = _delimiter(path, delimiter)
     schema_of, read = _reader(path, delimiter)
     try:
-        columns = number_columns(schema_of(), wanted, path)
-        return columns_of(read(wanted.as_they_are, columns), wanted, columns, path)
-    except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} cannot be read as a table: {error}", reason=_reason_of(error)
-        ) from error
+        schema = schema_of()
+        columns = number_columns(schema, wanted, path)
+        table = read(wanted.columns_in(schema), columns)
+        if is_csv and (problem := quote_problem(path, delimiter)):
+            raise DataError(problem, reason=SafeReason(Code.UNREADABLE_FILE))
+        return columns_of(table, wanted, columns, path)
+    except (DataError, lib.ArrowException, OSError, UnicodeDecodeError) as error:
+        explained = _explained(error, path, delimiter if is_csv else None)
+        if explained is error:
+            raise
+        raise explained from error
 
 
-def _reason_of(error: Exception) -> SafeReason:
-    """Return the part of Arrow's error that holds no data."""
-    if found := _ROW.search(str(error)):
-        return SafeReason(Code.UNREADABLE_ROW, row=int(found[1]))
-    return SafeReason(Code.UNREADABLE_FILE)
+def _explained(error: Exception, path: Path, delimiter: str | None) -> DataError:
+    """Return an error that names its cause; ``delimiter`` is that of a CSV file."""
+    problem = None
+    if delimiter is not None:
+        problem = csv_problem(path, delimiter, _DELIMITER_ADVICE)
+    reason = SafeReason(Code.UNREADABLE_FILE)
+    if isinstance(error, DataError):
+        if problem is None:
+            return error
+        reason = error.reasons[0]
+    elif problem is None and (wrong_row := row_error(path, str(error))):
+        return wrong_row
+    message = f"{path} cannot be read as a table: {problem or error}"
+    return DataError(message, reason=reason)
 
 
 _Names = tuple[str, ...]
@@ -85,30 +105,54 @@ def _reader(
 
         return lambda: parquet.read_schema(path), some
     if suffix not in _CSV:
+        folder = "; data.name: hugging_face reads a folder of such files"
         raise DataError(
             f"{path}: found the suffix {suffix!r}, expected one of "
-            f"{', '.join((*_CSV, *_PARQUET))}"
+            f"{', '.join((*_CSV, *_PARQUET))}{folder if suffix in _ELSEWHERE else ''}"
         )
     if len(delimiter) != 1:
         raise DataError(
             f"{path}: found the delimiter {delimiter!r}, expected one character"
         )
     csv = arrow("csv")
-    reading = csv.ReadOptions(use_threads=False)
-    parsing = csv.ParseOptions(delimiter=delimiter)
+    parsing = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
     def schema() -> Any:
-        with csv.open_csv(path, reading, parsing) as reader:
-            return reader.schema
+        def read_beginning(options: Any) -> Any:
+            with csv.open_csv(path, options, parsing) as reader:
+                return reader.schema
+
+        return _with_room(path, read_beginning)
 
     def read(texts: _Names, numbers: _Names) -> Any:
         # A guess would make the number 1 of the text "01".
         types = dict.fromkeys(texts, arrow("lib").string())
         columns = [*texts, *numbers]
         convert = csv.ConvertOptions(column_types=types, include_columns=columns)
-        return csv.read_csv(path, reading, parsing, convert)
+        return _with_room(
+            path, lambda options: csv.read_csv(path, options, parsing, convert)
+        )
 
     return schema, read
+
+
+def _delimiter(path: Path, delimiter: str) -> str:
+    """Return the delimiter: a tab in a file .tsv with tabs, unless one is chosen."""
+    is_tabbed = path.suffix.lower() == ".tsv" and "\t" in header_of(path)
+    return "\t" if is_tabbed and delimiter == "," else delimiter
+
+
+def _with_room(path: Path, read: Callable[[Any], Any]) -> Any:
+    """Call ``read`` with options for a CSV file: one block, if a row is longer."""
+    csv, lib = arrow("csv"), arrow("lib")
+    try:
+        return read(csv.ReadOptions(use_threads=False))
+    except lib.ArrowInvalid as error:
+        # A row is longer than a block, of 1 MiB.
+        if "block size" not in str(error):
+            raise
+    size = min(path.stat().st_size + 1, _LARGEST_BLOCK)
+    return read(csv.ReadOptions(use_threads=False, block_size=size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +162,13 @@ class TableSettings(ColumnSettings):
     Attributes
     ----------
     train
-        A CSV file with a header, or a Parquet file.
+        A CSV file with a header, in UTF-8, or a Parquet file.
     test
         Another such file; null takes `test_fraction` of the rows of `train`.
     root
         The folder that paths of images start at; null is that of `train`.
     delimiter
-        Between the columns of a CSV file.
+        Between the columns of a CSV file; a file .tsv with tabs needs no other.
     """
 
     name = "table"
@@ -185,12 +229,13 @@ class SiteTableSettings(SiteSettings):
     Attributes
     ----------
     path
-        A CSV file with a header, or a Parquet file.
+        A CSV file with a header, in UTF-8, or a Parquet file.
     label
         The column of labels: names of classes, or whole numbers.
     features
         The columns of features in the federation's order; null is those that the
-        federation agreed on by name or, where it did not, all other columns.
+        federation agreed on by name or, where it did not, all other columns but the
+        index of a pandas table.
     image
         The column of paths of image files, which start at the table's folder.
     text
@@ -238,6 +283,11 @@ class SiteTableSettings(SiteSettings):
         table = read_table(path, Wanted.of(texts, features), self.delimiter)
         source = str(path)
         labels = table.filled_texts(self.label)
+        feature_names = table.feature_names
+        if self.features is not None and task is not None:
+            # By position: the site may call features otherwise than the federation.
+            require_order(feature_names, task.feature_names, source)
+            feature_names = task.feature_names
         splits = None
         if self.split is not None:
             splits = split_texts(table.texts[self.split], source)
@@ -248,13 +298,15 @@ class SiteTableSettings(SiteSettings):
             inputs=self._inputs(table, base),
             splits=splits,
             given_splits=frozenset(splits or ()),
-            numbered=are_whole_numbers(labels),
-            feature_names=table.feature_names,
+            numbered=are_whole_numbers(table.names(self.label)),
+            feature_names=feature_names,
         )
 
     def _inputs(self, table: TableFile, base: Path) -> Inputs:
         if self.image is not None:
-            return ImageFiles(table.path.parent, table.filled_texts(self.image))
+            paths = table.filled_texts(self.image)
+            require_paths(table, self.image, paths)
+            return ImageFiles(table.path.parent, paths)
         if self.text is None:
             return ArrayInputs(str(table.path), table.numbers)
         texts = table.filled_texts(self.text)

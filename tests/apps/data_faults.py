@@ -188,6 +188,17 @@ def table_with_another_delimiter(folder: Path) -> dict[str, Any]:
     return table(folder, [one.replace(",", ";") for one in lines])
 
 
+@fault("rows", "unreadable_file")
+def quote_that_is_not_closed(folder: Path) -> dict[str, Any]:
+    return table(folder, changed(5, f'"{NAME},HIV,{NUMBER},1'))
+
+
+@fault("rows", "wrong_columns")
+def features_in_another_order(folder: Path) -> dict[str, Any]:
+    lines = changed(5, f"{NAME},HIV,{NUMBER},1")
+    return table(folder, lines, features=[*reversed(COLUMNS)])
+
+
 @fault("rows", "unreadable_data")
 def table_with_another_suffix(folder: Path) -> dict[str, Any]:
     return written(folder, b"", f"data.{NAME}{NUMBER}")
@@ -240,6 +251,11 @@ def parquet_with_lists_of_different_lengths(folder: Path) -> dict[str, Any]:
     return {**settings, "features": [NAME]}
 
 
+@fault("rows", "wrong_columns")
+def parquet_with_lists_as_labels(folder: Path) -> dict[str, Any]:
+    return parquet(folder, age=[1.0] * 8, dose=[1.0] * 8, diagnosis=[[NAME]] * 8)
+
+
 @fault("rows", "value_not_allowed")
 def parquet_with_nothing_in_a_row(folder: Path) -> dict[str, Any]:
     return parquet(folder, age=[None, *[float(NUMBER)] * 7], dose=[1.0] * 8)
@@ -285,6 +301,16 @@ def npz_with_another_array(folder: Path) -> dict[str, Any]:
 @fault("rows", "wrong_layout")
 def npz_with_the_same_array_under_two_names(folder: Path) -> dict[str, Any]:
     return npz(folder, **arrays(x=np.full((8, 2), float(NUMBER))))
+
+
+@fault("rows", "wrong_columns")
+def npz_with_another_feature(folder: Path) -> dict[str, Any]:
+    return npz(folder, **arrays(feature_names=np.array(["age", NAME])))
+
+
+@fault("rows", "wrong_layout")
+def npz_with_too_few_names_of_features(folder: Path) -> dict[str, Any]:
+    return npz(folder, **arrays(feature_names=np.array([NAME])))
 
 
 @fault("rows", "wrong_shape")

@@ -1,0 +1,140 @@
+"""Why a CSV file cannot be read: its encoding, its delimiter, the length of a row."""
+
+import codecs
+import re
+from pathlib import Path
+
+from knnper.errors import DataError
+from knnper.reasons import Code, SafeReason
+
+DELIMITERS = ",;\t|"
+
+_QUOTED = re.compile(r'"[^"]*"')
+_QUOTE = b'"'
+_CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')
+_PART = 2**20
+_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
+_BEGINNING = 4096
+
+# Those of UTF-32 first: the little-endian one begins with that of UTF-16.
+_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def encoding_problem(path: Path) -> str | None:
+    """Return how a text file is encoded, where it is not UTF-8; else None."""
+    with path.open("rb") as file:
+        beginning = file.read(_BEGINNING)
+        for mark, encoding in _MARKS.items():
+            if beginning.startswith(mark):
+                return f"it is encoded in {encoding}, expected UTF-8"
+        # Of Latin letters in UTF-16, every second byte is 0.
+        if beginning.count(0) > len(beginning) / 4:
+            return "it is encoded in UTF-16, or is no text; expected UTF-8"
+        file.seek(0)
+        for line, content in enumerate(file, 1):
+            try:
+                content.decode()
+            except UnicodeDecodeError:
+                return (
+                    f"line {line} is encoded otherwise, perhaps in Windows-1252 or "
+                    "Latin-1; expected UTF-8"
+                )
+    return None
+
+
+def unclosed_quote(path: Path, delimiter: str) -> int | None:
+    """Return the line of a quote before a value that is not closed, or None.
+
+    Readers take all lines behind it for one value.
+    """
+    with path.open("rb") as file:
+        parts = iter(lambda: file.read(_PART), b"")
+        # Quotes come in pairs, also within a value. Lines are read one by one, which
+        # takes long, only where one is missing.
+        if sum(part.count(_QUOTE) for part in parts) % 2 == 0:
+            return None
+        file.seek(0)
+        separator = delimiter.encode()
+        is_open, opened = False, 0
+        for number, line in enumerate(file, 1):
+            at = 0 if is_open or _QUOTE in line else -1
+            while at >= 0:
+                if not is_open and line.startswith(_QUOTE, at):
+                    is_open, opened, at = True, number, at + 1
+                if is_open:
+                    closing = _CLOSING.match(line, at)
+                    if closing is None:
+                        break
+                    is_open, at = False, closing.end()
+                at = line.find(separator, at)
+                at += at >= 0
+    return opened if is_open else None
+
+
+def header_of(path: Path) -> str:
+    """Return the first line of a text file, without its end."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return file.readline().rstrip("\n")
+
+
+def other_delimiter(header: str, delimiter: str) -> str | None:
+    """Return what separates the columns of a header that has no ``delimiter``."""
+    unquoted = _QUOTED.sub("", header)
+    if delimiter in unquoted:
+        return None
+    commonest = max(DELIMITERS, key=unquoted.count)
+    return commonest if commonest in unquoted else None
+
+
+def csv_problem(path: Path, delimiter: str, advice: str) -> str | None:
+    """Return what is wrong with the encoding, the delimiter or the quotes, or None.
+
+    ``advice`` is what to do about another delimiter, with a place for it: ``{!r}``.
+    """
+    problem = encoding_problem(path)
+    if problem is not None:
+        return f"{problem}; save it so (in Excel: CSV UTF-8)"
+    header = header_of(path)
+    if header.lower().startswith("sep="):
+        return f"its first line is {header!r}, which only Excel reads; remove the line"
+    other = other_delimiter(header, delimiter)
+    if other is not None:
+        return (
+            f"its header has {other!r} between the columns, expected {delimiter!r}; "
+            f"{advice.format(other)}"
+        )
+    return quote_problem(path, delimiter)
+
+
+def quote_problem(path: Path, delimiter: str) -> str | None:
+    """Return which quote is not closed, or None."""
+    line = unclosed_quote(path, delimiter)
+    if line is None:
+        return None
+    return (
+        f"the quote before a value in line {line} is not closed, and all lines behind "
+        "it are one value; close the quote, or write it twice where it belongs to the "
+        "value"
+    )
+
+
+def row_error(path: Path, message: str) -> DataError | None:
+    """Return an error about the row that has too many or too few values, if any.
+
+    ``message`` is that of Arrow's error, which shows the whole row.
+    """
+    match = _ROW.search(message)
+    if match is None:
+        return None
+    row, expected, count = map(int, match.groups())
+    return DataError(
+        f"{path} cannot be read as a table: row {row - 1}, counting from 1 below the "
+        f"header, has {count} values, expected {expected}; correct it, and quote "
+        "values that hold the delimiter",
+        reason=SafeReason(Code.UNREADABLE_ROW, row=row),
+    )

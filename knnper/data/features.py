@@ -1,0 +1,168 @@
+"""Columns of features: their names and order, pandas' index, what float32 loses."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knnper.data.dividing import clean_name, clean_names
+from knnper.errors import DataError, warn_once
+from knnper.experiment import alternatives
+from knnper.reasons import Code, SafeReason
+
+_LOG = logging.getLogger(__name__)
+
+# DataFrame.to_csv and to_parquet name an index without a name so; "Unnamed: 0" is what
+# read_csv makes of the former.
+_INDEX_NAME = re.compile(r"|__index_level_\d+__|Unnamed: \d+(_level_\d+)?(\.\d+)?")
+_ROW_NAMES = frozenset(("id", "idx", "index", "level_0", "row", "row_id"))
+_FEWEST_ROWS = 10
+
+# Of float32, relative to a value; fewer steps in a deviation are too coarse.
+_STEP = 2.0**-23
+_FEWEST_STEPS = 100
+
+_MOST_SHOWN = 10
+_COLUMNS_AT_ONCE = 64
+
+
+def pandas_index(metadata: Any) -> frozenset[str]:
+    """Return the index columns that pandas' part of an Arrow schema's metadata names.
+
+    ``metadata`` is a mapping of bytes, or None.
+    """
+    try:
+        columns = json.loads((metadata or {})[b"pandas"])["index_columns"]
+        # An index that counts from 0 is a mapping, and no column.
+        return frozenset(name for name in columns if isinstance(name, str))
+    except (KeyError, TypeError, ValueError):
+        return frozenset()
+
+
+def without_index(
+    names: Sequence[str],
+    index: frozenset[str],
+    source: str,
+    advice: str = "list the features (data.features) to use them",
+) -> tuple[str, ...]:
+    """Return the columns that are no index of pandas; warn of those left out.
+
+    ``index`` are the names that `pandas_index` returns.
+    """
+    is_index = [_INDEX_NAME.fullmatch(name) or name in index for name in names]
+    left_out = [name for name, found in zip(names, is_index, strict=True) if found]
+    if left_out:
+        shown = (repr(name) if name else "without a name" for name in left_out)
+        warn_once(
+            _LOG,
+            f"{source}: the columns {', '.join(shown)} seem to be the index of a "
+            f"pandas table, and are no features; {advice}",
+        )
+    return tuple(name for name in names if name not in left_out)
+
+
+def clean_features(names: Sequence[str]) -> tuple[str, ...]:
+    """Return each name as `clean_name` does, unless some are then equal."""
+    clean = clean_names(names)
+    return clean if len(set(clean)) == len(names) else tuple(names)
+
+
+def order_by_name(
+    names: Sequence[str], agreed: Sequence[str], source: str
+) -> list[int]:
+    """Return the position of each of the ``agreed`` features among ``names``."""
+    position_of = {clean_name(name): at for at, name in enumerate(names)}
+    position_of |= {name: at for at, name in enumerate(names)}
+    positions: list[int] = []
+    for name in agreed:
+        position = position_of.get(name, position_of.get(clean_name(name)))
+        if position is None:
+            raise DataError(
+                f"{source} has no feature {name!r}, which the federation agreed on; "
+                f"{alternatives(name, names)}",
+                reason=SafeReason(Code.WRONG_COLUMNS),
+            )
+        positions.append(position)
+    return positions
+
+
+def numbered_features(count: int) -> tuple[str, ...]:
+    """Return what features without names are called in messages."""
+    return tuple(f"feature {number}" for number in range(count))
+
+
+def require_order(names: Sequence[str], agreed: Sequence[str], source: str) -> None:
+    """Refuse a list of features that has the federation's names at other positions.
+
+    One of another length is left to the check of the inputs' shape.
+    """
+    if len(names) != len(agreed):
+        return
+    position_of = {name: at for at, name in enumerate(agreed)}
+    for at, name in enumerate(names):
+        if position_of.get(name, at) != at:
+            raise DataError(
+                f"{source}: data.features has {name!r} at position {at + 1}, where the "
+                f"federation has it at position {position_of[name] + 1}; leave out "
+                "data.features to find the columns by their names, or list them in the "
+                f"federation's order: {_listed(agreed)}",
+                reason=SafeReason(Code.WRONG_COLUMNS),
+            )
+
+
+def warn_of_row_numbers(
+    numbers: NDArray[Any], names: Sequence[str], source: str
+) -> None:
+    """Log which of the features (n, d) number the rows, as an index does."""
+    columns = [
+        name
+        for name, column in zip(names, numbers.T, strict=True)
+        if len(column) >= _FEWEST_ROWS and _numbers_rows(column, name)
+    ]
+    if columns:
+        warn_once(
+            _LOG,
+            f"{source}: the columns {_listed(columns)} number the rows, and are "
+            "features; if they say nothing of the label, leave them out",
+        )
+
+
+def _numbers_rows(values: NDArray[Any], name: str) -> bool:
+    column = values.astype(np.float64)
+    span = column.max() - column.min()
+    if span != len(column) - 1 and name.casefold() not in _ROW_NAMES:
+        return False
+    is_whole = (column == np.floor(column)).all()
+    return bool(is_whole) and len(np.unique(column)) == len(column)
+
+
+def warn_of_coarse(numbers: NDArray[Any], names: Sequence[str], source: str) -> None:
+    """Log which of the features (n, d) float32 holds too coarsely, such as times."""
+    columns = [names[at] for at in _coarse(numbers)]
+    if columns:
+        warn_once(
+            _LOG,
+            f"{source}: values of {_listed(columns)} are so large, and differ so "
+            "little, that float32 loses their differences; subtract an offset from "
+            "these columns, such as their least value, in all files",
+        )
+
+
+def _coarse(numbers: NDArray[Any]) -> Iterator[int]:
+    if not len(numbers):
+        return
+    for start in range(0, numbers.shape[1], _COLUMNS_AT_ONCE):
+        some = numbers[:, start : start + _COLUMNS_AT_ONCE].astype(np.float64)
+        step = _STEP * np.abs(some.mean(axis=0))
+        varies = np.ptp(some, axis=0) > 0
+        is_coarse = varies & (some.std(axis=0) < _FEWEST_STEPS * step)
+        yield from (start + np.flatnonzero(is_coarse)).tolist()
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST_SHOWN])
+    return shown if len(names) <= _MOST_SHOWN else f"{shown}, ... ({len(names)})"
