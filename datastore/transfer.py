@@ -15,6 +15,7 @@ from torch import Tensor
 
 from knnper.data.cache import Array, load_array, load_arrays
 from knnper.data.class_folders import list_class_folders
+from knnper.data.dividing import clean_name
 from knnper.data.folders import why_no_folder, why_unreachable
 from knnper.data.images import ImageShape, decoded
 from knnper.datastore.database import ROWS_AT_ONCE, Rows, Version
@@ -127,13 +128,19 @@ def _folder_source(
 def _label_of(
     used: Iterable[str], class_names: Sequence[str], what: str
 ) -> dict[str, int]:
-    unknown = [name for name in used if name not in class_names]
+    """Return the label of each of the names ``used``, in white space of any kind."""
+    number_of = {clean_name(name): label for label, name in enumerate(class_names)}
+    number_of |= {name: label for label, name in enumerate(class_names)}
+    label_of = {
+        name: number_of.get(name, number_of.get(clean_name(name), -1)) for name in used
+    }
+    unknown = [name for name, label in label_of.items() if label < 0]
     if unknown:
         raise DataError(
             f"{what} that the store does not know: {', '.join(unknown)}; expected some "
             f"of {', '.join(class_names)}. Rename them, or leave them out"
         )
-    return {name: label for label, name in enumerate(class_names)}
+    return label_of
 
 
 def _array_source(

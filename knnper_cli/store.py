@@ -478,8 +478,13 @@ def _require_no_traces(folder: Path, proof: "Proof") -> None:
 
 
 def _label_number(text: str, spec: "StoreSpec") -> int:
+    from knnper.data.dividing import clean_name, clean_names
+
     if text in spec.class_names:
         return spec.class_names.index(text)
+    clean = clean_names(spec.class_names)
+    if clean_name(text) in clean:
+        return clean.index(clean_name(text))
     if text.isdecimal() and int(text) < spec.num_classes:
         return int(text)
     names = f" or one of: {', '.join(spec.class_names)}" if spec.class_names else ""

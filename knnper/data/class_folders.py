@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from knnper.data.dividing import clean_name, warn_of_merged
 from knnper.data.folders import (
     is_folder,
     is_reachable,
@@ -160,7 +161,10 @@ def unread_warnings(root: Path, names: Mapping[str, Sequence[str]]) -> tuple[str
 
 
 class FoundFile(NamedTuple):
-    """A file with its path below the root, as in FOLDER/CLASS/FILE."""
+    """A file with its path below the root, as in FOLDER/CLASS/FILE.
+
+    The names of class and user are those of the folders as `clean_name` makes them.
+    """
 
     name: str
     class_name: str
@@ -207,9 +211,9 @@ def files_below(
     files = [
         FoundFile(
             os.path.join(folder, name, file.name),  # noqa: PTH118 - no folder is none
-            name,
+            clean_name(name),
             *_state_of(file),
-            user,
+            None if user is None else clean_name(user),
         )
         for name in folder_names(base, layout)
         for file in _list_files(base / name)
@@ -242,6 +246,15 @@ def files_of_users(root: Path, folder: str, layout: str) -> list[FoundFile]:
     return [
         file for name, one in users for file in files_below(root, one, layout, name)
     ]
+
+
+def warn_of_merged_folders(root: Path, files: Sequence[FoundFile]) -> None:
+    """Log how many folders of classes and users have names that equal others'."""
+    folders = [Path(file.name).parent for file in files]
+    warn_of_merged((folder.name for folder in folders), "classes", str(root))
+    if files and files[0].user is not None:
+        users = (folder.parent.name for folder in folders)
+        warn_of_merged(users, "clients", str(root))
 
 
 def digest_of_files(class_names: Sequence[str], files: Iterable[FoundFile]) -> str:

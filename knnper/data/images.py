@@ -41,9 +41,17 @@ from knnper.data.class_folders import (
     mixed,
     require_folder,
     suffix_of,
+    warn_of_merged_folders,
     warn_of_unread,
 )
-from knnper.data.dividing import SPLITS, mark_by_group, numbered, require_known
+from knnper.data.dividing import (
+    SPLITS,
+    clean_names,
+    mark_by_group,
+    numbered,
+    require_known,
+    warn_of_merged,
+)
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.folders import folders_in, why_no_folder, why_unreachable
@@ -428,6 +436,7 @@ class ImageFolderSettings(DecodedSettings):
         trained = root / folders["train"] if folders else root
         class_names = self._class_names(files, trained)
         everything = [*files["train"], *files["test"]]
+        warn_of_merged_folders(root, everything)
         if self.on_error == "skip":
             warn_of_unread(root, everything)
         source = {**source, "files": digest_of_files(class_names, everything)}
@@ -516,7 +525,8 @@ class ImageFolderSettings(DecodedSettings):
         if self.layout == "auto":
             refuse_splits(trained, class_names, _NO_SPLITS)
         if files["train"][0].user is None:
-            empty = sorted(set(folder_names(trained, _LAYOUT)) - set(class_names))
+            names = clean_names(folder_names(trained, _LAYOUT))
+            empty = sorted(set(names) - set(class_names))
             if empty:
                 raise DataError(
                     f"{trained} holds no images of the classes {', '.join(empty)}, "
@@ -559,7 +569,9 @@ class ImageFolderSettings(DecodedSettings):
                         "to null"
                     )
             owners[split] = [owner for _, (owner, _, _) in pieces]
-        return owners
+        written = [owner for part in owners.values() for owner in part]
+        warn_of_merged(written, "clients", "data.root")
+        return {split: list(clean_names(part)) for split, part in owners.items()}
 
 
 _DOMAIN_LAYOUT = "DOMAIN/CLASS/FILE"

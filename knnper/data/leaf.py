@@ -25,7 +25,13 @@ from knnper.data.cache import (
     download_folder,
     state_of_files,
 )
-from knnper.data.dividing import DividingSettings, mark_tested
+from knnper.data.csv_files import encoding_problem
+from knnper.data.dividing import (
+    DividingSettings,
+    clean_name,
+    mark_tested,
+    warn_of_merged,
+)
 from knnper.data.examples import DataFormat, Dataset
 from knnper.data.folders import (
     folders_in,
@@ -208,9 +214,9 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
         raise DataError(f"{path} cannot be read: {error}") from error
     except (ijson.JSONError, UnicodeDecodeError, RecursionError) as error:
         what = str(error).partition("\n")[0]  # a drawing of the place follows
+        what = f"{what}; if the file is cut off or damaged, make it again"
         raise DataError(
-            f"{path} cannot be read as JSON: {what}; if the file is cut off or "
-            "damaged, make it again"
+            f"{path} cannot be read as JSON: {encoding_problem(path) or what}"
         ) from error
     _require_agreement(path, _listed(path, header), counts)
 
@@ -398,9 +404,11 @@ def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
     """Store each part; return the users that have samples, numbered as they come."""
     numbers: dict[str, int] = {}
     found: set[Split] = set()
+    written: set[str] = set()
     for split, user in parts:
         if len(user.labels):
-            number = numbers.setdefault(user.name, len(numbers))
+            written.add(user.name)
+            number = numbers.setdefault(clean_name(user.name), len(numbers))
             writer.append_of_client(split, user.inputs, user.labels, number)
             found.add(split)
     missing = [split for split in _SPLITS if split not in found]
@@ -409,6 +417,7 @@ def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
             f"no user has samples for: {', '.join(missing)}; some are needed. Mind "
             "data.min_samples and data.test_fraction, or give more data"
         )
+    warn_of_merged(written, "clients", "data.root")
     return tuple(numbers)
 
 

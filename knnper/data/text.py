@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
-from knnper.data.dividing import SPLITS, DividingSettings, FractionSettings, mark_tested
+from knnper.data.csv_files import encoding_problem
+from knnper.data.dividing import (
+    SPLITS,
+    DividingSettings,
+    FractionSettings,
+    clean_name,
+    mark_tested,
+    warn_of_merged,
+)
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.folders import list_folder
@@ -167,7 +175,7 @@ def _lines(play: str) -> Iterator[tuple[str | None, str]]:
         begun = next(filter(None, (form.match(line) for form in forms)), None)
         first = line.strip()
         if begun is not None:
-            speaker, first = begun[1].strip().upper(), (begun[2] or "").strip()
+            speaker, first = clean_name(begun[1]).upper(), (begun[2] or "").strip()
             has_spoken = False
             is_indented = begun.re is _INDENTED
             within = (_IN_CAPITALS, _INDENTED) if is_indented else (_IN_CAPITALS,)
@@ -254,7 +262,8 @@ class TextFile(NamedTuple):
             return self.content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.path}: byte {error.start} is not UTF-8; convert the file",
+                f"{self.path}: byte {error.start} is not UTF-8; convert the file: "
+                f"{encoding_problem(self.path)}",
                 reason=SafeReason(Code.UNREADABLE_FILE),
             ) from error
 
@@ -300,7 +309,11 @@ def digest_of(texts: Mapping[str, str]) -> str:
 def _texts_in(file: TextFile) -> Mapping[str, str]:
     if file.path.suffix.lower() == ".json":
         said_by = _from_json(file.text(), file.path)
-        return {name: plain(said) for name, said in said_by.items()}
+        warn_of_merged(said_by, "speakers", str(file.path))
+        texts = defaultdict[str, list[str]](list)
+        for name, said in said_by.items():
+            texts[clean_name(name)].append(plain(said))
+        return {name: "\n".join(parts) for name, parts in texts.items()}
     found = speeches_of(plain(file.text()), str(file.path))
     if not found:
         raise DataError(

@@ -11,7 +11,14 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split
-from knnper.data.dividing import numbered, require_known, values_in_order
+from knnper.data.csv_files import csv_problem, quote_problem
+from knnper.data.dividing import (
+    clean_name,
+    numbered,
+    require_known,
+    values_in_order,
+    warn_of_merged,
+)
 from knnper.data.examples import Dataset
 from knnper.data.images import DecodedSettings
 from knnper.errors import DataError
@@ -20,6 +27,7 @@ from knnper.seeding import RandomKey
 
 Name = Annotated[str, Field(min_length=1)]
 _FOLDERS_DEEP = 3
+_COMMAS = "write the file with commas in place of {!r}"
 
 
 @dataclass(frozen=True)
@@ -114,14 +122,24 @@ def _read(file: str, settings: UserCsvSettings, *, needs_user: bool) -> list[_Im
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             table = csv.DictReader(stream)
-            columns = {settings.image_column, settings.class_column}
-            columns |= {settings.user_column} if needs_user else set()
-            _require_columns(path, table.fieldnames or (), columns)
+            needed = {settings.image_column, settings.class_column}
+            needed |= {settings.user_column} if needs_user else set()
+            _require_columns(path, table.fieldnames or (), needed)
             rows = [(f"{path}, line {table.line_num}", row) for row in table]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read as a CSV file: {error}") from error
+        if problem := quote_problem(path, ","):
+            raise DataError(problem)
+    except (DataError, OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = csv_problem(path, ",", _COMMAS) if path.is_file() else None
+        if reason is None and isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{path} cannot be read as a CSV file: {reason or error}"
+        ) from error
     if not rows:
         raise DataError(f"{path} lists no images; add some")
+    columns = {"classes": settings.class_column, "clients": settings.user_column}
+    for kind, column in columns.items():
+        warn_of_merged((row.get(column) or "" for _, row in rows), kind, str(path))
     return [_image(where, row, settings) for where, row in rows]
 
 
@@ -151,7 +169,9 @@ def _image(
             "quote values that hold a comma"
         )
     user = row.get(settings.user_column)
+    user = None if user is None else clean_name(user)
     image, class_name = row[settings.image_column], row[settings.class_column]
+    class_name = clean_name(class_name or "")
     if not image or not class_name or (settings.user_column in row and not user):
         raise DataError(
             f"{where}: a user, an image or a class is missing; fill it in, or leave "

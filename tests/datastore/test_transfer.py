@@ -75,6 +75,19 @@ def test_a_folders_order_mixes_the_classes_and_is_always_the_same(
     assert open_source(tmp_path, IMAGE_SHAPE, NAMES).external_ids == left
 
 
+def test_classes_may_differ_in_white_space_and_unicode_form(tmp_path: Path) -> None:
+    names = ("cat", "f\u00f6x")
+    for folder in ("cat ", "fo\u0308x"):
+        (tmp_path / "own" / folder).mkdir(parents=True)
+        put_image(tmp_path / "own" / folder / "a.png", 1)
+    source = open_source(tmp_path / "own", IMAGE_SHAPE, names)
+    label_of = dict(zip(source.external_ids, source.labels.tolist(), strict=True))
+    assert label_of == {"cat /a.png": 0, "fo\u0308x/a.png": 1}
+    arrays = {"inputs": pixels(2), "labels": np.arange(2)}
+    file = save(tmp_path / "a.npz", **arrays, class_names=["fo\u0308x", "cat\u00a0"])
+    assert open_source(file, IMAGE_SHAPE, names).labels.tolist() == [1, 0]
+
+
 def test_what_holds_no_examples_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     with pytest.raises(DataError, match="found no examples"):

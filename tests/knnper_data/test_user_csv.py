@@ -133,6 +133,32 @@ def test_wrong_columns(
 
 
 @pytest.mark.parametrize(
+    ("delimiter", "encoding", "message"),
+    [
+        (";", "utf-8", "header has ';' between .* with commas in place of ';'"),
+        ("\t", "utf-8", r"header has '\\t' between the columns, expected ','"),
+        (",", "utf-16", "it is encoded in UTF-16, expected UTF-8"),
+        (",", "latin-1", "line 2 is encoded otherwise, perhaps in Windows-1252"),
+    ],
+)
+def test_another_delimiter_or_encoding(
+    root: Path, tmp_path: Path, delimiter: str, encoding: str, message: str
+) -> None:
+    path = tmp_path / "train.csv"
+    lines = ["user_id,image_id,class", "\u00fc,aaa1,7"]
+    text = "\n".join(lines).replace(",", delimiter)
+    path.write_text(text, encoding=encoding)
+    with pytest.raises(DataError, match=f"cannot be read as a CSV file: .*{message}"):
+        load(root, str(path))
+
+
+def test_an_unclosed_quote_is_refused(root: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "train.csv", [("u1", "aaa1", '"7'), *TRAIN[1:]])
+    with pytest.raises(DataError, match=r"the quote before a value in line 2 is not"):
+        load(root, path)
+
+
+@pytest.mark.parametrize(
     ("row", "message"),
     [
         (("u1", "ccc5", 99), "no training example has: 99"),

@@ -178,7 +178,8 @@ def test_a_file_that_is_cut_off(tmp_path: Path, part: float) -> None:
     [
         (lambda text: text * 2, "trailing garbage"),
         (lambda text: b"[1" + text, "cannot be read as JSON"),
-        (lambda text: text.replace(b"ada", b"\xff"), "cannot be read as JSON"),
+        (lambda text: text.replace(b"ada", b"\xff"), "JSON: line 1 is encoded other"),
+        (lambda text: text.decode().encode("utf-16"), "JSON: it is encoded in UTF-16"),
     ],
 )
 def test_a_file_that_is_no_json(tmp_path: Path, change: Any, message: str) -> None:

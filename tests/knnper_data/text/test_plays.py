@@ -110,6 +110,7 @@ def test_texts_of_the_same_letters_have_digests_of_their_own() -> None:
     [
         ("a.txt", b"Prose. No play.", "found no speech, expected lines that begin"),
         ("a.txt", b"ANNE. caf\xe9", "byte 9 is not UTF-8; convert the file"),
+        ("a.txt", "ANNE. To be".encode("utf-16"), "file: it is encoded in UTF-16"),
         ("a.json", b'{"Anne": 3}', "found a number under 'Anne', expected one text"),
         ("a.json", b'{"A": "a", "B": ["a"]}', "found a list under 'B', .* join its"),
         ("a.json", b'{"A": true}', "found a truth value under 'A'"),
