@@ -83,6 +83,7 @@ from knnper.strategies.core.exported_model import (
     GlobalModel,
     ModelError,
     load_model,
+    read_model,
     require_fingerprint,
     save_model,
 )
@@ -347,6 +348,7 @@ def _serve(places: Places, serving: Serving) -> None:
 def _require_same_task(places: Places, model: GlobalModel) -> None:
     found, expected = store_spec(model), read_identity(places.store).spec
     if found == expected:
+        _require_same_features(places, model)
         return
     shapes = [
         None if one.input is None else one.input.shape for one in (found, expected)
@@ -357,6 +359,24 @@ def _require_same_task(places: Places, model: GlobalModel) -> None:
         f"{shapes[1]}, classes {', '.join(expected.class_names)}. Give the client "
         "another `state` folder for another task"
     )
+
+
+def _require_same_features(places: Places, model: GlobalModel) -> None:
+    """Refuse a model with other features than the stored inputs have."""
+    serving = read_serving(places.serving)
+    if serving is None:
+        return
+    try:
+        stored = read_model(places.model(serving.model)).card.feature_names
+    except ModelError:
+        return  # It is damaged, and its description cannot be trusted.
+    names = model.card.feature_names
+    if names and stored and names != stored:
+        raise SiteStateError(
+            f"the model takes the features {', '.join(names)}; expected those of the "
+            f"examples in {places.store}, in their order: {', '.join(stored)}. Give "
+            "the client another `state` folder for another task"
+        )
 
 
 def _whole(
@@ -475,6 +495,11 @@ class SiteState:
 
 def _require_read_for(model: GlobalModel, data: SiteData) -> None:
     found, expected = data.task, model.card.learned
+    if found.feature_names != expected.feature_names:
+        raise SiteStateError(
+            f"the data was read for the features {', '.join(found.feature_names)}; the "
+            f"model is for {', '.join(expected.feature_names)}"
+        )
     if (found.spec, found.class_names) != (expected.spec, expected.class_names):
         raise SiteStateError(
             f"the data was read for {found.spec} and the classes "

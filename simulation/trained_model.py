@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from knnper.data.examples import Dataset
-from knnper.data.site_data import SiteTask
+from knnper.data.site_data import task_of
 from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.models import located
@@ -72,6 +72,8 @@ def find_model(path: Path, door: Door | None = None) -> GlobalModel:
     lets in.
     """
     opened: OpenDoor = Door if door is None else lambda _: door
+    if path.is_file() and is_model_folder(path.parent):
+        path = path.parent
     folder = next(filter(is_model_folder, (path, path / MODEL)), None)
     if folder is None:
         return trained_model(path, opened)
@@ -139,6 +141,6 @@ def ended_run(run: Path, door: OpenDoor = Door) -> EndedRun:
 
 def model_with(bench: Workbench, weights: Tensor) -> TrainedModel:
     """Return the model of an experiment with weights w, shape (num_weights,)."""
-    learned = SiteTask(bench.whole.spec, bench.dataset.class_names)
+    learned = replace(task_of(bench.dataset), spec=bench.whole.spec)
     model = global_model(bench.experiment, bench.whole, learned, weights)
     return TrainedModel(**vars(model), experiment=bench.experiment, bench=bench)

@@ -400,10 +400,13 @@ def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[
         raise DataError(f"{folder} is there already; expected a new folder")
     task = to_jsonable_python(sites_settings(task_of(dataset)))
     agreement: dict[str, Any] = {"data": {"name": SITES, **task}, "clients": {}}
+    names = {"class_names": np.array(dataset.class_names)}
+    if dataset.feature_names:
+        names["feature_names"] = np.array(dataset.feature_names)
     try:
         with whole_folder(folder) as draft:
             for client in partition.clients:
-                arrays: dict[str, Any] = {"class_names": np.array(dataset.class_names)}
+                arrays: dict[str, Any] = dict(names)
                 about: dict[str, Any] = {"seen": client.seen}
                 for split, source, positions in (
                     ("train", dataset.train, client.train),

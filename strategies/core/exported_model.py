@@ -336,11 +336,16 @@ def save_model(folder: Path, model: StoredModel) -> None:
             raise ModelError(
                 f"{folder} exists and holds no model; give a new folder for the model"
             )
-        found = read_model(folder).fingerprint
-        if found != model.fingerprint:
+        found = read_model(folder)
+        if found.fingerprint != model.fingerprint:
             raise ModelError(
-                f"{folder} holds the model {found[:12]}, expected to write "
+                f"{folder} holds the model {found.fingerprint[:12]}, expected to write "
                 f"{model.fingerprint[:12]}; give another folder"
+            )
+        if found.card.learned != model.card.learned:
+            raise ModelError(
+                f"{folder} holds the model with other names of classes or features, as "
+                "an earlier version wrote them; give another folder"
             )
         return
     with whole_folder(folder) as draft:

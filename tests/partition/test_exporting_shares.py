@@ -1,5 +1,6 @@
 """Virtual clients' shares as files that real clients read."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,27 @@ def read(folder: Path, client: str) -> SiteData:
     task = read_task(folder / LABELS_FILE)
     choice = Choice[Settings]("npz", NpzSettings(f"{client}.npz"))
     return open_site(choice, folder, task)
+
+
+def test_shares_of_rows_name_their_features(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = (np.arange(40, dtype=np.float32) / 3).astype(np.float32)
+    rows = rows.reshape(20, 1, 1, 2)
+    part = LabelledArrays(rows, np.arange(20) % 2)
+    spec = InputSpec((1, 1, 2), 2, (0.0, 0.0), (1.0, 1.0), "float32")
+    dataset = Dataset("rows", part, part, spec, ("a", "b"), feature_names=("x", "y"))
+    partition = dealt(dataset, "iid")
+    export_shares(dataset, partition, tmp_path / "shares")
+    data = read(tmp_path / "shares", partition.clients[0].shown)
+    assert data.task.feature_names == ("x", "y")
+    assert not caplog.messages
+    # A federation that has them in another order finds them by name.
+    task = dataclasses.replace(data.task, feature_names=("y", "x"))
+    choice = Choice[Settings]("npz", NpzSettings(f"{partition.clients[0].shown}.npz"))
+    swapped = open_site(choice, tmp_path / "shares", task)
+    inputs, expected = swapped.train.examples.images, data.train.examples.images
+    assert torch.equal(inputs, expected.flip(3))
 
 
 @pytest.mark.parametrize("name", CHOICES)

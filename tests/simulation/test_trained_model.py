@@ -1,15 +1,20 @@
 """The global model of runs that the serial engine made."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import save_file
 
+from knnper.data.site import read_task
+from knnper.data.site_data import task_of
 from knnper.errors import RunError
-from knnper.simulation.trained_model import find_model, trained_model
+from knnper.experiment import load_experiment
+from knnper.simulation.trained_model import find_model, model_with, trained_model
+from knnper.simulation.workbench import experiment_catalogue, open_workbench
 from knnper.strategies.catalogue import METHODS
-from knnper.strategies.core.exported_model import save_model
+from knnper.strategies.core.exported_model import ModelError, save_model
 from tests.simulation.finished_run import finished_run
 
 
@@ -39,6 +44,33 @@ def test_an_exported_model_needs_no_data(tmp_path: Path) -> None:
         (run / name).unlink()
     assert find_model(run).fingerprint == model.fingerprint
     assert find_model(run / "model").card == model.card
+
+
+def test_an_exported_model_keeps_the_names_of_features(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    rows = "".join(f"{at / 7},{at % 2},{-at}\n" for at in range(20))
+    (tmp_path / "rows.csv").write_text(f"pulse,kind,weight\n{rows}")
+    document = {
+        "name": "rows",
+        "data": {"name": "table", "train": str(tmp_path / "rows.csv"), "label": "kind"},
+        "partition": {"name": "iid", "num_clients": 2},
+        "model": {"name": "mlp"},
+        "method": {"name": "fedavg"},
+    }
+    bench = open_workbench(load_experiment(document, experiment_catalogue()))
+    model = model_with(bench, bench.whole.initial_weights)
+    save_model(tmp_path / "model", model)
+    for path in (tmp_path / "model", tmp_path / "model" / "model.json"):
+        card = find_model(path).card
+        assert card.feature_names == ("pulse", "weight")
+        assert read_task(path) == card.learned == task_of(bench.dataset)
+    # Earlier versions did not write them.
+    card = replace(model.card, feature_names=())
+    unnamed = replace(model, card=card)
+    assert unnamed.fingerprint == model.fingerprint
+    save_model(tmp_path / "unnamed", unnamed)
+    with pytest.raises(ModelError, match="other names of classes or features"):
+        save_model(tmp_path / "unnamed", model)
 
 
 def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:

@@ -219,6 +219,29 @@ def test_rows_of_features_are_remembered_as_they_are(tmp_path: Path) -> None:
         assert made.vote.names[3][0] == "3"
 
 
+def test_a_model_of_features_in_another_order_is_refused(tmp_path: Path) -> None:
+    inputs = torch.rand((12, 1, 1, 3), generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(12) % 2
+    train = NamedExamples(Examples(inputs, labels), tuple(map(str, range(12))))
+    nothing = NamedExamples(Examples(inputs[:0], labels[:0]), ())
+    model, other = feature_model(), feature_model(("weight", "height", "age"), seed=1)
+    data = SiteData(train, nothing, nothing, model.card.learned)
+    with pytest.raises(SiteStateError, match="was read for the features age, height"):
+        installed(tmp_path / "unread", other, data)
+    site_state = installed(tmp_path, model, data)
+    data = dataclasses.replace(data, task=other.card.learned)
+    expected = r"takes the features weight, height, age; .*order: age, height, weight\."
+    with pytest.raises(SiteStateError, match=expected):
+        site_state.install(other, data, took_part=False)
+    # Another model of the same features takes the place of the first.
+    newer = feature_model(seed=2)
+    data = dataclasses.replace(data, task=newer.card.learned)
+    site_state.install(newer, data, took_part=False)
+    served = site_state.served()
+    assert served is not None
+    assert served.model == newer.fingerprint
+
+
 def test_text_is_kept_as_the_ids_of_characters_in_bytes() -> None:
     spec = store_spec(tiny_model(spec=TEXT))
     assert (spec.input, spec.input_bytes) == (InputLayout((1, 1, 6), "uint8"), 6)
