@@ -174,6 +174,9 @@ class Info(Document):
     input_type: InputDtype = Field(
         description="Of the numbers in an input; token: ids of characters."
     )
+    feature_names: list[str] = Field(
+        description="Of the numbers in an input, in order; empty where it has no names."
+    )
     takes_pictures: bool = Field(description="Whether PNG and JPEG files are taken.")
     takes_text: bool = Field(description="Whether text is taken.")
     knn_weight: float | None = given_to("neighbors", "λ, the weight of the neighbours.")
@@ -288,7 +291,8 @@ class Service:
     def reader(self, served: ServedModel) -> Reader:
         """Return what reads that which is sent for a model."""
         names = served.model.class_names or map(str, range(served.store.num_classes))
-        return reader_of(served.model.spec, tuple(names), self.limits)
+        features = served.model.card.feature_names
+        return reader_of(served.model.spec, tuple(names), self.limits, features)
 
     async def predict(
         self, request: Request, caller: Annotated[Caller, needs("predict")]
@@ -396,6 +400,7 @@ class Service:
                 class_names=list(names),
                 input_shape=list(reader.sent_shape),
                 input_type=reader.spec.dtype,
+                feature_names=list(reader.feature_names),
                 takes_pictures=reader.takes_pictures,
                 takes_text=reader.takes_text,
                 knn_weight=serving.knn_weight,

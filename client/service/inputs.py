@@ -26,6 +26,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -36,6 +37,7 @@ from pydantic import (
 )
 from torch import Tensor
 
+from knnper.data.dividing import clean_name
 from knnper.data.examples import TEXTS, InputSpec
 from knnper.data.images import upright
 from knnper.data.pixel_depth import wide_pixels
@@ -269,9 +271,10 @@ _PART_HEADERS = BytesHeaderParser(policy=HTTP.clone(raise_on_defect=False))
 _IN_ORDER: Any = Field(union_mode="left_to_right")
 
 # What pydantic says of an alternative that was not meant, and the names it gives them.
-_OTHER_ALTERNATIVE = frozenset(("model_type", "list_type"))
+_OTHER_ALTERNATIVE = frozenset(("model_type", "list_type", "dict_type"))
 _ALTERNATIVES = frozenset(("Picture", "Text", "constrained-int"))
 _LONGEST_MESSAGE = 1000
+_MOST_NAMES = 10
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -348,9 +351,15 @@ class Reader:
     """Reads what is sent for one model; made by `reader_of`."""
 
     def __init__(
-        self, spec: InputSpec, class_names: tuple[str, ...], limits: Limits
+        self,
+        spec: InputSpec,
+        class_names: tuple[str, ...],
+        limits: Limits,
+        feature_names: tuple[str, ...] = (),
     ) -> None:
         self.spec, self.class_names, self._limits = spec, class_names, limits
+        self.feature_names = feature_names if spec.dtype == "float32" else ()
+        self._known_features = frozenset(self.feature_names)
         self.takes_pictures = is_picture(spec)
         self.takes_text = spec.dtype == "token" and spec.num_classes == NUM_TOKENS
         given, label, most = self._input_type(), self._label_type(), limits.max_inputs
@@ -432,6 +441,7 @@ class Reader:
             whole = {"type": "integer", "minimum": 0, "maximum": most}
             # Not `int`, which 1.0 is to JSON. That it is whole is looked at by NumPy.
             number = Annotated[float, Field(ge=0, le=most), WithJsonSchema(whole)]
+        by_name = self._by_name_type(number) if self.feature_names else None
         for length in reversed(self.sent_shape):
             number = _listed(number, length, length)
         if self.takes_pictures:
@@ -441,7 +451,37 @@ class Reader:
             text = Annotated[str, Field(json_schema_extra=longer)]
             model = create_model("Text", __base__=_Strict, text=(text, ...))
             return Annotated[number | model, _IN_ORDER]
-        return number
+        return number if by_name is None else Annotated[number | by_name, _IN_ORDER]
+
+    def _by_name_type(self, number: Any) -> Any:
+        """Return the type of an object with a number for each feature."""
+        # All features are alike, and there may be thousands of them.
+        largest = {
+            "type": "number",
+            "minimum": -LARGEST_FLOAT,
+            "maximum": LARGEST_FLOAT,
+        }
+        schema = {
+            "type": "object",
+            "properties": dict.fromkeys(self.feature_names, largest),
+            "required": list(self.feature_names),
+            "additionalProperties": False,
+        }
+        in_order = AfterValidator(self._in_order)
+        return Annotated[dict[str, number], in_order, WithJsonSchema(schema)]
+
+    def _in_order(self, values: dict[str, float]) -> list[float]:
+        """Return the values of features by name in the order that the model takes."""
+        missing = [name for name in self.feature_names if name not in values]
+        surplus = [name for name in values if name not in self._known_features]
+        if missing or surplus:
+            name = (missing or surplus)[0][:40]
+            wrong = "no value of" if missing else "a value of the unknown"
+            raise ValueError(
+                f"found {wrong} feature {name!r}, expected one of each feature: "
+                f"{', '.join(self.feature_names[:_MOST_NAMES])}"
+            )
+        return [values[name] for name in self.feature_names]
 
     def _label_type(self) -> Any:
         number = Annotated[
@@ -451,7 +491,17 @@ class Reader:
         ]
         # mypy reads what is in the brackets as types.
         names: Any = Literal
-        return Annotated[names[self.class_names] | number, _IN_ORDER]
+        named: Any = names[self.class_names]
+        name = Annotated[named, BeforeValidator(self._class_name)]
+        return Annotated[name | number, _IN_ORDER]
+
+    def _class_name(self, label: Any) -> Any:
+        """Return the class name that equals ``label`` as `clean_name` makes both."""
+        if not isinstance(label, str) or label in self.class_names:
+            return label
+        clean = clean_name(label)
+        alike = (name for name in self.class_names if clean_name(name) == clean)
+        return next(alike, label)
 
     def _parsed(self, expected: type[M], body: Body) -> M:
         if body.media_type != JSON:

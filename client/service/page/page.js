@@ -107,6 +107,7 @@ async function load() {
   byId("text-input").hidden = !info.takes_text;
   byId("feature-input").hidden = info.takes_pictures || info.takes_text;
   byId("feature-count").textContent = info.input_shape.join(" × ");
+  byId("features").placeholder = info.feature_names.join(", ");
   byId("text-count").textContent = info.input_shape[0];
   byId("label").replaceChildren(
     ...info.class_names.map((name, number) => new Option(name, number)),

@@ -70,11 +70,13 @@ def classes_of(spec: InputSpec) -> tuple[str, ...]:
     return CHARACTER_NAMES if spec.dtype == "token" else CLASSES
 
 
-def tiny_model(seed: int = 0, spec: InputSpec = IMAGE) -> GlobalModel:
+def tiny_model(
+    seed: int = 0, spec: InputSpec = IMAGE, feature_names: tuple[str, ...] = ()
+) -> GlobalModel:
     """Return an untrained model."""
     model, run = {"name": MODELS[spec.dtype]}, {"seed": seed}
     document = small_experiment(model=model, run=run)
-    return untrained(document, SiteTask(spec, classes_of(spec), ()))
+    return untrained(document, SiteTask(spec, classes_of(spec), feature_names))
 
 
 def some_inputs(count: int, spec: InputSpec = IMAGE, seed: int = 0) -> Tensor:
@@ -117,9 +119,10 @@ def small_served(
     count: int = 9,
     spec: InputSpec = IMAGE,
     settings: StoreSettings | None = None,
+    feature_names: tuple[str, ...] = (),
 ) -> SmallServed:
     """Return a tiny model and a store on disk with ``count`` named examples."""
-    model = tiny_model(spec=spec)
+    model = tiny_model(spec=spec, feature_names=feature_names)
     layout = InputLayout(spec.image_shape, spec.stored_dtype)
     store_spec = StoreSpec(spec.num_classes, layout, classes_of(spec))
     store = create_store(

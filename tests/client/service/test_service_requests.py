@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import json
 import stat
 import struct
 import zlib
@@ -151,6 +152,44 @@ def test_features_are_sent_as_rows(tmp_path: Path) -> None:
     assert taken == ([4], "float32", False)
     assert answer.status_code == 200, answer.text
     assert as_array.json() == answer.json()
+
+
+def test_features_are_sent_by_name(tmp_path: Path) -> None:
+    names = ("age", "dose", "pulse", "size")
+    store = tmp_path / "store"
+    with asking(small_served(store, spec=FEATURES, feature_names=names)) as client:
+        info = client.get("/info").json()
+        in_order = predicted(client, [0.5, -1, 2.0, 1e3])
+        by_name = predicted(client, {"pulse": 2.0, "size": 1e3, "age": 0.5, "dose": -1})
+        for wrong, message in (
+            ({"age": 0.5, "dose": -1, "pulse": 2}, "no value of feature 'size'"),
+            (dict.fromkeys((*names, "puls"), 1), "unknown feature 'puls'"),
+            ({"age": 0.5, "dose": -1, "pulse": 2, "size": 1e39}, "inputs.0.size"),
+            ({"age": 0.5, "dose": -1, "pulse": 2, "size": "1"}, "inputs.0.size"),
+            ([0, 0, 0, 1e39], "inputs.0.3"),
+            ([0, 0, 0], "inputs.0: List should have at least 4"),
+        ):
+            refused(predicted(client, wrong), 422, message)
+        example = {"input": dict(zip(names, range(4), strict=True)), "label": "cat"}
+        added = client.post("/examples", json={"examples": [example]})
+        document = client.get("/openapi.json").json()
+    assert info["feature_names"] == list(names)
+    assert by_name.status_code == 200, by_name.text
+    assert by_name.json() == in_order.json()
+    assert added.status_code == 200, added.text
+    assert '"required": ["age", "dose", "pulse", "size"]' in json.dumps(document)
+
+
+def test_a_label_of_other_white_space_is_the_same(
+    own: tuple[httpx.Client, SmallServed],
+) -> None:
+    client, served = own
+    inputs = some_inputs(2, seed=8).tolist()
+    for given, label in zip(inputs, ("dog\u00a0", " dog"), strict=True):
+        example = {"input": given, "label": label}
+        added = client.post("/examples", json={"examples": [example]})
+        assert added.status_code == 200, added.text
+    assert served.store.contents().labels[-2:].tolist() == [1, 1]
 
 
 def test_an_answer_names_what_is_mixed(tmp_path: Path) -> None:

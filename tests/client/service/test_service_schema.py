@@ -18,16 +18,18 @@ PICTURE = InputSpec((2, 4, 1), 3, (0.5,), (0.25,))
 
 @pytest.mark.skipif(find_spec("schemathesis") is None, reason="needs schemathesis")
 @pytest.mark.parametrize(
-    ("spec", "sent"),
+    ("spec", "sent", "feature_names"),
     [
-        (PICTURE, "2,4,1 uint8"),
-        pytest.param(FEATURES, "4 float32", marks=pytest.mark.slow),
+        (PICTURE, "2,4,1 uint8", ()),
+        pytest.param(FEATURES, "4 float32", (), marks=pytest.mark.slow),
+        pytest.param(FEATURES, "4 float32", (*"abcd",), marks=pytest.mark.slow),
     ],
 )
 def test_made_up_requests_are_answered_as_documented(
-    tmp_path: Path, spec: InputSpec, sent: str
+    tmp_path: Path, spec: InputSpec, sent: str, feature_names: tuple[str, ...]
 ) -> None:
-    served = small_served(tmp_path / "store", spec=spec)
+    store = tmp_path / "store"
+    served = small_served(store, spec=spec, feature_names=feature_names)
     limits = Limits(max_inputs=4)
     with asking(served, limits=limits) as client:
         result = _schemathesis(client, tmp_path, sent)
