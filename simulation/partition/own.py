@@ -1,12 +1,15 @@
 """Partitions that users bring: functions, and partitioners of flwr_datasets."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from knnper.data.dividing import clean_names, warn_of_merged
 from knnper.data.examples import Dataset
-from knnper.errors import OwnCodeError
+from knnper.errors import KnnPerError, OwnCodeError
 from knnper.experiment import Choice, Settings
 from knnper.own import Kind, arguments, explained, given_to
 from knnper.process import import_extra
@@ -51,10 +54,10 @@ def own_partition(
         test_labels=np.array(test),
         rng=key.child("own").numpy(),
     )
-    with explained():
+    with explained(), _without_traceback(choice):
         made = choice.entry(**given, **values)
         if hasattr(made, "load_partition"):
-            made = _partitioned(made, dataset)
+            made = _partitioned(made, dataset, choice.name)
     if isinstance(made, Assignment):
         parts = (made.train, len(train)), (made.test, len(test))
         each = [len(_owners(part, count, choice.name)[0]) for part, count in parts]
@@ -91,7 +94,8 @@ def own_partition(
 def _owners(made: object, count: int, source: str) -> tuple[tuple[str, ...], Integers]:
     """Return the clients' names, and the client of each of n samples or -1."""
     if isinstance(made, Mapping):
-        names, parts = tuple(map(str, made)), list(made.values())
+        named = _by_clean_name(made, source)
+        names, parts = tuple(named), list(named.values())
     elif isinstance(made, Sequence | np.ndarray):
         names, parts = tuple(map(str, range(len(made)))), list(made)
     else:
@@ -124,7 +128,35 @@ def _owners(made: object, count: int, source: str) -> tuple[tuple[str, ...], Int
     return names, owner
 
 
-def _partitioned(partitioner: Any, dataset: Dataset) -> Any:
+def _by_clean_name(made: Mapping[Any, Any], source: str) -> dict[str, Any]:
+    """Return the places of each client, by its name as `clean_name` has it."""
+    written = tuple(map(str, made))
+    warn_of_merged(written, "clients", source)
+    parts = defaultdict[str, list[Any]](list)
+    for name, part in zip(clean_names(written), made.values(), strict=True):
+        parts[name].append(part)
+    return {
+        name: some[0] if len(some) == 1 else np.concatenate(some)
+        for name, some in parts.items()
+    }
+
+
+@contextlib.contextmanager
+def _without_traceback(choice: Choice[Settings]) -> Iterator[None]:
+    """Raise errors of flwr_datasets in one line: a traceback is for users' code."""
+    try:
+        yield
+    except KnnPerError:
+        raise
+    except Exception as error:
+        if not str(getattr(choice.entry, "__module__", "")).startswith(
+            "flwr_datasets."
+        ):
+            raise
+        raise OwnCodeError(f"{choice.name} failed: {error}") from error
+
+
+def _partitioned(partitioner: Any, dataset: Dataset, source: str) -> Any:
     """Return the places of each partition's examples, by name where there are names."""
     package = import_extra("datasets", "hf", "a partitioner of flwr_datasets")
     labels, clients = dataset.train.labels, dataset.train.client_ids
@@ -133,10 +165,17 @@ def _partitioned(partitioner: Any, dataset: Dataset) -> Any:
         names = dataset.client_names
         columns["client"] = [names[one] if names else str(one) for one in clients]
     partitioner.dataset = package.Dataset.from_dict(columns)
-    parts = [
-        partitioner.load_partition(number)["place"][:]
-        for number in range(partitioner.num_partitions)
-    ]
+    parts = []
+    for number in range(partitioner.num_partitions):
+        part = partitioner.load_partition(number)
+        if "place" not in getattr(part, "column_names", ("place",)):
+            raise OwnCodeError(
+                f"{source} gives partition {number} the columns "
+                f"{', '.join(part.column_names)} alone; expected a partitioner that "
+                "divides rows, such as DirichletPartitioner, since each client has all "
+                "features"
+            )
+        parts.append(part["place"][:])
     natural = getattr(partitioner, "partition_id_to_natural_id", None)
     if not natural:
         return parts

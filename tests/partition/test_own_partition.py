@@ -42,6 +42,9 @@ def beyond(labels):
 def nobody(labels):
     return 3
 
+def alike(labels):
+    return {"ann": range(10), "bob": range(20, 32), "ann\u00a0": range(10, 20)}
+
 def shared(labels, test_labels):
     everything = np.arange(len(labels))
     tested = np.arange(len(test_labels))
@@ -165,6 +168,36 @@ def test_flowers_own_partitioner(folder: Path) -> None:
 def test_what_is_no_partition(folder: Path, name: str, message: str) -> None:
     with pytest.raises(OwnCodeError, match=message):
         bench_of(folder, {"name": f"own_partitions:{name}"})
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "settings", "message"),
+    [
+        ("VerticalEven", {"num_partitions": 2}, "the columns label alone; expected"),
+        ("Size", {"partition_sizes": [9999]}, "SizePartitioner failed: The sum of"),
+        (
+            "Dirichlet",
+            {"num_partitions": 2, "partition_by": "kind", "alpha": 1.0},
+            r"DirichletPartitioner failed: Column \(kind\) not in",
+        ),
+    ],
+)
+def test_flowers_partitioners_that_fail(
+    folder: Path, partitioner: str, settings: dict[str, Any], message: str
+) -> None:
+    pytest.importorskip("flwr_datasets")
+    own = {"name": f"flwr_datasets.partitioner:{partitioner}Partitioner", **settings}
+    with pytest.raises(OwnCodeError, match=message) as caught:
+        bench_of(folder, own)
+    assert "Traceback" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_of_clients_that_differ_in_white_space(folder: Path) -> None:
+    own = {"name": "own_partitions:alike", "validation_fraction": 0.0}
+    ann, bob = bench_of(folder, own).partition.clients
+    assert (ann.shown, bob.shown) == ("ann", "bob")
+    assert (len(ann.train), len(bob.train)) == (20, 12)
 
 
 def test_settings_are_the_parameters(folder: Path) -> None:
