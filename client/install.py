@@ -33,6 +33,7 @@ from knnper.client.state import (
     write_pending,
     write_serving,
 )
+from knnper.data.dividing import clean_names
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import (
@@ -347,7 +348,12 @@ def _serve(places: Places, serving: Serving) -> None:
 
 def _require_same_task(places: Places, model: GlobalModel) -> None:
     found, expected = store_spec(model), read_identity(places.store).spec
-    if found == expected:
+    # Earlier versions kept the names of classes as they were written.
+    specs = [
+        replace(spec, class_names=clean_names(spec.class_names))
+        for spec in (found, expected)
+    ]
+    if specs[0] == specs[1]:
         _require_same_features(places, model)
         return
     shapes = [

@@ -623,6 +623,7 @@ def reembed(
 
 
 def _reembed(folder: Path, run: Path) -> None:
+    from knnper.data.dividing import clean_names
     from knnper.datastore.store import open_store, read_identity
     from knnper.datastore.transfer import num_to_embed
     from knnper.simulation.trained_model import find_model
@@ -637,7 +638,8 @@ def _reembed(folder: Path, run: Path) -> None:
     with open_store(folder, writable=True) as opened:
         found = (model.spec.image_shape, model.class_names)
         expected = (spec.input.shape, spec.class_names)
-        if found != expected:
+        names = [clean_names(names) for _, names in (found, expected)]
+        if found[0] != expected[0] or names[0] != names[1]:
             raise DataError(
                 f"the model takes images of shape {found[0]} of the classes "
                 f"{', '.join(found[1])}; expected those of {folder}: shape "

@@ -60,14 +60,16 @@ def untrained(document: dict[str, Any], learned: SiteTask) -> GlobalModel:
 
 
 def feature_model(
-    names: tuple[str, ...] = ("age", "height", "weight"), seed: int = 0
+    names: tuple[str, ...] = ("age", "height", "weight"),
+    seed: int = 0,
+    class_names: tuple[str, ...] = ("no", "yes"),
 ) -> GlobalModel:
     """Return an untrained model of rows of three features."""
     spec = InputSpec((1, 1, 3), 2, (1.0, 2.0, 3.0), (0.5, 0.5, 0.5), "float32")
     document = small_experiment(
         name="rows", model={"name": "mlp", "hidden_sizes": [6, 5]}, run={"seed": seed}
     )
-    learned = SiteTask(spec, ("no", "yes"), names)
+    learned = SiteTask(spec, class_names, names)
     return untrained(document, learned)
 
 

@@ -233,8 +233,9 @@ def test_a_model_of_features_in_another_order_is_refused(tmp_path: Path) -> None
     expected = r"takes the features weight, height, age; .*order: age, height, weight\."
     with pytest.raises(SiteStateError, match=expected):
         site_state.install(other, data, took_part=False)
-    # Another model of the same features takes the place of the first.
-    newer = feature_model(seed=2)
+    # Another model of the same features takes the place of the first, also where an
+    # earlier version kept the classes as they were written.
+    newer = feature_model(seed=2, class_names=("no ", "yes"))
     data = dataclasses.replace(data, task=newer.card.learned)
     site_state.install(newer, data, took_part=False)
     served = site_state.served()
