@@ -289,9 +289,12 @@ def _name(entry: Any) -> str:
 def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType, str]:
     """Return a module and the SHA-256 of its source."""
     file = None if folder is None else _file_of(name, folder)
-    if folder is None or file is None:
+    root = None if folder is None else folder.absolute()
+    if root is None or file is None:
+        if _is_beside_another(name, root):
+            _forget_all()
+            _BESIDE.root = root
         return _installed(name, folder, reference)
-    root = folder.absolute()
     sources = _sources(file, root)
     contents = {one: hashlib.sha256(one.read_bytes()).hexdigest() for one in sources}
     same = all(_LOADED.get(one, digest) == digest for one, digest in contents.items())
@@ -303,6 +306,14 @@ def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType,
     _LOADED.update(contents)
     _FILES.update(map(str, sources))
     return _imported(name, reference), _fingerprint(sources, root)
+
+
+def _is_beside_another(name: str, root: Path | None) -> bool:
+    """Return whether importing a module would give that of another experiment."""
+    loaded = getattr(sys.modules.get(name), "__file__", None) or ""
+    other = _BESIDE.root
+    is_there = other not in (None, root) and _file_of(name, other) is not None
+    return is_there or Path(loaded) in _LOADED
 
 
 def _imported(name: str, reference: str) -> ModuleType:

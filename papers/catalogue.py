@@ -169,4 +169,5 @@ def _experiment(settings: FigureFileSettings, path: Path) -> Experiment:
     shared = shared_sections(settings.base, settings.experiment, path)
     document = {"name": settings.name, **shared}
     changes = [f"{key}={json.dumps(value)}" for key, value in settings.set.items()]
-    return load_experiment(document, experiment_catalogue(), changes, str(path))
+    folder = path.absolute().parent
+    return load_experiment(document, experiment_catalogue(), changes, str(path), folder)

@@ -183,6 +183,10 @@ def chosen_sweep(sweep: Sweep, best: Sequence[Row]) -> str:
         )
         for one in best
     }
+    base = {key: value for key, value in sweep.shared.items() if key != "name"}
+    code = next(filter(None, (run.own_code for run in sweep.experiments)), None)
+    if code is not None:  # which is not beside the file that is written
+        base["own_code"] = code
     document = {
         "name": f"{settings.name}-chosen",
         "evaluate_on": "test",
@@ -191,7 +195,7 @@ def chosen_sweep(sweep: Sweep, best: Sequence[Row]) -> str:
         "group": settings.group,
         **({"x": VARIANT} if len(chosen) > 1 else {}),
         "set": dict(settings.set),
-        "base": {key: value for key, value in sweep.shared.items() if key != "name"},
+        "base": base,
         "variants": chosen,
     }
     return f"# What {settings.name} chose on validation data.\n{dump_yaml(document)}"

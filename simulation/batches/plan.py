@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import numpy as np
 from pydantic import Field
 
-from knnper.errors import ConfigError, Problem
+from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
     Experiment,
     NonNegativeInt,
@@ -20,6 +20,7 @@ from knnper.experiment import (
     alternatives,
     apply_overrides,
     is_name,
+    is_reference,
     load_experiment,
     parse_overrides,
     parse_settings,
@@ -29,13 +30,21 @@ from knnper.experiment import (
     with_overrides,
 )
 from knnper.metrics import ACCURACY
+from knnper.own import Door
 from knnper.process import known_precision
 from knnper.seeding import RandomKey
 from knnper.server.results import EARLIER_NAMES, OVER_CLIENTS, Summary, figure_of
 from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.workbench import experiment_catalogue
-from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of, trained_as
-from knnper.strategies.core.method import AS_IT_IS
+from knnper.strategies.catalogue import (
+    KINDS,
+    METHODS,
+    PERSONALIZERS,
+    own_title,
+    title_of,
+    trained_as,
+)
+from knnper.strategies.core.method import AS_IT_IS, Method
 
 # What a batch itself sets in every run.
 ITS_OWN = ("name", "run.seed", "run.engine", "partition.evaluate_on")
@@ -239,10 +248,13 @@ def _title_problems(place: str, titles: Mapping[str, str]) -> Iterable[Problem]:
             yield Problem(f"{place}.{name}.title", message)
 
 
-def _experiment(document: Mapping[str, Any], overrides: Sequence[str]) -> Experiment:
+def _experiment(
+    document: Mapping[str, Any], overrides: Sequence[str], folder: Path
+) -> Experiment:
     """Return an experiment of a batch, on the serial engine."""
     changes = [*overrides, "run.engine=serial"]
-    experiment = load_experiment(document, experiment_catalogue(), changes)
+    catalogue = experiment_catalogue()
+    experiment = load_experiment(document, catalogue, changes, folder=folder)
     known_precision(experiment.training.precision)
     if experiment.run.threads_per_worker == "auto":
         message = (
@@ -276,6 +288,7 @@ class _Variant:
     place: str  # of its problems
     title: str | None
     document: Mapping[str, Any]
+    folder: Path  # of the batch's file: users' code is looked for there
     changes: Sequence[str]  # before the values of a point
     seeds: Sequence[int]
     evaluate_on: str = "test"
@@ -302,7 +315,8 @@ class _Variant:
             changes: Sequence[str], seed: int, evaluate_on: str
         ) -> Experiment:
             own = {**values, "run.seed": seed, "partition.evaluate_on": evaluate_on}
-            return _experiment(self.document, [*changes, *as_overrides(own)])
+            changes = [*changes, *as_overrides(own)]
+            return _experiment(self.document, changes, self.folder)
 
         first = experiment(self.changes, self.seeds[0], self.evaluate_on)
         _require_validation_data(first)
@@ -315,7 +329,8 @@ class _Variant:
             tuning = experiment(self.tuning, self.tuning_seed, "validation")
             if is_chosen:
                 _require_validation_data(tuning)
-        title = self.title or title_of(first.method.name, first.personalization.name)
+        names = first.method.name, first.personalization.name
+        title = self.title or own_title(first).get("title") or title_of(*names)
         return Point(self.name, title, values, runs, tuning, self.follows)
 
 
@@ -357,7 +372,7 @@ class BaseSettings(Settings):
 
     Attributes
     ----------
-    data, partition, model, training, run
+    data, partition, model, training, run, own_code
         As in an experiment.
     """
 
@@ -366,6 +381,7 @@ class BaseSettings(Settings):
     model: Section
     training: Section = field(default_factory=dict)
     run: Section = field(default_factory=dict)
+    own_code: str | None = None
 
 
 @dataclass(frozen=True)
@@ -477,13 +493,14 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
     """Return the comparison that the YAML file at ``path`` describes."""
     source, problems = with_overrides(str(path), overrides), list[Problem]()
     settings = _parsed(ComparisonSettings, _with_extended(path), source)
-    settings = _with_both(settings, problems)
+    folder = path.absolute().parent
+    settings = _with_both(settings, folder, problems)
     problems.extend(_comparison_problems(settings, overrides))
     _raise(problems, source)
     points = [
         point
         for name in settings.rows
-        for point in _row(settings, name, overrides).points(
+        for point in _row(settings, name, overrides, folder).points(
             _combinations(settings.grid_of(name)), problems
         )
     ]
@@ -514,7 +531,8 @@ def _with_extended(path: Path, within: tuple[Path, ...] = ()) -> Any:
     if not isinstance(behind, Mapping):
         message = f"found no sections in {other}, expected the file of a comparison"
         raise ConfigError([Problem("extends", message)], str(path))
-    return _laid_over(behind, document)
+    base = with_code_beside(_section(behind, "base"), other, named_in=behind)
+    return _laid_over({**behind, "base": base} if base else behind, document)
 
 
 def _laid_over(behind: Mapping[str, Any], document: Mapping[str, Any]) -> Any:
@@ -568,13 +586,13 @@ def _comparison_problems(
 
 
 def _with_both(
-    settings: ComparisonSettings, problems: list[Problem]
+    settings: ComparisonSettings, folder: Path, problems: list[Problem]
 ) -> ComparisonSettings:
     """Return the settings with the rows that `each_also_with` adds."""
     on_top = settings.each_also_with
     if on_top is None:
         return settings
-    top = str(on_top.get("name"))
+    top = str(on_top.get("name")).rpartition(":")[2]  # of users' code the attribute
     title = f" + {PERSONALIZERS[top].title}" if top in PERSONALIZERS else None
     more = {
         f"{name}-{top}": replace(
@@ -585,7 +603,7 @@ def _with_both(
             title=row.title + title if row.title and title else None,
         )
         for name, row in settings.rows.items()
-        if not row.personalization and _can_have(settings, row, on_top)
+        if not row.personalization and _can_have(settings, row, on_top, folder)
     }
     for name in more.keys() & settings.rows.keys():
         message = "each_also_with adds a row of this name; give this one another"
@@ -593,10 +611,13 @@ def _with_both(
     return replace(settings, rows={**settings.rows, **more})
 
 
-def _can_have(settings: ComparisonSettings, row: RowSettings, on_top: Section) -> bool:
+def _can_have(
+    settings: ComparisonSettings, row: RowSettings, on_top: Section, folder: Path
+) -> bool:
     """Return whether a row can be shown with ``on_top``, and is not already there."""
     method = str(row.method.get("name"))
-    if method not in METHODS or METHODS[method].personalization != AS_IT_IS:
+    kind = METHODS.get(method) or _own_method(settings, method, folder)
+    if kind is None or kind.personalization != AS_IT_IS:
         return False
     same = {
         name
@@ -609,7 +630,23 @@ def _can_have(settings: ComparisonSettings, row: RowSettings, on_top: Section) -
     )
 
 
-def _row(settings: ComparisonSettings, name: str, overrides: Sequence[str]) -> _Variant:
+def _own_method(
+    settings: ComparisonSettings, reference: str, folder: Path
+) -> type[Method] | None:
+    """Return the method at a reference; None where its row reports why not."""
+    if not is_reference(reference):
+        return None
+    door = Door(folder / (settings.base.own_code or ""))
+    try:
+        method: type[Method] = door.open(reference, KINDS["method"]).entry
+    except OwnCodeError:
+        return None
+    return method
+
+
+def _row(
+    settings: ComparisonSettings, name: str, overrides: Sequence[str], folder: Path
+) -> _Variant:
     row, base = settings.rows[name], settings.base
     document = {
         "name": settings.name,
@@ -620,12 +657,14 @@ def _row(settings: ComparisonSettings, name: str, overrides: Sequence[str]) -> _
         "method": row.method,
         "personalization": row.personalization,
         "run": base.run,
+        "own_code": base.own_code,
     }
     return _Variant(
         name,
         f"rows.{name}: ",
         row.title,
         document,
+        folder,
         overrides,
         settings.seeds,
         tuning=[*as_overrides(settings.tuning_set), *overrides],
@@ -645,7 +684,30 @@ def shared_sections(
     if not isinstance(document, Mapping):
         message = f"found {shown(document)}, expected the sections of an experiment"
         raise ConfigError([Problem(str(place), message)], str(path))
-    return document
+    return with_code_beside(document, place, named_in=document)
+
+
+def with_code_beside(
+    sections: Mapping[str, Any], file: Path, named_in: object
+) -> Mapping[str, Any]:
+    """Return the sections of another file, whose own code is looked for beside it.
+
+    Where ``named_in``, the content of that file, names no own code, the code that is
+    named elsewhere is looked for beside the file that names it.
+    """
+    folder, code = file.absolute().parent, sections.get("own_code")
+    if isinstance(code, str) or (code is None and _names_own_code(named_in)):
+        return {**sections, "own_code": str(folder / (code or ""))}
+    return sections
+
+
+def _names_own_code(values: object) -> bool:
+    """Return whether any text in plain values is ``module:attribute``."""
+    if isinstance(values, Mapping):
+        return any(map(_names_own_code, values.values()))
+    if isinstance(values, list):
+        return any(map(_names_own_code, values))
+    return is_reference(values)
 
 
 # Its keys that can be changed on the command line.
@@ -923,9 +985,9 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     points = [
         point
         for name, variant in variants_of(settings).items()
-        for point in _swept(settings, shared, name, variant, of_runs).points(
-            values, problems
-        )
+        for point in _swept(
+            settings, shared, name, variant, of_runs, path.absolute().parent
+        ).points(values, problems)
     ]
     problems.extend(_coincidences(settings, points))
     figures = figures_of_all(points)
@@ -950,6 +1012,7 @@ def _swept(
     name: str,
     variant: VariantSettings,
     overrides: Sequence[str],
+    folder: Path,
 ) -> _Variant:
     document = {**shared, "name": settings.name}
     if variant.method is not None:
@@ -966,8 +1029,16 @@ def _swept(
     own = as_overrides({**inside, **variant.set})
     changes = [*as_overrides(settings.set), *own, *overrides]
     place = f"variants.{name}: " if settings.variants else ""
-    made_of = (document, changes, settings.seeds, settings.evaluate_on)
-    return _Variant(name, place, variant.title or name, *made_of)
+    return _Variant(
+        name,
+        place,
+        variant.title or name,
+        document,
+        folder,
+        changes,
+        settings.seeds,
+        settings.evaluate_on,
+    )
 
 
 def _coincidences(

@@ -207,6 +207,18 @@ def test_each_folder_has_its_own_helpers(
     assert widths == [16, 40, 16]
 
 
+def test_a_module_beside_another_experiment_is_not_found(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    load(folder)
+    told = problem(tmp_path_factory.mktemp("other"))
+    assert "model.name: model:Net: found no module 'model' in " in told
+    # Nor is that of a folder whose file is gone.
+    load(folder)
+    (folder / "model.py").unlink()
+    assert "found no module 'model' in " in problem(folder)
+
+
 def test_two_parts_of_one_file_are_of_one_module(folder: Path) -> None:
     (folder / "loss.py").write_text(
         "from model import Net, smoothed\n\ndef loss(logits, labels):\n"
