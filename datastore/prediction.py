@@ -263,10 +263,10 @@ class KnnPredictor:
     """
 
     # φ: from uint8 images (n, height, width, channels) to float32 (n, p).
-    embed: Callable[[Tensor], Tensor]
+    embed: Callable[[Tensor], Tensor] = field(repr=False)
     # From representations (n, p) to the global model's probabilities (n, c).
-    head: Callable[[Tensor], Tensor]
-    neighbors: LocalHypothesis
+    head: Callable[[Tensor], Tensor] = field(repr=False)
+    neighbors: LocalHypothesis = field(repr=False)
     knn_weight: float  # λ, in [0, 1]: 1 is kNN only, 0 is the global model only
     # How the global model is adapted to the labels that are stored; None is not.
     class_prior: ClassPrior | None = None

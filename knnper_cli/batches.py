@@ -9,6 +9,7 @@ import typer
 from knnper_cli.terminal import (
     AsJson,
     Overrides,
+    counted,
     file_argument,
     interruptible,
     print_json,
@@ -16,6 +17,7 @@ from knnper_cli.terminal import (
     print_table,
     run_counter,
     say,
+    tell,
     typed_command,
 )
 
@@ -100,13 +102,22 @@ OfMetric = Annotated[
         "--metric", metavar="NAME", help="What the table is of, one of run.metrics."
     ),
 ]
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--label",
+        metavar="NAME",
+        help="What to call a RUN in tables and charts; once for each, in their order.",
+        show_default=False,
+    ),
+]
 FigureFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write each chart as SVG and as PDF."),
 ]
 
 
-def report(
+def report(  # noqa: PLR0913 (one parameter an option)
     runs: RunFolders,
     as_json: AsJson = False,
     markdown: AsMarkdown = False,
@@ -114,6 +125,7 @@ def report(
     csv_file: CsvFile = None,
     figures: FigureFolder = None,
     metric: OfMetric = "accuracy",
+    labels: Labels = None,
 ) -> None:
     """Compare finished runs: means and 95 % intervals over the seeds.
 
@@ -121,11 +133,12 @@ def report(
     """
     if as_json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both")
+    _require_labels(labels or [], runs)
     # All below loads torch, which `knnper --help` need not wait for.
     from knnper.simulation.reports import report as reports
     from knnper.simulation.reports.runs import as_csv, as_documents
 
-    made = reports.report_of(runs)
+    made = reports.report_of(runs, labels or [])
     measured = list(dict.fromkeys(name for one in made.chapters for name in one.tables))
     if metric not in measured:
         known = f"expected what the runs measured: {', '.join(measured)}"
@@ -152,15 +165,31 @@ def report(
         _show(made, metric)
 
 
+def _require_labels(labels: Sequence[str], runs: Sequence[Path]) -> None:
+    """Refuse labels of which not each is that of a run."""
+    if len(labels) not in (0, len(runs)) or not all(map(str.strip, labels)):
+        found = counted(len(labels), "label")
+        raise typer.BadParameter(
+            f"found {found} for {counted(len(runs), 'RUN')}, expected one for each, in "
+            "their order, and none of them empty",
+            param_hint="--label",
+        )
+
+
 def _show(made: "Report", metric: str) -> None:
-    from knnper.simulation.reports.runs import as_cells
+    from knnper.simulation.reports.runs import WEAK_NOTE, as_cells
 
     for number, chapter in enumerate(made.chapters):
         if number > 0:
             typer.echo()
-        typer.echo("\n".join(f"{name}: {told}" for name, told in chapter.facts.items()))
+        for sentence in chapter.verdict:
+            tell(sentence)
+        for name, fact in chapter.facts.items():
+            tell(f"{name}: {fact}")
         header, *cells = as_cells(chapter.tables.get(metric, ()))
         print_table(header, cells)
+        if chapter.is_weak:
+            tell(WEAK_NOTE)
         for remark in chapter.remarks:
             say(remark)
     for remark in made.remarks:

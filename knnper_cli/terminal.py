@@ -138,7 +138,10 @@ def print_shown(shown: "Shown", document: Any = None) -> None:
 def show_run(folder: Path) -> None:
     """Write the figures of a finished run."""
     from knnper.simulation.reports.runs import tables_of_run
+    from knnper.simulation.reports.verdict import verdict_of_run
 
+    for sentence in verdict_of_run(folder):
+        tell(sentence)
     for header, *rows in tables_of_run(folder):
         print_table(header, rows)
     say(f"Everything about this run is in {folder}")

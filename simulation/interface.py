@@ -10,12 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from markupsafe import escape
 from pydantic_core import to_jsonable_python
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples
-from knnper.errors import RunError
-from knnper.experiment import Experiment, load_experiment, read_experiment, to_document
+from knnper.errors import KnnPerError, RunError, printable
+from knnper.experiment import (
+    Experiment,
+    load_experiment,
+    nearest,
+    read_experiment,
+    to_document,
+)
 from knnper.predictions import FILE, require_arrow
 from knnper.process import with_fixed_threads
 from knnper.server.distribution import ModelDistribution
@@ -24,6 +31,8 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation import workbench
 from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign
 from knnper.simulation.experiments import find_experiment
+from knnper.simulation.partition.split import MOST_DRAWN
+from knnper.simulation.reports.runs import GROUPS, load_run
 from knnper.simulation.trained_model import ended_run, find_model
 from knnper.simulation.workbench import (
     SerialFederation,
@@ -104,7 +113,39 @@ class Run:
         self._folder = RunFolder.open(Path(path))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.path)!r})"
+        return f"<{type(self).__name__} {self.path}: {self._state()}>"
+
+    def _repr_html_(self) -> str:
+        """Return the run's verdict and tables, as a notebook shows them."""
+        # It loads matplotlib, which nothing else here needs.
+        from knnper.simulation.reports.report import as_notebook_html
+
+        if not self.is_finished:
+            return f"<p>{escape(repr(self))}</p><p><code>.resume()</code> goes on.</p>"
+        try:
+            return as_notebook_html(self.path)
+        except KnnPerError as error:
+            return f"<p>{escape(repr(self))}</p><p>{escape(error)}</p>"
+
+    def _state(self) -> str:
+        """Return how far the run is and how its clients are served, in a few words."""
+        try:
+            if not self.is_finished:
+                done = len(self._folder.rounds())
+                total = self.experiment.training.num_rounds
+                return f"not finished, {done} of {total} rounds"
+            run = load_run(self.path)
+        except KnnPerError as error:
+            return f"damaged: {printable(str(error))}"
+        averages = {
+            group: run.results[group].get("accuracy_weighted") for group in GROUPS
+        }
+        told = [
+            f"{100 * accuracy:.1f} % of the {group} clients' examples"
+            for group, accuracy in averages.items()
+            if accuracy is not None
+        ]
+        return f"{run.title}, right for {' and '.join(told)}" if told else run.title
 
     @property
     def path(self) -> Path:
@@ -193,6 +234,11 @@ class Run:
         It is personalised anew from the end of the training, as in the run. It takes
         inputs as `data` and `test` return them. A `LocalMemory`'s also has ``explain``.
 
+        Parameters
+        ----------
+        client
+            Its name in `clients`, as for `data` and `test`.
+
         Raises
         ------
         RunError
@@ -205,9 +251,16 @@ class Run:
             runtime = replace(
                 runtime_of(bench, self.path),
                 keep=lambda served: predictors.append(served.predictor),
+                # The run has measured the client, and kept its predictions.
+                metrics={},
+                predictions=None,
             )
-            federation = SerialFederation(runtime)
-            distribution = ModelDistribution(bench.method, federation, bench.key)
+            distribution = ModelDistribution(
+                bench.method,
+                SerialFederation(runtime),
+                bench.key,
+                titles={name: client},
+            )
             asked, seen = {name: sizes[name]}, bench.roster.seen()
             list(distribution.personalize(last, asked, seen, ()))
         return predictors[0]
@@ -300,12 +353,14 @@ def _threads_kept() -> Iterator[None]:
 
 def _name_of(client: str, bench: Workbench, run: Path) -> str:
     """Return what the run itself calls a client; see `ClientPart.title`."""
-    names = {part.shown: part.name for part in bench.partition.clients}
+    clients = bench.partition.clients
+    names = dict(zip(clients.titles or clients.names, clients.names, strict=True))
     if client not in names:
-        first = ", ".join(list(names)[:3])
+        shown = [*names][:MOST_DRAWN]
+        guess = nearest(str(client), shown) or f"the first is {shown[0]!r}"
         raise RunError(
-            f"the run in {run} has no client {client!r}, expected one of its "
-            f"{len(names)}: {first}, ...; Run.clients lists them"
+            f"the run in {run} has no client {client!r}, expected one of the "
+            f"{len(names)} that Run.clients lists; {guess}"
         )
     return names[client]
 

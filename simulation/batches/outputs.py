@@ -47,6 +47,7 @@ from knnper.simulation.reports.figure import (
 )
 from knnper.simulation.reports.runs import (
     GROUPS,
+    WEAK_NOTE,
     Chart,
     Shown,
     as_text,
@@ -246,6 +247,8 @@ def _spread_remark(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     """Yield what stands after ± in the table, where it stands anywhere."""
     columns = [f"{group}.accuracy_weighted" for group in GROUPS]
     figures = [row.estimates[column] for row in rows for column in columns]
+    if any(one.mark for row in rows for one in row.estimates.values()):
+        yield WEAK_NOTE
     if isinstance(plan, Comparison) and any(one.std is not None for one in figures):
         yield (
             f"In the comparison's table ± is half of the 95 % interval over "

@@ -415,7 +415,7 @@ def _spread_text(found: Estimate, figure: str) -> str:
     """Return mean and half of the 95 % interval; a gain with its sign."""
     sign = "+" if _VS in figure and (found.mean or 0.0) > 0 else ""
     half = "" if found.half_width is None else f" ± {_number(found.half_width, figure)}"
-    return f"{sign}{_number(found.mean, figure)}{half}"
+    return f"{sign}{_number(found.mean, figure)}{half}{found.mark}"
 
 
 def _failed(row: Row) -> str:
@@ -470,4 +470,4 @@ def _interval(found: Estimate, figure: str) -> str:
     if is_percent(figure):
         # Of few seeds it reaches beyond what a fraction can be.
         low, high = max(low, 0.0), min(high, 1.0)
-    return " to ".join(_number(end, figure) for end in (low, high))
+    return " to ".join(_number(end, figure) for end in (low, high)) + found.mark

@@ -465,7 +465,8 @@ def _draw_average(axes: Axes, height: int, row: Row, color: Color) -> None:
     half_width = figure.half_width or 0.0
     low, high = max(figure.mean - half_width, 0.0), min(figure.mean + half_width, 1.0)
     marker = "D" if row.is_reference else "o"
-    axes.plot([100 * low, 100 * high], [height, height], color=color.light)
+    style = ":" if figure.mark else "-"
+    axes.plot([100 * low, 100 * high], [height, height], style, color=color.light)
     axes.plot(100 * figure.mean, height, marker, color=color.light)
     axes.annotate(
         f"{100 * figure.mean:.1f}",
@@ -478,6 +479,8 @@ def _draw_average(axes: Axes, height: int, row: Row, color: Color) -> None:
 
 
 MOST_NAMED = 30  # labels that are named; of more, only some are
+MOST_CLIENTS_NAMED = 80
+_LONGEST_NAME = 14  # characters
 _CLASS_HEIGHT = 0.19  # inches
 _LEAST_OPAQUE = 0.16
 
@@ -489,8 +492,10 @@ def first_counts(setups: Sequence[Setup]) -> tuple[str, LabelCounts] | None:
     return next(((name, counts) for name, counts in found if counts), None)
 
 
-def ordered_counts(counts: LabelCounts) -> tuple[Counts, int]:
-    """Return what clients learn from, shape (c, M), and how many of them are seen.
+def ordered_counts(counts: LabelCounts) -> tuple[Counts, int, list[str]]:
+    """Return what clients learn from, how many of them are seen, and their names.
+
+    The counts have shape (c, M).
 
     Seen clients come first, then by their most frequent label, then by how many
     examples they have of it.
@@ -498,7 +503,8 @@ def ordered_counts(counts: LabelCounts) -> tuple[Counts, int]:
     local = counts.local
     unseen = np.array([not one.seen for one in counts.clients])
     order = np.lexsort((-local.max(axis=1), local.argmax(axis=1), unseen))
-    return local[order].T, int((~unseen).sum())
+    names = [counts.clients[place].client for place in order]
+    return local[order].T, int((~unseen).sum()), names
 
 
 def draw_partition(setups: Sequence[Setup]) -> Picture | None:
@@ -508,17 +514,21 @@ def draw_partition(setups: Sequence[Setup]) -> Picture | None:
         return None
     name, counts = found
     drawn = replace(counts, clients=tuple(sampled(counts.clients)))
-    by_class, num_seen = ordered_counts(drawn)
+    by_class, num_seen, names = ordered_counts(drawn)
     num_classes, num_clients = by_class.shape
     sizes = by_class.sum(axis=0)
-    height = 1.9 + min(_CLASS_HEIGHT * num_classes, 6.0)
+    height = 2.4 + min(_CLASS_HEIGHT * num_classes, 6.0)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 2.4])
+    grid = figure.add_gridspec(2, 2, height_ratios=[1, 2.4], width_ratios=[60, 1])
+    above = figure.add_subplot(grid[0, 0])
+    below = figure.add_subplot(grid[1, 0], sharex=above)
+    above.tick_params(labelbottom=False)
     above.bar(range(num_clients), sizes, width=1.0, color=SERIES[0].light)
     above.set_ylabel("examples")
     whole_numbers(above.yaxis)
     above.grid(visible=False, axis="x")
-    _draw_cells(below, by_class, counts.class_names)
+    _draw_cells(below, by_class, counts.class_names, names)
+    _draw_scale(figure.add_subplot(grid[1, 1]), int(by_class.max()))
     if num_seen < num_clients:
         _mark_unseen(above, num_seen)
     of_all = counts.local
@@ -534,20 +544,58 @@ def draw_partition(setups: Sequence[Setup]) -> Picture | None:
     )
 
 
-def _draw_cells(axes: Axes, by_class: Counts, class_names: Sequence[str]) -> None:
+def _draw_cells(
+    axes: Axes, by_class: Counts, class_names: Sequence[str], names: Sequence[str]
+) -> None:
     """Draw one cell a client and label, the denser the more examples it stands for."""
-    image = np.empty((*by_class.shape, 4))
-    image[..., :3] = to_rgb(SERIES[0].light)
     share = by_class / max(int(by_class.max()), 1)
-    opaque = _LEAST_OPAQUE + (1 - _LEAST_OPAQUE) * share
-    image[..., 3] = np.where(by_class > 0, opaque, 0.0)
-    axes.imshow(image, aspect="auto", interpolation="none")
+    opacity = np.where(by_class > 0, _opacity(share), 0.0)
+    axes.imshow(_shaded(opacity), aspect="auto", interpolation="none")
     places = range(0, len(class_names), -(-len(class_names) // MOST_NAMED))
     axes.set_yticks(places, [chart_text(class_names[place]) for place in places])
     axes.grid(visible=False)
     axes.set_ylabel("label")
-    axes.set_xlabel("clients, by their most frequent label")
-    whole_numbers(axes.xaxis)
+    # Each client is named where there is room, else every second, third ...
+    step = -(-len(names) // MOST_CLIENTS_NAMED)
+    places = range(0, len(names), step)
+    shown = [chart_text(_shortened(names[place])) for place in places]
+    axes.set_xticks(places, shown, rotation=90, fontsize=7)
+    every = "" if step == 1 else f"; one in {step} is named"
+    axes.set_xlabel(f"clients, by their most frequent label{every}")
+
+
+def _draw_scale(axes: Axes, largest: int) -> None:
+    """Draw how many examples each density of `_draw_cells` stands for."""
+    counts = np.linspace(1, max(largest, 1), 64)[:, None]
+    axes.imshow(
+        _shaded(_opacity(counts / max(largest, 1))),
+        aspect="auto",
+        origin="lower",
+        extent=(0, 1, 1, max(largest, 2)),
+    )
+    axes.set_xticks([])
+    axes.grid(visible=False)
+    axes.yaxis.tick_right()
+    axes.yaxis.set_label_position("right")
+    axes.set_ylabel("examples of a label")
+    whole_numbers(axes.yaxis)
+
+
+def _opacity(share: NDArray[np.float64]) -> NDArray[np.float64]:
+    return _LEAST_OPAQUE + (1 - _LEAST_OPAQUE) * share
+
+
+def _shaded(opacity: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the first colour of a series with an opacity for each cell, RGBA."""
+    image = np.empty((*opacity.shape, 4))
+    image[..., :3] = to_rgb(SERIES[0].light)
+    image[..., 3] = opacity
+    return image
+
+
+def _shortened(name: str) -> str:
+    """Return the name of a client as short as a chart has room for."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
 def _mark_unseen(axes: Axes, num_seen: int) -> None:

@@ -1,6 +1,7 @@
 """A report: its chapters, its page, its files."""
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from knnper.simulation.reports.charts import (
 from knnper.simulation.reports.figure import colors_of, settle, write_pictures
 from knnper.simulation.reports.runs import (
     GROUPS,
+    WEAK_NOTE,
     FederatedData,
     Row,
     Run,
@@ -54,6 +56,7 @@ from knnper.simulation.reports.runs import (
     table_of,
     table_of_group,
 )
+from knnper.simulation.reports.verdict import verdict_of, worst_table
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,8 @@ class _Kind:
 
 _AVERAGES = (
     "A dot is the mean over the seeds, its line the 95 % interval of the mean, cut at "
-    "0 and 100 %; diamonds are unpersonalised models."
+    "0 and 100 %, and dotted where it is of two seeds; diamonds are unpersonalised "
+    "models."
 )
 
 _KINDS = (
@@ -139,13 +143,19 @@ _KINDS = (
         "partition",
         "Who has what",
         "Above, each client's training and validation examples; below, how many of "
-        "each label: the denser, the more. Another seed gives another split.",
+        "each label: the denser, the more, as the scale on the right says. Another "
+        "seed gives another split.",
         "No run has partition.json, which a simulation writes when it starts: the data "
         "stays with the sites, or an earlier version made the runs.",
         lambda setups, _: draw_partition(setups),
         is_of_each_setup=False,
     ),
 )
+
+
+def average_of(setup: Setup) -> float:
+    """Return the mean over the seeds of the seen clients' average, by which to sort."""
+    return fmean(run.average for run in setup.runs)
 
 
 def draw_sections(
@@ -155,7 +165,7 @@ def draw_sections(
     ordered, split = list(setups), split_of(setups)
     is_cut = len(ordered) > MOST_SHOWN
     if is_cut:  # the best first
-        ordered.sort(key=lambda one: -fmean(run.average for run in one.runs))
+        ordered.sort(key=lambda one: -average_of(one))
     shades = colors_of(setup.title for setup in ordered)
     colors = {one.label: color for one, color in zip(ordered, shades, strict=True)}
     with report_style():
@@ -232,6 +242,24 @@ class Chapter:
                     yield table, [row.is_reference for row in found]
 
     @functools.cached_property
+    def verdict(self) -> tuple[str, ...]:
+        """Sentences on the best setup, the most important one first."""
+        return tuple(verdict_of(self.setups, self.rows))
+
+    @functools.cached_property
+    def worst(self) -> tuple[Table, ...]:
+        """Whom each setup serves worst, best setups first, `MOST_SHOWN` at most."""
+        ordered = sorted(self.setups, key=lambda one: -average_of(one))
+        tables = map(worst_table, ordered[:MOST_SHOWN])
+        return tuple(table for table in tables if table is not None)
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether an interval in the tables is of two seeds."""
+        rows = itertools.chain(*self.tables.values())
+        return any(one.mark for row in rows for one in row.figures.values())
+
+    @functools.cached_property
     def sections(self) -> tuple[Section, ...]:
         """The charts; the runs' other files are read, and may be damaged."""
         prefix = f"{self.name}-" if self.name else ""
@@ -292,9 +320,9 @@ class Report:
 _DEPARTURES = "Settings with more than one value"
 
 
-def report_of(paths: Sequence[Path]) -> Report:
+def report_of(paths: Sequence[Path], labels: Sequence[str] = ()) -> Report:
     """Return the report on the runs in ``paths``, see `find_runs`."""
-    runs_found, remarks = find_runs(paths)
+    runs_found, remarks = find_runs(paths, labels)
     groups = by_data(runs_found)
     several = len(groups) > 1
     chapters = list[Chapter]()
@@ -338,6 +366,7 @@ def template_environment(*, autoescape: bool, more: Sequence[Path] = ()) -> Envi
     environment.filters["cell"] = markdown_cell
     environment.filters["text"] = markdown_text
     environment.globals["degraded"] = degraded_columns
+    environment.globals["weak_note"] = WEAK_NOTE
     return environment
 
 
@@ -355,6 +384,13 @@ def as_html(report: Report) -> str:
     environment.filters["chart"] = _chart
     content = {"report": report, "most_open": MOST_SHOWN}
     return render_page(environment, "report.html", **content)
+
+
+def as_notebook_html(run: Path) -> str:
+    """Return the verdict on one run and its tables as a part of a page."""
+    (chapter,) = report_of([run]).chapters
+    template = template_environment(autoescape=True).get_template("notebook.html")
+    return template.render(chapter=chapter)
 
 
 def as_markdown_report(report: Report, figures: Path | None = None) -> str:

@@ -149,6 +149,11 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 CONFIDENCE = 0.95
+WEAK = "*"  # behind an interval of two runs, see `WEAK_NOTE`
+WEAK_NOTE = (
+    f"Intervals marked {WEAK} are of two seeds: half of one is 12.7 standard errors of "
+    "the mean (of three seeds 4.3, of five 2.8). Add seeds before you compare."
+)
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,11 @@ class Estimate:
     std: float | None
     half_width: float | None
     count: int
+
+    @property
+    def mark(self) -> str:
+        """`WEAK` where the interval is of two runs, else nothing."""
+        return WEAK if self.count == 2 and self.half_width is not None else ""
 
     def flat(
         self, name: str, deviation: str = "_std", half: str = "_half_width"
@@ -172,11 +182,12 @@ class Estimate:
         if self.mean is None:
             return "-"
         ends = [self.mean, *([] if self.half_width is None else [self.half_width])]
-        return " ± ".join(f"{scale * one:.{digits}f}" for one in ends)
+        return " ± ".join(f"{scale * one:.{digits}f}" for one in ends) + self.mark
 
     def percent(self) -> str:
         """Return a fraction with the sign, as in ``79.9 ± 1.2 %``."""
-        return "-" if self.mean is None else f"{self.text()} %"
+        text = self.text().removesuffix(WEAK)
+        return "-" if self.mean is None else f"{text} %{self.mark}"
 
 
 def estimate(values: Iterable[float | None]) -> Estimate:
@@ -204,6 +215,7 @@ class Run:
 
     path: Path
     results: Mapping[str, Any]
+    label: str = ""  # what its reader calls it, in place of its method
 
     @property
     def name(self) -> str:
@@ -326,16 +338,19 @@ def load_run(path: Path) -> Run:
     return Run(path, results)
 
 
-def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
+def find_runs(
+    paths: Sequence[Path], labels: Sequence[str] = ()
+) -> tuple[list[Run], list[str]]:
     """Return the runs in ``paths``: each a run's folder, or one that holds runs.
 
-    The second value is what to tell of runs that are left out.
+    The second value is what to tell of runs that are left out. ``labels`` are those of
+    the paths, in the same order, or none.
     """
     runs, remarks = list[Run](), list[str]()
-    for path in paths:
+    for path, label in zip(paths, labels or [""] * len(paths), strict=True):
         inside = [] if (path / EXPERIMENT).is_file() else _runs_in(path)
         if not inside:
-            runs.append(load_run(path))
+            runs.append(replace(load_run(path), label=label))
             continue
         done = [load_run(one) for one in inside if RunFolder(one).is_finished()]
         if not done:
@@ -347,7 +362,7 @@ def find_runs(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:
         ):
             if count:
                 remarks.append(f"Runs in {path} {what}, left out: {count}.")
-        runs.extend(_best_first(tested))
+        runs.extend(replace(run, label=label) for run in _best_first(tested))
     by_place = {run.path.resolve(): run for run in reversed(runs)}
     once = [run for run in runs if by_place[run.path.resolve()] is run]
     return once, list(dict.fromkeys(remarks))
@@ -388,18 +403,20 @@ class Setup:
 def setups_of(runs: Iterable[Run]) -> list[Setup]:
     """Return the setups of ``runs``, in the order of each one's first run."""
     # A second run with the same seed is no further evidence: it makes another setup.
-    kinds: dict[tuple[str, int], list[Run]] = {}
-    times: Counter[tuple[str, int | None]] = Counter()
+    kinds: dict[tuple[str, str, int], list[Run]] = {}
+    times: Counter[tuple[str, str, int | None]] = Counter()
     for run in runs:
-        kinds.setdefault((run.kind, times[run.kind, run.seed]), []).append(run)
-        times[run.kind, run.seed] += 1
+        again = times[run.label, run.kind, run.seed]
+        kinds.setdefault((run.label, run.kind, again), []).append(run)
+        times[run.label, run.kind, run.seed] += 1
     for found in kinds.values():
         found.sort(key=lambda run: run.seed or 0)
     groups, labels = list(kinds.values()), dict[int, str]()
-    for title in {found[0].title for found in groups}:
-        same = [place for place, found in enumerate(groups) if found[0].title == title]
+    names = [found[0].label or found[0].title for found in groups]
+    for name in set(names):
+        same = [place for place, other in enumerate(names) if other == name]
         told = _told_apart([groups[place][0] for place in same])
-        labels.update(zip(same, (title + suffix for suffix in told), strict=True))
+        labels.update(zip(same, (name + suffix for suffix in told), strict=True))
     return [
         Setup(found[0].title, labels[place], tuple(found))
         for place, found in enumerate(groups)
@@ -864,7 +881,7 @@ def table_of(setups: Sequence[Setup], metric: str = ACCURACY) -> list[Row]:
         for setup in setups
         if setup.runs[0].figures(group)["num_clients"]
         for is_reference in (True, False)
-        if not is_reference or _is_apart(setup, group)
+        if not is_reference or is_apart(setup, group)
     ]
     models: dict[str, set[Model]] = defaultdict(set)
     for model, row in found:
@@ -999,7 +1016,7 @@ def _vs_fedavg(
     return fraction_degraded_against(clients, values, metric)
 
 
-def _is_apart(setup: Setup, group: str) -> bool:
+def is_apart(setup: Setup, group: str) -> bool:
     """Return whether the unpersonalised model means anything, and is another one."""
     personal = [dict(run.figures(group)) for run in setup.runs]
     return setup.has_reference and any(one.pop("global") != one for one in personal)

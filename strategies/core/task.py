@@ -454,8 +454,8 @@ class Trained:
 class MixturePredictor(Trained):
     """Serves Σ_m π_m h_m."""
 
-    task: Task  # Gives the architecture
-    components: Sequence[Tensor]  # M tensors of shape (num_weights,)
+    task: Task = field(repr=False)  # Gives the architecture
+    components: Sequence[Tensor] = field(repr=False)  # M of shape (num_weights,)
     mixture_weights: Tensor  # π, shape (M,), summing to 1
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], MixturePredictor] | None" = None
@@ -481,8 +481,8 @@ class MixturePredictor(Trained):
 class ModelPredictor(Trained):
     """Serves h_w."""
 
-    task: Task  # Gives the architecture
-    weights: Tensor  # w, shape (num_weights,)
+    task: Task = field(repr=False)  # Gives the architecture
+    weights: Tensor = field(repr=False)  # w, shape (num_weights,)
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], ModelPredictor] | None" = None
 
@@ -499,9 +499,10 @@ class ModelPredictor(Trained):
 class HeadPredictor(Trained):
     """Serves another head than the model's on φ_w."""
 
-    task: Task  # Gives the architecture
-    weights: Tensor  # w, shape (num_weights,)
-    head: Callable[[Tensor], Tensor]  # From φ_w(x), (n, p), to probabilities (n, c)
+    task: Task = field(repr=False)  # Gives the architecture
+    weights: Tensor = field(repr=False)  # w, shape (num_weights,)
+    # From φ_w(x), (n, p), to probabilities (n, c).
+    head: Callable[[Tensor], Tensor] = field(repr=False)
     chosen: Mapping[str, float] = field(default_factory=dict)
     trained_alone: "Callable[[], HeadPredictor] | None" = None
 

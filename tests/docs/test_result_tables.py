@@ -107,9 +107,9 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     page = f"<!-- results {few} -->\nold\n<!-- end of results -->\n"
     assert tables.rewritten(page, tmp_path) == (
         f"<!-- results {few} -->\n\n"
-        "| method |        seen |        vs A | kB up |\n"
-        "| ------ | ----------: | ----------: | ----: |\n"
-        "| B      | 62.5 ± 25.0 | +12.5 ± 6.2 |     - |\n"
+        "| method |         seen |         vs A | kB up |\n"
+        "| ------ | -----------: | -----------: | ----: |\n"
+        "| B      | 62.5 ± 25.0* | +12.5 ± 6.2* |     - |\n"
         "\n<!-- end of results -->\n"
     )
     assert (

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
-from knnper import Run
+from knnper import Run, RunError
+from knnper.client.runtime import ClientRuntime
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
@@ -56,7 +58,9 @@ def run(root: Path, folder: Path) -> tuple[list[dict[str, str]], dict[str, Any]]
     return rows, dict(results)
 
 
-def test_a_run_shows_the_names_of_the_data(tmp_path: Path) -> None:
+def test_a_run_shows_the_names_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # In the order of the names' characters, as files are listed.
     put_images(tmp_path / "one", ("ward 7", "zoë", "Ärztin"))
     put_images(tmp_path / "two", ("a", "b", "c"))
@@ -65,6 +69,16 @@ def test_a_run_shows_the_names_of_the_data(tmp_path: Path) -> None:
     assert len(made.data("ward_7").train) == 10
     inputs = made.test("Ärztin").images
     assert made.predictor("Ärztin")(inputs).shape == (len(inputs), 2)
+    with pytest.raises(RunError, match=r"did you mean 'ward_7'\?"):
+        made.predictor("ward 7")
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise RunError("on purpose")
+
+        patch.setattr(ClientRuntime, "personalize", fail)
+        with pytest.raises(RunError, match="client Ärztin could not personalise: on"):
+            made.predictor("Ärztin")
     plain, same = run(tmp_path / "two", tmp_path / "run2")
     assert [row.pop("client") for row in named] == ["ward_7", "zoë", "Ärztin"]
     assert [row.pop("client") for row in plain] == ["a", "b", "c"]

@@ -1,5 +1,6 @@
 """Runs from Python: what `knnper.simulate` makes, and what `Run` reads of it."""
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from knnper.simulation.interface import Run, simulate
 from knnper.simulation.trained_model import trained_model
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.app import app
+from tests.simulation.reporting.parsed_page import Page
 
 SMALL: dict[str, Any] = {
     "partition": {
@@ -79,6 +81,25 @@ def test_its_tables_are_those_of_the_files(run: Run) -> None:
     assert run.rounds.index.tolist() == [1, 2]
 
 
+def test_it_shows_itself(run: Run, tmp_path: Path) -> None:
+    percents = [
+        f"{100 * run.results[group]['accuracy_weighted']:.1f} %"
+        for group in ("seen", "unseen")
+    ]
+    assert repr(run) == (
+        f"<Run {run.path}: kNN-Per, right for {percents[0]} of the seen clients' "
+        f"examples and {percents[1]} of the unseen clients' examples>"
+    )
+    page = Page(run._repr_html_())
+    assert f"kNN-Per is right for {percents[0]} of the seen clients'" in page.text
+    assert len(page.all("table")) == 2
+    # A folder that cannot be read is shown, too.
+    damaged = Path(shutil.copytree(run.path, tmp_path / "<b>"))
+    (damaged / "results.json").write_text("{}")
+    for shown in (repr(Run(damaged)), Page(Run(damaged)._repr_html_()).text):
+        assert "<b>: damaged: " in shown
+
+
 def test_the_model_is_the_global_one(run: Run) -> None:
     client = run.clients.index[0]
     images = run.test(client).images
@@ -106,6 +127,28 @@ def test_each_client_serves_what_it_served_in_the_run(
         right = (found.argmax(dim=1) == test.labels).double().mean()
         assert float(right) == pytest.approx(row["accuracy"])
         assert predictor.describe()["knn_weight"] == row["knn_weight"]
+        assert repr(predictor).startswith("KnnPredictor(knn_weight=")
+        assert len(repr(predictor)) < 200  # no weights, no task
+
+
+def test_predictor_of_a_run_with_metrics_leaves_the_run_as_it_is(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "scores.py").write_text(
+        "def hits(labels, probabilities):\n    return 1.0\n"
+    )
+    settings = SMALL | {
+        "run__metrics": ["macro_f1", "scores:hits"],
+        "run__save_predictions": True,
+        "own_code": str(tmp_path),
+    }
+    run = simulate("demo", output=tmp_path / "run", progress=False, **settings)
+    files = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    client = str(run.clients.index[0])
+    predictor, test = run.predictor(client), run.test(client)
+    right = (predictor(test.images).argmax(dim=1) == test.labels).double().mean()
+    assert float(right) == pytest.approx(run.clients["accuracy"][client])
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
 
 
 def test_a_local_memory_on_the_model_predicts_as_the_client_does(run: Run) -> None:
@@ -130,6 +173,8 @@ def test_a_run_that_was_cut_short_goes_on(run: Run, tmp_path: Path) -> None:
     for path in ("results.json", "clients.csv", "personalization.jsonl"):
         (short.path / path).unlink()
     assert not short.is_finished
+    assert repr(short) == f"<Run {short.path}: not finished, 2 of 2 rounds>"
+    assert "not finished" in Page(short._repr_html_()).text
     with pytest.raises(RunError, match="is not done"):
         _ = short.clients
     with pytest.raises(RunError, match="is not done"):
@@ -151,7 +196,10 @@ def test_what_is_wrong_is_said(run: Run, tmp_path: Path) -> None:
         simulate("demoo", output=tmp_path / "run")
     with pytest.raises(RunError, match="holds no run"):
         Run(tmp_path)
-    with pytest.raises(RunError, match=r"no client 'nobody', expected one of its 6: "):
+    for ask in (run.predictor, run.data, run.test):
+        with pytest.raises(RunError, match=r"no client '003', .*did you mean '0003'\?"):
+            ask("003")
+    with pytest.raises(RunError, match=r"the 6 that .* lists; the first is '0000'"):
         run.predictor("nobody")
     assert not (tmp_path / "run").exists()
 

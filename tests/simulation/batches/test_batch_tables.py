@@ -81,7 +81,7 @@ def test_the_interval_ends_where_fractions_end(tmp_path: Path) -> None:
     sweep = read(tmp_path, seeds=[0, 1])
     _, high, low = cells(sweep, rows([0.8, 0.9], [0.1, 0.2]))
     # t = 12.7 with one degree of freedom: the half width is 63.5 points.
-    assert [high[3], low[3]] == ["21.5 to 100.0", "0.0 to 78.5"]
+    assert [high[3], low[3]] == ["21.5 to 100.0*", "0.0 to 78.5*"]
 
 
 def test_of_one_seed_there_is_no_interval(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_variants_are_compared_with_one_of_them_seed_by_seed(
     table = table_of(sweep, rows)
     at = table.header.index("vs own")
     # The differences 0.1 and 0.2: t · 0.0707 / √2 = 0.635.
-    assert [line[at] for line in table.rows[2:]] == ["+15.0 ± 63.5", "-10.0 ± 0.0"]
+    assert [line[at] for line in table.rows[2:]] == ["+15.0 ± 63.5*", "-10.0 ± 0.0*"]
     with pytest.raises(ConfigError, match="found 'on', which is no variant"):
         read(tmp_path, variants=variants, reference="on", vary=vary)
     with pytest.raises(ConfigError, match="expected each one once"):
@@ -360,12 +360,12 @@ def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -
     header = ("vs FedAvg", "vs Other", "bottom decile", "degraded vs FedAvg")
     assert table.header[2:6] == header
     # 12.706 = t of 97.5 % with 1 degree of freedom: t · √0.02 / √2 = 1.2706.
-    assert first[:3] == ("FedAvg", "60.0 ± 127.1", "0.0 ± 0.0")
-    assert first[3].lstrip("+-") == "0.0 ± 127.1"
+    assert first[:3] == ("FedAvg", "60.0 ± 127.1*", "0.0 ± 0.0*")
+    assert first[3].lstrip("+-") == "0.0 ± 127.1*"
     # The differences -0.1 and 0.1 of the two seeds.
-    assert second[1] == "60.0 ± 254.1"
-    assert second[2].lstrip("+-") == "0.0 ± 127.1"
-    assert second[5:7] == ("25.0 ± 317.7", "-")
+    assert second[1] == "60.0 ± 254.1*"
+    assert second[2].lstrip("+-") == "0.0 ± 127.1*"
+    assert second[5:7] == ("25.0 ± 317.7*", "-")
     text = csv_of(comparison, outcomes, found)
     one, another = csv.DictReader(io.StringIO(text))
     assert one["row"] == "mean"

@@ -300,11 +300,11 @@ COUNTS = LabelCounts(
 
 
 def test_clients_are_ordered_by_group_and_most_frequent_label() -> None:
-    by_class, num_seen = charts.ordered_counts(COUNTS)
+    by_class, num_seen, names = charts.ordered_counts(COUNTS)
     # Clients 3, 2, 1 and 0; training and validation together, without the test split.
     expected = [[7, 3, 1, 1], [1, 0, 0, 5], [0, 0, 4, 0]]
     np.testing.assert_array_equal(by_class, expected)
-    assert num_seen == 3
+    assert (num_seen, names) == (3, ["3", "2", "1", "0"])
 
 
 def test_the_first_run_that_kept_its_split_is_drawn(tmp_path: Path) -> None:
@@ -320,6 +320,10 @@ def test_the_first_run_that_kept_its_split_is_drawn(tmp_path: Path) -> None:
         "The split of the run 1: 4 clients, 3 of them seen, with 3 to 8 training and "
         "validation examples, median 5.5; a client has 2 of the 3 labels (median)."
     )
+    _, cells, scale = picture.figure.axes
+    assert [text.get_text() for text in cells.get_xticklabels()] == ["3", "2", "1", "0"]
+    assert scale.get_ylabel() == "examples of a label"
+    assert scale.get_ylim() == (1, 7)
 
 
 def test_of_a_split_over_many_clients_a_sample_is_drawn(
@@ -348,6 +352,13 @@ def split_drawn(run: Path, names: Sequence[str], num_clients: int) -> charts.Pic
     picture = charts.draw_partition(setups(run))
     assert picture is not None
     return picture
+
+
+def test_many_clients_are_not_all_named(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    cells = split_drawn(run, ["cat", "dog"], 161).figure.axes[1]
+    assert len(cells.get_xticklabels()) == 54  # of 161 every third
+    assert cells.get_xlabel().endswith("one in 3 is named")
 
 
 def test_labels_are_drawn_literally_and_not_all_named(tmp_path: Path) -> None:

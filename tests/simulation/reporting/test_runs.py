@@ -108,7 +108,7 @@ def test_seeds_are_one_row_with_their_interval() -> None:
     assert rows[1].figures["gain"].mean == pytest.approx(0.15)
     assert rows[0].figures["gain"].mean is None
     header, *cells = as_cells(rows)
-    percents = ["75.0 ± 63.5 %", "37.5 ± 31.8 %", "25.0 ± 0.0 %"]
+    percents = ["75.0 ± 63.5 %*", "37.5 ± 31.8 %*", "25.0 ± 0.0 %*"]
     assert cells[1] == ["kNN-Per", "seen", *percents, "4", "2", "30", "15.0"]
     assert header[6] == "seeds"
 
