@@ -158,7 +158,7 @@ def report(  # noqa: PLR0913 (one parameter an option)
         files = reports.write_figures(made.sections, figures)
         say(f"{len(files)} files are in {figures}")
     if markdown:
-        typer.echo(reports.as_markdown_report(made, figures))
+        tell(reports.as_markdown_report(made, figures))
     elif as_json:
         print_json(documents)
     else:
@@ -181,7 +181,7 @@ def _show(made: "Report", metric: str) -> None:
 
     for number, chapter in enumerate(made.chapters):
         if number > 0:
-            typer.echo()
+            tell()
         for sentence in chapter.verdict:
             tell(sentence)
         for name, fact in chapter.facts.items():

@@ -35,6 +35,7 @@ from knnper_cli.terminal import (
     say,
     show_run,
     system_error,
+    tell,
     typed_command,
 )
 
@@ -285,7 +286,7 @@ def _show(partition: "Partition", counts: Any, num_skipped: int, as_json: bool) 
     ]
     print_table(header, rows)
     for name, value in totals.items():
-        typer.echo(f"{name}: {value}")
+        tell(f"{name}: {value}")
 
 
 def _draw(class_counts: Any, class_names: Sequence[str], path: Path) -> None:

@@ -95,10 +95,10 @@ def check(
         about = {"client": settings.name, "sent": False}
         print_json({**about, **found.document(), **asked})
     else:
-        typer.echo(f"client: {settings.name}")
+        tell(f"client: {settings.name}")
         _show(found, with_task=agreed is not None)
         if experiment is not None:
-            typer.echo(f"fingerprint of the experiment: {asked['experiment']}")
+            tell(f"fingerprint of the experiment: {asked['experiment']}")
         for reason in cast("list[str]", asked.get("refused", [])):
             say(f"Error: runs of this experiment are refused here: {reason}.")
         if asked.get("without_training"):
@@ -123,7 +123,7 @@ def _describe(data: "SiteData", *, is_agreed: bool) -> None:
     # Text has neither mean nor deviation, which have no defaults.
     needed = {"mean": made["mean"], "std": made["std"]}
     section = {name: made[name] for name in made if made[name]} | needed
-    typer.echo(dump_yaml({"data": {"name": SITES, **section}}), nl=False)
+    tell(dump_yaml({"data": {"name": SITES, **section}}), nl=False)
     say(
         "The classes are those of this site: add what others have, in the order that "
         "all of them take. Nothing was sent anywhere."
@@ -135,7 +135,9 @@ def _experiment(task: Path, door: "Door") -> "Experiment | None":
     from knnper.experiment import parse_yaml, read_experiment
     from knnper.simulation.workbench import experiment_catalogue, over_sites
 
-    if not task.is_file() or "model" not in parse_yaml(task.read_text(), str(task)):
+    if not task.is_file() or "model" not in parse_yaml(
+        task.read_text(encoding="utf-8"), str(task)
+    ):
         return None
     # It is from elsewhere, and so is what lies beside it.
     return over_sites(read_experiment(task, experiment_catalogue(lambda _: door)))
@@ -160,7 +162,7 @@ def _asked(
 
 def _show(found: "DataCheck", *, with_task: bool) -> None:
     shape = "x".join(map(str, found.input_shape))
-    typer.echo(f"inputs: {shape} (height x width x channels) of {found.input_type}")
+    tell(f"inputs: {shape} (height x width x channels) of {found.input_type}")
     counts = {split: one.class_counts for split, one in found.splits.items()}
     rows = [
         (name, *(str(of_split[label]) for of_split in counts.values()))
@@ -171,11 +173,11 @@ def _show(found: "DataCheck", *, with_task: bool) -> None:
     for split, one in found.splits.items():
         if one.mean is not None:
             values = f"{one.smallest:g} to {one.largest:g}, mean {one.mean:.4g}"
-            typer.echo(f"values of {split}: {values}")
+            tell(f"values of {split}: {values}")
     if with_task:
         missing = ", ".join(found.missing_classes) or "none"
-        typer.echo(f"classes of the federation without an example here: {missing}")
-    typer.echo(f"files that are no images: {found.num_ignored}")
+        tell(f"classes of the federation without an example here: {missing}")
+    tell(f"files that are no images: {found.num_ignored}")
     _list("cannot be read", found.unreadable.values())
     for copies in found.copies:
         pairs = [f"{copy} = {original}" for original, copy in copies.shown]
@@ -183,7 +185,7 @@ def _show(found: "DataCheck", *, with_task: bool) -> None:
         like = "another one of it" if is_within else f"one of {copies.original}"
         _list(f"inputs of {copies.copy} like {like}", pairs, copies.num_copies)
     if not found.copies:
-        typer.echo("inputs that occur more than once: 0")
+        tell("inputs that occur more than once: 0")
     conflicts = [" = ".join(pair) for pair in found.conflicts.shown]
     _list("inputs with more than one label", conflicts, found.conflicts.num_inputs)
     for warning in found.warnings:
@@ -191,17 +193,17 @@ def _show(found: "DataCheck", *, with_task: bool) -> None:
     for problem in found.problems:
         say(f"Error: {problem}.")
     verdict = "cannot be used as it is" if found.problems else "can be used"
-    typer.echo(f"This data {verdict}. Nothing was sent anywhere.")
+    tell(f"This data {verdict}. Nothing was sent anywhere.")
 
 
 def _list(what: str, lines: "Iterable[str]", count: int | None = None) -> None:
     shown = list(lines)
     total = len(shown) if count is None else count
-    typer.echo(f"{what}: {total}")
+    tell(f"{what}: {total}")
     for line in shown[:_MOST_SHOWN]:
-        typer.echo(f"  - {line}")
+        tell(f"  - {line}")
     if total > _MOST_SHOWN:
-        typer.echo(f"  - and {total - _MOST_SHOWN} more")
+        tell(f"  - and {total - _MOST_SHOWN} more")
 
 
 _MARKS = {"ok": "✓", "skipped": "-", "warning": "!", "problem": "✗"}
@@ -539,7 +541,7 @@ def add(config: ClientFile, name: TokenName, scopes: Scopes = None) -> None:
     known = [scope for scope in SCOPES if scope in wanted]
     secret = add_token(_claimed_state(config), name, known)
     say(f"The token {name} may: {'; '.join(SCOPES[scope] for scope in known)}")
-    typer.echo(secret)
+    tell(secret)
 
 
 @token.command("list")

@@ -23,6 +23,7 @@ from knnper_cli.terminal import (
     say,
     seconds_of,
     set_option,
+    tell,
 )
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
@@ -197,7 +198,7 @@ def info(folder: StoreFolder, as_json: AsJson = False) -> None:
         print_json({**to_jsonable_python(summary), **left})
         return
     for name, value in _lines(summary):
-        typer.echo(f"{name}: {value}")
+        tell(f"{name}: {value}")
     names = summary.identity.spec.class_names
     counts = enumerate(summary.num_by_label)
     print_table(
@@ -263,13 +264,13 @@ def verify(
     elif not verdict.findings:
         held = counted(verdict.num_examples, "example")
         rows = counted(verdict.num_rows, "input")
-        typer.echo(f"{folder} is sound: {held}, {rows} and embeddings as written")
+        tell(f"{folder} is sound: {held}, {rows} and embeddings as written")
     else:
-        typer.echo(f"{folder}: {counted(len(verdict.findings), 'finding')}")
+        tell(f"{folder}: {counted(len(verdict.findings), 'finding')}")
         for finding in verdict.findings:
-            typer.echo(f"  - {finding.what}\n    to mend it: {finding.mend}")
+            tell(f"  - {finding.what}\n    to mend it: {finding.mend}")
         if verdict.saving is not None:
-            typer.echo(f"knnper store salvage {folder} NEW_FOLDER would save:")
+            tell(f"knnper store salvage {folder} NEW_FOLDER would save:")
             _show_salvage(verdict.saving)
     if verdict.findings:
         raise typer.Exit(RUN_FAILED)
@@ -318,12 +319,12 @@ def salvage(
     if as_json:
         print_json(asdict(saved))
         return
-    typer.echo(f"{target} holds what is intact of {folder}:")
+    tell(f"{target} holds what is intact of {folder}:")
     _show_salvage(saved)
 
 
 def _show_salvage(found: "Salvage") -> None:
-    typer.echo(f"  {counted(found.num_saved, 'example')}, intact in every byte")
+    tell(f"  {counted(found.num_saved, 'example')}, intact in every byte")
     ids, nothing = ", ".join(map(str, found.lost)), "of which nothing is left"
     for number, noun, why in (
         (len(found.lost), "example", f"that are damaged: {ids}"),
@@ -331,7 +332,7 @@ def _show_salvage(found: "Salvage") -> None:
         (found.num_changes_missing, "change", f"{nothing}: what they evicted is back"),
     ):
         if number:
-            typer.echo(f"  not {counted(number, noun)} {why}")
+            tell(f"  not {counted(number, noun)} {why}")
 
 
 @store.command()
@@ -418,7 +419,7 @@ def _delete(
         ids = found.tolist()
         print_json({**numbers, "ids": ids, "missing": missing, "proof": shown})
     elif len(found):
-        typer.echo(f"{counted(len(found), 'example')} deleted")
+        tell(f"{counted(len(found), 'example')} deleted")
         if proof is not None:
             _show_proof(proof, folder, "inputs and embeddings", names)
     if len(found) == 0:
@@ -500,7 +501,7 @@ def _show_proof(proof: "Proof", folder: Path, what: str, names: Sequence[str]) -
     if proof.holds and num_looked_for:
         files = f"{counted(proof.num_files, 'file')} ({megabytes(proof.num_bytes)})"
         searched = f"{files} of {folder} ({what} looked for: {num_looked_for})"
-        typer.echo(f"none of their bytes are in any of the {searched}")
+        tell(f"none of their bytes are in any of the {searched}")
     _show_first(
         f"bytes of {names[one.secret]} are in {one.file} at {one.offset}"
         for one in proof.traces
@@ -519,9 +520,9 @@ def _show_proof(proof: "Proof", folder: Path, what: str, names: Sequence[str]) -
 def _show_first(lines: Iterable[str]) -> None:
     found = list(lines)
     for line in found[:SHOWN]:
-        typer.echo(line)
+        tell(line)
     if len(found) > SHOWN:
-        typer.echo(f"and {len(found) - SHOWN} more like this")
+        tell(f"and {len(found) - SHOWN} more like this")
 
 
 def _proof_document(proof: "Proof", names: Sequence[str]) -> dict[str, Any]:
@@ -709,20 +710,20 @@ def _show_advice(folder: Path, advice: "Advice", num_neighbors: int) -> None:
         rows = [[text(one) for text in columns.values()] for one in advice.trials]
         print_table(tuple(columns), rows)
         indexed, asked = advice.num_indexed, advice.num_asked
-        typer.echo(f"{indexed} examples in the index, {asked} others looked up")
+        tell(f"{indexed} examples in the index, {asked} others looked up")
     titles = [trial.title for trial in advice.trials if not trial.has_learnt]
     if titles:
-        typer.echo(
+        tell(
             f"not learnt yet, too few examples: {'; '.join(titles)}. Their vectors are "
             "kept as they are, and so are these figures those of flat"
         )
     if advice.global_accuracy is not None:
-        typer.echo(f"the global model alone: {_percent(advice.global_accuracy)}")
-    typer.echo(f"recommended for {folder}: {advice.recommended}: {advice.reason}")
+        tell(f"the global model alone: {_percent(advice.global_accuracy)}")
+    tell(f"recommended for {folder}: {advice.recommended}: {advice.reason}")
     chosen = {trial.title: trial for trial in advice.trials}.get(advice.recommended)
     if chosen is not None:
         section = as_section(chosen.settings)
-        typer.echo(f"knnper store configure {folder} --set 'index={section}'")
+        tell(f"knnper store configure {folder} --set 'index={section}'")
 
 
 def as_section(settings: "IndexSettings") -> str:

@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 from knnper.errors import ConfigError, FolderTakenError, KnnPerError, harmless
 from knnper.server.observer import SECONDS_BETWEEN_LINES, bars
 from knnper.simulation.experiments import find_experiment
+from knnper_cli.plain_text import in_encoding_of, is_unicode, use_plain_text
 
 # What loads torch is imported inside the functions: `knnper --help` need not wait.
 if TYPE_CHECKING:
@@ -103,8 +104,10 @@ _FILE_WIDTH = 200
 
 def print_json(document: Any) -> None:
     """Write plain values as JSON to standard output."""
+    # Other characters are escaped where they cannot be written: it stays the same JSON.
+    ascii_only = not is_unicode(sys.stdout)
     # JSON leaves some of what steers a terminal as it is.
-    typer.echo(harmless(json.dumps(document, indent=2, ensure_ascii=False)))
+    tell(json.dumps(document, indent=2, ensure_ascii=ascii_only))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -120,7 +123,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def _cell(text: str) -> str:
     """Return a text as rich takes it for what it says, and no terminal for more."""
-    return escape(harmless(text))
+    # Now, so that columns are as wide as what is written.
+    return escape(in_encoding_of(sys.stdout, harmless(text)))
 
 
 def print_shown(shown: "Shown", document: Any = None) -> None:
@@ -149,12 +153,13 @@ def show_run(folder: Path) -> None:
 
 def say(message: str) -> None:
     """Write a line for people to standard error."""
-    typer.echo(harmless(message), err=True)
+    # Named, since click writes UTF-8 to what it takes for an ASCII terminal.
+    typer.echo(harmless(message), file=sys.stderr)
 
 
-def tell(message: str) -> None:
+def tell(message: str = "", *, nl: bool = True) -> None:
     """Write a line for people to standard output."""
-    typer.echo(harmless(message))
+    typer.echo(harmless(message), file=sys.stdout, nl=nl)
 
 
 RUN_FAILED = 1
@@ -177,6 +182,11 @@ _ADVICE: Mapping[int | None, str] = {
 
 class ErrorReportingGroup(TyperGroup):
     """Commands whose expected errors are a message, never a traceback."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run the command that the arguments name."""
+        use_plain_text()
+        return super().main(*args, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

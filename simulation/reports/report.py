@@ -190,10 +190,13 @@ def draw_sections(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file; parents are created as needed."""
+    """Write a file in UTF-8; parents are created as needed."""
+    # The names of folders may have characters that stand for single bytes, in a C
+    # locale for those of UTF-8.
+    content = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
+        write_atomically(path, content)
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error}") from error
 

@@ -151,8 +151,9 @@ def test_simulate(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, folder = calls[0]
     assert (settings.run.num_workers, settings.run.engine) == (3, "flower")
     assert folder.path == Path("runs/tiny")
-    shown = [line.split()[1] for line in result.stdout.splitlines()[3:-1]]
-    assert shown == ["FedAvg", "kNN-Per"] * 2
+    assert result.stdout.startswith("kNN-Per is right for ")
+    rows = [line for line in result.stdout.splitlines() if line.startswith("│")]
+    assert [row.split()[1] for row in rows] == ["FedAvg", "kNN-Per"] * 2
     assert "runs/tiny" in result.stderr
     refused(2, "--overwrite", "simulate", experiment)
     again = run("simulate", experiment, "--json", "--output", "elsewhere")

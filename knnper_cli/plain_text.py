@@ -1,0 +1,75 @@
+"""Output that cannot be written in the terminal's encoding, in plain characters.
+
+A C locale, ``PYTHONIOENCODING`` or a file that a Windows console writes may know no
+bars, Greek letters or ±. Python would end with a UnicodeEncodeError there.
+"""
+
+import codecs
+import io
+import sys
+import unicodedata
+from typing import TextIO
+
+_ERRORS = "knnper.plain"
+# A bar is the number of eighths that it is high, so that a row of bars stays as long.
+# Characters that are easily taken for others are named.
+_PLAIN = {bar: str(number) for number, bar in enumerate("▁▂▃▄▅▆▇█", start=1)} | {
+    "λ": "lambda",  # which Unicode calls lamda
+    "±": "+-",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "\N{MINUS SIGN}": "-",
+    "\N{EN DASH}": "-",
+    "\N{EM DASH}": "-",
+    "\N{LEFT SINGLE QUOTATION MARK}": "'",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    "\N{LEFT DOUBLE QUOTATION MARK}": '"',
+    "\N{RIGHT DOUBLE QUOTATION MARK}": '"',
+    "·": "*",
+    "…": "...",
+    "→": "->",
+    "≤": "<=",
+    "≥": ">=",
+    "√": "sqrt",
+    "²": "^2",
+    "✓": "ok",
+}
+
+
+def use_plain_text() -> None:
+    """Let standard output and error write plain characters for those they lack."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ERRORS)
+
+
+def in_encoding_of(stream: TextIO, text: str) -> str:
+    """Return a text as a stream can write it, after `use_plain_text` or not."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, _ERRORS).decode(encoding)
+
+
+def is_unicode(stream: TextIO) -> bool:
+    """Return whether a stream can write every character."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return codecs.lookup(encoding).name.startswith("utf")
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(map(_plain, text)), error.end
+
+
+def _plain(character: str) -> str:
+    """Return what stands for a character: a Greek letter's name, or its number."""
+    if character in _PLAIN:
+        return _PLAIN[character]
+    kind, _, letter = unicodedata.name(character, "").partition(" LETTER ")
+    if kind.startswith("GREEK "):
+        name = letter.split()[0].lower()
+        return name.capitalize() if "CAPITAL" in kind else name
+    return character.encode("ascii", "backslashreplace").decode()
+
+
+codecs.register_error(_ERRORS, _replace)
