@@ -3,28 +3,23 @@
 A hook of mkdocs: the pages exist in the built site alone.
 """
 
-import dataclasses
 import inspect
-import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 import typer
-from annotated_types import Ge, Gt, Le, Lt, MinLen
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
 from typer.core import TyperGroup
 
 from knnper.client.settings import ClientDocument
 from knnper.experiment import RunSettings, Settings, TrainingSettings
 from knnper.server.settings import ServerSettings
+from knnper.setting_docs import SettingDoc, documented, setting_docs
 from knnper.simulation.batches.plan import ComparisonSettings, SweepSettings
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
@@ -121,107 +116,35 @@ def described(settings_type: Any, path: str, seen: dict[type, str]) -> Iterator[
     Settings within it follow, each under the path that a file writes. Those that have
     been ``seen`` under another path are named, not repeated.
     """
-    about, meanings = documented(settings_type)
-    yield about
-    hints = get_type_hints(settings_type, include_extras=True)
-    rows, inner = [], []
-    for one in dataclasses.fields(settings_type):
-        if one.name == "name":
-            continue
-        rows.append(
-            (one.name, kind(hints[one.name]), _default(one), meanings[one.name])
-        )
-        inner += [(one.name, member) for member in _dataclasses_in(hints[one.name])]
-    if rows:
-        cells = (" | ".join((f"`{key}`", *rest)) for key, *rest in rows)
-        lines = [f"| {row} |" for row in cells]
+    yield plain(documented(settings_type)[0])
+    settings = [*setting_docs(settings_type)]
+    lines = [f"| {' | '.join(_cells(setting))} |" for setting in settings]
+    if lines:
         yield "\n".join(
             ["| key | type | default | meaning |", "| --- " * 4 + "|", *lines]
         )
-    for key, member in inner:
-        named = get_type_hints(member).get("name")
-        choice = f": {{name: {get_args(named)[0]}}}" if named else ""
-        yield f"**`{f'{path}.{key}'.lstrip('.')}{choice}`**"
-        if member in seen:
-            yield f"As `{seen[member]}` above."
-        else:
-            seen[member] = f"{path}.{key}{choice}"
-            yield from described(member, f"{path}.{key}", seen)
+    for setting in settings:
+        for choice, member in setting.inner:
+            place = f"{path}.{setting.key}"
+            yield f"**`{place.lstrip('.')}{choice}`**"
+            if member in seen:
+                yield f"As `{seen[member]}` above."
+            else:
+                seen[member] = f"{place}{choice}"
+                yield from described(member, place, seen)
 
 
-def documented(settings_type: type) -> tuple[str, dict[str, str]]:
-    """Return a class's docstring without its fields, and the meaning of each field."""
-    about, _, attributes = (inspect.getdoc(settings_type) or "").partition(
-        "\nAttributes\n----------\n"
-    )
-    meanings: dict[str, str] = {}
-    for base in reversed(settings_type.__mro__[1:]):
-        if dataclasses.is_dataclass(base):
-            meanings |= documented(base)[1]
-    for names, text in re.findall(r"^(\S.*)\n((?:[ \t]+.*\n?|\n)+)", attributes, re.M):
-        meanings |= dict.fromkeys(names.split(", "), plain(" ".join(text.split())))
-    return plain(about), meanings
+def _cells(setting: SettingDoc) -> tuple[str, ...]:
+    if not setting.meaning:
+        raise KeyError(f"the docstring says nothing of {setting.key}")
+    default = setting.default
+    shown = "*required*" if default is None else f"`{default or ' '}`"
+    return f"`{setting.key}`", setting.kind, shown, plain(setting.meaning)
 
 
 def plain(text: str) -> str:
     """Return a docstring's markup as Markdown, safe within a table."""
     return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", text).replace("|", r"\|").strip()
-
-
-def _dataclasses_in(annotation: Any) -> list[type]:
-    if dataclasses.is_dataclass(annotation):
-        return [annotation] if isinstance(annotation, type) else []
-    return [one for part in get_args(annotation) for one in _dataclasses_in(part)]
-
-
-def kind(annotation: Any) -> str:
-    """Return the type of a setting, with its range, in words."""
-    if get_origin(annotation) is Annotated:
-        bare, *extras = get_args(annotation)
-        rules = [
-            r for one in extras if isinstance(one, FieldInfo) for r in one.metadata
-        ]
-        return _with_range(kind(bare), {type(rule): rule for rule in rules})
-    if get_origin(annotation) in (Union, UnionType):
-        return " or ".join(dict.fromkeys(kind(one) for one in get_args(annotation)))
-    if get_origin(annotation) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(annotation))
-    if get_origin(annotation) is tuple:
-        return f"list of: {kind(get_args(annotation)[0])}"
-    names = {
-        int: "whole number",
-        float: "number",
-        bool: "true or false",
-        str: "text",
-        NoneType: "null",
-    }
-    return names.get(annotation, "mapping")
-
-
-def _with_range(name: str, rules: Mapping[type, Any]) -> str:
-    if MinLen in rules:
-        return f"{name}, at least {rules[MinLen].min_length}"
-    signs = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
-    bounds = [
-        f"{sign} {getattr(rules[rule], key):g}"
-        for rule, (sign, key) in signs.items()
-        if rule in rules
-    ]
-    return " ".join([name, ", ".join(bounds)]).strip()
-
-
-def _default(one: dataclasses.Field[Any]) -> str:
-    if one.default is not dataclasses.MISSING:
-        value = to_jsonable_python(one.default)
-    elif one.default_factory is not dataclasses.MISSING:
-        made = one.default_factory()
-        value = {"name": made.name} if hasattr(made, "name") else {}
-        if not dataclasses.is_dataclass(made):
-            value = to_jsonable_python(made)
-    else:
-        return "*required*"
-    text = value if isinstance(value, str) else json.dumps(value)
-    return f"`{text.replace(chr(34), '') or chr(32)}`"
 
 
 def card(entry: type[Method], section: str) -> Iterator[str]:

@@ -10,8 +10,9 @@ import typer
 
 import knnper
 from knnper_cli.batches import compare, moved, report, sweep
+from knnper_cli.choices import list_choices
 from knnper_cli.federation import federation
-from knnper_cli.simulate import init, list_choices, partition, simulate
+from knnper_cli.simulate import init, partition, simulate
 from knnper_cli.site import site
 from knnper_cli.store import store
 from knnper_cli.terminal import ErrorReportingGroup, say

@@ -1,10 +1,9 @@
-"""The commands of simulation, and lists of what an experiment may choose."""
+"""The commands of simulation: ``knnper init``, ``partition`` and ``simulate``."""
 
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +17,6 @@ from knnper.errors import (
     RunError,
 )
 from knnper.server.observer import progress_observer
-from knnper.simulation.experiments import shipped_experiments
 from knnper_cli.terminal import (
     INTERRUPTED,
     AsJson,
@@ -45,125 +43,6 @@ if TYPE_CHECKING:
     from knnper.simulation.partition.split import Partition
 
 
-class Choosable(StrEnum):
-    """Sections of an experiment whose choices are listed."""
-
-    METHODS = "methods"
-    DATA = "data"
-    MODELS = "models"
-    PARTITIONS = "partitions"
-    EXPERIMENTS = "experiments"
-
-
-def list_choices(
-    what: Annotated[Choosable, typer.Argument(help="What to list.")],
-    as_json: AsJson = False,
-) -> None:
-    """List what an experiment may choose, with the settings of each."""
-    from knnper.data.catalogue import DATA_SETS
-    from knnper.models import MODELS
-    from knnper.simulation.partition.schemes import PARTITIONS
-
-    if what is Choosable.METHODS:
-        _list_methods(as_json)
-        return
-    if what is Choosable.EXPERIMENTS:
-        _list_experiments(as_json)
-        return
-    known: Mapping[Choosable, Mapping[str, Any]] = {
-        Choosable.DATA: DATA_SETS,
-        Choosable.MODELS: MODELS,
-        Choosable.PARTITIONS: PARTITIONS,
-    }
-    rows = [
-        {
-            "name": name,
-            "title": spec.title,
-            "summary": spec.summary,
-            "settings": [one.name for one in fields(spec.settings_type)],
-        }
-        for name, spec in known[what].items()
-    ]
-    if as_json:
-        print_json(rows)
-        return
-    cells = [[*list(row.values())[:3], ", ".join(row["settings"])] for row in rows]
-    print_table(("name", "title", "summary", "settings"), cells)
-
-
-def _list_methods(as_json: bool) -> None:
-    from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-
-    rows = [
-        {
-            "name": name,
-            "title": spec.title,
-            "summary": spec.summary,
-            "upload_models": spec.upload,
-            "download_models": spec.download,
-            "client_state_models": spec.client_state,
-            "server_state_models": spec.server_state
-            + ("; a round's updates" if spec.holds_all_updates else ""),
-            "unseen_clients": spec.unseen,
-            "server_holds_all_updates": spec.holds_all_updates,
-            "source": spec.source,
-            "settings": [one.name for one in fields(spec.settings_type)],
-            "personalization": spec.personalization,
-        }
-        for name, spec in METHODS.items()
-    ]
-    on_top = [
-        {
-            "name": name,
-            "title": spec.title,
-            "summary": spec.summary,
-            "unseen_clients": spec.unseen,
-            "needs": ", ".join(
-                ["one model a client"] * spec.needs_one_model
-                + ["data of the server's"] * spec.needs_proxy
-            ),
-            "source": spec.source,
-            "settings": [one.name for one in fields(spec.settings_type)],
-        }
-        for name, spec in PERSONALIZERS.items()
-    ]
-    if as_json:
-        print_json({"methods": rows, "personalizations": on_top})
-        return
-    header = ("name", "method", "summary", "up", "down", "client", "server", "unseen")
-    print_table(header, [list(map(str, row.values()))[: len(header)] for row in rows])
-    print_table(
-        ("personalization", "title", "summary", "unseen clients", "needs"),
-        [list(map(str, row.values()))[:5] for row in on_top],
-    )
-
-
-def _list_experiments(as_json: bool) -> None:
-    from knnper.experiment import parse_yaml
-
-    rows = []
-    for name, path in shipped_experiments().items():
-        text = path.read_text(encoding="utf-8")
-        document = parse_yaml(text, str(path))
-        # Each file begins with a comment that says in a paragraph what it is.
-        about, _, _ = text.replace("\n# ", " ").removeprefix("# ").partition("\n")
-        command = next(one for key, one in _COMMAND_OF.items() if key in document)
-        rows.append(
-            {"command": f"knnper {command} {name}", "about": about.rstrip(":.")}
-        )
-    if as_json:
-        print_json(rows)
-        return
-    print_table(("command", "what it is"), [list(row.values()) for row in rows])
-
-
-# By a key that its file has: an experiment, a sweep or a comparison.
-_COMMAND_OF = {
-    "data": "simulate",
-    "vary": "sweep",
-    "rows": "compare",
-    "extends": "compare",
-}
 _TEMPLATE = Path(__file__).parent / "new_experiment"
 NewFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A new folder, or an empty one.")

@@ -1,0 +1,140 @@
+"""What a settings dataclass says of itself: types, ranges, defaults and meanings.
+
+The reference of the documentation and ``knnper list`` are made of it.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
+_TYPES = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
+_SIGNS = {Ge: ("≥", "ge"), Gt: (">", "gt"), Le: ("≤", "le"), Lt: ("<", "lt")}
+
+
+@dataclass(frozen=True)
+class SettingDoc:
+    """A field of a settings dataclass, as people read it.
+
+    Attributes
+    ----------
+    key
+        Its name in a file.
+    kind
+        Its type and range; values that are written literally stand in backticks.
+    default
+        As in a file; None where there is none.
+    meaning
+        From the docstring; empty where that does not say it.
+    inner
+        Settings dataclasses that its value can be, each with how a file chooses it,
+        such as ``: {name: hnsw}``; empty where there is nothing to choose.
+    """
+
+    key: str
+    kind: str
+    default: str | None
+    meaning: str
+    inner: tuple[tuple[str, type], ...] = ()
+
+
+def documented(settings_type: Any) -> tuple[str, dict[str, str]]:
+    """Return a class's docstring without its fields, and the meaning of each field."""
+    about, _, attributes = (inspect.getdoc(settings_type) or "").partition(
+        "\nAttributes\n----------\n"
+    )
+    meanings: dict[str, str] = {}
+    for base in reversed(settings_type.__mro__[1:]):
+        if dataclasses.is_dataclass(base):
+            meanings |= documented(base)[1]
+    for names, text in re.findall(r"^(\S.*)\n((?:[ \t]+.*\n?|\n)+)", attributes, re.M):
+        meanings |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return about.strip(), meanings
+
+
+def setting_docs(settings_type: Any) -> Iterator[SettingDoc]:
+    """Yield the fields of a settings dataclass but for ``name``, which chooses it."""
+    meanings = documented(settings_type)[1]
+    hints = get_type_hints(settings_type, include_extras=True)
+    for one in dataclasses.fields(settings_type):
+        if one.name == "name":
+            continue
+        hint = hints[one.name]
+        yield SettingDoc(
+            one.name,
+            kind_of(hint),
+            _default(one),
+            meanings.get(one.name, ""),
+            tuple((_choice(member), member) for member in _dataclasses_in(hint)),
+        )
+
+
+def kind_of(annotation: Any) -> str:
+    """Return the type of a setting, with its range, in words."""
+    if get_origin(annotation) is Annotated:
+        bare, *extras = get_args(annotation)
+        rules = [
+            rule
+            for extra in extras
+            if isinstance(extra, FieldInfo)
+            for rule in extra.metadata
+        ]
+        return _with_range(kind_of(bare), {type(rule): rule for rule in rules})
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(kind_of, get_args(annotation))))
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"list of: {kind_of(get_args(annotation)[0])}"
+    return _TYPES.get(annotation, "mapping")
+
+
+def _with_range(name: str, rules: Mapping[type, Any]) -> str:
+    if MinLen in rules:
+        return f"{name}, at least {rules[MinLen].min_length}"
+    bounds = [
+        f"{sign} {getattr(rules[rule], key):g}"
+        for rule, (sign, key) in _SIGNS.items()
+        if rule in rules
+    ]
+    return " ".join([name, ", ".join(bounds)]).strip()
+
+
+def _default(one: "dataclasses.Field[Any]") -> str | None:
+    if one.default is not dataclasses.MISSING:
+        value = to_jsonable_python(one.default)
+    elif one.default_factory is not dataclasses.MISSING:
+        made = one.default_factory()
+        value = {"name": made.name} if hasattr(made, "name") else {}
+        if not dataclasses.is_dataclass(made):
+            value = to_jsonable_python(made)
+    else:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.replace('"', "")
+
+
+def _dataclasses_in(annotation: Any) -> list[type]:
+    if dataclasses.is_dataclass(annotation):
+        return [annotation] if isinstance(annotation, type) else []
+    return [one for part in get_args(annotation) for one in _dataclasses_in(part)]
+
+
+def _choice(member: type) -> str:
+    """Return how a file chooses settings among others, by their ``name``."""
+    named = get_type_hints(member).get("name")
+    return f": {{name: {get_args(named)[0]}}}" if named else ""

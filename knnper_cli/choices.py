@@ -1,0 +1,420 @@
+"""``knnper list``: what an experiment may choose, and the settings of one choice."""
+
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from knnper.simulation.experiments import shipped_experiments
+from knnper_cli.terminal import AsJson, print_json, say, tell
+
+# What loads torch is imported inside the functions: `knnper --help` need not wait.
+if TYPE_CHECKING:
+    from knnper.setting_docs import SettingDoc
+
+_PROSE_WIDTH = 80  # characters, where no terminal says how wide it is
+_LEAST_SUMMARY = 20
+_GAP = "  "
+
+
+class Choosable(StrEnum):
+    """Parts of an experiment whose choices are listed."""
+
+    METHODS = "methods"
+    PERSONALIZATIONS = "personalizations"
+    DATA = "data"
+    PARTITIONS = "partitions"
+    MODELS = "models"
+    OPTIMIZERS = "optimizers"
+    COMPRESSIONS = "compressions"
+    POLICIES = "policies"
+    METRICS = "metrics"
+    EXPERIMENTS = "experiments"
+
+
+# Where an experiment chooses one, and has its settings.
+_SECTIONS: Mapping[Choosable, str] = {
+    Choosable.METHODS: "method",
+    Choosable.PERSONALIZATIONS: "personalization",
+    Choosable.DATA: "data",
+    Choosable.PARTITIONS: "partition",
+    Choosable.MODELS: "model",
+    Choosable.OPTIMIZERS: "training.optimizer",
+    Choosable.COMPRESSIONS: "training.compression",
+    Choosable.POLICIES: "personalization.store.policy",
+    Choosable.METRICS: "run.metrics",
+}
+_BY_NAME_ALONE = (Choosable.POLICIES, Choosable.METRICS)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something that an experiment can choose by name.
+
+    Attributes
+    ----------
+    about
+        What its docstring says beyond the summary, in paragraphs.
+    facts
+        What else there is to know, by what people call it.
+    document
+        What ``--json`` lists beside name, title and summary.
+    settings_type
+        The dataclass of its settings; None where it has none.
+    """
+
+    name: str
+    title: str
+    summary: str
+    about: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    document: Mapping[str, Any] = field(default_factory=dict)
+    settings_type: Any = None
+
+    def as_document(self) -> dict[str, Any]:
+        """Return plain values, as a list in JSON has them."""
+        names = {"name": self.name, "title": self.title, "summary": self.summary}
+        settings = fields(self.settings_type) if self.settings_type else ()
+        listed = [one.name for one in settings]
+        return {**names, **self.document, "settings": listed}
+
+
+def entries_of(what: Choosable) -> list[Entry]:
+    """Return all choices of one kind."""
+    return list(_FINDERS[what]())
+
+
+def _methods() -> Iterator[Entry]:
+    from knnper.strategies.catalogue import METHODS
+
+    for name, spec in METHODS.items():
+        server = spec.server_state
+        server += "; a round's updates" if spec.holds_all_updates else ""
+        yield Entry(
+            name,
+            spec.title,
+            spec.summary,
+            _paragraphs_of(inspect.getmodule(spec)),
+            {
+                "source": spec.source,
+                "a client sends": f"{spec.upload} (models a round)",
+                "a client gets": f"{spec.download} (models a round)",
+                "a client keeps": f"{spec.client_state} (models)",
+                "the server keeps": f"{server} (models)",
+                "unseen clients get": spec.unseen,
+                "on top": spec.personalization,
+            },
+            {
+                "upload_models": spec.upload,
+                "download_models": spec.download,
+                "client_state_models": spec.client_state,
+                "server_state_models": server,
+                "unseen_clients": spec.unseen,
+                "server_holds_all_updates": spec.holds_all_updates,
+                "source": spec.source,
+                "personalization": spec.personalization,
+            },
+            spec.settings_type,
+        )
+
+
+def _personalizations() -> Iterator[Entry]:
+    from knnper.strategies.catalogue import PERSONALIZERS
+
+    for name, spec in PERSONALIZERS.items():
+        needs = ["one model a client"] * spec.needs_one_model
+        needs += ["data of the server's"] * spec.needs_proxy
+        about = "" if name == "none" else _paragraphs_of(inspect.getmodule(spec))
+        source = getattr(spec, "source", "")
+        facts = {"source": source, "unseen clients": spec.unseen}
+        facts["needs"] = ", ".join(needs)
+        yield Entry(
+            name,
+            spec.title,
+            spec.summary,
+            about,
+            {key: value for key, value in facts.items() if value},
+            {
+                "unseen_clients": spec.unseen,
+                "needs": ", ".join(needs),
+                "source": source,
+            },
+            spec.settings_type,
+        )
+
+
+def _titled(known: Mapping[str, Any]) -> Iterator[Entry]:
+    for name, spec in known.items():
+        about = _paragraphs_of(spec)
+        is_told = about.startswith("Settings of ") or about in spec.summary
+        yield Entry(
+            name,
+            spec.title,
+            spec.summary,
+            "" if is_told else about,
+            settings_type=spec.settings_type,
+        )
+
+
+def _data() -> Iterator[Entry]:
+    from knnper.data.catalogue import DATA_SETS
+
+    return _titled(DATA_SETS)
+
+
+def _partitions() -> Iterator[Entry]:
+    from knnper.simulation.partition.schemes import PARTITIONS
+
+    return _titled(PARTITIONS)
+
+
+def _models() -> Iterator[Entry]:
+    from knnper.models import MODELS
+
+    return _titled(MODELS)
+
+
+def _optimizers() -> Iterator[Entry]:
+    from knnper.strategies.core.training import OPTIMIZERS
+
+    for name, settings_type in OPTIMIZERS.items():
+        summary = f"torch.optim.{name}, anew in every round"
+        if name == "SGD":
+            summary += ", with training.momentum and training.weight_decay"
+        yield Entry(name, "", summary, settings_type=settings_type)
+
+
+def _compressions() -> Iterator[Entry]:
+    from knnper.strategies.core.compression import COMPRESSORS
+
+    for name, kind in COMPRESSORS.items():
+        summary, _, about = _paragraphs_of(kind).partition("\n\n")
+        yield Entry(name, "", summary, about, settings_type=kind.settings_type)
+
+
+def _policies() -> Iterator[Entry]:
+    from knnper.datastore.policy import POLICIES
+
+    for name, policy in POLICIES.items():
+        summary, _, about = _paragraphs_of(type(policy)).partition("\n\n")
+        yield Entry(name, "", summary, about)
+
+
+def _metrics() -> Iterator[Entry]:
+    from knnper.metrics import METRICS
+
+    for name, metric in METRICS.items():
+        better = "lower is better" if metric.lower_is_better else "higher is better"
+        about = _paragraphs_of(metric.compute) if metric.compute else ""
+        what, _, more = about.removeprefix("Return ").partition("\n\n")
+        summary = f"{what.rstrip('.')}; {better}" if what else better
+        yield Entry(name, metric.title, summary, more)
+
+
+def _experiments() -> Iterator[Entry]:
+    from knnper.experiment import parse_yaml
+
+    for name, path in shipped_experiments().items():
+        text = path.read_text(encoding="utf-8")
+        document = parse_yaml(text, str(path))
+        # Each file begins with a comment that says in a paragraph what it is.
+        about, _, _ = text.replace("\n# ", " ").removeprefix("# ").partition("\n")
+        command = next(one for key, one in _COMMAND_OF.items() if key in document)
+        yield Entry(f"knnper {command} {name}", "", about.rstrip(":."))
+
+
+# By a key that its file has: an experiment, a sweep or a comparison.
+_COMMAND_OF = {
+    "data": "simulate",
+    "vary": "sweep",
+    "rows": "compare",
+    "extends": "compare",
+}
+_FINDERS = {
+    Choosable.METHODS: _methods,
+    Choosable.PERSONALIZATIONS: _personalizations,
+    Choosable.DATA: _data,
+    Choosable.PARTITIONS: _partitions,
+    Choosable.MODELS: _models,
+    Choosable.OPTIMIZERS: _optimizers,
+    Choosable.COMPRESSIONS: _compressions,
+    Choosable.POLICIES: _policies,
+    Choosable.METRICS: _metrics,
+    Choosable.EXPERIMENTS: _experiments,
+}
+
+
+def _paragraphs_of(documented: Any) -> str:
+    """Return a docstring without the fields of a dataclass."""
+    text, _, _ = (inspect.getdoc(documented) or "").partition("\nAttributes\n-----")
+    return text.strip()
+
+
+Name = Annotated[
+    str | None,
+    typer.Argument(help="One of them: show it with its settings.", show_default=False),
+]
+
+
+def list_choices(
+    what: Annotated[Choosable, typer.Argument(help="What to list.")],
+    name: Name = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what an experiment may choose, or show one choice with its settings."""
+    if what is Choosable.EXPERIMENTS and name is not None:
+        _show_experiment(name, as_json)
+    elif name is not None:
+        _show(what, name, as_json)
+    elif as_json:
+        print_json(_document(what))
+    else:
+        _print_lines(entries_of(what))
+        if what is Choosable.METHODS:
+            tell("\nOn top of a method, as knnper list personalizations has them:\n")
+            _print_lines(entries_of(Choosable.PERSONALIZATIONS))
+        more = "its file" if what is Choosable.EXPERIMENTS else "its settings"
+        say(f"\nOne of them, with {more}: knnper list {what} NAME")
+
+
+def _document(what: Choosable) -> Any:
+    found = entries_of(what)
+    if what is Choosable.EXPERIMENTS:
+        return [{"command": one.name, "about": one.summary} for one in found]
+    documents = [one.as_document() for one in found]
+    if what is not Choosable.METHODS:
+        return documents
+    on_top = entries_of(Choosable.PERSONALIZATIONS)
+    return {
+        "methods": documents,
+        "personalizations": [one.as_document() for one in on_top],
+    }
+
+
+def _print_lines(entries: Sequence[Entry]) -> None:
+    """Write a line for each entry: name, title, and as much of the summary as fits."""
+    console = Console()
+    longest = max(len(entry.name) for entry in entries)
+    for entry in entries:
+        text = ": ".join(filter(None, (entry.title, entry.summary)))
+        if console.is_terminal:
+            room = max(console.width - longest - len(_GAP), _LEAST_SUMMARY)
+            text = textwrap.shorten(text, room, placeholder="...")
+        tell(f"{entry.name:{longest}}{_GAP}{text}")
+
+
+def _show(what: Choosable, name: str, as_json: bool) -> None:
+    """Write what there is to know of one choice."""
+    of_all = {what: entries_of(what)}
+    if what is Choosable.METHODS:
+        of_all[Choosable.PERSONALIZATIONS] = entries_of(Choosable.PERSONALIZATIONS)
+    found = {one.name: (kind, one) for kind, many in of_all.items() for one in many}
+    _require(name, found)
+    kind, entry = found[name]
+    settings = [*_flat(entry.settings_type)] if entry.settings_type else []
+    if as_json:
+        listed = [
+            {
+                "key": key,
+                "type": one.kind.replace("`", ""),
+                "default": one.default,
+                "meaning": one.meaning,
+            }
+            for key, one in settings
+        ]
+        print_json({**entry.as_document(), "settings": listed})
+        return
+    tell(f"{entry.name}: {entry.title}" if entry.title else entry.name)
+    tell_wrapped(entry.summary)
+    if entry.about:
+        tell()
+        tell_wrapped(entry.about.replace("`", ""))
+    if entry.facts:
+        tell()
+        width = max(map(len, entry.facts))
+        for fact, value in entry.facts.items():
+            tell_wrapped(value, f"{fact:{width}}{_GAP}")
+    tell()
+    _tell_settings(kind, entry.name, settings)
+
+
+def _tell_settings(
+    kind: Choosable, name: str, settings: "Sequence[tuple[str, SettingDoc]]"
+) -> None:
+    section = _SECTIONS[kind]
+    if kind in _BY_NAME_ALONE:
+        tell(f"An experiment chooses it by its name in {section}.")
+        return
+    tell(f"An experiment chooses it by {section}: {{name: {name}}}")
+    if not settings:
+        tell("There is nothing to set.")
+        return
+    tell("Settings beside the name:")
+    for key, one in settings:
+        default = "required" if one.default is None else f"default {one.default}"
+        kind_text = one.kind.replace("`", "")
+        tell()
+        tell_wrapped(f"{kind_text}; {default}", f"  {key}: ", indent=4)
+        if one.meaning:
+            tell_wrapped(one.meaning.replace("`", ""), " " * 4)
+
+
+def _flat(settings_type: Any, path: str = "") -> "Iterator[tuple[str, SettingDoc]]":
+    """Yield settings by their dotted keys, those within them behind each."""
+    from knnper.setting_docs import setting_docs
+
+    for one in setting_docs(settings_type):
+        key = f"{path}{one.key}"
+        yield key, one
+        for choice, member in one.inner:
+            yield from _flat(member, f"{key}{choice}.")
+
+
+def _show_experiment(name: str, as_json: bool) -> None:
+    """Write the file of a shipped experiment."""
+    files = shipped_experiments()
+    _require(name, files)
+    text = files[name].read_text(encoding="utf-8")
+    if as_json:
+        from knnper.experiment import parse_yaml
+
+        print_json(parse_yaml(text, str(files[name])))
+        return
+    say(f"{files[name]}:\n")
+    tell(text, nl=False)
+
+
+def _require(name: str, known: Mapping[str, Any]) -> None:
+    from knnper.experiment import alternatives
+
+    if name not in known:
+        message = f"found {name!r}; {alternatives(name, known)}"
+        raise typer.BadParameter(message, param_hint="NAME")
+
+
+def tell_wrapped(text: str, first: str = "", indent: int | None = None) -> None:
+    """Write paragraphs in lines that fit the terminal, behind the ``first`` words.
+
+    Lines that are indented, such as equations, stay as they are.
+    """
+    console = Console()
+    width = console.width if console.is_terminal else _PROSE_WIDTH
+    behind = " " * (len(first) if indent is None else indent)
+    for number, paragraph in enumerate(text.split("\n\n")):
+        if number:
+            tell()
+        if any(line.startswith((" ", "- ")) for line in paragraph.splitlines()):
+            tell(textwrap.indent(paragraph, behind))
+            continue
+        beginning = behind if number else first
+        words = " ".join(paragraph.split())
+        tell(
+            textwrap.fill(
+                words, width, initial_indent=beginning, subsequent_indent=behind
+            )
+        )
