@@ -987,6 +987,46 @@ def apply_overrides(
 
 SECTIONS = tuple(one.name for one in dataclasses.fields(Experiment) if one.compare)
 
+# By the kind of a file the keys that no other kind has; the first that fits is meant.
+_KIND_KEYS: Mapping[str, Collection[str]] = {
+    "comparison": ("rows", "extends"),
+    "sweep": ("vary", "random", "variants"),
+    "experiment": ("method", "partition"),
+}
+_COMMANDS = {"comparison": "compare", "sweep": "sweep", "experiment": "simulate"}
+# How to make of an experiment what was expected.
+_FROM_AN_EXPERIMENT = {
+    "sweep": "name it in a sweep, experiment: FILE, with what to vary, as in vary: "
+    "{training.learning_rate: [0.01, 0.1]}",
+    "comparison": "put its data, partition, model and training into the section base "
+    "of a comparison and each method into rows; knnper init FOLDER --compare makes one "
+    "to start from",
+}
+
+
+def require_kind(document: object, expected: str, source: str) -> None:
+    """Refuse the content of a file of another kind, with the command that takes it.
+
+    ``expected``: ``experiment``, ``sweep`` or ``comparison``.
+    """
+    if not isinstance(document, Mapping):
+        return
+    kinds = [
+        kind
+        for kind, keys in _KIND_KEYS.items()
+        if any(key in document for key in keys)
+    ]
+    if not kinds or expected in kinds:
+        return
+    kind, article = kinds[0], "an" if kinds[0] == "experiment" else "a"
+    message = (
+        f"found {article} {kind}, which is no {expected}; run it with knnper "
+        f"{_COMMANDS[kind]}"
+    )
+    if kind == "experiment":
+        message += f", or {_FROM_AN_EXPERIMENT[expected]}"
+    raise ConfigError([Problem("document", message)], source)
+
 
 def read_experiment(
     path: Path, catalogue: Catalogue, overrides: Sequence[str] = ()
@@ -1020,6 +1060,7 @@ def load_experiment(
     if not isinstance(document, Mapping):
         message = f"found {shown(document)}, expected the keys {', '.join(SECTIONS)}"
         raise ConfigError([Problem("document", message)], source)
+    require_kind(document, "experiment", source)
     problems: list[Problem] = []
     parsed = [_with_new_name(one) for one in parse_overrides(overrides, problems)]
     merged = apply_overrides(_with_new_names(document, problems), parsed, problems)

@@ -43,13 +43,17 @@ if TYPE_CHECKING:
     from knnper.simulation.partition.split import Partition
 
 
-_TEMPLATE = Path(__file__).parent / "new_experiment"
+_EXPERIMENT = Path(__file__).parent / "new_experiment"
+_COMPARISON = Path(__file__).parent / "new_comparison"
 NewFolder = Annotated[
     Path, typer.Argument(metavar="FOLDER", help="A new folder, or an empty one.")
 ]
+AsComparison = Annotated[
+    bool, typer.Option("--compare", help="Begin a comparison of methods instead.")
+]
 
 
-def init(folder: NewFolder) -> None:
+def init(folder: NewFolder, compare: AsComparison = False) -> None:
     """Make a folder with an experiment, a network of your own and a README."""
     from knnper.experiment import is_name
 
@@ -61,12 +65,16 @@ def init(folder: NewFolder) -> None:
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FolderTakenError(f"{folder} is not empty; choose a new folder")
+    template, file, command = _EXPERIMENT, "experiment.yaml", "simulate"
+    if compare:
+        template, file, command = _COMPARISON, "comparison.yaml", "compare"
     folder.mkdir(parents=True, exist_ok=True)
-    for file in ("experiment.yaml", "model.py", "README.md"):
-        text = (_TEMPLATE / file).read_text(encoding="utf-8")
-        text = text.replace("my-experiment", name)
-        (folder / file).write_text(text, encoding="utf-8")
-    say(f"Next: knnper simulate {shlex.quote(str(folder / 'experiment.yaml'))}")
+    for path in (template / file, template / "README.md", _EXPERIMENT / "model.py"):
+        text = path.read_text(encoding="utf-8")
+        for standing_in in ("my-experiment", "my-comparison"):
+            text = text.replace(standing_in, name)
+        (folder / path.name).write_text(text, encoding="utf-8")
+    say(f"Next: knnper {command} {shlex.quote(str(folder / file))}")
 
 
 _LARGEST_BUBBLE = 120.0  # square points

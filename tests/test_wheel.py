@@ -48,6 +48,7 @@ def test_a_wheel_leaves_two_packages(installed: Path) -> None:
     for files in (
         "knnper/simulation/experiments/*.yaml",
         "knnper_cli/new_experiment/*",
+        "knnper_cli/new_comparison/*",
     ):
         expected = {one.name for one in ROOT.glob(files) if one.is_file()}
         assert {one.name for one in installed.glob(files)} - {"__pycache__"} == expected

@@ -1,4 +1,4 @@
-"""The network of this experiment; `experiment.yaml` names it as ``model:Net``."""
+"""The network; the YAML file beside this one names it as ``model:Net``."""
 
 import torch
 from torch import Tensor, nn

@@ -25,6 +25,7 @@ from knnper.experiment import (
     parse_overrides,
     parse_settings,
     read_yaml,
+    require_kind,
     results_identity,
     shown,
     with_overrides,
@@ -492,7 +493,9 @@ class Comparison(_Batch):
 def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
     """Return the comparison that the YAML file at ``path`` describes."""
     source, problems = with_overrides(str(path), overrides), list[Problem]()
-    settings = _parsed(ComparisonSettings, _with_extended(path), source)
+    document = read_yaml(path)
+    require_kind(document, "comparison", source)
+    settings = _parsed(ComparisonSettings, _with_extended(path, document), source)
     folder = path.absolute().parent
     settings = _with_both(settings, folder, problems)
     problems.extend(_comparison_problems(settings, overrides))
@@ -518,16 +521,17 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
 _NAME_METRICS = "Other metrics must be named in run.metrics of all that it runs"
 
 
-def _with_extended(path: Path, within: tuple[Path, ...] = ()) -> Any:
+def _with_extended(path: Path, document: Any, within: tuple[Path, ...] = ()) -> Any:
     """Return what a comparison's file says, and the one that it extends behind it."""
-    document = read_yaml(path)
     if not isinstance(document, Mapping) or document.get("extends") is None:
         return document
     within, other = (*within, path.resolve()), path.parent / str(document["extends"])
     if other.resolve() in within:
         message = f"found {other}, which extends this file, expected another comparison"
         raise ConfigError([Problem("extends", message)], str(path))
-    behind = _with_extended(other, within)
+    extended = read_yaml(other)
+    require_kind(extended, "comparison", str(other))
+    behind = _with_extended(other, extended, within)
     if not isinstance(behind, Mapping):
         message = f"found no sections in {other}, expected the file of a comparison"
         raise ConfigError([Problem("extends", message)], str(path))
@@ -684,6 +688,7 @@ def shared_sections(
     if not isinstance(document, Mapping):
         message = f"found {shown(document)}, expected the sections of an experiment"
         raise ConfigError([Problem(str(place), message)], str(path))
+    require_kind(document, "experiment", str(place))
     return with_code_beside(document, place, named_in=document)
 
 
@@ -971,6 +976,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
     own = [one for one in overrides if one.partition("=")[0].strip() in OF_THE_FILE]
     of_runs = tuple(one for one in overrides if one not in own)
     document = read_yaml(path)
+    require_kind(document, "sweep", source)
     if isinstance(document, Mapping):
         changes = parse_overrides(own, problems)
         document = apply_overrides(document, changes, problems)

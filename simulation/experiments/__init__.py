@@ -5,6 +5,8 @@ from pathlib import Path
 
 from knnper.errors import ConfigError, Problem
 
+_IN_A_FOLDER = ("experiment.yaml", "comparison.yaml")  # that `knnper init` makes
+
 
 def shipped_experiments() -> Mapping[str, Path]:
     """Return the files of experiments, sweeps and comparisons by name, sorted."""
@@ -20,8 +22,9 @@ def find_experiment(place: str | Path) -> Path:
         If a name, which no path would be, is not that of anything that is shipped.
     """
     path, shipped = Path(place), shipped_experiments()
-    if (inside := path / "experiment.yaml").is_file():
-        return inside
+    for name in _IN_A_FOLDER:
+        if (path / name).is_file():
+            return path / name
     if path.is_file() or path.suffix or path.name != str(place):
         return path
     if path.name not in shipped:

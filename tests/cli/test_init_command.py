@@ -11,11 +11,13 @@ import typer
 from typer.testing import CliRunner
 
 import knnper
+from knnper.errors import ConfigError
 from knnper.experiment import read_experiment
 from knnper.simulation.batches.plan import read_comparison, read_sweep
 from knnper.simulation.experiments import find_experiment, shipped_experiments
 from knnper.simulation.workbench import experiment_catalogue
 from knnper_cli.app import app
+from tests.conftest import ROOT
 
 
 def run(*arguments: str) -> click.testing.Result:
@@ -39,6 +41,72 @@ def test_what_it_writes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     finished = knnper.Run("runs/mine")
     assert set(finished.results["manifest"]["own_code"]) == {"model:Net"}
     assert "features.0.weight" in " ".join(finished.model().state_dict())
+
+
+def test_a_comparison_that_it_writes_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = run("init", "mine", "--compare")
+    assert {one.name for one in Path("mine").iterdir()} == {
+        "comparison.yaml",
+        "model.py",
+        "README.md",
+    }
+    told = shlex.split(made.stderr.partition("Next: ")[2])
+    assert told == ["knnper", "compare", "mine/comparison.yaml"]
+    comparison = read_comparison(find_experiment("mine"))
+    assert comparison.name == "mine"
+    assert [*comparison.variants] == ["fedavg", "fine_tuned", "knn_per", "fedprox"]
+    assert all(one.own() for one in comparison.experiments)
+    page = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+    shown = Path("mine/comparison.yaml").read_text(encoding="utf-8")
+    assert shown.replace("name: mine", "name: my-comparison") in page
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "advice"),
+    [
+        ("simulate", "sweep", "knnper sweep"),
+        ("simulate", "comparison", "knnper compare"),
+        ("partition", "sweep", "knnper sweep"),
+        ("sweep", "experiment", "experiment: FILE, with what to vary"),
+        ("sweep", "comparison", "knnper compare"),
+        ("compare", "experiment", "knnper init FOLDER --compare"),
+        ("compare", "sweep", "knnper sweep"),
+    ],
+)
+def test_a_file_of_another_kind_is_recognised(
+    tmp_path: Path, command: str, kind: str, advice: str
+) -> None:
+    run("init", str(tmp_path / "a"))
+    run("init", str(tmp_path / "b"), "--compare")
+    (tmp_path / "sweep.yaml").write_text(
+        "name: s\nexperiment: a/experiment.yaml\nvary: {training.num_rounds: [1, 2]}\n"
+    )
+    files = {"experiment": "a/experiment.yaml", "comparison": "b/comparison.yaml"}
+    path = tmp_path / files.get(kind, "sweep.yaml")
+    refused = run(command, str(path))
+    assert refused.exit_code == 2
+    expected = "comparison" if command == "compare" else command
+    expected = "experiment" if command in ("simulate", "partition") else expected
+    assert f"{kind}, which is no {expected}" in refused.stderr
+    assert advice in refused.stderr
+    assert refused.stderr.count("\n") == 2  # one problem, not one a key
+
+
+def test_what_a_file_refers_to_is_recognised(tmp_path: Path) -> None:
+    run("init", str(tmp_path / "b"), "--compare")
+    vary = "name: s\nvary: {training.num_rounds: [1]}\n"
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"{vary}experiment: b/comparison.yaml\n")
+    with pytest.raises(ConfigError, match="comparison, which is no experiment"):
+        read_sweep(path)
+    path.write_text(vary)
+    other = tmp_path / "other.yaml"
+    other.write_text("name: s\nextends: sweep.yaml\n")
+    with pytest.raises(ConfigError, match="sweep, which is no comparison"):
+        read_comparison(other)
 
 
 def test_its_readme_names_commands_that_exist(tmp_path: Path) -> None:
