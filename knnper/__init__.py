@@ -7,10 +7,11 @@ The rooms `server`, `client`, `strategies`, `datastore` and `simulation` are fol
 the top of the repository; links beside this file make them `knnper.server` and so on.
 """
 
-import importlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from knnper.lazy import lazy_names, modules_by_name
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ if not (Path(__file__).parent / "server").exists():
     __path__.append(str(Path(__file__).parents[1]))
 
 __all__ = [
+    "Assignment",
     "ClientData",
     "ConfigError",
     "DataError",
@@ -46,13 +48,22 @@ __all__ = [
     "LocalMemory",
     "Method",
     "NeighborTable",
+    "NonNegativeFloat",
+    "NonNegativeInt",
     "OwnCodeError",
     "Personalizer",
+    "Policy",
+    "PositiveFloat",
+    "PositiveFraction",
+    "PositiveInt",
+    "Problem",
+    "ProperFraction",
     "RandomKey",
     "Run",
     "RunError",
     "Settings",
     "StoreError",
+    "UnitInterval",
     "simulate",
 ]
 
@@ -67,17 +78,30 @@ if TYPE_CHECKING:
     )
     from knnper.datastore.examples import StoreError
     from knnper.datastore.local_memory import LocalMemory, NeighborTable
+    from knnper.datastore.policy import Policy
     from knnper.embedding_model import EmbeddingModel
     from knnper.errors import (
         ConfigError,
         DataError,
         KnnPerError,
         OwnCodeError,
+        Problem,
         RunError,
     )
-    from knnper.experiment import Experiment, Settings
+    from knnper.experiment import (
+        Experiment,
+        NonNegativeFloat,
+        NonNegativeInt,
+        PositiveFloat,
+        PositiveFraction,
+        PositiveInt,
+        ProperFraction,
+        Settings,
+        UnitInterval,
+    )
     from knnper.seeding import RandomKey
     from knnper.simulation.interface import Run, simulate
+    from knnper.simulation.partition.schemes import Assignment
     from knnper.strategies.core.method import Method, Personalizer
     from knnper.strategies.fedavg import FedAvg
 else:
@@ -86,22 +110,18 @@ else:
         "LabelledArrays",
         "knnper.datastore.examples": "StoreError",
         "knnper.datastore.local_memory": "LocalMemory NeighborTable",
-        "knnper.errors": "ConfigError DataError KnnPerError OwnCodeError RunError",
-        "knnper.experiment": "Experiment Settings",
+        "knnper.datastore.policy": "Policy",
+        "knnper.errors": "ConfigError DataError KnnPerError OwnCodeError Problem "
+        "RunError",
+        "knnper.experiment": "Experiment NonNegativeFloat NonNegativeInt "
+        "PositiveFloat PositiveFraction PositiveInt ProperFraction Settings "
+        "UnitInterval",
         "knnper.embedding_model": "EmbeddingModel",
         "knnper.seeding": "RandomKey",
         "knnper.simulation.interface": "Run simulate",
+        "knnper.simulation.partition.schemes": "Assignment",
         "knnper.strategies.core.method": "Method Personalizer",
         "knnper.strategies.fedavg": "FedAvg",
     }
-    _MODULES = {name: one for one, names in _NAMES.items() for name in names.split()}
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(importlib.import_module(_MODULES[name]), name)
-        globals()[name] = found
-        return found
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    _MODULES = modules_by_name(_NAMES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

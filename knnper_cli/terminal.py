@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TextColumn, TimeRemainingColumn
@@ -100,6 +101,7 @@ def require_start(
 
 # Standard output may be read by a program or go to a file: no line is cut there.
 _FILE_WIDTH = 200
+_UNLIMITED_WIDTH = 10_000
 
 
 def print_json(document: Any) -> None:
@@ -112,13 +114,29 @@ def print_json(document: Any) -> None:
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Write a table to standard output."""
-    table = Table(*map(_cell, header))
-    for row in rows:
-        table.add_row(*map(_cell, row))
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
+    table = _table(header, rows)
+    unlimited = console.options.update(max_width=_UNLIMITED_WIDTH)
+    if console.measure(table, options=unlimited).maximum > console.width:
+        # Without lines between columns. Cells take several lines where that does not
+        # do, but for the names, unless they are most of the width.
+        table = _table(header, rows, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        names = max((len(row[0]) for row in rows), default=0)
+        table.columns[0].no_wrap = names <= console.width // 2
     console.print(table)
+
+
+def _table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], **options: Any
+) -> Table:
+    table = Table(**options)
+    for name in header:
+        table.add_column(_cell(name), overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    return table
 
 
 def _cell(text: str) -> str:

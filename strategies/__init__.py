@@ -1,1 +1,84 @@
-"""The methods: one file each, and the table of all of them."""
+"""The methods: one file each, the table of all of them, and what own ones are made of.
+
+What stands in ``__all__`` is public, see ``docs/adding_a_method.md``. Each name is
+imported when it is asked for.
+"""
+
+from typing import TYPE_CHECKING
+
+from knnper.lazy import lazy_names, modules_by_name
+
+__all__ = [
+    "Compressor",
+    "FedAvg",
+    "HeadPredictor",
+    "LocalModel",
+    "LocalResult",
+    "Method",
+    "MixturePredictor",
+    "ModelPayload",
+    "ModelPredictor",
+    "ModelState",
+    "ModelUpdate",
+    "NoSettings",
+    "NoState",
+    "PartlyShared",
+    "Personalizer",
+    "Predictor",
+    "Record",
+    "RunningMean",
+    "Task",
+    "Updates",
+    "evaluate",
+    "local_sgd",
+    "on_both_splits",
+    "pull",
+    "trained_on_both_splits",
+]
+
+if TYPE_CHECKING:
+    from knnper.strategies.core.averaging import RunningMean, Updates
+    from knnper.strategies.core.compression import Compressor
+    from knnper.strategies.core.method import Method, NoSettings, Personalizer
+    from knnper.strategies.core.records import (
+        ModelPayload,
+        ModelState,
+        ModelUpdate,
+        NoState,
+        Record,
+    )
+    from knnper.strategies.core.sharing import PartlyShared
+    from knnper.strategies.core.task import (
+        HeadPredictor,
+        MixturePredictor,
+        ModelPredictor,
+        Predictor,
+        Task,
+        evaluate,
+    )
+    from knnper.strategies.core.training import (
+        LocalModel,
+        LocalResult,
+        local_sgd,
+        on_both_splits,
+        pull,
+        trained_on_both_splits,
+    )
+    from knnper.strategies.fedavg import FedAvg
+else:
+    _MODULES = modules_by_name(
+        {
+            "knnper.strategies.core.averaging": "RunningMean Updates",
+            "knnper.strategies.core.compression": "Compressor",
+            "knnper.strategies.core.method": "Method NoSettings Personalizer",
+            "knnper.strategies.core.records": "ModelPayload ModelState ModelUpdate "
+            "NoState Record",
+            "knnper.strategies.core.sharing": "PartlyShared",
+            "knnper.strategies.core.task": "HeadPredictor MixturePredictor "
+            "ModelPredictor Predictor Task evaluate",
+            "knnper.strategies.core.training": "LocalModel LocalResult local_sgd "
+            "on_both_splits pull trained_on_both_splits",
+            "knnper.strategies.fedavg": "FedAvg",
+        }
+    )
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

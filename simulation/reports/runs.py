@@ -288,7 +288,13 @@ class Run:
     def reference_title(self) -> str | None:
         """What tables call its unpersonalised model; None if that means nothing."""
         name = str(self.results["method"])
-        return METHODS[name].reference_title if name in METHODS else f"{name} (global)"
+        if name in METHODS:
+            return METHODS[name].reference_title
+        title = str(self.results.get("title", name))
+        if self.results.get("personalization", AS_IT_IS) != AS_IT_IS:
+            # A user's method, with the title of what is on top behind its own.
+            title = title.rpartition(" + ")[0] or title
+        return f"{title} (global)"
 
     @property
     def evaluated_on(self) -> str:

@@ -2,6 +2,7 @@ import errno
 import io
 from collections.abc import Mapping
 
+import click
 import pytest
 import typer
 from rich.console import Console
@@ -9,7 +10,7 @@ from rich.progress import Progress, TextColumn
 from typer.testing import CliRunner
 
 from knnper.server.observer import TerminalObserver
-from knnper_cli.terminal import ErrorReportingGroup, system_error
+from knnper_cli.terminal import ErrorReportingGroup, print_table, system_error
 
 
 def record(server_round: int, **more: float) -> Mapping[str, float | int]:
@@ -110,3 +111,19 @@ def test_nobody_is_told_that_nobody_reads() -> None:
 def test_a_bug_keeps_its_traceback() -> None:
     done = CliRunner().invoke(failing_with(KeyError("x")), ["fail"])
     assert isinstance(done.exception, KeyError)
+
+
+def test_a_wide_table_keeps_its_names_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    header = ("method", *(f"figure {number}" for number in range(8)))
+    names = ["kNN-Per (class prior)", "FedAvg + FT"]
+    print_table(header, [[name, *(8 * ["81.7 ± 22.7 %"])] for name in names])
+    written = click.unstyle(capsys.readouterr().out)
+    assert all(len(line) <= 80 for line in written.splitlines())
+    assert all(name in written for name in names)
+    # One that fits has its lines.
+    print_table(header[:3], [["FedAvg", "1", "2"]])
+    assert "│ FedAvg │" in capsys.readouterr().out

@@ -7,26 +7,29 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import knnper
+from knnper import strategies
 
 PAGE = "docs/python.md"
 PUBLIC = [
-    *("ClientData", "ConfigError", "DataError", "DataFormat", "Dataset"),
+    *("Assignment", "ClientData", "ConfigError", "DataError", "DataFormat", "Dataset"),
     *("EmbeddingModel", "Examples", "Experiment", "FedAvg", "InputSpec", "KnnPerError"),
-    *("LabelledArrays", "LocalMemory", "Method", "NeighborTable", "OwnCodeError"),
-    *(
-        "Personalizer",
-        "RandomKey",
-        "Run",
-        "RunError",
-        "Settings",
-        "StoreError",
-        "simulate",
-    ),
+    *("LabelledArrays", "LocalMemory", "Method", "NeighborTable", "NonNegativeFloat"),
+    *("NonNegativeInt", "OwnCodeError", "Personalizer", "Policy", "PositiveFloat"),
+    *("PositiveFraction", "PositiveInt", "Problem", "ProperFraction", "RandomKey"),
+    *("Run", "RunError", "Settings", "StoreError", "UnitInterval", "simulate"),
+]
+OF_METHODS = [
+    *("Compressor", "FedAvg", "HeadPredictor", "LocalModel", "LocalResult", "Method"),
+    *("MixturePredictor", "ModelPayload", "ModelPredictor", "ModelState"),
+    *("ModelUpdate", "NoSettings", "NoState", "PartlyShared", "Personalizer"),
+    *("Predictor", "Record", "RunningMean", "Task", "Updates", "evaluate"),
+    *("local_sgd", "on_both_splits", "pull", "trained_on_both_splits"),
 ]
 
 
@@ -36,22 +39,59 @@ def test_the_public_names_are_these(
     # Who takes one away, or renames it, breaks what users have written.
     assert knnper.__all__ == PUBLIC
     assert {*PUBLIC} <= {*dir(knnper)}
-    assert {*tables(PAGE)["What is public", ""]} == {*PUBLIC}
+    rows = tables(PAGE)["What is public", ""]
+    assert {name.strip("`") for row in rows for name in row.split(", ")} == {*PUBLIC}
     for name in PUBLIC:
         assert inspect.getdoc(getattr(knnper, name)), name
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
         _ = knnper.simulat  # type: ignore[attr-defined]
 
 
-def test_type_checkers_see_what_is_imported() -> None:
-    tree = ast.parse(Path(knnper.__file__).read_text(encoding="utf-8"))
+def test_the_names_of_methods_are_these() -> None:
+    assert strategies.__all__ == OF_METHODS
+    assert {*OF_METHODS} <= {*dir(strategies)}
+    page = Path("docs/adding_a_method.md").read_text(encoding="utf-8")
+    table = page.partition("## What to import")[2].partition("\n## ")[0]
+    assert {*OF_METHODS} <= {*re.findall(r"`(\w+)`", table)}
+    assert all(getattr(strategies, name) is not None for name in OF_METHODS)
+    with pytest.raises(AttributeError, match="has no attribute 'local_sdg'"):
+        _ = strategies.local_sdg  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("package", [knnper, strategies])
+def test_type_checkers_see_what_is_imported(package: ModuleType) -> None:
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
     seen = {
         one.name: node.module
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("knnper.")
         for one in node.names
+        if node.module != "knnper.lazy"
     }
-    assert seen == vars(knnper)["_MODULES"]
+    assert seen == vars(package)["_MODULES"]
+
+
+PAGES_OF_OWN_CODE = [
+    *("docs/own_code.md", "docs/adding_a_method.md", "docs/compression.md"),
+    *("docs/tutorials/own_method.md", "docs/tutorials/own_model.md"),
+    "docs/tutorials/own_data.md",
+]
+
+
+@pytest.mark.parametrize("page", PAGES_OF_OWN_CODE)
+def test_own_code_imports_public_names_alone(
+    page: str, listings: Callable[[str, str], list[str]]
+) -> None:
+    public = {"knnper": knnper.__all__, "knnper.strategies": strategies.__all__}
+    for listing in listings(page, "python"):
+        for node in ast.walk(ast.parse(listing)):
+            if isinstance(node, ast.ImportFrom) and node.module in public:
+                assert {one.name for one in node.names} <= {*public[node.module]}
+            elif isinstance(node, ast.ImportFrom):
+                assert not str(node.module).startswith("knnper")
+            elif isinstance(node, ast.Import):
+                names = {one.name for one in node.names}
+                assert not any(name.startswith("knnper.") for name in names)
 
 
 LIGHT = """

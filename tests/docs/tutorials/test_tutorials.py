@@ -1,4 +1,4 @@
-"""Every tutorial does what it says, from a fresh clone on."""
+"""Every tutorial does what it says: in an empty folder, or from a fresh clone on."""
 
 import re
 import subprocess
@@ -18,23 +18,37 @@ from tests.processes import Commands
 
 FOLDER = ROOT / "docs/tutorials"
 # One after the other, where a page goes on from what another one left.
-PAGES = (
+WITH_THE_PACKAGE = (
     ("first_simulation",),
     ("own_data",),
-    ("deploy", "onboard"),
-    ("add_a_method",),
-    ("add_a_dataset",),
     ("read_a_report",),
     ("run_a_sweep",),
+    ("own_method",),
+    ("own_model",),
+    ("deploy", "onboard"),
 )
-NO_CLONE = "own_model"
+IN_A_CLONE = (("add_a_method",), ("add_a_dataset",))
+# Whose programs are parts of the repository.
+OF_THE_PROJECT = {"add_a_method", "add_a_dataset"}
 
 
 def test_every_page_is_listed_and_run() -> None:
     pages = {path.stem for path in FOLDER.glob("*.md")} - {"README"}
-    assert pages == {name for pages_run in PAGES for name in pages_run} | {NO_CLONE}
-    listed = re.findall(r"\((\w+)\.md\)", (FOLDER / "README.md").read_text())
-    assert sorted(set(listed)) == sorted(pages)
+    run = [name for many in (*WITH_THE_PACKAGE, *IN_A_CLONE) for name in many]
+    assert sorted(run) == sorted(pages)
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    with_package, in_a_clone = text.split("## In a clone")
+    for part, expected in ((with_package, WITH_THE_PACKAGE), (in_a_clone, IN_A_CLONE)):
+        listed = set(re.findall(r"\((\w+)\.md\)", part))
+        assert listed == {name for many in expected for name in many}
+
+
+def test_no_page_but_those_of_a_clone_names_the_repository() -> None:
+    for name in (name for many in WITH_THE_PACKAGE for name in many):
+        for one in listings_of(FOLDER / f"{name}.md"):
+            assert not re.search(r"\bmake \w|\bmake$|git |papers|tests/", one.text), (
+                name
+            )
 
 
 @pytest.mark.parametrize(
@@ -43,8 +57,8 @@ def test_every_page_is_listed_and_run() -> None:
 def test_its_programs_pass_the_checks(page: Path) -> None:
     # Of modules that the reader writes the order of imports is not known here, and
     # who tries something out may print.
-    # What is no part of the repository need not say what it is.
-    also = ",D" if page.stem == NO_CLONE else ""
+    # What is no part of the repository need not say what it is, and may assert.
+    also = "" if page.stem in OF_THE_PROJECT else ",D,S101,ARG002"
     check = ["check", "--ignore", f"I001,T201{also}"]
     for one in listings_of(page):
         if one.language == "python":
@@ -75,8 +89,8 @@ def test_its_changes_fit(page: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pages", PAGES, ids=" and ".join)
-def test_the_page_does_what_it_says(
+@pytest.mark.parametrize("pages", IN_A_CLONE, ids=" and ".join)
+def test_the_page_does_what_it_says_in_a_clone(
     pages: tuple[str, ...], tmp_path: Path, commands: Commands
 ) -> None:
     clone = fresh_clone(tmp_path / "clone")
@@ -86,11 +100,12 @@ def test_the_page_does_what_it_says(
 
 
 @pytest.mark.slow
-def test_it_works_in_an_empty_folder(
-    installed: Path, tmp_path: Path, commands: Commands
+@pytest.mark.parametrize("pages", WITH_THE_PACKAGE, ids=" and ".join)
+def test_the_page_does_what_it_says_in_an_empty_folder(
+    pages: tuple[str, ...], installed: Path, tmp_path: Path, commands: Commands
 ) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
-    listings = listings_of(FOLDER / f"{NO_CLONE}.md")
+    listings = [one for name in pages for one in listings_of(FOLDER / f"{name}.md")]
     problems = run_listings(listings, folder, commands, installed)
     assert not problems, "\n".join(problems)
