@@ -136,7 +136,7 @@ def described(settings_type: Any, path: str, seen: dict[type, str]) -> Iterator[
 
 def _cells(setting: SettingDoc) -> tuple[str, ...]:
     if not setting.meaning:
-        raise KeyError(f"the docstring says nothing of {setting.key}")
+        raise KeyError(f"the docstring does not describe {setting.key}")
     default = setting.default
     shown = "*required*" if default is None else f"`{default or ' '}`"
     return f"`{setting.key}`", setting.kind, shown, plain(setting.meaning)

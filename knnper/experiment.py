@@ -994,7 +994,7 @@ _KIND_KEYS: Mapping[str, Collection[str]] = {
     "experiment": ("method", "partition"),
 }
 _COMMANDS = {"comparison": "compare", "sweep": "sweep", "experiment": "simulate"}
-# How to make of an experiment what was expected.
+# How to turn an experiment into a file of the expected kind.
 _FROM_AN_EXPERIMENT = {
     "sweep": "name it in a sweep, experiment: FILE, with what to vary, as in vary: "
     "{training.learning_rate: [0.01, 0.1]}",
@@ -1005,7 +1005,7 @@ _FROM_AN_EXPERIMENT = {
 
 
 def require_kind(document: object, expected: str, source: str) -> None:
-    """Refuse the content of a file of another kind, with the command that takes it.
+    """Reject the content of a file of another kind; name the command that takes it.
 
     ``expected``: ``experiment``, ``sweep`` or ``comparison``.
     """

@@ -1,6 +1,6 @@
-"""What a settings dataclass says of itself: types, ranges, defaults and meanings.
+"""Describe settings dataclasses: types, ranges, defaults and meanings.
 
-The reference of the documentation and ``knnper list`` are made of it.
+The reference of the documentation and ``knnper list`` are generated from it.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ class SettingDoc:
     meaning
         From the docstring; empty where that does not say it.
     inner
-        Settings dataclasses that its value can be, each with how a file chooses it,
-        such as ``: {name: hnsw}``; empty where there is nothing to choose.
+        Settings dataclasses that the value can be, each with the way to choose it in a
+        file, such as ``: {name: hnsw}``; empty where there is no choice.
     """
 
     key: str
@@ -70,15 +70,15 @@ def setting_docs(settings_type: Any) -> Iterator[SettingDoc]:
     """Yield the fields of a settings dataclass but for ``name``, which chooses it."""
     meanings = documented(settings_type)[1]
     hints = get_type_hints(settings_type, include_extras=True)
-    for one in dataclasses.fields(settings_type):
-        if one.name == "name":
+    for field in dataclasses.fields(settings_type):
+        if field.name == "name":
             continue
-        hint = hints[one.name]
+        hint = hints[field.name]
         yield SettingDoc(
-            one.name,
+            field.name,
             kind_of(hint),
-            _default(one),
-            meanings.get(one.name, ""),
+            _default(field),
+            meanings.get(field.name, ""),
             tuple((_choice(member), member) for member in _dataclasses_in(hint)),
         )
 
@@ -114,14 +114,14 @@ def _with_range(name: str, rules: Mapping[type, Any]) -> str:
     return " ".join([name, ", ".join(bounds)]).strip()
 
 
-def _default(one: "dataclasses.Field[Any]") -> str | None:
-    if one.default is not dataclasses.MISSING:
-        value = to_jsonable_python(one.default)
-    elif one.default_factory is not dataclasses.MISSING:
-        made = one.default_factory()
-        value = {"name": made.name} if hasattr(made, "name") else {}
-        if not dataclasses.is_dataclass(made):
-            value = to_jsonable_python(made)
+def _default(field: "dataclasses.Field[Any]") -> str | None:
+    if field.default is not dataclasses.MISSING:
+        value = to_jsonable_python(field.default)
+    elif field.default_factory is not dataclasses.MISSING:
+        initial = field.default_factory()
+        value = {"name": initial.name} if hasattr(initial, "name") else {}
+        if not dataclasses.is_dataclass(initial):
+            value = to_jsonable_python(initial)
     else:
         return None
     text = value if isinstance(value, str) else json.dumps(value)
@@ -131,7 +131,7 @@ def _default(one: "dataclasses.Field[Any]") -> str | None:
 def _dataclasses_in(annotation: Any) -> list[type]:
     if dataclasses.is_dataclass(annotation):
         return [annotation] if isinstance(annotation, type) else []
-    return [one for part in get_args(annotation) for one in _dataclasses_in(part)]
+    return [member for part in get_args(annotation) for member in _dataclasses_in(part)]
 
 
 def _choice(member: type) -> str:

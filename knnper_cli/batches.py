@@ -168,10 +168,10 @@ def report(  # noqa: PLR0913 (one parameter an option)
 def _require_labels(labels: Sequence[str], runs: Sequence[Path]) -> None:
     """Refuse labels of which not each is that of a run."""
     if len(labels) not in (0, len(runs)) or not all(map(str.strip, labels)):
-        found = counted(len(labels), "label")
+        numbers = f"{counted(len(labels), 'label')} for {counted(len(runs), 'RUN')}"
         raise typer.BadParameter(
-            f"found {found} for {counted(len(runs), 'RUN')}, expected one for each, in "
-            "their order, and none of them empty",
+            f"found {numbers}, expected one for each, in their order, and none of them "
+            "empty",
             param_hint="--label",
         )
 

@@ -1,4 +1,4 @@
-"""``knnper list``: what an experiment may choose, and the settings of one choice."""
+"""``knnper list``: the choices of an experiment, and the settings of each."""
 
 import inspect
 import textwrap
@@ -13,11 +13,11 @@ from rich.console import Console
 from knnper.simulation.experiments import shipped_experiments
 from knnper_cli.terminal import AsJson, print_json, say, tell
 
-# What loads torch is imported inside the functions: `knnper --help` need not wait.
+# Modules that load torch are imported inside functions: `knnper --help` need not wait.
 if TYPE_CHECKING:
     from knnper.setting_docs import SettingDoc
 
-_PROSE_WIDTH = 80  # characters, where no terminal says how wide it is
+_PROSE_WIDTH = 80  # characters, without a terminal
 _LEAST_SUMMARY = 20
 _GAP = "  "
 
@@ -37,7 +37,7 @@ class Choosable(StrEnum):
     EXPERIMENTS = "experiments"
 
 
-# Where an experiment chooses one, and has its settings.
+# Section of an experiment that chooses an entry and holds its settings.
 _SECTIONS: Mapping[Choosable, str] = {
     Choosable.METHODS: "method",
     Choosable.PERSONALIZATIONS: "personalization",
@@ -59,11 +59,11 @@ class Entry:
     Attributes
     ----------
     about
-        What its docstring says beyond the summary, in paragraphs.
+        The rest of the docstring, in paragraphs.
     facts
-        What else there is to know, by what people call it.
+        Further facts by their names, as people read them.
     document
-        What ``--json`` lists beside name, title and summary.
+        Further fields of ``--json``.
     settings_type
         The dataclass of its settings; None where it has none.
     """
@@ -80,13 +80,13 @@ class Entry:
         """Return plain values, as a list in JSON has them."""
         names = {"name": self.name, "title": self.title, "summary": self.summary}
         settings = fields(self.settings_type) if self.settings_type else ()
-        listed = [one.name for one in settings]
+        listed = [setting.name for setting in settings]
         return {**names, **self.document, "settings": listed}
 
 
-def entries_of(what: Choosable) -> list[Entry]:
+def entries_of(part: Choosable) -> list[Entry]:
     """Return all choices of one kind."""
-    return list(_FINDERS[what]())
+    return list(_FINDERS[part]())
 
 
 def _methods() -> Iterator[Entry]:
@@ -211,9 +211,9 @@ def _metrics() -> Iterator[Entry]:
     for name, metric in METRICS.items():
         better = "lower is better" if metric.lower_is_better else "higher is better"
         about = _paragraphs_of(metric.compute) if metric.compute else ""
-        what, _, more = about.removeprefix("Return ").partition("\n\n")
-        summary = f"{what.rstrip('.')}; {better}" if what else better
-        yield Entry(name, metric.title, summary, more)
+        first, _, about = about.removeprefix("Return ").partition("\n\n")
+        summary = f"{first.rstrip('.')}; {better}" if first else better
+        yield Entry(name, metric.title, summary, about)
 
 
 def _experiments() -> Iterator[Entry]:
@@ -224,7 +224,7 @@ def _experiments() -> Iterator[Entry]:
         document = parse_yaml(text, str(path))
         # Each file begins with a comment that says in a paragraph what it is.
         about, _, _ = text.replace("\n# ", " ").removeprefix("# ").partition("\n")
-        command = next(one for key, one in _COMMAND_OF.items() if key in document)
+        command = next(_COMMAND_OF[key] for key in _COMMAND_OF if key in document)
         yield Entry(f"knnper {command} {name}", "", about.rstrip(":."))
 
 
@@ -262,37 +262,39 @@ Name = Annotated[
 
 
 def list_choices(
-    what: Annotated[Choosable, typer.Argument(help="What to list.")],
+    part: Annotated[
+        Choosable, typer.Argument(metavar="PART", help="Part of an experiment to list.")
+    ],
     name: Name = None,
     as_json: AsJson = False,
 ) -> None:
     """List what an experiment may choose, or show one choice with its settings."""
-    if what is Choosable.EXPERIMENTS and name is not None:
+    if part is Choosable.EXPERIMENTS and name is not None:
         _show_experiment(name, as_json)
     elif name is not None:
-        _show(what, name, as_json)
+        _show(part, name, as_json)
     elif as_json:
-        print_json(_document(what))
+        print_json(_document(part))
     else:
-        _print_lines(entries_of(what))
-        if what is Choosable.METHODS:
+        _print_lines(entries_of(part))
+        if part is Choosable.METHODS:
             tell("\nOn top of a method, as knnper list personalizations has them:\n")
             _print_lines(entries_of(Choosable.PERSONALIZATIONS))
-        more = "its file" if what is Choosable.EXPERIMENTS else "its settings"
-        say(f"\nOne of them, with {more}: knnper list {what} NAME")
+        detail = "its file" if part is Choosable.EXPERIMENTS else "its settings"
+        say(f"\nOne of them, with {detail}: knnper list {part} NAME")
 
 
-def _document(what: Choosable) -> Any:
-    found = entries_of(what)
-    if what is Choosable.EXPERIMENTS:
-        return [{"command": one.name, "about": one.summary} for one in found]
-    documents = [one.as_document() for one in found]
-    if what is not Choosable.METHODS:
+def _document(part: Choosable) -> Any:
+    entries = entries_of(part)
+    if part is Choosable.EXPERIMENTS:
+        return [{"command": entry.name, "about": entry.summary} for entry in entries]
+    documents = [entry.as_document() for entry in entries]
+    if part is not Choosable.METHODS:
         return documents
     on_top = entries_of(Choosable.PERSONALIZATIONS)
     return {
         "methods": documents,
-        "personalizations": [one.as_document() for one in on_top],
+        "personalizations": [entry.as_document() for entry in on_top],
     }
 
 
@@ -308,24 +310,28 @@ def _print_lines(entries: Sequence[Entry]) -> None:
         tell(f"{entry.name:{longest}}{_GAP}{text}")
 
 
-def _show(what: Choosable, name: str, as_json: bool) -> None:
+def _show(part: Choosable, name: str, as_json: bool) -> None:
     """Write what there is to know of one choice."""
-    of_all = {what: entries_of(what)}
-    if what is Choosable.METHODS:
+    of_all = {part: entries_of(part)}
+    if part is Choosable.METHODS:
         of_all[Choosable.PERSONALIZATIONS] = entries_of(Choosable.PERSONALIZATIONS)
-    found = {one.name: (kind, one) for kind, many in of_all.items() for one in many}
-    _require(name, found)
-    kind, entry = found[name]
+    known = {
+        entry.name: (kind, entry)
+        for kind, entries in of_all.items()
+        for entry in entries
+    }
+    _require(name, known)
+    kind, entry = known[name]
     settings = [*_flat(entry.settings_type)] if entry.settings_type else []
     if as_json:
         listed = [
             {
                 "key": key,
-                "type": one.kind.replace("`", ""),
-                "default": one.default,
-                "meaning": one.meaning,
+                "type": setting.kind.replace("`", ""),
+                "default": setting.default,
+                "meaning": setting.meaning,
             }
-            for key, one in settings
+            for key, setting in settings
         ]
         print_json({**entry.as_document(), "settings": listed})
         return
@@ -355,23 +361,25 @@ def _tell_settings(
         tell("There is nothing to set.")
         return
     tell("Settings beside the name:")
-    for key, one in settings:
-        default = "required" if one.default is None else f"default {one.default}"
-        kind_text = one.kind.replace("`", "")
+    for key, setting in settings:
+        default = (
+            "required" if setting.default is None else f"default {setting.default}"
+        )
+        kind_text = setting.kind.replace("`", "")
         tell()
         tell_wrapped(f"{kind_text}; {default}", f"  {key}: ", indent=4)
-        if one.meaning:
-            tell_wrapped(one.meaning.replace("`", ""), " " * 4)
+        if setting.meaning:
+            tell_wrapped(setting.meaning.replace("`", ""), " " * 4)
 
 
 def _flat(settings_type: Any, path: str = "") -> "Iterator[tuple[str, SettingDoc]]":
     """Yield settings by their dotted keys, those within them behind each."""
     from knnper.setting_docs import setting_docs
 
-    for one in setting_docs(settings_type):
-        key = f"{path}{one.key}"
-        yield key, one
-        for choice, member in one.inner:
+    for setting in setting_docs(settings_type):
+        key = f"{path}{setting.key}"
+        yield key, setting
+        for choice, member in setting.inner:
             yield from _flat(member, f"{key}{choice}.")
 
 

@@ -141,7 +141,7 @@ def _table(
 
 def _cell(text: str) -> str:
     """Return a text as rich takes it for what it says, and no terminal for more."""
-    # Now, so that columns are as wide as what is written.
+    # Before layout, so that columns are as wide as the characters written.
     return escape(in_encoding_of(sys.stdout, harmless(text)))
 
 
@@ -171,7 +171,7 @@ def show_run(folder: Path) -> None:
 
 def say(message: str) -> None:
     """Write a line for people to standard error."""
-    # Named, since click writes UTF-8 to what it takes for an ASCII terminal.
+    # Named explicitly: click writes UTF-8 to a stream that it takes for ASCII.
     typer.echo(harmless(message), file=sys.stderr)
 
 

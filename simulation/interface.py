@@ -117,7 +117,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the run's verdict and tables, as a notebook shows them."""
-        # It loads matplotlib, which nothing else here needs.
+        # Loads matplotlib, which no other part of this module needs.
         from knnper.simulation.reports.report import as_notebook_html
 
         if not self.is_finished:
@@ -128,7 +128,7 @@ class Run:
             return f"<p>{escape(repr(self))}</p><p>{escape(error)}</p>"
 
     def _state(self) -> str:
-        """Return how far the run is and how its clients are served, in a few words."""
+        """Describe progress and results in a few words."""
         try:
             if not self.is_finished:
                 done = len(self._folder.rounds())
@@ -140,12 +140,14 @@ class Run:
         averages = {
             group: run.results[group].get("accuracy_weighted") for group in GROUPS
         }
-        told = [
+        shares = [
             f"{100 * accuracy:.1f} % of the {group} clients' examples"
             for group, accuracy in averages.items()
             if accuracy is not None
         ]
-        return f"{run.title}, right for {' and '.join(told)}" if told else run.title
+        if not shares:
+            return run.title
+        return f"{run.title}, right for {' and '.join(shares)}"
 
     @property
     def path(self) -> Path:

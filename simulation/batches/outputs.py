@@ -247,7 +247,7 @@ def _spread_remark(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
     """Yield what stands after ± in the table, where it stands anywhere."""
     columns = [f"{group}.accuracy_weighted" for group in GROUPS]
     figures = [row.estimates[column] for row in rows for column in columns]
-    if any(one.mark for row in rows for one in row.estimates.values()):
+    if any(figure.mark for row in rows for figure in row.estimates.values()):
         yield WEAK_NOTE
     if isinstance(plan, Comparison) and any(one.std is not None for one in figures):
         yield (

@@ -165,7 +165,7 @@ def draw_sections(
     ordered, split = list(setups), split_of(setups)
     is_cut = len(ordered) > MOST_SHOWN
     if is_cut:  # the best first
-        ordered.sort(key=lambda one: -average_of(one))
+        ordered.sort(key=lambda setup: -average_of(setup))
     shades = colors_of(setup.title for setup in ordered)
     colors = {one.label: color for one, color in zip(ordered, shades, strict=True)}
     with report_style():
@@ -252,7 +252,7 @@ class Chapter:
     @functools.cached_property
     def worst(self) -> tuple[Table, ...]:
         """Whom each setup serves worst, best setups first, `MOST_SHOWN` at most."""
-        ordered = sorted(self.setups, key=lambda one: -average_of(one))
+        ordered = sorted(self.setups, key=average_of, reverse=True)
         tables = map(worst_table, ordered[:MOST_SHOWN])
         return tuple(table for table in tables if table is not None)
 
@@ -260,7 +260,7 @@ class Chapter:
     def is_weak(self) -> bool:
         """Whether an interval in the tables is of two seeds."""
         rows = itertools.chain(*self.tables.values())
-        return any(one.mark for row in rows for one in row.figures.values())
+        return any(figure.mark for row in rows for figure in row.figures.values())
 
     @functools.cached_property
     def sections(self) -> tuple[Section, ...]:

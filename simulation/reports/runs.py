@@ -215,7 +215,7 @@ class Run:
 
     path: Path
     results: Mapping[str, Any]
-    label: str = ""  # what its reader calls it, in place of its method
+    label: str = ""  # name in tables and charts, in place of the method's
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""What a report says first: the best method, its gain, and the clients that lose."""
+"""The verdict of a report: the best setup, its gain, and the clients that lose."""
 
 import heapq
 import itertools
@@ -63,7 +63,7 @@ def verdict_of(setups: Sequence[Setup], rows: Sequence[Row]) -> list[str]:
     losers = losers_of(setup)
     if listed := losers or worst_of(setup):
         which = "Loses most" if losers else "Lowest accuracy"
-        named = (_named(one, setup) for one in listed[:_IN_A_SENTENCE])
+        named = (_named(client, setup) for client in listed[:_IN_A_SENTENCE])
         sentences.append(f"{which}: {'; '.join(named)}.")
     return sentences
 
@@ -87,12 +87,13 @@ def _percent(row: Row) -> str:
 
 
 def _setup_of(row: Row, setups: Sequence[Setup]) -> Setup:
-    return next(one for one in setups if one.label == row.setup)
+    return next(setup for setup in setups if setup.label == row.setup)
 
 
-def _points(found: Estimate) -> str:
+def _points(difference: Estimate) -> str:
     """Return the size of a difference in points, with half of its interval."""
-    return replace(found, mean=abs(found.mean or 0.0)).text().removesuffix(WEAK)
+    size = replace(difference, mean=abs(difference.mean or 0.0))
+    return size.text().removesuffix(WEAK)
 
 
 def _gain_phrase(setup: Setup, row: Row) -> str:
@@ -159,7 +160,7 @@ def _runner_up(best: Setup, second: Setup, group: str) -> str:
         if (run.seed, run.split_hash) in others
     ]
     name = "accuracy_weighted"
-    behind = estimate(one[name] - other[name] for one, other in pairs)
+    behind = estimate(first[name] - other[name] for first, other in pairs)
     if behind.mean is None:
         return f"{second.label} is second; no seed is common to both."
     if abs(behind.mean) < _EQUAL:
@@ -178,6 +179,11 @@ class Served:
     client: ClientRow
 
     @property
+    def key(self) -> tuple[Path, str]:
+        """Run and name, which no other client has both of."""
+        return self.run.path, self.client.client
+
+    @property
     def gain(self) -> float:
         """Its accuracy less that of the global model."""
         return self.client.accuracy - self.client.accuracy_global
@@ -192,7 +198,7 @@ def worst_of(setup: Setup) -> list[Served]:
     return heapq.nsmallest(
         MOST_NAMED,
         _served(setup),
-        key=lambda one: (one.client.accuracy, -one.client.num_test),
+        key=lambda served: (served.client.accuracy, -served.client.num_test),
     )
 
 
@@ -202,15 +208,15 @@ def losers_of(setup: Setup) -> list[Served]:
         return []
     return heapq.nsmallest(
         MOST_NAMED,
-        (one for one in _served(setup) if one.gain < 0),
-        key=lambda one: (one.gain, -one.client.num_test),
+        (served for served in _served(setup) if served.gain < 0),
+        key=lambda served: (served.gain, -served.client.num_test),
     )
 
 
 def _served(setup: Setup) -> Iterable[Served]:
     for run in setup.runs:
         if has_clients(run.path):
-            yield from (Served(run, one) for one in clients_of(run.path))
+            yield from (Served(run, client) for client in clients_of(run.path))
 
 
 def _named(served: Served, setup: Setup) -> str:
@@ -229,15 +235,13 @@ def _named(served: Served, setup: Setup) -> str:
 
 
 def worst_table(setup: Setup) -> Table | None:
-    """Return the clients that lose most and those that are served worst; None of none.
+    """Return the clients that lose most and those that are served worst, or None.
 
     A client that is both stands among the former.
     """
     losers = losers_of(setup)
-    named = {(one.run.path, one.client.client) for one in losers}
-    lowest = [
-        one for one in worst_of(setup) if (one.run.path, one.client.client) not in named
-    ]
+    named = {served.key for served in losers}
+    lowest = [served for served in worst_of(setup) if served.key not in named]
     lines = [
         *zip(losers, itertools.repeat("loses most"), strict=False),
         *zip(lowest, itertools.repeat("lowest accuracy"), strict=False),
@@ -248,14 +252,14 @@ def worst_table(setup: Setup) -> Table | None:
     header = ["client", *(["seed"] if several else []), "group", "test examples"]
     header += ["accuracy, %", "global model, %", "gain, points", "why"]
     rows = []
-    for one, why in lines:
-        client = one.client
+    for served, why in lines:
+        client = served.client
         compared = ["-", "-"]
         if setup.has_reference:
-            sign = "+" if one.gain > 0 else ""
-            gain = f"{sign}{100 * one.gain:.1f}"
+            sign = "+" if served.gain > 0 else ""
+            gain = f"{sign}{100 * served.gain:.1f}"
             compared = [f"{100 * client.accuracy_global:.1f}", gain]
-        seed = [str(one.run.seed)] if several else []
+        seed = [str(served.run.seed)] if several else []
         group = "seen" if client.seen else "unseen"
         accuracy = f"{100 * client.accuracy:.1f}"
         numbers = [str(client.num_test), accuracy, *compared]
