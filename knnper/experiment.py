@@ -647,9 +647,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the question whether the most similar name was meant; may be empty."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {matches[0]!r}?" if matches else ""
+    """Ask whether the most similar known name was meant; empty if none is similar.
+
+    Capitals do not count: ``adamw`` is ``AdamW`` rather than ``Adam``.
+    """
+    names = {candidate.casefold(): candidate for candidate in known}
+    matches = difflib.get_close_matches(name.casefold(), list(names), n=1)
+    return f"did you mean {names[matches[0]]!r}?" if matches else ""
 
 
 def alternatives(name: str, known: Iterable[str]) -> str:

@@ -54,6 +54,20 @@ def test_all_problems_are_reported_at_once(basis: Basis) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("adamw", ["SGD", "Adam", "AdamW", "Adamax"], "did you mean 'AdamW'?"),
+        ("DIGITS", ["cifar10", "digits"], "did you mean 'digits'?"),
+        ("Straße", ["STRASSE", "Strand"], "did you mean 'STRASSE'?"),
+        ("sgd", ["mean", "SGD"], "did you mean 'SGD'?"),
+        ("xyz", ["SGD"], ""),
+    ],
+)
+def test_nearest_ignores_capitals(name: str, known: list[str], expected: str) -> None:
+    assert loading.nearest(name, known) == expected
+
+
 INF = float("inf")
 STEPS = {"name": "multi_step", "milestones": [5]}
 CLUSTER = {"ray_address": "10.0.0.1:6379"}
