@@ -54,6 +54,8 @@ class Kind:
     base: type[Settings] = Settings
     given: Collection[str] = ()  # the parameters that it is given, not set
     is_right: Callable[[Any], bool] = callable
+    # Advice on an attribute that is not right, added to the error; may be empty.
+    advice: Callable[[Any], str] = lambda _: ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ class Door:
             entry = getattr(entry, part)
         if not kind.is_right(entry):
             found = "a class" if isinstance(entry, type) else type(entry).__name__
-            raise OwnCodeError(f"{reference}: found {found}, expected {kind.what}")
+            message = f"{reference}: found {found}, expected {kind.what}"
+            advice = kind.advice(entry)
+            raise OwnCodeError(f"{message}; {advice}" if advice else message)
         settings = getattr(entry, "settings_type", None)
         if not (isinstance(settings, type) and issubclass(settings, Settings)):
             given = frozenset(kind.given)

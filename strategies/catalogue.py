@@ -62,6 +62,7 @@ from knnper.strategies.core.training import (
     OWN_LOSS,
     OWN_OPTIMIZER,
     criterion,
+    optimizer_problem,
     require_optimizer,
 )
 
@@ -334,6 +335,8 @@ def own_title(experiment: Experiment) -> Mapping[str, str]:
 def _training_problems(experiment: Experiment) -> Iterable[Problem]:
     """Yield why a method, or what is on top, cannot train as the section says."""
     training = experiment.training
+    if problem := optimizer_problem(training.optimizer):
+        yield Problem("training.optimizer.name", problem)
     kinds = method_of(experiment.method), personalizer_of(experiment.personalization)
     for kind in kinds:
         needs = {"optimizer": kind.needs_sgd, "loss": kind.needs_cross_entropy}

@@ -8,18 +8,20 @@ alone.
 
 import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Required, TypedDict, TypeVar, Unpack
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 from torch.optim import sgd as torch_sgd
+from torch.optim.lr_scheduler import LRScheduler
 
 from knnper.data.examples import AUGMENTATIONS, TEXTS, ClientData, Examples
 from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel, OwnLoss
-from knnper.errors import ConfigError, Problem
+from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
     Choice,
     Settings,
@@ -56,12 +58,27 @@ def head_cross_entropy(
 
 _GIVEN = ("params", "lr", "foreach", "fused", "capturable", "differentiable")
 
+
+def _is_optimizer(entry: object) -> bool:
+    return isinstance(entry, type) and issubclass(entry, optim.Optimizer)
+
+
+def _no_optimizer(entry: object) -> str:
+    """Advise on an entry that is not a class of optimizers."""
+    is_schedule = isinstance(entry, type) and issubclass(entry, LRScheduler)
+    return "a schedule of the rate is set in training.schedule" if is_schedule else ""
+
+
 OWN_OPTIMIZER = Kind(
     "a class of torch optimizers",
     given=_GIVEN,
-    is_right=lambda one: isinstance(one, type) and issubclass(one, optim.Optimizer),
+    is_right=_is_optimizer,
+    advice=_no_optimizer,
 )
 """It is given each tensor of the model as it is."""
+
+# Errors of an optimizer: torch's, an assertion, or one in a user's file.
+_FAILURES = (TypeError, ValueError, RuntimeError, AssertionError, OwnCodeError)
 
 OPTIMIZERS: SettingsTypes = {
     "SGD": SgdSettings,
@@ -377,6 +394,39 @@ def optimizer(task: Task, learning_rate: float) -> optim.Optimizer | Sgd:
         return made
     kind: Callable[..., optim.Optimizer] = getattr(optim, chosen.name)
     return kind([model.parameters], lr=learning_rate, **settings)
+
+
+def optimizer_problem(chosen: Choice[Settings]) -> str:
+    """Return why an optimizer cannot make the steps of local training, or nothing.
+
+    One of the user's is tried on four numbers with a dense gradient.
+    """
+    if chosen.entry is None:
+        return ""
+    closure = inspect.signature(chosen.entry.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        return (
+            f"{chosen.name} needs a closure that computes the loss several times in a "
+            "step, and local training computes it once; expected an optimizer whose "
+            "step() takes no argument, such as AdamW"
+        )
+    weight = nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.ones(2, 2)
+    settings = arguments(chosen.settings, Settings)
+    try:
+        with explained():
+            tried: optim.Optimizer = chosen.entry([weight], lr=1e-3, **settings)
+    except _FAILURES:
+        return ""  # `require_optimizer` refuses it with the model's own tensors
+    try:
+        with explained():
+            tried.step()
+    except _FAILURES as error:
+        return (
+            f"{chosen.name} fails at its first step: {type(error).__name__}: {error}; "
+            "expected an optimizer whose step() takes dense gradients and no argument"
+        )
+    return ""
 
 
 def require_optimizer(task: Task) -> None:

@@ -1,5 +1,6 @@
 """What users bring as ``module:attribute``: found, set, fingerprinted, explained."""
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -472,15 +473,49 @@ def test_a_loss_that_trains_nothing_is_told(
 
 
 @pytest.mark.parametrize(
-    "optimizer", [{"name": "Adam", "betas": [2.0, 0.9]}, {"name": "torch.optim:LBFGS"}]
+    "optimizer",
+    [
+        {"name": "Adam", "betas": [2.0, 0.9]},
+        {"name": "torch.optim:LBFGS", "max_iter": "many"},
+    ],
 )
 def test_an_optimizer_is_tried_before_the_first_round(
     folder: Path, optimizer: dict[str, Any]
 ) -> None:
-    if optimizer["name"] == "torch.optim:LBFGS":
-        optimizer["max_iter"] = "many"
     with pytest.raises(ConfigError, match=r"training\.optimizer"):
         open_workbench(load(folder, training={"optimizer": optimizer}))
+
+
+OPTIMIZERS = """
+import torch
+
+class Sharpness(torch.optim.SGD):
+    def step(self, closure=None):
+        assert closure is not None, "two passes a step"
+
+class Forgetful(torch.optim.SGD):
+    def step(self, closure=None):
+        return self.defaults["rho"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("torch.optim:LBFGS", "needs a closure"),
+        ("torch.optim:SparseAdam", "does not support dense gradients"),
+        ("stepping:Sharpness", "AssertionError: two passes a step"),
+        ("stepping:Forgetful", "KeyError: 'rho'"),
+        ("torch.optim.lr_scheduler:ExponentialLR", r"training\.schedule"),
+        ("torch.nn.functional:relu", "found function, expected a class of torch opt"),
+    ],
+)
+def test_load_refuses_optimizer_that_cannot_make_a_plain_step(
+    folder: Path, name: str, reason: str
+) -> None:
+    (folder / "stepping.py").write_text(OPTIMIZERS)
+    found = problem(folder, training={"optimizer": name})
+    assert re.search(rf"training\.optimizer\.name: .*{reason}", found, re.DOTALL)
 
 
 class Residual(nn.Module):
