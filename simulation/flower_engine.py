@@ -11,8 +11,10 @@ import functools
 import itertools
 import logging
 import math
+import os
 import signal
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -80,7 +82,14 @@ if not is_plain():
     from flwr.server.superlink.linkstate import InMemoryLinkState
     from flwr.simulation.run_simulation import _run_simulation
 
+log = logging.getLogger(__name__)
 SESSION_FILE = ".session"
+# Ray keeps a session in the folder that the first of these variables names.
+_RAY_FOLDERS = ("RAY_TMPDIR", *["TMPDIR"] * (sys.platform == "linux"))
+# The socket of a session with the longest path, and the longest path of a socket that
+# the system takes, in bytes.
+_SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_LONGEST_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
 
 
 @functools.lru_cache(maxsize=1)
@@ -300,13 +309,13 @@ def _simulate(
 @contextlib.contextmanager
 def _silent_flower() -> Iterator[None]:
     """Let Flower log nothing: of an error it would all tracebacks, and raises it."""
-    log = logging.getLogger("flwr")
-    before = log.level
-    log.setLevel(logging.CRITICAL)
+    flower_log = logging.getLogger("flwr")
+    before = flower_log.level
+    flower_log.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
-        log.setLevel(before)
+        flower_log.setLevel(before)
 
 
 @contextlib.contextmanager
@@ -411,6 +420,8 @@ def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
     cluster: dict[str, Any] = {"address": run.ray_address or "local"}
     if not run.ray_address:
         cluster["num_cpus"] = num_workers(run) * run.cpus_per_client
+        if (folder := short_ray_folder()) is not None:
+            cluster["_temp_dir"] = str(folder)
     return {
         "client_resources": {
             "num_cpus": run.cpus_per_client,
@@ -422,6 +433,33 @@ def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
             "log_to_driver": False,
         },
     }
+
+
+def short_ray_folder(short: Path = Path("/tmp")) -> Path | None:
+    """Return where Ray is to keep its session; None leaves it to Ray.
+
+    Ray takes ``TMPDIR``, and ends with an error where the paths of its sockets get too
+    long there. They then go to ``short``, if this process may write to it.
+    """
+    variable = next((name for name in _RAY_FOLDERS if name in os.environ), None)
+    if variable is None:
+        return None
+    folder = os.environ[variable]
+    longest = _LONGEST_SOCKET_PATH - len(os.fsencode(f"/{_SOCKET}"))
+    length = len(os.fsencode(folder))
+    if length <= longest:
+        return None
+    what = (
+        f"found {variable} = {folder} of {length} bytes, expected at most {longest}: "
+        "Ray keeps sockets below it, whose paths the system limits"
+    )
+    if not os.access(short, os.W_OK | os.X_OK):
+        raise RunError(f"{what}. Set RAY_TMPDIR to a folder with a shorter path")
+    log.warning(
+        "%s. Ray's files are in %s instead; set RAY_TMPDIR to choose another folder",
+        *(what, short / "ray"),
+    )
+    return short / "ray"
 
 
 NODES_CONNECT_TIMEOUT_S = 120.0

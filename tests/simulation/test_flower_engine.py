@@ -1,6 +1,7 @@
 """The adapter to Flower's engine; its agreement with others is `test_parity`'s."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from knnper.simulation.flower_engine import (
     require_cluster,
     require_same_folder,
     run_nodes,
+    short_ray_folder,
 )
 from knnper.strategies.core.records import ModelPayload
 from knnper.transport import messages as shared_memory
@@ -45,6 +47,45 @@ model: {name: tiny_cnn}
 training: {num_rounds: 1}
 method: {name: fedavg}
 """
+
+
+def test_ray_gets_a_short_folder_where_its_own_is_too_long_for_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.delenv("TMPDIR", raising=False)
+    assert short_ray_folder() is None
+    # 107 bytes, less those of /ray/session_.../sockets/plasma_store.
+    longest = "/" + 38 * "x"
+    socket_path = "/ray/session_2026-11-27_05-11-44_987705_4194304/sockets/plasma_store"
+    assert len(longest + socket_path) == 107
+    monkeypatch.setenv("TMPDIR", longest)
+    assert short_ray_folder() is None
+    monkeypatch.setenv("TMPDIR", longest + "x")
+    assert short_ray_folder(tmp_path) == tmp_path / "ray"
+    assert "TMPDIR = /xx" in caplog.text
+    monkeypatch.setenv("RAY_TMPDIR", "/short")
+    assert short_ray_folder(tmp_path) is None
+    monkeypatch.delenv("RAY_TMPDIR")
+    with pytest.raises(RunError, match=r"40 bytes, expected at most 39.* RAY_TMPDIR"):
+        short_ray_folder(tmp_path / "missing")
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_simulation_runs_with_a_long_folder_for_temporary_files(tmp_path: Path) -> None:
+    path, folder = tmp_path / "experiment.yaml", tmp_path / (100 * "t")
+    path.write_text(EXPERIMENT)
+    folder.mkdir()
+    done = subprocess.run(
+        [KNNPER, "simulate", path, "--output", tmp_path / "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "RAY_TMPDIR" in done.stderr
 
 
 @pytest.mark.slow
