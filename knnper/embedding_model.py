@@ -36,6 +36,7 @@ from knnper.own import explained
 from knnper.process import import_extra, import_torchvision
 
 log = logging.getLogger(__name__)
+MemoryFormat = Literal["channels_last", "contiguous"]
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,22 @@ class ModelSettings(Settings):
     frozen
         SHA-256 of the weights that are not trained, which every client must have; a run
         fills it in.
+    memory_format
+        How images and convolutions lie in memory, as torch calls it: the faster
+        ``channels_last``, or ``contiguous``. A run fills it in for networks of users
+        and of libraries: ``contiguous`` where the network fails in the other.
     """
 
-    later: ClassVar[tuple[str, ...]] = ("trained", "num_blocks", "lora", "frozen")
+    later: ClassVar[tuple[str, ...]] = (
+        *("trained", "num_blocks", "lora", "frozen", "memory_format"),
+    )
 
     weights: str | None = None
     trained: Literal["all", "head", "last_blocks", "lora"] = "all"
     num_blocks: PositiveInt = 1
     lora: LoraSettings = LoraSettings()
     frozen: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    memory_format: MemoryFormat | None = None
 
 
 class Criterion:
@@ -175,6 +183,8 @@ class EmbeddingModel(nn.Module):
     replayable
         Whether a training step computes the same whatever the values, with no state in
         Python, so that a GPU may record it once and repeat it.
+    memory_format
+        How inputs and weights of four dimensions lie in memory.
     """
 
     embedding_dim: int
@@ -187,6 +197,7 @@ class EmbeddingModel(nn.Module):
     trained: frozenset[nn.Module] | None = None
     described: str = ""
     replayable: bool = False
+    memory_format: MemoryFormat = "channels_last"
 
     @property
     def body_is_frozen(self) -> bool:
@@ -256,19 +267,42 @@ class Entry:
     module: nn.Module
 
     @property
+    def key(self) -> str:
+        """Its name in the module that owns it."""
+        return self.name.rpartition(".")[2]
+
+    @property
     def tensor(self) -> Tensor:
         """The module's own."""
-        found: Tensor = getattr(self.module, self.name.rpartition(".")[2])
+        found: Tensor = getattr(self.module, self.key)
         return found
+
+
+@dataclass(frozen=True)
+class _Tied:
+    """A tensor of the module that is a view of the vector."""
+
+    entry: Entry
+    # The module's own table of parameters or of buffers.
+    table: dict[str, Any]
+    tensor: Tensor
+    address: int
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the module still has the very tensor, in the very memory."""
+        present = self.table.get(self.entry.key)
+        return present is self.tensor and self.tensor.data_ptr() == self.address
 
 
 class FlatModel:
     """A model that keeps its parameters in one vector, and its gradients in another.
 
     In the vector of all weights parameters come first, in their order in the model,
-    then the floating-point buffers. Counters (BatchNorm's ``num_batches_tracked``) are
-    left out: they are not averaged between clients. Four-dimensional tensors lie
-    channels-last inside the vector, the layout in which convolutions train fastest.
+    then the floating-point buffers. Other buffers, such as counters, are not averaged
+    between clients: `load` sets them to what they were when the model was built.
+    Four-dimensional tensors lie in the vector as ``memory_format`` of the module says,
+    by default channels-last, the layout in which convolutions train fastest.
     """
 
     def __init__(
@@ -294,8 +328,10 @@ class FlatModel:
         # trains the whole model; ``.grad`` is filled by ``backward``.
         self.parameters = nn.Parameter(torch.empty(self.num_parameters, device=device))
         self.parameters.grad = torch.zeros(self.num_parameters, device=device)
-        # The rest of the weights, the module's own memory too.
-        self.buffers = torch.empty(num_buffers, device=device)
+        # The other weights, the module's own memory too.
+        self._buffers = torch.empty(num_buffers, device=device)
+        self._tied: list[_Tied] = []
+        self._constants = list(_unaveraged_buffers(module))
         # Each tensor that is trained, and its part of the gradient.
         self._slopes: list[tuple[Tensor, Tensor]] = []
         self._shown: tuple[Tensor, int] | None = None
@@ -316,6 +352,13 @@ class FlatModel:
                 "cuDNN, and is slower. Make all widths multiples of four"
             )
 
+    def normalizer(self, spec: InputSpec) -> Callable[[Tensor], Tensor]:
+        """Return the module's own, with results in the module's memory format."""
+        normalize = self.module.normalizer(spec, self.device)
+        if self.module.memory_format == "channels_last":
+            return normalize
+        return lambda stored: normalize(stored).contiguous()
+
     @property
     def gradient(self) -> Tensor:
         """The gradient of `parameters`, shape (num_parameters,), filled in place.
@@ -335,8 +378,11 @@ class FlatModel:
             )
         self._shown = None
         self._fold(False)
+        buffers = self.buffers
         self.parameters.detach().copy_(weights[: self.num_parameters])
-        self.buffers.copy_(weights[self.num_parameters :])
+        buffers.copy_(weights[self.num_parameters :])
+        for constant in self._constants:
+            constant.restore()
 
     def show(self, weights: Tensor) -> None:
         """Load ``weights`` to be used as they are."""
@@ -352,13 +398,55 @@ class FlatModel:
         for layer in self._folding:
             layer.fold(folds)
 
+    @property
+    def buffers(self) -> Tensor:
+        """The weights that are no parameters, shape (num_weights - num_parameters,).
+
+        They are the module's own memory. A buffer that ``forward`` has assigned anew
+        (``self.mean = ...``) counts as if it had been written to.
+        """
+        for tied in self._tied:
+            if not (tied.entry.is_parameter or tied.is_in_place):
+                self._take_back(tied)
+        return self._buffers
+
+    def _take_back(self, tied: _Tied) -> None:
+        """Copy a buffer that was assigned into its part of the vector, and tie it."""
+        present, entry = tied.table.get(entry_key := tied.entry.key), tied.entry
+        if (
+            not isinstance(present, Tensor)
+            or tuple(present.shape) != entry.shape
+            or not present.is_floating_point()
+        ):
+            kind = type(present).__name__
+            if isinstance(present, Tensor):
+                kind = f"{tuple(present.shape)} of {present.dtype}"
+            raise OwnCodeError(
+                f"forward assigned {kind} to the buffer {entry.name}, expected numbers "
+                f"of float32 in the shape {entry.shape} that it was built with"
+            )
+        view = self._view(self._buffers, entry, before=self.num_parameters)
+        view.copy_(present.detach())
+        tied.tensor.data = view
+        tied.table[entry_key] = tied.tensor
+
     def read(self) -> Tensor:
         """Return a copy of the weights on the CPU, shape (num_weights,)."""
+        for tied in self._tied:
+            if tied.entry.is_parameter and not tied.is_in_place:
+                raise OwnCodeError(
+                    f"forward assigned the parameter {tied.entry.name} anew, expected "
+                    "the tensor that the optimizer trains: change its values in place, "
+                    "as in self.weight.data.clamp_(-1, 1)"
+                )
         return torch.cat([self.parameters.detach(), self.buffers]).cpu()
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
         """Return ``weights`` as contiguous tensors by their ``state_dict`` names."""
-        return {one.name: _view(weights, one).contiguous() for one in self.entries}
+        return {
+            entry.name: self._view(weights, entry).contiguous()
+            for entry in self.entries
+        }
 
     def flatten(
         self, tensors: dict[str, Tensor], dtype: torch.dtype = torch.float32
@@ -372,7 +460,7 @@ class FlatModel:
                 raise ValueError(
                     f"expected {entry.name!r} with shape {entry.shape}, found {what}"
                 )
-            _view(weights, entry).copy_(found)
+            self._view(weights, entry).copy_(found)
         return weights
 
     def mask(self, chosen: Callable[[nn.Module], bool]) -> Tensor:
@@ -442,17 +530,27 @@ class FlatModel:
     def _tie(self) -> None:
         """Make every tensor of the module a view into the flat vectors."""
         for entry in self.entries:
-            tensor = entry.tensor
+            tensor, owner = entry.tensor, entry.module
             if entry.is_parameter:
-                view = _view(self.parameters.detach(), entry)
+                view = self._view(self.parameters.detach(), entry)
             else:
-                view = _view(self.buffers, entry, before=self.num_parameters)
+                view = self._view(self._buffers, entry, before=self.num_parameters)
             with torch.no_grad():
                 view.copy_(tensor)
             tensor.data = view
+            table = owner._parameters if entry.is_parameter else owner._buffers
+            self._tied.append(_Tied(entry, table, tensor, tensor.data_ptr()))
             if entry.is_parameter:
-                tensor.grad = _view(self.gradient, entry)
+                tensor.grad = self._view(self.gradient, entry)
                 self._slopes.append((tensor, tensor.grad))
+
+    def _view(self, vector: Tensor, entry: Entry, before: int = 0) -> Tensor:
+        """View a tensor's part of a vector that lacks ``before`` weights at its start.
+
+        Its shape is the tensor's, its memory format the module's.
+        """
+        part = vector[entry.start - before : entry.stop - before]
+        return in_format(part, entry.shape, self.module.memory_format)
 
 
 _BOUNDARY = 16  # bytes, on a multiple of which cuDNN's BatchNorm expects its tensors
@@ -597,10 +695,53 @@ def _adapters(module: EmbeddingModel, settings: LoraSettings) -> set[nn.Module]:
     return {one for name, one in module.named_modules() if "lora_" in name}
 
 
+@dataclass(frozen=True)
+class _Constant:
+    """A buffer that is not averaged, such as a counter, and its first value."""
+
+    table: dict[str, Any]  # of the buffers of the module that owns it
+    key: str
+    buffer: Tensor
+    value: Tensor
+
+    def restore(self) -> None:
+        """Let the module have the buffer with its first value."""
+        self.buffer.copy_(self.value)
+        self.table[self.key] = self.buffer
+
+
+def _unaveraged_buffers(module: nn.Module) -> Iterator[_Constant]:
+    """Yield the buffers that hold no floating-point numbers and have an effect.
+
+    How many batches a norm has seen has none, unless its statistics are cumulative.
+    """
+    for layer in module.modules():
+        is_norm = isinstance(layer, nn.modules.batchnorm._NormBase)
+        counts = is_norm and layer.momentum is not None
+        for key, buffer in layer._buffers.items():
+            if buffer is None or buffer.is_floating_point():
+                continue
+            if not (counts and key == "num_batches_tracked"):
+                yield _Constant(layer._buffers, key, buffer, buffer.clone())
+
+
+def _require_float32(name: str, tensor: Tensor, is_parameter: bool) -> None:
+    """Refuse a tensor that the vector of weights, float32, cannot hold as it is."""
+    if tensor.dtype != torch.float32:
+        kind = "parameter" if is_parameter else "buffer"
+        raise OwnCodeError(
+            f"the {kind} {name} of the model is {tensor.dtype}, expected "
+            "torch.float32, in which weights are trained, sent and kept: call .float() "
+            "on the network and take inputs as they come; training.precision: bfloat16 "
+            "runs passes in fewer bits"
+        )
+
+
 def _layout(module: nn.Module) -> tuple[Entry, ...]:
     owners = dict(module.named_modules())
     entries, start = [], 0
     for name, tensor, is_parameter in _trained_tensors(module):
+        _require_float32(name, tensor, is_parameter)
         stop = start + tensor.numel()
         owner = owners[name.rpartition(".")[0]]
         shape = tuple(tensor.shape)
@@ -609,12 +750,13 @@ def _layout(module: nn.Module) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _view(vector: Tensor, entry: Entry, before: int = 0) -> Tensor:
-    """Return a tensor's part of a vector that lacks so many weights ``before`` it."""
-    part = vector[entry.start - before : entry.stop - before]
-    if len(entry.shape) != 4:
-        return part.view(entry.shape)
-    out_channels, in_channels, height, width = entry.shape
+def in_format(
+    part: Tensor, shape: tuple[int, ...], memory_format: MemoryFormat
+) -> Tensor:
+    """View a part of a vector as a tensor of a shape and memory format."""
+    if len(shape) != 4 or memory_format == "contiguous":
+        return part.view(shape)
+    out_channels, in_channels, height, width = shape
     return part.view(out_channels, height, width, in_channels).permute(0, 3, 1, 2)
 
 
@@ -844,18 +986,41 @@ def split(
 ) -> SplitNetwork:
     """Return a network as representation and head, which share its weights.
 
-    ``sample``: Two inputs, to find the last linear layer with. ``num_classes``: c; None
-    is what the network has. ``representation``: As of `OwnModelSettings`; the head is a
-    new layer then. ``name``: What errors call the network. ``mend``: What else may be
-    done where it has no such layer. ``load``: ``(network, head)`` loads weights, before
-    anything is taken away, into the network, whose last linear layer is called so.
+    ``sample``: Two inputs, to find the last linear layer with; if they fail as they lie
+    in memory, they are tried contiguous, which the result notes. ``num_classes``: c;
+    None is what the network has. ``representation``: As of `OwnModelSettings`; the head
+    is a new layer then. ``name``: What errors call the network. ``mend``: What else may
+    be done where it has no such layer. ``load``: ``(network, head)`` loads weights,
+    before anything is taken away, into the network, whose last linear layer is called
+    so.
     """
-    run = _observed(network, sample, name)
+    memory_format: MemoryFormat = "channels_last"
+    try:
+        run = _observed(network, sample, name)
+    except OwnCodeError:
+        if sample.is_contiguous():
+            raise
+        sample, memory_format = sample.contiguous(), "contiguous"
+        run = _observed(network, sample, name)
     if load is not None:
         load(network, run.calls[-1][0] if run.calls else "")
-    if representation is not None:
-        return _split_at(network, sample, num_classes, representation, name)
-    if reason := _no_logits(run.output, len(sample), num_classes):
+    if representation is None:
+        found = _split_at_head(network, run, len(sample), num_classes, name, mend)
+    else:
+        found = _split_at(network, sample, num_classes, representation, name)
+    found.memory_format = memory_format
+    return found
+
+
+def _split_at_head(
+    network: nn.Module,
+    run: _Run,
+    num_inputs: int,
+    num_classes: int | None,
+    name: str,
+    mend: str,
+) -> SplitNetwork:
+    if reason := _no_logits(run.output, num_inputs, num_classes):
         raise OwnCodeError(f"{name} {reason}")
     if reason := _no_head(run):
         raise OwnCodeError(f"{name} {reason}{mend}")

@@ -1474,8 +1474,9 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     if (devices := experiment.training.devices) is not None:
         for name in later_defaults(devices):
             del relevant["training"]["devices"][name]
-    # It follows from the rest, and is known only once the model is built.
-    relevant["model"].pop("frozen", None)
+    # They follow from the rest, and are known only once the model is built.
+    for name in ("frozen", "memory_format"):
+        relevant["model"].pop(name, None)
     if own := experiment.own():
         relevant["own_code"] = {place: one.fingerprint for place, one in own.items()}
     return {**relevant, "run": run}

@@ -52,6 +52,7 @@ from knnper.pretrained import (
 )
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
+from knnper.trial import try_out
 
 S = TypeVar("S", bound=Settings)
 
@@ -197,7 +198,7 @@ def build_model(
         with rng.torch():
             module = _own_model(replace(choice, settings=settings), spec)
             train_only(module, settings)
-        return _flat(module, choice, device)
+        return _flat(module, choice, spec, device)
     kind = MODELS[choice.name]
     if not isinstance(settings, kind.settings_type):
         found = type(settings).__name__
@@ -215,16 +216,35 @@ def build_model(
             )
         train_only(module, settings)
     module.replayable = not isinstance(module, Pretrained)
-    return _flat(module, choice, device)
+    return _flat(module, choice, spec, device)
+
+
+def is_tried_out(choice: Choice[Settings]) -> bool:
+    """Return whether the network is not this project's, so that a trial looks at it."""
+    return choice.entry is not None or issubclass(MODELS[choice.name], Pretrained)
+
+
+def _title(choice: Choice[Settings]) -> str:
+    """Return what messages call the model: a network of a library by its name there."""
+    architecture = getattr(choice.settings, "architecture", "")
+    return f"{choice.name} {architecture}" if choice.entry is None else choice.name
 
 
 def _flat(
-    module: EmbeddingModel, choice: Choice[Settings], device: torch.device
+    module: EmbeddingModel,
+    choice: Choice[Settings],
+    spec: InputSpec,
+    device: torch.device,
 ) -> FlatModel:
     """Return the model, whose frozen part must be what the settings say."""
-    use_faster_layers(module)
-    flat, settings = FlatModel(module, device), choice.here or choice.settings
+    settings = choice.here or choice.settings
     assert isinstance(settings, ModelSettings), "asked before"
+    use_faster_layers(module)
+    if settings.memory_format is not None:
+        module.memory_format = settings.memory_format
+    elif is_tried_out(choice):
+        try_out(module, spec, _title(choice), is_users=choice.entry is not None)
+    flat = FlatModel(module, device)
     if settings.frozen is not None and flat.frozen != settings.frozen:
         message = (
             f"expected a model whose frozen weights have the fingerprint "

@@ -103,6 +103,7 @@ class Pretrained(Network):
             load=lambda network, head: self.load(network, head, settings),
         )
         self.described = json.dumps([self._form, self._config], sort_keys=True)
+        self.memory_format = found.memory_format
         self.features = found.features
         self.classifier = found.classifier
         self.embedding_dim = found.embedding_dim

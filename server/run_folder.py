@@ -721,7 +721,13 @@ class RunFolder:
         source = self.path / EXPERIMENT
         started = read_experiment(source, catalogue)
         resumed = read_experiment(source, catalogue, overrides)
-        if results_identity(started) != results_identity(resumed):
+        # The order of weights in checkpoints rests on it.
+        formats = {
+            getattr(one.model.settings, "memory_format", None)
+            for one in (started, resumed)
+        }
+        is_same = results_identity(started) == results_identity(resumed)
+        if not is_same or len(formats) > 1:
             message = (
                 f"found {', '.join(overrides)}, which makes it another experiment; "
                 "expected settings of the section run that change no result, such as "

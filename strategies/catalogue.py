@@ -37,6 +37,7 @@ from knnper.models import (
     OWN_MODEL,
     build_model,
     can_be_narrower,
+    is_tried_out,
     narrower,
 )
 from knnper.own import Door, Kind, explained
@@ -134,7 +135,7 @@ def assemble(experiment: Experiment, spec: InputSpec) -> Assembly:
 
 @explained()
 def bound(experiment: Experiment, task: Task) -> Assembly:
-    """Build the method; the experiment then says what its model has frozen."""
+    """Build the method; the experiment then says how its model was built."""
     chosen, on_top = experiment.method, experiment.personalization
     method = method_of(chosen)(task, chosen.settings)
     method = personalizer_of(on_top)(task, method, on_top.settings)
@@ -142,16 +143,31 @@ def bound(experiment: Experiment, task: Task) -> Assembly:
     if compression is not None:
         method = Compressed(task, method, compression)
     key = RandomKey(experiment.run.seed)
-    return Assembly(_with_frozen(experiment, task), key, task, method)
+    known = dict(_tried_out(experiment.model, task.model))
+    if task.frozen:
+        known["frozen"] = task.frozen
+    model = _with_settings(experiment.model, known)
+    return Assembly(replace(experiment, model=model), key, task, method)
 
 
-def _with_frozen(experiment: Experiment, task: Task) -> Experiment:
-    """Return the experiment that only a model with this frozen part fits."""
-    settings = experiment.model.settings
-    if not task.frozen or not isinstance(settings, ModelSettings):
-        return experiment
-    known = replace(settings, frozen=task.frozen)
-    return replace(experiment, model=replace(experiment.model, settings=known))
+def _tried_out(choice: Choice[Settings], model: FlatModel) -> Mapping[str, Any]:
+    """Return the settings that a trial of the network found, so that none follows.
+
+    All processes of a run so agree on the order of its weights.
+    """
+    if not is_tried_out(choice):
+        return {}
+    return {"memory_format": model.module.memory_format}
+
+
+def _with_settings(
+    choice: Choice[Settings], known: Mapping[str, Any]
+) -> Choice[Settings]:
+    """Return a choice with other values of some settings, on this machine too."""
+    if not known:
+        return choice
+    here = None if choice.here is None else replace(choice.here, **known)
+    return replace(choice, settings=replace(choice.settings, **known), here=here)
 
 
 def trained_as(name: str) -> str:
@@ -188,11 +204,12 @@ def build_task(
         return built
 
     built = build(model)
+    model = _with_settings(model, _tried_out(model, built))
     task = Task(
         model=built,
         initial_weights=built.read(),
         fresh_weights=lambda rng: build_model(model, spec, rng).read(),
-        normalize=built.module.normalizer(spec, device),
+        normalize=built.normalizer(spec),
         spec=spec,
         training=training,
         evaluation_batch_size=evaluation_batch_size,

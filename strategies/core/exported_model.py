@@ -80,7 +80,8 @@ class ModelCard:
 
     def architecture(self, door: Door = CLOSED) -> Choice[Settings]:
         """Return the section ``model``; what is a user's comes through ``door``."""
-        settings = dict(self.model)
+        # A card says nothing else of models that lie in memory so.
+        settings = {"memory_format": "channels_last", **self.model}
         name, source = str(settings.pop("name", None)), str(settings.pop(SOURCE, ""))
         problems, parsed, own = list[Problem](), None, None
         wrong = f"unknown {name!r}, expected one of {', '.join(sorted(MODELS))}"
@@ -117,6 +118,8 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
     later = _LATER.get(model["name"], {}).items()
     left_out = {"weights", *later_defaults(experiment.model)}
     left_out |= {name for name, old in later if model[name] == old}
+    if model.get("memory_format") == "channels_last":
+        left_out.add("memory_format")
     if is_reference(model["name"]):
         model[SOURCE] = experiment.model.fingerprint
     return ModelCard(

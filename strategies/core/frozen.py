@@ -46,6 +46,7 @@ class Head(EmbeddingModel):
         self.embedding_dim = network.embedding_dim
         self.num_classes = network.num_classes
         self.criterion = network.criterion
+        self.memory_format = network.memory_format
 
 
 def _behind(network: EmbeddingModel, shape: torch.Size) -> EmbeddingModel:

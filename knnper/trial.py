@@ -1,0 +1,371 @@
+"""A trial of a network that this project did not write, when it is built.
+
+Clients of one process share the network, and take turns in different orders on
+different engines. So all that a pass leaves behind must be in its parameters and
+buffers, which are set before each client's turn. A network that breaks this is refused
+with the name of what it keeps. The trial also finds the format in which images and
+convolutions lie in memory: the one that the code was written for.
+"""
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from knnper.data.examples import TEXTS, InputSpec
+from knnper.embedding_model import EmbeddingModel, MemoryFormat, SplitNetwork
+from knnper.errors import OwnCodeError
+from knnper.own import explained
+from knnper.seeding import RandomKey
+
+log = logging.getLogger(__name__)
+
+# What a network raises on inputs that it cannot take.
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
+# Logits in two memory formats count as equal up to this part of the largest, and those
+# of the same pass done twice up to the other.
+_ROUNDING, _NOISE = 1e-3, 1e-6
+_FORMATS: Mapping[MemoryFormat, torch.memory_format] = {
+    "channels_last": torch.channels_last,
+    "contiguous": torch.contiguous_format,
+}
+# Layers that count batches, on which no output depends.
+_NORMS = (nn.modules.batchnorm._NormBase,)
+# What every module has in Python.
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def try_out(
+    module: EmbeddingModel, spec: InputSpec, name: str, *, is_users: bool
+) -> None:
+    """Set the module's memory format; refuse state outside parameters and buffers.
+
+    Two random inputs are run, and everything is then put back as it was. ``name`` is
+    what messages call the module. A network of a library is run in evaluation mode
+    alone, to find its memory format; one of the user, ``is_users``, in training too.
+
+    Raises
+    ------
+    OwnCodeError
+        If it runs in no memory format, or keeps something that no federation sees.
+    """
+    sample = _sample(module, spec)
+    buffers = _float_buffers(module).keys()
+    with _undone(module):
+        chosen = choose_memory_format(module, sample, name, trains=is_users)
+        arrange(module, chosen)
+        if is_users:
+            inputs = in_format(sample, chosen)
+            _require_stateless(module, inputs, buffers, name)
+    module.memory_format = chosen
+
+
+def _sample(module: EmbeddingModel, spec: InputSpec) -> Tensor:
+    """Return two normalised random inputs."""
+    shape, generator = (2, *spec.image_shape), torch.Generator().manual_seed(0)
+    if spec.dtype in ("uint8", *TEXTS):
+        stored = torch.randint(spec.largest_whole + 1, shape, generator=generator)
+    else:
+        stored = torch.randn(shape, generator=generator) * torch.tensor(spec.std)
+        stored += torch.tensor(spec.mean)
+    normalize = module.normalizer(spec, torch.device("cpu"))
+    return normalize(stored.to(spec.torch_dtype))
+
+
+# --- memory format
+
+
+def in_format(inputs: Tensor, memory_format: MemoryFormat) -> Tensor:
+    """Return inputs of a model in the memory format that it is written for."""
+    return inputs.contiguous() if memory_format == "contiguous" else inputs
+
+
+def arrange(module: nn.Module, memory_format: MemoryFormat) -> None:
+    """Let all tensors of four dimensions lie in memory in this format."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4 and tensor.is_floating_point():
+            tensor.data = tensor.data.contiguous(memory_format=_FORMATS[memory_format])
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of a trial in one memory format."""
+
+    logits: Tensor | None  # in evaluation mode; None if that failed
+    failure: Exception | None  # the first, of evaluation or training
+
+
+def choose_memory_format(
+    module: EmbeddingModel, sample: Tensor, name: str, *, trains: bool
+) -> MemoryFormat:
+    """Return channels-last, or contiguous for a network that needs it.
+
+    It needs it if it fails in the other, as ``x.view(...)`` behind a convolution does,
+    or returns something else, as code does that reads memory without its strides.
+    ``trains``: Whether training is tried, too.
+    """
+    faster = _outcome(module, sample, "channels_last", trains=trains)
+    if not (_has_images(module, sample) or faster.logits is None):
+        return "channels_last"
+    plain = _outcome(module, sample, "contiguous", trains=trains)
+    if faster.logits is None and plain.logits is None:
+        _raise(plain.failure, sample, name)
+    if plain.logits is None or (plain.failure and not faster.failure):
+        return "channels_last"
+    if faster.logits is None or (faster.failure and not plain.failure):
+        assert faster.failure is not None, "that is why"
+        reason = f"fails ({_last_line(faster.failure)})"
+    elif not _is_close(faster.logits, plain.logits, _ROUNDING):
+        reason = "returns other logits"
+    else:
+        return "channels_last"
+    log.warning(
+        "%s %s in the memory format channels_last; images and convolutions lie in "
+        "torch's default one instead, which is slower. Code takes either if it has "
+        "reshape() or flatten() in place of view()",
+        *(name, reason),
+    )
+    return "contiguous"
+
+
+def _raise(failure: Exception | None, sample: Tensor, name: str) -> NoReturn:
+    """Raise an error that says what a network could not run on."""
+    if isinstance(failure, OwnCodeError):
+        raise failure  # which names lines of the user's file
+    raise OwnCodeError(
+        f"{name} failed on inputs {sample.dtype} of shape {tuple(sample.shape)}: "
+        f"{failure}"
+    ) from failure
+
+
+def _last_line(failure: Exception) -> str:
+    return str(failure).strip().rpartition("\n")[2]
+
+
+def _has_images(module: nn.Module, sample: Tensor) -> bool:
+    """Return whether the memory formats differ for a network on such inputs."""
+    tensors = (*module.parameters(), *module.buffers())
+    return not sample.is_contiguous() or any(one.dim() == 4 for one in tensors)
+
+
+def _outcome(
+    module: EmbeddingModel,
+    sample: Tensor,
+    memory_format: MemoryFormat,
+    *,
+    trains: bool,
+) -> _Outcome:
+    arrange(module, memory_format)
+    inputs = in_format(sample, memory_format)
+    logits: Tensor | None = None
+    names = [name for name, *_ in _buffers(module)]
+    try:
+        with _kept(module, names):
+            logits = _evaluated(module, inputs)
+            if trains:
+                _trained(module, inputs)
+    except (*FAILURES, OwnCodeError) as error:
+        return _Outcome(logits, error)
+    return _Outcome(logits, None)
+
+
+def _is_close(logits: Tensor, others: Tensor, tolerance: float) -> bool:
+    """Return whether logits are equal up to a part of the largest."""
+    if logits.shape != others.shape:
+        return False
+    # A network that has diverged may return NaN.
+    logits, others = logits.nan_to_num(), others.nan_to_num()
+    return bool((logits - others).abs().max() <= tolerance * others.abs().max())
+
+
+# --- one pass
+
+
+def _evaluated(module: EmbeddingModel, inputs: Tensor) -> Tensor:
+    """Return the logits in evaluation mode."""
+    module.eval()
+    with torch.no_grad(), RandomKey(1).torch(), explained():
+        logits: Tensor = module(inputs)
+    return logits.clone()
+
+
+def _trained(module: EmbeddingModel, inputs: Tensor) -> Tensor:
+    """Return the logits in training mode, after a pass forwards and backwards."""
+    module.train()
+    with torch.enable_grad(), RandomKey(1).torch(), explained():
+        logits: Tensor = module(inputs)
+        if logits.requires_grad:
+            logits.float().square().mean().backward()  # type: ignore[no-untyped-call]
+    module.zero_grad()
+    return logits.detach().clone()
+
+
+@contextlib.contextmanager
+def _kept(module: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Give these buffers their values back at the end."""
+    before = [
+        (owner._buffers, key, buffer, buffer.clone())
+        for name, owner, key, buffer in _buffers(module)
+        if name in names
+    ]
+    try:
+        yield
+    finally:
+        for table, key, buffer, value in before:
+            buffer.data.copy_(value)
+            table[key] = buffer
+
+
+@contextlib.contextmanager
+def _undone(module: nn.Module) -> Iterator[None]:
+    """Put buffers, parameters, modes and other attributes back at the end."""
+    before = [
+        (table, dict(table))
+        for layer in module.modules()
+        for table in (layer._parameters, layer._buffers, vars(layer))
+    ]
+    names = [name for name, *_ in _buffers(module)]
+    try:
+        with _kept(module, names):
+            yield
+    finally:
+        for table, entries in before:
+            table.clear()
+            table.update(entries)
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """Yield name, owner, key and tensor of each buffer."""
+    for path, owner in module.named_modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is not None:
+                yield f"{path}.{key}".lstrip("."), owner, key, buffer
+
+
+# --- state
+
+
+def _require_stateless(
+    module: EmbeddingModel, inputs: Tensor, averaged: Collection[str], name: str
+) -> None:
+    """Refuse a network whose passes depend on earlier ones by what no client sends.
+
+    ``averaged``: The buffers that clients send.
+    """
+    parameters = _addresses(module)
+    # Some networks make tensors at their first pass, such as positions.
+    first = _evaluated(module, inputs)
+    before = _float_buffers(module)
+    _evaluated(module, inputs)
+    if names := _changed(before, _float_buffers(module)):
+        raise OwnCodeError(
+            f"{name} changes {_listed(module, names)} in evaluation mode, so that a "
+            "prediction depends on earlier ones; expected buffers that change in "
+            "training alone: put the change behind `if self.training`"
+        )
+    try:
+        with _kept(module, averaged):
+            _trained(module, inputs)
+    except (*FAILURES, OwnCodeError):
+        return  # it may need more than two examples to train
+    before, others = _float_buffers(module), _others(module)
+    outputs = []
+    for run in (_trained, _trained, _evaluated):
+        with _kept(module, averaged):
+            outputs.append(run(module, inputs))
+    if names := _changed(parameters, _addresses(module)):
+        raise OwnCodeError(
+            f"{name} assigns {_listed(module, names)} in forward, expected the "
+            "parameters that __init__ made, which the optimizer trains: change values "
+            "in place, as in self.weight.data.clamp_(-1, 1)"
+        )
+    once, again, last = outputs
+    names = _changed(before, _float_buffers(module))  # those that are registered late
+    if not (_is_close(once, again, _NOISE) and _is_close(first, last, _NOISE)):
+        names |= _changed(others, _others(module))
+    if names:
+        raise OwnCodeError(
+            f"{name} keeps {_listed(module, names)} from one pass to the next, which "
+            "no client sends: clients of one process would share it, and the mean over "
+            "clients lacks it. Expected parameters and float32 buffers, made in "
+            "__init__ by self.register_buffer(...), and random numbers of torch"
+        )
+
+
+def _listed(module: nn.Module, names: Collection[str]) -> str:
+    # The part of a user's network in front of its head is called so.
+    prefix = "features." if isinstance(module, SplitNetwork) else ""
+    return ", ".join(sorted(name.removeprefix(prefix) for name in names))
+
+
+def _float_buffers(module: nn.Module) -> dict[str, Any]:
+    """Return copies of the floating-point buffers."""
+    return {
+        name: buffer.clone()
+        for name, *_, buffer in _buffers(module)
+        if buffer.is_floating_point()
+    }
+
+
+def _addresses(module: nn.Module) -> dict[str, Any]:
+    """Return which objects the parameters are, and where their memory is."""
+    return {
+        name: (id(parameter), parameter.data_ptr())
+        for name, parameter in module.named_parameters()
+    }
+
+
+def _others(module: nn.Module) -> dict[str, Any]:
+    """Return copies of attributes that hold numbers, and of all other buffers."""
+    found = {
+        name: buffer.clone()
+        for name, owner, _, buffer in _buffers(module)
+        if not (buffer.is_floating_point() or isinstance(owner, _NORMS))
+    }
+    for path, owner in module.named_modules():
+        for key in vars(owner).keys() - _OF_MODULES:
+            found[f"{path}.{key}".lstrip(".")] = _copied(vars(owner)[key])
+    return found
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a value as far as it consists of numbers and text."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy()) if value.dtype.kind in "biuf" else None
+    if isinstance(value, bool | int | float | complex | str):
+        return value
+    if isinstance(value, list | tuple | deque):
+        return [_copied(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _copied(item) for key, item in value.items()}
+    return None
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Return the names of new and of changed values."""
+    return {
+        name
+        for name, value in after.items()
+        if name not in before or not _is_same(before[name], value)
+    }
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    if isinstance(value, Tensor) and isinstance(other, Tensor):
+        if value.shape != other.shape:
+            return False
+        is_nan = (value != value) & (other != other)
+        return bool(((value == other) | is_nan).all())
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_is_same, value, other))
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and not _changed(value, other)
+    return type(value) is type(other) and bool(value == other)
