@@ -75,6 +75,7 @@ from knnper.embedding_model import EmbeddingModel, split
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import parse_settings
 from knnper.files import read_document, require_plain, write_atomically
+from knnper.trial import in_format, require_constant_buffers
 
 Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]
 """n inputs, or a data set or loader of inputs and labels, as pairs or as mappings."""
@@ -638,8 +639,13 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.model_, EmbeddingModel):
             sample = torch.cat([tensor[:1], tensor[:1]]).to(self._device)
             self.model_ = split(self.model_, sample, mend=_NO_HEAD).eval()
+            sample = in_format(sample, self.model_.memory_format)
+            require_constant_buffers(self.model_, sample, "the model")
+        embed, memory_format = self.model_.embed, self.model_.memory_format
         try:
-            return self._in_batches(tensor, self.model_.embed)
+            return self._in_batches(
+                tensor, lambda part: embed(in_format(part, memory_format))
+            )
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ValueError(
                 f"X: the model failed on inputs {tensor.dtype} of shape "
@@ -734,7 +740,9 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _logits(self, embeddings: Tensor) -> Tensor:
         assert isinstance(self.model_, EmbeddingModel), "it has embedded already"
-        logits: Tensor = self._in_batches(embeddings.to(self._dtype), self.model_.head)
+        head = getattr(self.model_, "classifier", self.model_)
+        taken = _as_taken(embeddings, head)
+        logits: Tensor = self._in_batches(taken, self.model_.head)
         return logits
 
     def _head(self, embeddings: Tensor) -> Tensor:
@@ -799,6 +807,14 @@ def _as_column(labels: Sequence[Any]) -> NDArray[Any]:
             "list"
         )
     return np.asarray(labels)
+
+
+def _as_taken(inputs: Tensor, module: nn.Module) -> Tensor:
+    """Return inputs that are not whole numbers in the type of a module's weights."""
+    if not inputs.is_floating_point():
+        return inputs
+    types = (one.dtype for one in module.parameters() if one.is_floating_point())
+    return inputs.to(next(types, torch.float32))
 
 
 def _copied(model: nn.Module | None) -> nn.Module | None:
@@ -868,6 +884,13 @@ def _fingerprint(model: nn.Module | None) -> str:
         return NO_MODEL
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
+        is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided
+        if not is_plain or tensor.is_quantized or tensor.is_meta:
+            found = "a quantised, sparse or empty tensor"
+            if not isinstance(tensor, Tensor):
+                found = f"a {type(tensor).__name__}"
+            message = f"found {found} in {name}, expected a model of plain tensors"
+            raise ConfigError([Problem("model", message)], _OURS)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         plain = tensor.detach().cpu().contiguous().flatten()
         digest.update(plain.view(torch.uint8).numpy().data)

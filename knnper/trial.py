@@ -259,16 +259,7 @@ def _require_stateless(
     ``averaged``: The buffers that clients send.
     """
     parameters = _addresses(module)
-    # Some networks make tensors at their first pass, such as positions.
-    first = _evaluated(module, inputs)
-    before = _float_buffers(module)
-    _evaluated(module, inputs)
-    if names := _changed(before, _float_buffers(module)):
-        raise OwnCodeError(
-            f"{name} changes {_listed(module, names)} in evaluation mode, so that a "
-            "prediction depends on earlier ones; expected buffers that change in "
-            "training alone: put the change behind `if self.training`"
-        )
+    first = require_constant_buffers(module, inputs, name)
     try:
         with _kept(module, averaged):
             _trained(module, inputs)
@@ -296,6 +287,23 @@ def _require_stateless(
             "clients lacks it. Expected parameters and float32 buffers, made in "
             "__init__ by self.register_buffer(...), and random numbers of torch"
         )
+
+
+def require_constant_buffers(
+    module: EmbeddingModel, inputs: Tensor, name: str
+) -> Tensor:
+    """Return logits in evaluation mode; refuse a network whose buffers change there."""
+    # Some networks make tensors at their first pass, such as positions.
+    logits = _evaluated(module, inputs)
+    before = _float_buffers(module)
+    _evaluated(module, inputs)
+    if names := _changed(before, _float_buffers(module)):
+        raise OwnCodeError(
+            f"{name} changes {_listed(module, names)} in evaluation mode, so that a "
+            "prediction depends on earlier ones; expected buffers that change in "
+            "training alone: put the change behind `if self.training`"
+        )
+    return logits
 
 
 def _listed(module: nn.Module, names: Collection[str]) -> str:

@@ -296,6 +296,86 @@ def test_labels_and_data_that_do_not_fit_are_refused(model: Net) -> None:
         LocalMemory().fit(inputs, labels, names=["a"] * len(inputs))
 
 
+class Typed(nn.Module):
+    """A network that computes in a type of its own and leaves inputs as they come."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.hidden(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("given", [np.float32, np.float64])
+def test_model_of_another_type_gets_inputs_of_its_type(
+    dtype: torch.dtype, given: type[np.floating[Any]]
+) -> None:
+    network, pixels = Typed(dtype), PIXELS[TRAIN].astype(given)
+    memory = LocalMemory(network, knn_weights=[0]).fit(pixels, LABELS[TRAIN])
+    with torch.no_grad():
+        expected = torch.softmax(network(torch.from_numpy(pixels).to(dtype)).float(), 1)
+    np.testing.assert_allclose(memory.predict_proba(pixels), expected, atol=2e-2)
+
+
+class Viewing(nn.Module):
+    """A network for images in torch's default memory format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(2, 3, 1), nn.Linear(3 * 32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.conv(x).view(len(x), -1))  # type: ignore[no-any-return]
+
+
+def test_network_that_needs_contiguous_images_gets_them() -> None:
+    network = Viewing()
+    images = torch.from_numpy(PIXELS[TRAIN]).view(-1, 2, 8, 4)
+    last = images.contiguous(memory_format=torch.channels_last)
+    expected = LocalMemory(network).fit(images, LABELS[TRAIN]).predict_proba(images)
+    memory = LocalMemory(network).fit(last, LABELS[TRAIN])
+    np.testing.assert_array_equal(memory.predict_proba(last), expected)
+
+
+class Drifting(Net):
+    """A network with a statistic that each prediction moves."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+
+    def representation(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return super().representation(x - self.mean)
+
+
+def test_models_that_a_memory_cannot_rely_on_are_refused() -> None:
+    with pytest.raises(OwnCodeError, match="the model changes mean in evaluation mode"):
+        LocalMemory(Drifting()).fit(PIXELS[TRAIN], LABELS[TRAIN])
+
+    class Sparse(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("links", torch.eye(3).to_sparse())
+
+        def get_extra_state(self) -> list[int]:
+            return [1]
+
+        def set_extra_state(self, state: object) -> None: ...
+
+    for name, removed in (("links", ""), ("_extra_state", "links")):
+        network = Sparse()
+        if removed:
+            del network.links
+        with pytest.raises(ConfigError, match=f"in {name}, expected a model of plain"):
+            LocalMemory(network).fit(PIXELS[TRAIN], LABELS[TRAIN])
+
+
 def test_the_first_part_may_lack_classes_that_are_named() -> None:
     memory = LocalMemory().partial_fit([[0.0]], ["a"], classes=["a", "b"])
     memory.partial_fit([[9.0]], ["b"])
