@@ -71,11 +71,11 @@ from knnper.datastore.tuning import (
     TuningSettings,
     no_evidence,
 )
-from knnper.embedding_model import EmbeddingModel, split
+from knnper.embedding_model import EmbeddingModel, laid_out, split
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import parse_settings
 from knnper.files import read_document, require_plain, write_atomically
-from knnper.trial import in_format, require_constant_buffers
+from knnper.trial import require_constant_buffers
 
 Inputs = ArrayLike | Tensor | Dataset[Any] | DataLoader[Any]
 """n inputs, or a data set or loader of inputs and labels, as pairs or as mappings."""
@@ -639,12 +639,12 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.model_, EmbeddingModel):
             sample = torch.cat([tensor[:1], tensor[:1]]).to(self._device)
             self.model_ = split(self.model_, sample, mend=_NO_HEAD).eval()
-            sample = in_format(sample, self.model_.memory_format)
-            require_constant_buffers(self.model_, sample, "the model")
+            sample = laid_out(sample, self.model_.memory_format)
+            require_constant_buffers(self.model_, sample, sample, "the model")
         embed, memory_format = self.model_.embed, self.model_.memory_format
         try:
             return self._in_batches(
-                tensor, lambda part: embed(in_format(part, memory_format))
+                tensor, lambda part: embed(laid_out(part, memory_format))
             )
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise ValueError(

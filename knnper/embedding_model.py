@@ -3,17 +3,19 @@
 import contextlib
 import hashlib
 import logging
-import pickle  # noqa: TID251 (the name of an error)
-import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -71,9 +73,11 @@ class ModelSettings(Settings):
     Attributes
     ----------
     weights
-        Path of a local file to start from, ``.safetensors``, ``.pt`` or ``.pth``, its
-        tensors named as in the model's ``state_dict``; null starts from random weights.
-        A head for another number of classes is left out.
+        Path of a local file to start from, of safetensors or ``torch.save``, whose
+        names are those of the model's ``state_dict``, with or without a prefix; or of a
+        model that this project wrote: its folder, or the ``model.safetensors`` in it.
+        Of several in a list, later files replace what earlier ones hold. null starts
+        from random weights. A head for another number of classes is left out.
     trained
         What clients train, and all that travels and is kept of a model: ``all``, the
         ``head``, the ``last_blocks`` with the head, or adapters beside frozen layers
@@ -95,7 +99,7 @@ class ModelSettings(Settings):
         *("trained", "num_blocks", "lora", "frozen", "memory_format"),
     )
 
-    weights: str | None = None
+    weights: str | tuple[str, ...] | None = None
     trained: Literal["all", "head", "last_blocks", "lora"] = "all"
     num_blocks: PositiveInt = 1
     lora: LoraSettings = LoraSettings()
@@ -357,7 +361,7 @@ class FlatModel:
         normalize = self.module.normalizer(spec, self.device)
         if self.module.memory_format == "channels_last":
             return normalize
-        return lambda stored: normalize(stored).contiguous()
+        return lambda stored: laid_out(normalize(stored), "contiguous")
 
     @property
     def gradient(self) -> Tensor:
@@ -550,7 +554,7 @@ class FlatModel:
         Its shape is the tensor's, its memory format the module's.
         """
         part = vector[entry.start - before : entry.stop - before]
-        return in_format(part, entry.shape, self.module.memory_format)
+        return part_as_tensor(part, entry.shape, self.module.memory_format)
 
 
 _BOUNDARY = 16  # bytes, on a multiple of which cuDNN's BatchNorm expects its tensors
@@ -599,9 +603,15 @@ def _tensors_of(owners: Iterable[nn.Module]) -> set[int]:
     }
 
 
-def frozen_fingerprint(module: EmbeddingModel) -> str:
-    """Return the SHA-256, in hexadecimal, of what is not trained; empty for nothing."""
-    trained = {id(tensor) for _, tensor, _ in _trained_tensors(module)}
+def frozen_fingerprint(
+    module: EmbeddingModel, trained: Collection[int] | None = None
+) -> str:
+    """Return the SHA-256, in hexadecimal, of what is not trained; empty for nothing.
+
+    ``trained``: The ids of the tensors that are; None is those of the module.
+    """
+    if trained is None:
+        trained = {id(tensor) for _, tensor, _ in _trained_tensors(module)}
     digest, is_whole = hashlib.sha256(module.described.encode()), True
     for name, tensor in sorted(module.state_dict(keep_vars=True).items()):
         if id(tensor) not in trained and tensor.is_floating_point():
@@ -750,7 +760,18 @@ def _layout(module: nn.Module) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def in_format(
+def laid_out(inputs: Tensor, memory_format: MemoryFormat) -> Tensor:
+    """Return inputs of a model as they lie in memory in its format.
+
+    Contiguous ones have the strides of a new tensor, also along sides of length 1, by
+    which torch chooses the format of results.
+    """
+    if memory_format == "channels_last":
+        return inputs
+    return inputs.contiguous().flatten().view(inputs.shape)
+
+
+def part_as_tensor(
     part: Tensor, shape: tuple[int, ...], memory_format: MemoryFormat
 ) -> Tensor:
     """View a part of a vector as a tensor of a shape and memory format."""
@@ -797,84 +818,6 @@ class Network(EmbeddingModel):
     def __init__(self, settings: Any, spec: InputSpec) -> None:  # noqa: ARG002
         super().__init__()
         self.num_classes = spec.num_classes
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the named tensors of a file of weights, of which no code is run."""
-    try:
-        if path.suffix not in (".pt", ".pth"):
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        found = found.get("state_dict", found)
-        return {str(name): found[name] for name in found}
-    except (
-        *(OSError, SafetensorError, RuntimeError, AttributeError, EOFError),
-        pickle.UnpicklingError,
-    ) as error:
-        reason = str(error).partition("\n")[0]
-        message = (
-            f"expected a readable file of tensors, .safetensors, .pt or .pth, at "
-            f"{path}: {reason}; correct the path, or leave it out to start from random "
-            "weights"
-        )
-        raise ConfigError([Problem("model.weights", message)]) from error
-
-
-def load_weights(
-    module: nn.Module, path: Path, head: str = "classifier", published: str = ""
-) -> None:
-    """Copy the tensors of a file into ``module``; see `load_tensors`."""
-    load_tensors(module, read_tensors(path), str(path), head, published)
-
-
-def load_tensors(
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    source: str,
-    head: str,
-    published: str = "",
-) -> None:
-    """Copy named tensors into ``module``.
-
-    The head is left as it is when there are none of it or of another shape: it was made
-    for other classes. Its names begin with ``head``, or ``published`` there. Counters
-    of BatchNorm may be missing.
-    """
-    own = re.compile(rf"^{re.escape(published or head)}\.")
-    found = {own.sub(f"{head}.", name): one for name, one in tensors.items()}
-    expected = module.state_dict()
-    of_head = {name for name in (*expected, *found) if name.startswith(f"{head}.")}
-    if any(
-        name not in found or found[name].shape != expected[name].shape
-        for name in of_head & expected.keys()
-    ):
-        found = {name: found[name] for name in found.keys() - of_head}
-        needed = {name: expected[name] for name in expected if name not in of_head}
-    else:
-        needed = expected
-    problems = [
-        Problem(name, misfit)
-        for name, tensor in needed.items()
-        if (misfit := _misfit(tensor, found.get(name))) is not None
-    ]
-    problems += [
-        Problem(name, "the model has no such tensor; is it for another model?")
-        for name in sorted(found.keys() - expected.keys())
-    ]
-    if problems:
-        raise ConfigError(problems, source=source)
-    module.load_state_dict({**expected, **found})
-
-
-def _misfit(wanted: Tensor, given: Tensor | None) -> str | None:
-    """Return what is wrong with one tensor of the file, or None."""
-    if given is None:
-        return "the file has no such tensor" if wanted.is_floating_point() else None
-    if wanted.shape != given.shape:
-        return f"expected shape {tuple(wanted.shape)}, found {tuple(given.shape)}"
-    if not bool(torch.isfinite(given).all()):
-        return "expected finite numbers, found NaN or infinity"
-    return None
 
 
 @dataclass(frozen=True)
@@ -998,9 +941,10 @@ def split(
     try:
         run = _observed(network, sample, name)
     except OwnCodeError:
-        if sample.is_contiguous():
+        plain = laid_out(sample, "contiguous")
+        if plain.stride() == sample.stride():
             raise
-        sample, memory_format = sample.contiguous(), "contiguous"
+        sample, memory_format = plain, "contiguous"
         run = _observed(network, sample, name)
     if load is not None:
         load(network, run.calls[-1][0] if run.calls else "")

@@ -1,6 +1,6 @@
 """The models that an experiment can choose, and how one is built."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from knnper import weight_files
 from knnper.data.examples import (
     KINDS_OF_INPUT,
     InputSpec,
@@ -20,7 +21,6 @@ from knnper.embedding_model import (
     ModelSettings,
     Network,
     OwnModelSettings,
-    load_weights,
     natural,
     require_input,
     split,
@@ -53,6 +53,13 @@ from knnper.pretrained import (
 from knnper.reasons import Code, SafeReason
 from knnper.seeding import RandomKey
 from knnper.trial import try_out
+from knnper.weight_files import (
+    TrainedTensors,
+    as_names,
+    load_trained,
+    load_weights,
+    require_loaded,
+)
 
 S = TypeVar("S", bound=Settings)
 
@@ -75,10 +82,12 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
     }
     with explained():
         if isinstance(entry, type) and issubclass(entry, Network):
-            return entry(settings, spec)
-        chosen = arguments(settings, OwnModelSettings)
-        made = entry(**chosen, **given_to(entry, **possible))
+            made = entry(settings, spec)
+        else:
+            chosen = arguments(settings, OwnModelSettings)
+            made = entry(**chosen, **given_to(entry, **possible))
     if isinstance(made, EmbeddingModel):
+        _load(made, settings)
         return made
     if not isinstance(made, nn.Module):
         found = type(made).__name__
@@ -87,14 +96,22 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
     stored = torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
 
     def load(network: nn.Module, head: str) -> None:
-        if settings.weights is not None:
-            load_weights(network, Path(settings.weights), head)
+        for name in as_names(settings.weights):
+            load_weights(network, weight_files.located(name), head)
 
     return split(
         *(made, natural(normalizer(spec)(stored)), spec.num_classes),
         *(settings.representation, choice.name, NAME_IT),
         load=load,
     )
+
+
+def _load(module: EmbeddingModel, settings: Settings) -> None:
+    """Copy the files of weights that settings name into a model."""
+    assert isinstance(settings, ModelSettings), "of the kind's base"
+    for name in as_names(settings.weights):
+        path = weight_files.located(name)
+        load_weights(module, path, published=module.published_head)
 
 
 MODELS: Mapping[str, type[Network]] = {
@@ -150,9 +167,18 @@ def _stated(choice: Choice[Settings]) -> str:
 
 def with_whole_paths(choice: Choice[S]) -> Choice[S]:
     """Return the choice with absolute paths of the files that it names."""
-    named = ("weights", "architecture")
-    paths = {name: Path(str(getattr(choice.settings, name, None))) for name in named}
-    found = {name: str(one.absolute()) for name, one in paths.items() if one.exists()}
+
+    def whole(name: str) -> str:
+        path = Path(name).expanduser()
+        return str(path.absolute()) if path.exists() else name
+
+    found: dict[str, Any] = {}
+    for key in ("weights", "architecture"):
+        value = getattr(choice.settings, key, None)
+        if isinstance(value, str):
+            found[key] = whole(value)
+        elif value is not None:
+            found[key] = tuple(map(whole, value))
     return replace(choice, settings=replace(choice.settings, **found))
 
 
@@ -193,11 +219,13 @@ def build_model(
     ``rng`` fixes the random initial weights, which are the same on every device.
     """
     settings = choice.here or choice.settings
+    assert isinstance(settings, ModelSettings), "of the kind's base"
+    files, trained = weight_files.by_origin(settings.weights)
+    settings = replace(settings, weights=files)
     if choice.entry is not None:
-        assert isinstance(settings, ModelSettings), "of the kind's base"
         with rng.torch():
             module = _own_model(replace(choice, settings=settings), spec)
-            train_only(module, settings)
+            _go_on(module, settings, trained)
         return _flat(module, choice, spec, device)
     kind = MODELS[choice.name]
     if not isinstance(settings, kind.settings_type):
@@ -210,13 +238,20 @@ def build_model(
     require_input(spec, choice.name, holds=holds, expected=kinds)
     with rng.torch():
         module = kind(settings, spec)
-        if settings.weights is not None and not isinstance(module, Pretrained):
-            load_weights(
-                module, Path(settings.weights), published=module.published_head
-            )
-        train_only(module, settings)
+        if not isinstance(module, Pretrained):
+            _load(module, settings)
+        _go_on(module, settings, trained)
     module.replayable = not isinstance(module, Pretrained)
     return _flat(module, choice, spec, device)
+
+
+def _go_on(
+    module: EmbeddingModel, settings: ModelSettings, trained: Sequence[TrainedTensors]
+) -> None:
+    """Set what is trained, from the weights of models that this project wrote."""
+    missing = [one for one in trained if not load_trained(module, one)]
+    train_only(module, settings)
+    require_loaded([one for one in missing if not load_trained(module, one)], module)
 
 
 def is_tried_out(choice: Choice[Settings]) -> bool:
@@ -244,12 +279,12 @@ def _flat(
         module.memory_format = settings.memory_format
     elif is_tried_out(choice):
         try_out(module, spec, _title(choice), is_users=choice.entry is not None)
-    flat = FlatModel(module, device)
+    flat, files = FlatModel(module, device), ", ".join(as_names(settings.weights))
     if settings.frozen is not None and flat.frozen != settings.frozen:
         message = (
             f"expected a model whose frozen weights have the fingerprint "
             f"{settings.frozen[:12]}, found {flat.frozen[:12] or 'none frozen'}, "
-            f"{'made of ' + settings.weights if settings.weights else 'random ones'}; "
+            f"{'made of ' + files if files else 'random ones'}; "
             "give the file of weights that the others have, in model.weights, and "
             "where experiment or model are from elsewhere in the file of the client "
             f"or server: pretrained: {{{_stated(choice).rpartition('/')[2]}: FILE}}"

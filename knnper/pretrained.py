@@ -7,7 +7,7 @@ unless ``download`` says so.
 import json
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -20,14 +20,20 @@ from knnper.embedding_model import (
     NAME_IT,
     Network,
     OwnModelSettings,
-    load_tensors,
-    load_weights,
     natural,
     split,
 )
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import PositiveInt, nearest
 from knnper.process import import_extra, import_torchvision
+from knnper.weight_files import (
+    SUFFIXES,
+    as_names,
+    is_file_name,
+    load_tensors,
+    load_weights,
+    located,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +132,8 @@ class Pretrained(Network):
 
     def load(self, network: nn.Module, head: str, settings: Any) -> None:
         """Load the weights into the network, whose head is of this name."""
-        if settings.weights is not None:
-            load_weights(network, Path(settings.weights), head)
+        for name in as_names(settings.weights):
+            load_weights(network, located(name), head)
 
 
 def _unknown(section: str, name: str, known: list[str], hint: str = "") -> ConfigError:
@@ -146,11 +152,11 @@ class TorchvisionSettings(PretrainedSettings):
     architecture
         As in ``torchvision.models``: ``mobilenet_v2``, ``resnet18``, ``vit_b_16``.
     weights
-        A local file, or one of torchvision's, such as
-        ``MobileNet_V2_Weights.IMAGENET1K_V2``.
+        As of `ModelSettings`, where the first may be the name of torchvision's weights,
+        such as ``MobileNet_V2_Weights.IMAGENET1K_V2``.
     """
 
-    weights: str | None = None
+    weights: str | tuple[str, ...] | None = None
 
 
 class TorchvisionNetwork(Pretrained):
@@ -180,16 +186,23 @@ class TorchvisionNetwork(Pretrained):
         self, network: nn.Module, head: str, settings: TorchvisionSettings
     ) -> None:
         """See `Pretrained`."""
-        name = settings.weights
-        if name is None or Path(name).suffix in _FILES:
+        first, *others = as_names(settings.weights) or ("",)
+        if not first or is_file_name(first):
             super().load(network, head, settings)
             return
+        self._load_published(network, head, settings, first)
+        super().load(network, head, replace(settings, weights=tuple(others)))
+
+    def _load_published(
+        self, network: nn.Module, head: str, settings: TorchvisionSettings, name: str
+    ) -> None:
+        """Load weights that torchvision knows by name."""
         models = import_torchvision().models
         known = {
             str(one): one for one in models.get_model_weights(settings.architecture)
         }
         if name not in known:
-            hint = "or give a file that ends in " + ", ".join(_FILES)
+            hint = "or give a file that ends in " + ", ".join(SUFFIXES)
             raise _unknown("model.weights", name, list(known), hint)
         url = known[name].url
         file = Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
@@ -201,9 +214,6 @@ class TorchvisionNetwork(Pretrained):
             raise ConfigError([Problem("model.weights", message)])
         tensors = known[name].get_state_dict(progress=False)
         load_tensors(network, tensors, name, head)
-
-
-_FILES = (".safetensors", ".pt", ".pth")
 
 
 class TimmNetwork(Pretrained):
@@ -269,23 +279,22 @@ class TransformersNetwork(Pretrained):
         """See `Pretrained`."""
         import_torchvision()  # transformers does, in the plain way
         library = import_extra("transformers", "pretrained", "the model transformers")
+        place = str(Path(settings.architecture).expanduser())
         where = {"local_files_only": not settings.download}
         if not settings.download:  # every worker would draw a bar
             library.utils.logging.disable_progress_bar()
         try:
             if settings.weights is None:
                 encoder = library.AutoModel.from_pretrained(
-                    settings.architecture, dtype=torch.float32, **where
+                    place, dtype=torch.float32, **where
                 )
             else:
-                config = library.AutoConfig.from_pretrained(
-                    settings.architecture, **where
-                )
+                config = library.AutoConfig.from_pretrained(place, **where)
                 encoder = library.AutoModel.from_config(config, dtype=torch.float32)
             processor = None
             if spec.dtype == "uint8":
                 processor = library.AutoImageProcessor.from_pretrained(
-                    settings.architecture, use_fast=False, **where
+                    place, use_fast=False, **where
                 )
         except (OSError, ValueError, KeyError) as error:
             message = (

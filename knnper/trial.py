@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from knnper.data.examples import TEXTS, InputSpec
-from knnper.embedding_model import EmbeddingModel, MemoryFormat, SplitNetwork
+from knnper.embedding_model import (
+    EmbeddingModel,
+    MemoryFormat,
+    SplitNetwork,
+    laid_out,
+    part_as_tensor,
+)
 from knnper.errors import OwnCodeError
 from knnper.own import explained
 from knnper.seeding import RandomKey
@@ -31,10 +37,6 @@ FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 # Logits in two memory formats count as equal up to this part of the largest, and those
 # of the same pass done twice up to the other.
 _ROUNDING, _NOISE = 1e-3, 1e-6
-_FORMATS: Mapping[MemoryFormat, torch.memory_format] = {
-    "channels_last": torch.channels_last,
-    "contiguous": torch.contiguous_format,
-}
 # Layers that count batches, on which no output depends.
 _NORMS = (nn.modules.batchnorm._NormBase,)
 # What every module has in Python.
@@ -55,20 +57,20 @@ def try_out(
     OwnCodeError
         If it runs in no memory format, or keeps something that no federation sees.
     """
-    sample = _sample(module, spec)
+    sample, other = (_sample(module, spec, seed) for seed in (0, 1))
     buffers = _float_buffers(module).keys()
     with _undone(module):
         chosen = choose_memory_format(module, sample, name, trains=is_users)
         arrange(module, chosen)
         if is_users:
-            inputs = in_format(sample, chosen)
-            _require_stateless(module, inputs, buffers, name)
+            inputs, others = (laid_out(one, chosen) for one in (sample, other))
+            _require_stateless(module, inputs, others, buffers, name)
     module.memory_format = chosen
 
 
-def _sample(module: EmbeddingModel, spec: InputSpec) -> Tensor:
+def _sample(module: EmbeddingModel, spec: InputSpec, seed: int) -> Tensor:
     """Return two normalised random inputs."""
-    shape, generator = (2, *spec.image_shape), torch.Generator().manual_seed(0)
+    shape, generator = (2, *spec.image_shape), torch.Generator().manual_seed(seed)
     if spec.dtype in ("uint8", *TEXTS):
         stored = torch.randint(spec.largest_whole + 1, shape, generator=generator)
     else:
@@ -81,16 +83,15 @@ def _sample(module: EmbeddingModel, spec: InputSpec) -> Tensor:
 # --- memory format
 
 
-def in_format(inputs: Tensor, memory_format: MemoryFormat) -> Tensor:
-    """Return inputs of a model in the memory format that it is written for."""
-    return inputs.contiguous() if memory_format == "contiguous" else inputs
-
-
 def arrange(module: nn.Module, memory_format: MemoryFormat) -> None:
     """Let all tensors of four dimensions lie in memory in this format."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.dim() == 4 and tensor.is_floating_point():
-            tensor.data = tensor.data.contiguous(memory_format=_FORMATS[memory_format])
+            data, shape = tensor.data, tuple(tensor.shape)
+            if memory_format == "channels_last":
+                data = data.permute(0, 2, 3, 1)
+            part = data.contiguous().flatten()
+            tensor.data = part_as_tensor(part, shape, memory_format)
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,9 @@ def _last_line(failure: Exception) -> str:
 def _has_images(module: nn.Module, sample: Tensor) -> bool:
     """Return whether the memory formats differ for a network on such inputs."""
     tensors = (*module.parameters(), *module.buffers())
-    return not sample.is_contiguous() or any(one.dim() == 4 for one in tensors)
+    plain = laid_out(sample, "contiguous")
+    has_maps = any(tensor.dim() == 4 for tensor in tensors)
+    return has_maps or plain.stride() != sample.stride()
 
 
 def _outcome(
@@ -162,7 +165,7 @@ def _outcome(
     trains: bool,
 ) -> _Outcome:
     arrange(module, memory_format)
-    inputs = in_format(sample, memory_format)
+    inputs = laid_out(sample, memory_format)
     logits: Tensor | None = None
     names = [name for name, *_ in _buffers(module)]
     try:
@@ -252,34 +255,42 @@ def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
 
 
 def _require_stateless(
-    module: EmbeddingModel, inputs: Tensor, averaged: Collection[str], name: str
+    module: EmbeddingModel,
+    inputs: Tensor,
+    others: Tensor,
+    averaged: Collection[str],
+    name: str,
 ) -> None:
     """Refuse a network whose passes depend on earlier ones by what no client sends.
 
-    ``averaged``: The buffers that clients send.
+    ``others``: Inputs of the passes between those that are compared. ``averaged``: The
+    buffers that clients send.
     """
     parameters = _addresses(module)
-    first = require_constant_buffers(module, inputs, name)
+    first = require_constant_buffers(module, inputs, others, name)
     try:
         with _kept(module, averaged):
             _trained(module, inputs)
     except (*FAILURES, OwnCodeError):
         return  # it may need more than two examples to train
-    before, others = _float_buffers(module), _others(module)
+    before, attributes = _float_buffers(module), _others(module)
     outputs = []
-    for run in (_trained, _trained, _evaluated):
+    for run, given in (
+        *((_trained, inputs), (_trained, others), (_trained, inputs)),
+        (_evaluated, inputs),
+    ):
         with _kept(module, averaged):
-            outputs.append(run(module, inputs))
+            outputs.append(run(module, given))
     if names := _changed(parameters, _addresses(module)):
         raise OwnCodeError(
             f"{name} assigns {_listed(module, names)} in forward, expected the "
             "parameters that __init__ made, which the optimizer trains: change values "
             "in place, as in self.weight.data.clamp_(-1, 1)"
         )
-    once, again, last = outputs
+    once, _, again, last = outputs
     names = _changed(before, _float_buffers(module))  # those that are registered late
     if not (_is_close(once, again, _NOISE) and _is_close(first, last, _NOISE)):
-        names |= _changed(others, _others(module))
+        names |= _changed(attributes, _others(module))
     if names:
         raise OwnCodeError(
             f"{name} keeps {_listed(module, names)} from one pass to the next, which "
@@ -290,13 +301,16 @@ def _require_stateless(
 
 
 def require_constant_buffers(
-    module: EmbeddingModel, inputs: Tensor, name: str
+    module: EmbeddingModel, inputs: Tensor, others: Tensor, name: str
 ) -> Tensor:
-    """Return logits in evaluation mode; refuse a network whose buffers change there."""
+    """Return logits in evaluation mode; refuse a network whose buffers change there.
+
+    ``others``: Inputs that are run, too.
+    """
     # Some networks make tensors at their first pass, such as positions.
     logits = _evaluated(module, inputs)
     before = _float_buffers(module)
-    _evaluated(module, inputs)
+    _evaluated(module, others)
     if names := _changed(before, _float_buffers(module)):
         raise OwnCodeError(
             f"{name} changes {_listed(module, names)} in evaluation mode, so that a "

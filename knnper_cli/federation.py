@@ -454,7 +454,10 @@ def export(
         Path, typer.Argument(metavar="FOLDER", help="Where to; a new folder.")
     ],
 ) -> None:
-    """Write a finished run's global model to a folder, for sites that join later."""
+    """Write a finished run's global model to a folder.
+
+    Sites that join later serve it, and training starts from it: model.weights=FOLDER.
+    """
     from knnper.simulation.trained_model import stored_model
     from knnper.strategies.core.exported_model import save_model
 

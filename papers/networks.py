@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from knnper import InputSpec
-from knnper.embedding_model import load_weights
 from knnper.pretrained import IMAGENET
 from knnper.process import import_torchvision
+from knnper.weight_files import load_weights
 
 
 class AdaptedMobileNetV2(nn.Module):

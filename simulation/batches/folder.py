@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from knnper.files import draft_of, read_document, require_plain, write_atomicall
 from knnper.seeding import RandomKey
 from knnper.server.run_folder import LOCK, RunFolder
 from knnper.simulation.partition.split import fingerprint, make_partition
+from knnper.weight_files import as_names, is_file_name, located
 
 CODE = "code.txt"  # in a run's folder: the fingerprint of the code that made it
 _ROOT = Path(__file__).resolve().parents[2]
@@ -184,7 +185,9 @@ def inputs_of(experiment: Experiment) -> Inputs:
     """Return what an experiment would be made from now, without the split."""
     dataset = load_data(experiment.data)
     weights = getattr(experiment.model.settings, "weights", None)
-    return Inputs(content_digest(dataset), _file_digest(weights) if weights else None)
+    # Others are known to a library by name.
+    files = [located(name) for name in as_names(weights) if is_file_name(name)]
+    return Inputs(content_digest(dataset), _digest_of_files(files))
 
 
 def split_of(experiment: Experiment) -> str:
@@ -232,9 +235,16 @@ def content_digest(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _file_digest(path: str) -> str:
+def _digest_of_files(files: Sequence[Path]) -> str | None:
+    digests = list(map(_file_digest, files))
+    if len(digests) > 1:
+        return hashlib.sha256("".join(digests).encode()).hexdigest()
+    return digests[0] if digests else None
+
+
+def _file_digest(path: Path) -> str:
     try:
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise RunError(

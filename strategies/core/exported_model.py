@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from knnper.strategies.catalogue import build_task, method_of
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.task import Task
 from knnper.strategies.knn_fine_tuned import FineTunedMemorySettings
+from knnper.weight_files import LAYOUT, VECTOR, WEIGHTS, Layout, read_layout
 
 
 class ModelError(KnnPerError):
@@ -206,6 +207,8 @@ class StoredModel:
     # SHA-256, in hexadecimal, of all that φ and the head depend on: the weights, the
     # model's name and settings, how images are normalised, and the precision.
     fingerprint: str
+    # Where tensors lie in ``weights``, as `Layout` writes it; empty if it is not known.
+    layout: str = field(default="", kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +246,9 @@ def global_model(
 ) -> GlobalModel:
     """Return the model that a run of ``experiment`` ended with."""
     card = card_of(experiment, learned)
-    return GlobalModel(card, weights, fingerprint_of(card, weights), task)
+    layout = Layout.of(task.model).to_json()
+    found = fingerprint_of(card, weights)
+    return GlobalModel(card, weights, found, task, layout=layout)
 
 
 def model_of_card(stored: StoredModel, architecture: Choice[Settings]) -> GlobalModel:
@@ -258,7 +263,8 @@ def model_of_card(stored: StoredModel, architecture: Choice[Settings]) -> Global
         evaluation_batch_size=card.evaluation_batch_size,
     )
     _require_weights(weights, task.model.num_weights)
-    return GlobalModel(card, weights, stored.fingerprint, task)
+    layout = stored.layout or Layout.of(task.model).to_json()
+    return GlobalModel(card, weights, stored.fingerprint, task, layout=layout)
 
 
 MOST_FROZEN = 2**28
@@ -319,9 +325,7 @@ def require_fingerprint(model: StoredModel, expected: str, source: str) -> None:
 
 FORMAT = 1
 
-WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-
-_TENSOR = "weights"
+DESCRIPTION = "model.json"
 
 
 def is_model_folder(folder: Path) -> bool:
@@ -352,7 +356,8 @@ def save_model(folder: Path, model: StoredModel) -> None:
             )
         return
     with whole_folder(folder) as draft:
-        weights = {_TENSOR: model.weights.contiguous()}
+        weights = {VECTOR: model.weights.contiguous()}
+        layout = {LAYOUT: model.layout} if model.layout else None
         card = CARD.dump_python(model.card, mode="json")
         if model.card.spec.vocabulary is None:
             del card["spec"]["vocabulary"]
@@ -361,7 +366,7 @@ def save_model(folder: Path, model: StoredModel) -> None:
             "fingerprint": model.fingerprint,
             "card": card,
         }
-        write_atomically(draft / WEIGHTS, save(weights))
+        write_atomically(draft / WEIGHTS, save(weights, layout))
         write_atomically(draft / DESCRIPTION, json.dumps(document, indent=2))
 
 
@@ -381,14 +386,15 @@ def read_model(folder: Path) -> StoredModel:
     card, expected = _card(folder / DESCRIPTION)
     path = folder / WEIGHTS
     try:
-        weights = load_file(path)[_TENSOR]
+        weights = load_file(path)[VECTOR]
     except (OSError, SafetensorError, KeyError) as error:
         raise ModelError(
             f"{path} cannot be read ({error}); export the model again"
         ) from error
     # The layout in memory shows in the last bits of products.
     copied = weights.clone(memory_format=torch.contiguous_format)
-    model = StoredModel(card, copied, fingerprint_of(card, copied))
+    found, layout = fingerprint_of(card, copied), read_layout(path)
+    model = StoredModel(card, copied, found, layout=layout)
     require_fingerprint(model, expected, str(folder))
     return model
 

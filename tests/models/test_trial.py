@@ -180,6 +180,25 @@ def test_view_of_images_with_no_convolution_decides_too() -> None:
     assert built(Flat, COLOUR).module.memory_format == "contiguous"
 
 
+def test_one_channel_lies_in_memory_as_torch_makes_it() -> None:
+    class Grey(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(1, 4, 3), nn.Linear(400, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.out(self.conv(x).view(-1, 400))
+            return logits
+
+    spec = InputSpec((12, 12, 1), 3, (0.5,), (0.25,))
+    task = task_of(Grey, spec)
+    assert task.model.module.memory_format == "contiguous"
+    images = examples_of(spec).images
+    assert task.logits(task.initial_weights, images).shape == (12, 3)
+    result = local_sgd(task, task.initial_weights, examples_of(spec), 0.1, RandomKey(3))
+    assert result.num_steps == 3
+
+
 def test_convolution_over_rows_decides_too() -> None:
     class OverRows(nn.Module):
         def __init__(self) -> None:
@@ -378,7 +397,7 @@ def parameters_memory(network: Any, batch: Tensor) -> None:
         (in_evaluation, "changes mean in evaluation mode"),
         (in_evaluation_assigned, "changes cached in evaluation mode"),
         (attribute, "keeps attribute from one pass to the next"),
-        (in_a_list, "keeps history from one pass"),
+        (in_a_list, "keeps attribute, history from one pass"),
         (in_python, "keeps attribute, rate from one pass"),
         (registered_late, "keeps late from one pass"),
         (parameter_anew, r"assigns hidden\.weight in forward"),

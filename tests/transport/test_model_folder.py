@@ -14,13 +14,13 @@ from knnper.files import ForeignFileError
 from knnper.strategies.core.exported_model import (
     CARD,
     DESCRIPTION,
-    WEIGHTS,
     ModelError,
     fingerprint_of,
     is_model_folder,
     load_model,
     save_model,
 )
+from knnper.weight_files import WEIGHTS
 from tests.client.state.small_site import TASK, queries, small_model
 from tests.foreign_files import PLANTS, make_victim, plant
 

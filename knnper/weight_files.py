@@ -1,0 +1,566 @@
+"""Files of weights: read without running their code, matched with a model by name.
+
+A file holds tensors by name, in mappings inside each other as checkpoints have them.
+Its names may have a prefix, and parts that wrappers such as ``DataParallel`` insert. A
+file that this project wrote holds one vector, and where each tensor lies in it.
+"""
+
+import argparse
+import json
+import logging
+import math
+import os
+import pickle  # noqa: TID251 (the name of an error)
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from knnper.embedding_model import (
+    EmbeddingModel,
+    FlatModel,
+    MemoryFormat,
+    frozen_fingerprint,
+    part_as_tensor,
+)
+from knnper.errors import ConfigError, Problem
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+# The file in an exported model's folder; in it the name of the vector, and the key of
+# the layout.
+WEIGHTS, VECTOR, LAYOUT = "model.safetensors", "weights", "layout"
+_PLACE = "model.weights"
+_HEAD = "classifier"  # what an `EmbeddingModel` calls its head
+# Parts of names that wrappers insert: torch's data parallelism, compiler and sharding,
+# Opacus, and the checkpointing of activations.
+_WRAPPERS = frozenset(
+    (
+        *("module", "_module", "_orig_mod", "_forward_module"),
+        *("_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
+    )
+)
+_MOST_NESTED = 8  # mappings inside each other
+_MOST_LISTED = 8  # problems of one file, and names in an error
+# A file that begins so was written by torch.save, today's as an archive.
+_PICKLED = (b"PK\x03\x04", b"\x80")
+# One of safetensors has JSON behind the eight bytes of its length.
+_HEADER_STARTS, _JSON = 8, b"{"
+
+
+# --- what a file holds
+
+
+def located(name: str) -> Path:
+    """Return the path of a file of weights, which may be named by a model's folder."""
+    path = Path(name).expanduser()
+    inside = (path / WEIGHTS, path / "model" / WEIGHTS)
+    return next(filter(Path.is_file, inside), path) if path.is_dir() else path
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether ``name`` is a file or folder, not a library's name of weights."""
+    path = located(name)
+    return path.suffix.lower() in SUFFIXES or os.sep in name or path.exists()
+
+
+def as_names(weights: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names that ``model.weights`` lists."""
+    if weights is None:
+        return ()
+    return (weights,) if isinstance(weights, str) else tuple(weights)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value of a file that is no mapping."""
+
+    within: str  # the names of the mappings around it, each with a dot behind it
+    value: Any
+
+
+def read_leaves(path: Path) -> dict[str, Leaf]:
+    """Return all values of a file by their names, with a dot between nested names."""
+    found = _content(path)
+    if not isinstance(found, Mapping):
+        message = (
+            f"{path} holds a {type(found).__name__}, expected tensors by name: write "
+            "them with torch.save(model.state_dict(), FILE)"
+        )
+        raise ConfigError([Problem(_PLACE, message)])
+    return dict(_leaves(found, "", 0))
+
+
+def _leaves(
+    values: Mapping[Any, Any], within: str, depth: int
+) -> Iterator[tuple[str, Leaf]]:
+    for key, value in values.items():
+        name = f"{within}{key}"
+        if isinstance(value, Mapping) and depth < _MOST_NESTED:
+            yield from _leaves(value, f"{name}.", depth + 1)
+        else:
+            yield name, Leaf(within, value)
+
+
+def _content(path: Path) -> object:
+    try:
+        with path.open("rb") as file:
+            start = file.read(_HEADER_STARTS + 1)
+        if start.endswith(_JSON) or not start.startswith(_PICKLED):
+            return load_file(path)
+        with torch.serialization.safe_globals(_harmless()):
+            content: object = torch.load(path, map_location="cpu", weights_only=True)
+        return content
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        message = (
+            f"{path} holds an object of {named[1] if named else 'a class'}, and "
+            "reading it would run code; expected tensors by name: write them with "
+            "torch.save(model.state_dict(), FILE)"
+        )
+        raise ConfigError([Problem(_PLACE, message)]) from error
+    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        if "TorchScript" in reason:
+            reason = "it is a TorchScript archive, which holds code"
+        if isinstance(error, IsADirectoryError):
+            reason = (
+                f"it is a folder without {WEIGHTS}, which `knnper fed export` writes"
+            )
+        message = (
+            f"expected a readable file of tensors, of safetensors or torch.save, at "
+            f"{path}: {reason}; correct the path, or leave it out to start from random "
+            "weights"
+        )
+        raise ConfigError([Problem(_PLACE, message)]) from error
+
+
+def _harmless() -> list[Any]:
+    """Return what a pickled file may name beside tensors: numbers of NumPy, options."""
+    rebuild_array = np.empty(0).__reduce__()[0]
+    rebuild_number = np.float64(0).__reduce__()[0]
+    kinds = np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
+    return [
+        *(np.ndarray, np.dtype, argparse.Namespace, rebuild_array, rebuild_number),
+        *{type(np.dtype(kind)) for kind in kinds},
+        # As NumPy before 2 called them.
+        (rebuild_array, "numpy.core.multiarray._reconstruct"),
+        (rebuild_number, "numpy.core.multiarray.scalar"),
+    ]
+
+
+# --- numbers
+
+
+def as_numbers(value: Any, expected: Tensor) -> Tensor:
+    """Return a value of a file as a tensor like ``expected``.
+
+    Raises
+    ------
+    ValueError
+        If it has another shape, or is not plain numbers of the same meaning.
+    """
+    tensor = _as_tensor(value)
+    if tensor.shape != expected.shape:
+        raise ValueError(
+            f"expected shape {tuple(expected.shape)}, found {tuple(tensor.shape)}"
+        )
+    # A counter may be a mean: who averages models averages all that they hold.
+    is_mean = tensor.is_floating_point() and not expected.is_floating_point()
+    is_alike = tensor.is_floating_point() == expected.is_floating_point()
+    if not (is_alike or is_mean) or tensor.is_complex() != expected.is_complex():
+        raise ValueError(f"expected {expected.dtype}, found {tensor.dtype}")
+    try:
+        numbers = tensor.to(torch.float64 if is_mean else expected.dtype)
+    except RuntimeError as error:  # of a type that holds several numbers in a byte
+        message = f"expected {expected.dtype}, found {tensor.dtype}: {error}"
+        raise ValueError(message) from error
+    if not bool(torch.isfinite(numbers).all()):
+        raise ValueError("expected finite numbers, found NaN or infinity")
+    return numbers.round().to(expected.dtype) if is_mean else numbers
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        value = torch.from_numpy(np.array(value))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        value = torch.tensor(value)
+    if not isinstance(value, Tensor):
+        kind = type(value)
+        raise ValueError(
+            f"expected a tensor, found a {kind.__module__}.{kind.__name__}"
+        )
+    if value.is_meta:
+        raise ValueError("expected numbers, found a tensor without any (device meta)")
+    if value.is_nested:
+        raise ValueError("expected a plain tensor, found a nested one")
+    plain: Tensor = value.detach()
+    if plain.is_quantized:
+        plain = plain.dequantize()
+    return plain if plain.layout == torch.strided else plain.to_dense()
+
+
+# --- names
+
+
+def load_weights(
+    module: nn.Module, path: Path, head: str = "classifier", published: str = ""
+) -> None:
+    """Copy the tensors of a file into ``module``; see `load_tensors`."""
+    load_tensors(module, read_leaves(path), str(path), head, published)
+
+
+def load_tensors(
+    module: nn.Module,
+    tensors: Mapping[str, Any],
+    source: str,
+    head: str,
+    published: str = "",
+) -> None:
+    """Copy named tensors into ``module``.
+
+    The head is left as it is when there are none of it or of another shape: it was made
+    for other classes. Its names begin with ``head``, or ``published`` there. Counters
+    of BatchNorm may be missing. Names may have a prefix, and parts of wrappers; what is
+    outside the prefix is left out.
+    """
+    leaves = {
+        name: one if isinstance(one, Leaf) else Leaf("", one)
+        for name, one in tensors.items()
+    }
+    state = module.state_dict()
+    expected = {name: one for name, one in state.items() if isinstance(one, Tensor)}
+    of_head = {name for name in expected if name.startswith(f"{head}.")}
+    match = _best_match(expected, leaves, source, head, published)
+    found, problems = dict[str, Tensor](), list[Problem]()
+    for name, wanted in expected.items():
+        place = match.names.get(name)
+        if place is None:
+            if name not in of_head and wanted.is_floating_point():
+                problems.append(Problem(name, "the file has no such tensor"))
+            continue
+        try:
+            found[name] = as_numbers(leaves[place].value, wanted)
+        except ValueError as error:
+            is_of_other_classes = name in of_head and "shape" in str(error)
+            if not is_of_other_classes:
+                problems.append(Problem(place, str(error)))
+    unknown = match.unknown
+    if of_head - found.keys():  # it is taken as a whole or not at all
+        found = {name: found[name] for name in found.keys() - of_head}
+        heads = tuple(f"{name}." for name in (head, published, "classifier") if name)
+        unknown = {
+            name: one for name, one in unknown.items() if not one.startswith(heads)
+        }
+    problems += [
+        Problem(name, "the model has no such tensor; is it for another model?")
+        for name in sorted(unknown)
+    ]
+    if problems:
+        raise ConfigError(_shortened(problems), source=source)
+    module.load_state_dict({**state, **found})
+
+
+def _shortened(problems: list[Problem]) -> list[Problem]:
+    more = len(problems) - _MOST_LISTED
+    if more <= 1:
+        return problems
+    rest = Problem(_PLACE, f"{more} more tensors do not fit; is it for another model?")
+    return [*problems[:_MOST_LISTED], rest]
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Where a file has the tensors of a model."""
+
+    prefix: str
+    names: Mapping[str, str]  # in the file, by the model's
+    # Names of other tensors beside them, and what is behind the prefix of each.
+    unknown: Mapping[str, str]
+
+
+def _best_match(
+    expected: Mapping[str, Tensor],
+    leaves: Mapping[str, Leaf],
+    source: str,
+    head: str,
+    published: str,
+) -> _Match:
+    """Return the match of most tensors; refuse a file with two, or with none."""
+    needed = {
+        name
+        for name, tensor in expected.items()
+        if tensor.is_floating_point() and not name.startswith(f"{head}.")
+    }
+    plain = _plain_names(leaves)
+    matches = [
+        match
+        for dialect in _dialects(expected, head, published)
+        for match in _matches(dialect, plain, leaves)
+    ]
+    most = max((len(match.names) for match in matches), default=0)
+    if not most:
+        message = (
+            f"none of the {len(leaves)} names in {source} is one of the model's: found "
+            f"{_some(leaves)}, expected {_some(expected)}; is it for another model?"
+        )
+        raise ConfigError([Problem(_PLACE, message)])
+    complete = [match for match in matches if needed <= match.names.keys()]
+    best = [
+        match
+        for match in complete or matches
+        if len(match.names) == max(len(one.names) for one in complete or matches)
+    ]
+    first, *others = sorted(best, key=lambda match: len(match.prefix))
+    for other in others if complete and first.prefix else ():
+        if not _are_equal(first, other, leaves):
+            message = (
+                f"{source} holds the model's tensors under {first.prefix!r} and "
+                f"{other.prefix!r}, expected them once: save those that are meant by "
+                "themselves, torch.save(torch.load(FILE)[KEY], OTHER_FILE)"
+            )
+            raise ConfigError([Problem(_PLACE, message)])
+    return first
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = ", ..." if len(listed) > _MOST_LISTED // 2 else ""
+    return ", ".join(listed[: _MOST_LISTED // 2]) + more
+
+
+def _are_equal(match: _Match, other: _Match, leaves: Mapping[str, Leaf]) -> bool:
+    pairs = (
+        (leaves[match.names[name]].value, leaves[other.names[name]].value)
+        for name in match.names.keys() & other.names.keys()
+    )
+    return all(
+        isinstance(one, Tensor) and isinstance(two, Tensor) and torch.equal(one, two)
+        for one, two in pairs
+    )
+
+
+def _without_wrappers(name: str) -> str:
+    parts = name.split(".")
+    # The last part is a tensor's own name.
+    return ".".join([one for one in parts[:-1] if one not in _WRAPPERS] + parts[-1:])
+
+
+def _plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Return names by what they are without parts of wrappers, if that is unique."""
+    whole = list(names)
+    plain = {_without_wrappers(name): name for name in whole}
+    return plain if len(plain) == len(whole) else {name: name for name in whole}
+
+
+def _dialects(
+    expected: Mapping[str, Tensor], head: str, published: str
+) -> Iterator[dict[str, str]]:
+    """Yield the model's names by what files may call them.
+
+    Beside those of the network itself they are those of a network that this project
+    has split into ``features`` and ``classifier``, as `Run.model` returns it.
+    """
+    plain = _plain_names(expected)
+    yield plain
+    if published and published != head:
+        yield {
+            re.sub(rf"^{re.escape(head)}\.", f"{published}.", name): own
+            for name, own in plain.items()
+        }
+    start = f"{head}." if head else ""
+    yield {
+        f"classifier.{name.removeprefix(start)}"
+        if name.startswith(start)
+        else f"features.{name}": own
+        for name, own in plain.items()
+    }
+
+
+def _matches(
+    dialect: Mapping[str, str], plain: Mapping[str, str], leaves: Mapping[str, Leaf]
+) -> Iterator[_Match]:
+    """Yield what matches under each prefix of a file's names."""
+    under: dict[str, dict[str, str]] = {}
+    for name, whole in plain.items():
+        starts = [0, *(place.end() for place in re.finditer(r"\.", name))]
+        for start in starts:
+            if name[start:] in dialect:
+                under.setdefault(name[:start], {})[dialect[name[start:]]] = whole
+    for prefix, names in under.items():
+        taken = set(names.values())
+        beside = {leaves[name].within for name in taken}
+        yield _Match(
+            prefix,
+            names,
+            {
+                whole: name.removeprefix(prefix)
+                for name, whole in plain.items()
+                if whole not in taken
+                and name.startswith(prefix)
+                and leaves[whole].within in beside
+                and isinstance(leaves[whole].value, Tensor | np.ndarray)
+            },
+        )
+
+
+# --- models that this project wrote
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where tensors lie in the vector of a model's weights."""
+
+    shapes: Mapping[str, tuple[int, ...]]  # by name, in the order of the vector
+    memory_format: MemoryFormat
+    frozen: str  # SHA-256 of the weights that are not in the vector; empty if all are
+
+    @classmethod
+    def of(cls, model: FlatModel) -> "Layout":
+        """Return the layout of a model's weights."""
+        shapes = {entry.name: entry.shape for entry in model.entries}
+        return cls(shapes, model.module.memory_format, model.frozen)
+
+    def to_json(self) -> str:
+        """Return it as text, for `from_json`."""
+        return json.dumps(
+            {
+                "tensors": [[name, list(shape)] for name, shape in self.shapes.items()],
+                "memory_format": self.memory_format,
+                "frozen": self.frozen,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Layout":
+        """Return the layout in a text of `to_json`; a `ValueError` if it has none."""
+        found = json.loads(text)
+        shapes = {
+            str(name): tuple(int(side) for side in shape)
+            for name, shape in found["tensors"]
+        }
+        memory_format = found["memory_format"]
+        if memory_format not in ("channels_last", "contiguous"):
+            raise ValueError(f"unknown memory format {memory_format!r}")
+        return cls(shapes, memory_format, str(found["frozen"]))
+
+    def tensors(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of a vector by name."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        if vector.dim() != 1 or sum(sizes) != len(vector):
+            raise ValueError(f"expected {sum(sizes)} numbers, found {len(vector)}")
+        parts = torch.split(vector, sizes)
+        return {
+            name: part_as_tensor(part, shape, self.memory_format)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class TrainedTensors:
+    """What a model that this project wrote holds: all weights, or the trained ones."""
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    frozen: str  # as of `Layout`
+
+
+def read_layout(path: Path) -> str:
+    """Return what a file says of the layout of its vector; empty if nothing."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return str((file.metadata() or {}).get(LAYOUT, ""))
+    except (OSError, SafetensorError):
+        return ""
+
+
+def read_trained(name: str) -> TrainedTensors | None:
+    """Return the tensors of a model that this project wrote; None for another file."""
+    path = located(name)
+    if not (text := read_layout(path)):
+        return None
+    try:
+        layout = Layout.from_json(text)
+        tensors = layout.tensors(load_file(path)[VECTOR])
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        message = (
+            f"{path} is damaged, expected a model as `knnper fed export` writes it: "
+            f"{error}"
+        )
+        raise ConfigError([Problem(_PLACE, message)]) from error
+    return TrainedTensors(path, tensors, layout.frozen)
+
+
+def by_origin(
+    weights: str | Sequence[str] | None,
+) -> tuple[tuple[str, ...] | None, list[TrainedTensors]]:
+    """Return the files of others in ``model.weights``, and the models of this project.
+
+    None stands for no file of others.
+    """
+    found = {name: read_trained(name) for name in as_names(weights)}
+    others = tuple(name for name, trained in found.items() if trained is None)
+    return others or None, [trained for trained in found.values() if trained]
+
+
+def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
+    """Copy what a model that this project wrote holds into ``module``.
+
+    A head for other classes is left out. Return whether ``module`` has tensors of these
+    names: adapters are there only once it is set what is trained.
+
+    Raises
+    ------
+    ConfigError
+        If it is another model, or lacks the frozen weights that belong to these.
+    """
+    tensors, source = trained.tensors, str(trained.path)
+    if not trained.frozen:
+        load_tensors(module, tensors, source, _HEAD)
+        return True
+    state = module.state_dict(keep_vars=True)
+    if not tensors.keys() <= state.keys():
+        return False
+    found = frozen_fingerprint(module, {id(state[name]) for name in tensors})
+    if found != trained.frozen:
+        message = (
+            f"{source} holds the trained weights of a model whose other weights have "
+            f"the fingerprint {trained.frozen[:12]}, found {found[:12]}: put the file "
+            f"that they are from before it, model.weights: [FILE, {source}]"
+        )
+        raise ConfigError([Problem(_PLACE, message)])
+    misfits = {
+        name for name, tensor in tensors.items() if tensor.shape != state[name].shape
+    }
+    of_head = {name for name in tensors if name.startswith(f"{_HEAD}.")}
+    left_out = of_head if misfits & of_head else set[str]()
+    if misfits - of_head or left_out == tensors.keys():
+        name = min(misfits)
+        message = (
+            f"expected shape {tuple(state[name].shape)}, found "
+            f"{tuple(tensors[name].shape)}; is it for another model?"
+        )
+        raise ConfigError([Problem(name, message)], source)
+    for name in tensors.keys() - left_out:
+        state[name].data.copy_(as_numbers(tensors[name], state[name]))
+    return True
+
+
+def require_loaded(trained: Sequence[TrainedTensors], module: nn.Module) -> None:
+    """Refuse files whose tensors a model does not have."""
+    for one in trained:
+        names = sorted(one.tensors.keys() - module.state_dict().keys())
+        message = "the model has no such tensor; expected the model.trained and"
+        problems = [
+            Problem(name, f"{message} model.lora of the run that wrote it")
+            for name in names
+        ]
+        raise ConfigError(_shortened(problems), str(one.path))
