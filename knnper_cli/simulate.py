@@ -41,6 +41,7 @@ from knnper_cli.terminal import (
 if TYPE_CHECKING:
     from knnper.server.run_folder import RunFolder
     from knnper.simulation.partition.split import Partition
+    from knnper.simulation.workbench import Workbench
 
 
 _EXPERIMENT = Path(__file__).parent / "new_experiment"
@@ -229,6 +230,14 @@ RayAddress = Annotated[
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
 ]
+ContinueFrom = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Make more rounds of the finished run in this folder, in that of --output;"
+        " say how many in all: --set training.num_rounds=N.",
+    ),
+]
 
 
 def simulate(  # noqa: PLR0913 (one parameter an option)
@@ -240,11 +249,15 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     output: Output = None,
     resume: Resume = None,
     from_round: FromRound = None,
+    continue_from: ContinueFrom = None,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Train, personalise and evaluate virtual clients; write results to a folder."""
-    require_start(experiment, resume, from_round, output, overwrite)
+    if continue_from is None:
+        require_start(experiment, resume, from_round, output, overwrite)
+    else:
+        _require_continuation(experiment, resume, from_round)
     shorthands = {
         "engine": engine,
         "num_workers": workers,
@@ -252,21 +265,61 @@ def simulate(  # noqa: PLR0913 (one parameter an option)
     }
     changes = list(overrides or ())
     changes += [f"run.{k}={one}" for k, one in shorthands.items() if one is not None]
-    from knnper.simulation.interface import begin, reopen
     from knnper.simulation.workbench import simulate as run_simulation
 
-    if resume is not None:
-        bench, folder = reopen(resume, changes)
-        if from_round is not None:
-            folder.go_back(from_round)
-    elif experiment is not None:
-        bench, folder = begin(experiment, changes, output, overwrite=overwrite)
+    if continue_from is not None:
+        bench, folder = _continued(continue_from, changes, output, overwrite)
+    else:
+        bench, folder = _opened(
+            experiment, changes, output, resume, from_round, overwrite
+        )
     with _telling_what_next(folder), progress_observer() as observer:
         results = run_simulation(bench, folder, observer, typed_command())
     if as_json:
         print_json(results)
         return
     show_run(folder.path)
+
+
+def _require_continuation(
+    experiment: Path | None, resume: Path | None, from_round: int | None
+) -> None:
+    if (experiment, resume, from_round) != (None, None, None):
+        raise typer.BadParameter(
+            "--continue-from goes with neither EXPERIMENT.yaml, --resume nor "
+            "--from-round"
+        )
+
+
+def _continued(
+    source: Path, changes: Sequence[str], output: Path | None, overwrite: bool
+) -> "tuple[Workbench, RunFolder]":
+    """Open a new folder that goes on from a finished run."""
+    if output is None:
+        raise typer.BadParameter("--continue-from needs --output, a new folder")
+    from knnper.simulation.continuation import begin_continuation
+
+    return begin_continuation(source, changes, output, overwrite=overwrite)
+
+
+def _opened(
+    experiment: Path | None,
+    changes: Sequence[str],
+    output: Path | None,
+    resume: Path | None,
+    from_round: int | None,
+    overwrite: bool,
+) -> "tuple[Workbench, RunFolder]":
+    """Open the folder of a new run, or of one that is resumed."""
+    from knnper.simulation.interface import begin, reopen
+
+    if resume is None:
+        assert experiment is not None, "one of the two is given"
+        return begin(experiment, changes, output, overwrite=overwrite)
+    bench, folder = reopen(resume, changes)
+    if from_round is not None:
+        folder.go_back(from_round)
+    return bench, folder
 
 
 @contextlib.contextmanager

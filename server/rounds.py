@@ -339,7 +339,8 @@ class RoundLoop:
                     good = server_round - num_exploding
                     raise exploded(server_round, made.explosion, good)
             elif last or _is_due(server_round, self.run.checkpoint_every):
-                earlier = () if last else tuple(self._models.values())
+                # Of the last round too: more may follow in another run.
+                earlier = tuple(self._models.values())
                 writer.save(server_round, state, history, earlier)
 
     def _one_of_several_attempts(

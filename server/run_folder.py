@@ -793,25 +793,8 @@ class RunFolder:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         when: dict[str, Any] = {"command": list(command), "started": started}
         if (self.path / _MANIFEST).exists():
+            self.require_same_conditions(experiment, split)
             manifest = self.manifest()
-            expected = manifest["partition_hash"]
-            if expected != split:
-                raise RunError(
-                    f"the data is not what it was when the run in {self.path} began: "
-                    f"expected the split {expected[:12]}, found {split[:12]}. Bring it "
-                    "back, or start again"
-                )
-            found = digests(experiment.training.devices)
-            if manifest.get(_TRACES, {}) != found:
-                raise RunError(
-                    f"{' or '.join(found)} is not what it was when the run in "
-                    f"{self.path} began; bring it back, or start again"
-                )
-            if changed := self._changed_code(experiment):
-                raise RunError(
-                    f"{changed}, and its results would be of both; bring the code "
-                    "back, or start again"
-                )
             manifest["resumed"].append(when)
         else:
             identity = results_identity(experiment)
@@ -825,6 +808,28 @@ class RunFolder:
                 about[_TRACES] = traces
             manifest = {**about, **when, **environment(), "resumed": []}
         write_document(self.path / _MANIFEST, manifest)
+
+    def require_same_conditions(self, experiment: Experiment, split: str) -> None:
+        """Refuse data, traces and users' code that changed since the run began."""
+        manifest = self.manifest()
+        expected = manifest["partition_hash"]
+        if expected != split:
+            raise RunError(
+                f"the data is not what it was when the run in {self.path} began: "
+                f"expected the split {expected[:12]}, found {split[:12]}. Bring it "
+                "back, or start again"
+            )
+        found = digests(experiment.training.devices)
+        if manifest.get(_TRACES, {}) != found:
+            raise RunError(
+                f"{' or '.join(found)} is not what it was when the run in "
+                f"{self.path} began; bring it back, or start again"
+            )
+        if changed := self._changed_code(experiment):
+            raise RunError(
+                f"{changed}, and its results would be of both; bring the code "
+                "back, or start again"
+            )
 
     def manifest(self) -> dict[str, Any]:
         """Return the content of ``manifest.json``."""

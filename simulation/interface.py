@@ -30,6 +30,7 @@ from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation import workbench
 from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign
+from knnper.simulation.continuation import begin_continuation
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.partition.split import MOST_DRAWN
 from knnper.simulation.reports.runs import GROUPS, load_run
@@ -206,6 +207,47 @@ class Run:
             with _observed(progress=progress) as observer:
                 workbench.simulate(bench, folder, observer, _COMMAND)
         return self
+
+    def continued(
+        self,
+        num_rounds: int,
+        output: str | Path,
+        *,
+        overwrite: bool = False,
+        progress: bool = True,
+        **overrides: Any,
+    ) -> "Run":
+        """Make more rounds of a finished run in a new folder; return that run.
+
+        The rounds are those of a run that is made of ``num_rounds`` from the start, in
+        every bit. This run stays as it is.
+
+        Parameters
+        ----------
+        num_rounds
+            Rounds in all, more than this run has.
+        output
+            The new run's folder.
+        overwrite, progress
+            As of `simulate`.
+        overrides
+            Settings that change no result, such as ``run__num_workers``.
+
+        Raises
+        ------
+        ConfigError
+            If the method cannot make more rounds, or the settings change its results.
+        RunError
+            If this run is not done, or its data, code or last state has changed.
+        """
+        changes = [f"training.num_rounds={num_rounds}", *as_changes(overrides)]
+        with _threads_kept():
+            bench, folder = begin_continuation(
+                self.path, changes, Path(output), overwrite=overwrite
+            )
+            with _observed(progress=progress) as observer:
+                workbench.simulate(bench, folder, observer, _COMMAND)
+        return Run(folder.path)
 
     def model(self) -> nn.Module:
         """Return the trained global model, in evaluation mode, on the CPU.

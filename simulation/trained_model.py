@@ -118,8 +118,16 @@ def ended_run(run: Path, door: OpenDoor = Door) -> EndedRun:
     """Return what a finished run ended with; its data must be what it was."""
     folder = RunFolder.open(run)
     experiment = folder.experiment(experiment_catalogue(door))
-    manifest = folder.results()["manifest"]
+    folder.results()  # a run that is not done has none
     bench = open_workbench(without_start(experiment))
+    return ended_with(folder, experiment, bench, bench.method.num_rounds)
+
+
+def ended_with(
+    folder: RunFolder, experiment: Experiment, bench: Workbench, num_rounds: int
+) -> EndedRun:
+    """Return what a finished run of so many rounds ended with; its bench is open."""
+    run, manifest = folder.path, folder.results()["manifest"]
     expected, found = manifest["partition_hash"], fingerprint(bench.partition)
     if found != expected:
         raise RunError(
@@ -130,11 +138,11 @@ def ended_run(run: Path, door: OpenDoor = Door) -> EndedRun:
     identity: str = manifest["results_identity"]
     checkpoints = CheckpointFolder(folder.checkpoints, identity)
     last = checkpoints.load_latest(bench.method.state_type)
-    if last is None or last.server_round != bench.method.num_rounds:
-        there = "none" if last is None else f"that of round {last.server_round}"
+    if last is None or last.server_round != num_rounds:
+        present = "none" if last is None else f"that of round {last.server_round}"
         raise RunError(
-            f"expected the checkpoint of round {bench.method.num_rounds} in "
-            f"{folder.checkpoints}, found {there}; bring it back, or run again"
+            f"expected the checkpoint of round {num_rounds} in "
+            f"{folder.checkpoints}, found {present}; bring it back, or run again"
         )
     return EndedRun(folder, experiment, bench, identity, last)
 

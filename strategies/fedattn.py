@@ -193,6 +193,7 @@ class FedAttn(Method):
     """One model, with biases that each client takes from its nearest clients."""
 
     title = "FedAttn"
+    needs_num_rounds = "its warm-up is a part of all rounds"
     needs_sgd = "its proximal step is that of SGD in closed form"
     source = "Luo, Panchal, Guan 2022, Algorithm 1"
     download = "1 (an unseen client: representation and biases of all seen clients)"

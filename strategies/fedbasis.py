@@ -443,6 +443,7 @@ class FedBasis(Method):
     """Each client combines the weights of a few shared models, block by block."""
 
     title = "FedBasis"
+    needs_num_rounds = "its warm start is a part of all rounds"
     needs_sgd = "its steps on the basis are those of SGD"
     source = "Chen et al. 2023, section 4, Algorithms 1 and 2"
     upload = "K + 1 (num_bases)"

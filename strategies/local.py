@@ -37,6 +37,7 @@ class Local(Method):
     """Every client trains a model of its own, without collaboration."""
 
     title = "Local"
+    needs_num_rounds = "its clients train by themselves, in no round"
     source = "Marfoq et al. 2022 section 5, baseline Local"
     upload = "0"
     download = "0"

@@ -112,6 +112,7 @@ class Mapper(Method):
     """A central and a local model at each client, trained for their mixture."""
 
     title = "Mapper"
+    needs_num_rounds = "its warm start is a part of all rounds"
     needs_cross_entropy = "its loss is -log of a mixture of probabilities"
     source = "Mansour et al. 2020, appendix E.2, Eq. 10-12"
     unseen = "trains and mixes a local model like any other client"

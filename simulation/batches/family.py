@@ -24,6 +24,7 @@ from knnper.simulation.batches.folder import (
     sign,
     sign_as,
 )
+from knnper.simulation.continuation import CLIENTS, copy_training
 from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.trained_model import ended_run
@@ -39,7 +40,6 @@ from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 
 FAILED = "failed.txt"  # in a run's folder: why it ended without results
-CLIENTS = "clients"  # in a run's folder: the clients' states, for methods that have any
 
 
 class Step(Enum):
@@ -258,14 +258,7 @@ def _take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:
         return
     if last is None or last.server_round != bench.method.num_rounds:
         return
-    states = others.path / CLIENTS
-    if states.is_dir():
-        shutil.copytree(states, folder.path / CLIENTS, dirs_exist_ok=True)
-    folder.drop_rounds_after(0)
-    for record in others.rounds():
-        folder.append_round(record)
-    ours = CheckpointFolder(folder.checkpoints, results_identity(bench.experiment))
-    ours.save(last.server_round, last.state, last.history)
+    copy_training(others, last, folder, results_identity(bench.experiment))
     sign_as(folder.path, others.path)
 
 

@@ -98,6 +98,9 @@ class Method:
         metrics takes no part.
     needs_sgd, needs_cross_entropy
         Why clients must train with that optimizer, or that loss, where they must.
+    needs_num_rounds
+        Why the rounds depend on how many there are in all, where they do: a finished
+        run cannot be continued then.
     serves_global_model
         Whether what a client is served rests on ``weights`` of the payload as they
         are: to serve them with a memory, apart from the method, is to serve the method.
@@ -142,6 +145,7 @@ class Method:
     needs_metrics: ClassVar[bool] = False
     needs_sgd: ClassVar[str] = ""
     needs_cross_entropy: ClassVar[str] = ""
+    needs_num_rounds: ClassVar[str] = ""
 
     serves_global_model: bool = False
     personalizes_by_inference: bool = False

@@ -136,6 +136,10 @@ def test_partition(experiment: Path) -> None:
         ("simulate --resume runs/x --overwrite", 2, "goes with neither"),
         ("simulate tiny.yaml --from-round 3", 2, "goes with --resume"),
         ("simulate missing.yaml", 2, "there is no such file"),
+        ("simulate tiny.yaml --continue-from runs/x", 2, "goes with neither"),
+        ("simulate --continue-from a --resume b --output c", 2, "goes with neither"),
+        ("simulate --continue-from runs/x", 2, "needs --output, a new folder"),
+        ("simulate --continue-from runs/x --output runs/y", 1, "holds no run"),
     ],
 )
 @pytest.mark.usefixtures("experiment")

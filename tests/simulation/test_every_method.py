@@ -6,14 +6,20 @@ every method, in this process.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from knnper.errors import ConfigError
 from knnper.experiment import Experiment, load_experiment, to_yaml
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder, asides
+from knnper.simulation.continuation import begin_continuation
+from knnper.simulation.trained_model import trained_model
 from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
 from knnper.strategies.catalogue import METHODS
+from knnper.strategies.core.exported_model import save_model
 from knnper.strategies.core.method import AS_IT_IS
 from tests.simulation.knnper_process import outcome, validations
 from tests.simulation.knnper_process import simulate as run_command
@@ -98,6 +104,52 @@ def test_a_run_that_went_back_ends_the_same(tmp_path: Path, method: str) -> None
     assert not asides(folder.checkpoints)
     validated = enumerate(validations(folder.path), 1)
     assert [number for number, found in validated if found] == [4, 6]
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method == "ditto" else pytest.mark.slow)
+        for method in METHODS
+    ],
+)
+def test_a_continued_run_ends_as_the_longer_one_unless_its_method_refuses(
+    tmp_path: Path, method: str
+) -> None:
+    longer = experiment(method)
+    shorter = replace(longer, training=replace(longer.training, num_rounds=LEFT_AFTER))
+    whole(shorter, tmp_path / "short")
+    changes = (f"training.num_rounds={NUM_ROUNDS}",)
+    if METHODS[method].needs_num_rounds:
+        with pytest.raises(ConfigError, match="cannot make more rounds than it began"):
+            begin_continuation(tmp_path / "short", changes, tmp_path / "more")
+        return
+    bench, folder = begin_continuation(tmp_path / "short", changes, tmp_path / "more")
+    simulate(bench, folder, Observer(), ["test"])
+    assert outcome(folder.path) == whole(longer, tmp_path / "long")
+    assert validations(folder.path) == validations(tmp_path / "long")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method == "scaffold" else pytest.mark.slow)
+        for method in METHODS
+        if METHODS[method].ends_with_global_model
+    ],
+)
+def test_training_starts_from_the_model_of_any_method_that_ends_with_one(
+    tmp_path: Path, method: str
+) -> None:
+    chosen = experiment(method)
+    chosen = replace(chosen, training=replace(chosen.training, num_rounds=1))
+    whole(chosen, tmp_path / "run")
+    model = trained_model(tmp_path / "run")
+    save_model(tmp_path / "model", model)
+    settings: Any = chosen.model.settings
+    started = replace(settings, weights=str(tmp_path / "model"))
+    again = replace(chosen, model=replace(chosen.model, settings=started))
+    assert torch.equal(open_workbench(again).task.initial_weights, model.weights)
 
 
 @pytest.mark.slow

@@ -103,6 +103,18 @@ def test_engines_agree(
 
 @pytest.mark.slow
 @pytest.mark.ray
+def test_a_run_continued_on_the_other_engine_ends_the_same(
+    experiment: Path, whole: Path, tmp_path: Path, commands: Commands
+) -> None:
+    in_this_process(experiment, "--engine", "serial", "--output", tmp_path / "first")
+    folder, more = tmp_path / "more", ("--continue-from", tmp_path / "first")
+    found = simulate(commands, folder, *more, *LONGER, "--engine", "flower")
+    assert found == outcome(whole)
+    assert validations(folder) == validations(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
 def test_what_flower_keeps_to_itself_changes_no_bit(
     experiment: Path, tmp_path: Path, commands: Commands
 ) -> None:
