@@ -343,6 +343,8 @@ class LocalModel:
         for tensor in self._apart:
             if tensor.grad is None:  # not used in this step: momentum goes on
                 tensor.grad = torch.zeros_like(tensor)
+            elif tensor.grad.is_sparse:  # as of nn.Embedding(sparse=True)
+                tensor.grad = tensor.grad.to_dense()
 
 
 class Sgd:

@@ -74,6 +74,20 @@ def failing(logits, labels):
 class Same(Method):
     title = "Same as FedAvg"
     ends_with_global_model = True
+
+import torch
+
+class Viewing(nn.Module):
+    # It needs contiguous images, and assigns a buffer.
+    def __init__(self, num_classes: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.conv, self.out = nn.Conv2d(1, 4, 3), nn.Linear(144, num_classes)
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        return self.out(self.conv(x - self.mean).relu().view(-1, 144))
 """
 OWN = {
     "model": "{name: 'mine:Net', hidden: 8}",
@@ -88,7 +102,7 @@ ALLOWED = "own_code:\n  folder: code\n  allowed: [{}]\n".format(
         f"'{one}'"
         for one in (
             *("mine:Net", "mine:Same", "mine:smoothed", "mine:failing"),
-            "torch.optim:NAdam",
+            *("mine:Viewing", "torch.optim:NAdam"),
         )
     )
 )
@@ -142,10 +156,11 @@ def introduced(file: Path, text: str) -> Introduction:
     return read_introduction(SiteNode().introduce(context_of(file), job))
 
 
+@pytest.mark.parametrize("model", [OWN["model"], "{name: 'mine:Viewing'}"])
 def test_three_sites_train_what_a_simulation_does_and_a_fourth_serves_it(
-    tmp_path: Path, code: Path
+    tmp_path: Path, code: Path, model: str
 ) -> None:
-    settings = own_experiment(code, OWN)
+    settings = own_experiment(code, {**OWN, "model": model})
     files = make_sites(tmp_path, settings)
     append(files, ALLOWED)
     run = lead(files, settings, tmp_path / "run")

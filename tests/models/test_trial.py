@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import Examples, InputSpec
+from knnper.data.examples import Examples, InputSpec, Vocabulary
 from knnper.embedding_model import (
     EmbeddingModel,
     FlatModel,
@@ -536,6 +536,31 @@ def test_frozen_numbers_of_another_type_stay_as_they_are() -> None:
         "classifier.weight",
         "classifier.bias",
     ]
+
+
+class Bag(nn.Module):
+    """The mean of the vectors of a text's tokens, whose gradients may be sparse."""
+
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(20, 4, sparse=sparse)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.vectors(x).mean(dim=1))
+        return logits
+
+
+def test_sparse_gradients_train_as_dense_ones() -> None:
+    spec = InputSpec((1, 1, 5), 3, (), (), "ids", Vocabulary(size=20, padding_id=0))
+    drawn = RandomKey(2).numpy().integers(0, 20, (12, 1, 1, 5), "int32")
+    examples = Examples(torch.from_numpy(drawn), torch.arange(12) % 3)
+    trained = []
+    for sparse in (False, True):
+        task = task_of(functools.partial(Bag, sparse=sparse), spec)
+        start = task.initial_weights
+        trained.append(local_sgd(task, start, examples, 0.1, RandomKey(3)).weights)
+    assert torch.equal(*trained)
 
 
 class Own(EmbeddingModel):

@@ -101,6 +101,38 @@ def test_engines_agree(
     assert [one is None for one in validations(folder)] == [True, False] * 10
 
 
+OWN_NETWORK = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1))
+        self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, momentum=None)
+        self.out = nn.Linear(144, num_classes)
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+        x = self.norm(self.conv(x - self.mean)).relu()
+        return self.out(x.view(-1, 144))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_engines_agree_on_a_network_of_a_user(
+    experiment: Path, tmp_path: Path, commands: Commands
+) -> None:
+    (tmp_path / "model.py").write_text(OWN_NETWORK)
+    path, own = tmp_path / "own.yaml", ("--set", "model={name: 'model:Net'}")
+    path.write_text(experiment.read_text())
+    in_this_process(path, *own, "--engine", "serial", "--output", tmp_path / "serial")
+    found = simulate(commands, tmp_path / "flower", path, *own, "--workers", "2")
+    assert found == outcome(tmp_path / "serial")
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_continued_on_the_other_engine_ends_the_same(
