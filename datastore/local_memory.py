@@ -741,8 +741,8 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _logits(self, embeddings: Tensor) -> Tensor:
         assert isinstance(self.model_, EmbeddingModel), "it has embedded already"
         head = getattr(self.model_, "classifier", self.model_)
-        taken = _as_taken(embeddings, head)
-        logits: Tensor = self._in_batches(taken, self.model_.head)
+        inputs = _as_taken(embeddings, head)
+        logits: Tensor = self._in_batches(inputs, self.model_.head)
         return logits
 
     def _head(self, embeddings: Tensor) -> Tensor:
@@ -813,8 +813,10 @@ def _as_taken(inputs: Tensor, module: nn.Module) -> Tensor:
     """Return inputs that are not whole numbers in the type of a module's weights."""
     if not inputs.is_floating_point():
         return inputs
-    types = (one.dtype for one in module.parameters() if one.is_floating_point())
-    return inputs.to(next(types, torch.float32))
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            return inputs.to(parameter.dtype)
+    return inputs.float()
 
 
 def _copied(model: nn.Module | None) -> nn.Module | None:
@@ -886,10 +888,10 @@ def _fingerprint(model: nn.Module | None) -> str:
     for name, tensor in model.state_dict().items():
         is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided
         if not is_plain or tensor.is_quantized or tensor.is_meta:
-            found = "a quantised, sparse or empty tensor"
+            kind = "quantised, sparse or empty tensor"
             if not isinstance(tensor, Tensor):
-                found = f"a {type(tensor).__name__}"
-            message = f"found {found} in {name}, expected a model of plain tensors"
+                kind = type(tensor).__name__
+            message = f"found a {kind} in {name}, expected a model of plain tensors"
             raise ConfigError([Problem("model", message)], _OURS)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         plain = tensor.detach().cpu().contiguous().flatten()

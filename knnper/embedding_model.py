@@ -73,11 +73,11 @@ class ModelSettings(Settings):
     Attributes
     ----------
     weights
-        Path of a local file to start from, of safetensors or ``torch.save``, whose
-        names are those of the model's ``state_dict``, with or without a prefix; or of a
+        Path of a local file to start from, of safetensors or ``torch.save``, with the
+        names of the model's ``state_dict``, with or without a prefix; or of a
         model that this project wrote: its folder, or the ``model.safetensors`` in it.
-        Of several in a list, later files replace what earlier ones hold. null starts
-        from random weights. A head for another number of classes is left out.
+        Files in a list are loaded in turn. null starts from random weights. A head for
+        another number of classes is left out.
     trained
         What clients train, and all that travels and is kept of a model: ``all``, the
         ``head``, the ``last_blocks`` with the head, or adapters beside frozen layers
@@ -294,7 +294,7 @@ class _Tied:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the module still has the very tensor, in the very memory."""
+        """Whether the module still has this tensor, and in this memory."""
         present = self.table.get(self.entry.key)
         return present is self.tensor and self.tensor.data_ptr() == self.address
 
@@ -304,9 +304,9 @@ class FlatModel:
 
     In the vector of all weights parameters come first, in their order in the model,
     then the floating-point buffers. Other buffers, such as counters, are not averaged
-    between clients: `load` sets them to what they were when the model was built.
-    Four-dimensional tensors lie in the vector as ``memory_format`` of the module says,
-    by default channels-last, the layout in which convolutions train fastest.
+    between clients: `load` gives them the values that the model was built with.
+    Four-dimensional tensors lie in the vector in the module's ``memory_format``, by
+    default channels-last, the layout in which convolutions train fastest.
     """
 
     def __init__(
@@ -406,8 +406,8 @@ class FlatModel:
     def buffers(self) -> Tensor:
         """The weights that are no parameters, shape (num_weights - num_parameters,).
 
-        They are the module's own memory. A buffer that ``forward`` has assigned anew
-        (``self.mean = ...``) counts as if it had been written to.
+        They are the module's own memory. A buffer that ``forward`` assigns
+        (``self.mean = ...``) is copied into it.
         """
         for tied in self._tied:
             if not (tied.entry.is_parameter or tied.is_in_place):
@@ -439,9 +439,9 @@ class FlatModel:
         for tied in self._tied:
             if tied.entry.is_parameter and not tied.is_in_place:
                 raise OwnCodeError(
-                    f"forward assigned the parameter {tied.entry.name} anew, expected "
-                    "the tensor that the optimizer trains: change its values in place, "
-                    "as in self.weight.data.clamp_(-1, 1)"
+                    f"forward assigned another tensor to the parameter "
+                    f"{tied.entry.name}, expected the tensor that the optimizer trains:"
+                    " change its values in place, as in self.weight.data.clamp_(-1, 1)"
                 )
         return torch.cat([self.parameters.detach(), self.buffers]).cpu()
 
@@ -721,9 +721,9 @@ class _Constant:
 
 
 def _unaveraged_buffers(module: nn.Module) -> Iterator[_Constant]:
-    """Yield the buffers that hold no floating-point numbers and have an effect.
+    """Yield the buffers of whole numbers and the like that have an effect.
 
-    How many batches a norm has seen has none, unless its statistics are cumulative.
+    A norm's number of batches has none, unless its statistics are cumulative.
     """
     for layer in module.modules():
         is_norm = isinstance(layer, nn.modules.batchnorm._NormBase)
@@ -736,13 +736,13 @@ def _unaveraged_buffers(module: nn.Module) -> Iterator[_Constant]:
 
 
 def _require_float32(name: str, tensor: Tensor, is_parameter: bool) -> None:
-    """Refuse a tensor that the vector of weights, float32, cannot hold as it is."""
+    """Refuse a tensor that the vector of weights would convert to float32."""
     if tensor.dtype != torch.float32:
         kind = "parameter" if is_parameter else "buffer"
         raise OwnCodeError(
             f"the {kind} {name} of the model is {tensor.dtype}, expected "
             "torch.float32, in which weights are trained, sent and kept: call .float() "
-            "on the network and take inputs as they come; training.precision: bfloat16 "
+            "on the network and do not convert inputs; training.precision: bfloat16 "
             "runs passes in fewer bits"
         )
 
@@ -761,10 +761,10 @@ def _layout(module: nn.Module) -> tuple[Entry, ...]:
 
 
 def laid_out(inputs: Tensor, memory_format: MemoryFormat) -> Tensor:
-    """Return inputs of a model as they lie in memory in its format.
+    """Return inputs of a model in its memory format.
 
-    Contiguous ones have the strides of a new tensor, also along sides of length 1, by
-    which torch chooses the format of results.
+    A contiguous tensor gets the strides of a new one along sides of length 1 too, since
+    torch derives the format of results from them.
     """
     if memory_format == "channels_last":
         return inputs
@@ -929,13 +929,13 @@ def split(
 ) -> SplitNetwork:
     """Return a network as representation and head, which share its weights.
 
-    ``sample``: Two inputs, to find the last linear layer with; if they fail as they lie
-    in memory, they are tried contiguous, which the result notes. ``num_classes``: c;
-    None is what the network has. ``representation``: As of `OwnModelSettings`; the head
-    is a new layer then. ``name``: What errors call the network. ``mend``: What else may
-    be done where it has no such layer. ``load``: ``(network, head)`` loads weights,
-    before anything is taken away, into the network, whose last linear layer is called
-    so.
+    ``sample``: Two inputs, to find the last linear layer with; if the network fails on
+    them, a contiguous copy is tried, and the result has that memory format.
+    ``num_classes``: c; None is the number that the network has. ``representation``: As
+    of `OwnModelSettings`; the head is a new layer then. ``name``: The network's name in
+    errors. ``mend``: Advice for a network that has no such layer. ``load``: ``(network,
+    head)`` loads weights into the whole network, with the name of its last linear
+    layer, before layers are taken away.
     """
     memory_format: MemoryFormat = "channels_last"
     try:
@@ -949,11 +949,11 @@ def split(
     if load is not None:
         load(network, run.calls[-1][0] if run.calls else "")
     if representation is None:
-        found = _split_at_head(network, run, len(sample), num_classes, name, mend)
+        parts = _split_at_head(network, run, len(sample), num_classes, name, mend)
     else:
-        found = _split_at(network, sample, num_classes, representation, name)
-    found.memory_format = memory_format
-    return found
+        parts = _split_at(network, sample, num_classes, representation, name)
+    parts.memory_format = memory_format
+    return parts
 
 
 def _split_at_head(

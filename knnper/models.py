@@ -58,7 +58,7 @@ from knnper.weight_files import (
     as_names,
     load_trained,
     load_weights,
-    require_loaded,
+    raise_missing,
 )
 
 S = TypeVar("S", bound=Settings)
@@ -172,14 +172,14 @@ def with_whole_paths(choice: Choice[S]) -> Choice[S]:
         path = Path(name).expanduser()
         return str(path.absolute()) if path.exists() else name
 
-    found: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
     for key in ("weights", "architecture"):
         value = getattr(choice.settings, key, None)
         if isinstance(value, str):
-            found[key] = whole(value)
+            paths[key] = whole(value)
         elif value is not None:
-            found[key] = tuple(map(whole, value))
-    return replace(choice, settings=replace(choice.settings, **found))
+            paths[key] = tuple(map(whole, value))
+    return replace(choice, settings=replace(choice.settings, **paths))
 
 
 def can_be_narrower(choice: Choice[Settings]) -> bool:
@@ -225,7 +225,7 @@ def build_model(
     if choice.entry is not None:
         with rng.torch():
             module = _own_model(replace(choice, settings=settings), spec)
-            _go_on(module, settings, trained)
+            _set_trained(module, settings, trained)
         return _flat(module, choice, spec, device)
     kind = MODELS[choice.name]
     if not isinstance(settings, kind.settings_type):
@@ -240,27 +240,29 @@ def build_model(
         module = kind(settings, spec)
         if not isinstance(module, Pretrained):
             _load(module, settings)
-        _go_on(module, settings, trained)
+        _set_trained(module, settings, trained)
     module.replayable = not isinstance(module, Pretrained)
     return _flat(module, choice, spec, device)
 
 
-def _go_on(
+def _set_trained(
     module: EmbeddingModel, settings: ModelSettings, trained: Sequence[TrainedTensors]
 ) -> None:
-    """Set what is trained, from the weights of models that this project wrote."""
-    missing = [one for one in trained if not load_trained(module, one)]
+    """Load models that this project wrote, and freeze the weights not to be trained."""
+    waiting = [file for file in trained if not load_trained(module, file)]
     train_only(module, settings)
-    require_loaded([one for one in missing if not load_trained(module, one)], module)
+    for file in waiting:
+        if not load_trained(module, file):
+            raise_missing(module, file)
 
 
 def is_tried_out(choice: Choice[Settings]) -> bool:
-    """Return whether the network is not this project's, so that a trial looks at it."""
+    """Return whether `try_out` runs the network: one of a user or a library."""
     return choice.entry is not None or issubclass(MODELS[choice.name], Pretrained)
 
 
 def _title(choice: Choice[Settings]) -> str:
-    """Return what messages call the model: a network of a library by its name there."""
+    """Return the model's name for messages, with the architecture of a library's."""
     architecture = getattr(choice.settings, "architecture", "")
     return f"{choice.name} {architecture}" if choice.entry is None else choice.name
 

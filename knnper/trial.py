@@ -1,10 +1,9 @@
 """A trial of a network that this project did not write, when it is built.
 
-Clients of one process share the network, and take turns in different orders on
-different engines. So all that a pass leaves behind must be in its parameters and
-buffers, which are set before each client's turn. A network that breaks this is refused
-with the name of what it keeps. The trial also finds the format in which images and
-convolutions lie in memory: the one that the code was written for.
+Clients of one process share the network, and are served in another order on another
+engine. So a pass may leave traces in parameters and buffers alone, which are set before
+each client. A network with any other state is refused by the name of that state. The
+trial also chooses the format of images and convolutions in memory that its code takes.
 """
 
 import contextlib
@@ -32,14 +31,14 @@ from knnper.seeding import RandomKey
 
 log = logging.getLogger(__name__)
 
-# What a network raises on inputs that it cannot take.
+# Errors of a network on inputs that it cannot take.
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 # Logits in two memory formats count as equal up to this part of the largest, and those
 # of the same pass done twice up to the other.
 _ROUNDING, _NOISE = 1e-3, 1e-6
 # Layers that count batches, on which no output depends.
 _NORMS = (nn.modules.batchnorm._NormBase,)
-# What every module has in Python.
+# Attributes of every module.
 _OF_MODULES = frozenset(vars(nn.Module()))
 
 
@@ -48,22 +47,34 @@ def try_out(
 ) -> None:
     """Set the module's memory format; refuse state outside parameters and buffers.
 
-    Two random inputs are run, and everything is then put back as it was. ``name`` is
-    what messages call the module. A network of a library is run in evaluation mode
-    alone, to find its memory format; one of the user, ``is_users``, in training too.
+    A few random inputs are run, and the module is then as it was before.
+
+    Parameters
+    ----------
+    module
+        The network, on the CPU.
+    spec
+        Its inputs.
+    name
+        Its name in messages.
+    is_users
+        Whether a user wrote it: it is then run in training mode, too. A network of a
+        library is run in evaluation mode alone, for its memory format.
 
     Raises
     ------
     OwnCodeError
-        If it runs in no memory format, or keeps something that no federation sees.
+        If it runs in no memory format, or has state that no client sends.
     """
-    sample, other = (_sample(module, spec, seed) for seed in (0, 1))
+    samples = [_sample(module, spec, seed) for seed in (0, 1)]
     buffers = _float_buffers(module).keys()
+    parameters = dict(module.named_parameters()).keys()
     with _undone(module):
-        chosen = choose_memory_format(module, sample, name, trains=is_users)
+        chosen = choose_memory_format(module, samples[0], name, trains=is_users)
         arrange(module, chosen)
         if is_users:
-            inputs, others = (laid_out(one, chosen) for one in (sample, other))
+            _require_complete(module, parameters, name)
+            inputs, others = (laid_out(sample, chosen) for sample in samples)
             _require_stateless(module, inputs, others, buffers, name)
     module.memory_format = chosen
 
@@ -84,7 +95,7 @@ def _sample(module: EmbeddingModel, spec: InputSpec, seed: int) -> Tensor:
 
 
 def arrange(module: nn.Module, memory_format: MemoryFormat) -> None:
-    """Let all tensors of four dimensions lie in memory in this format."""
+    """Bring all tensors of four dimensions to a memory format."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.dim() == 4 and tensor.is_floating_point():
             data, shape = tensor.data, tuple(tensor.shape)
@@ -96,7 +107,7 @@ def arrange(module: nn.Module, memory_format: MemoryFormat) -> None:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of a trial in one memory format."""
+    """The result of a trial in one memory format."""
 
     logits: Tensor | None  # in evaluation mode; None if that failed
     failure: Exception | None  # the first, of evaluation or training
@@ -107,9 +118,9 @@ def choose_memory_format(
 ) -> MemoryFormat:
     """Return channels-last, or contiguous for a network that needs it.
 
-    It needs it if it fails in the other, as ``x.view(...)`` behind a convolution does,
-    or returns something else, as code does that reads memory without its strides.
-    ``trains``: Whether training is tried, too.
+    Code needs it that fails in the other format, as ``x.view(...)`` behind a
+    convolution, or that returns other logits, as it does if it reads memory regardless
+    of strides. ``trains``: Whether training is tried, too.
     """
     faster = _outcome(module, sample, "channels_last", trains=trains)
     if not (_has_images(module, sample) or faster.logits is None):
@@ -136,9 +147,9 @@ def choose_memory_format(
 
 
 def _raise(failure: Exception | None, sample: Tensor, name: str) -> NoReturn:
-    """Raise an error that says what a network could not run on."""
+    """Raise an error with the inputs on which a network failed."""
     if isinstance(failure, OwnCodeError):
-        raise failure  # which names lines of the user's file
+        raise failure  # it has the lines of the user's file
     raise OwnCodeError(
         f"{name} failed on inputs {sample.dtype} of shape {tuple(sample.shape)}: "
         f"{failure}"
@@ -227,11 +238,11 @@ def _kept(module: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undone(module: nn.Module) -> Iterator[None]:
-    """Put buffers, parameters, modes and other attributes back at the end."""
+    """Put buffers, parameters, layers, modes and other attributes back at the end."""
     before = [
         (table, dict(table))
         for layer in module.modules()
-        for table in (layer._parameters, layer._buffers, vars(layer))
+        for table in (layer._parameters, layer._buffers, layer._modules, vars(layer))
     ]
     names = [name for name, *_ in _buffers(module)]
     try:
@@ -254,6 +265,17 @@ def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
 # --- state
 
 
+def _require_complete(
+    module: EmbeddingModel, parameters: Collection[str], name: str
+) -> None:
+    """Refuse a network that makes parameters while it runs: a worker lacks them."""
+    if late := dict(module.named_parameters()).keys() - set(parameters):
+        raise OwnCodeError(
+            f"{name} makes the parameters {_listed(module, late)} in forward, expected "
+            "all of them in __init__"
+        )
+
+
 def _require_stateless(
     module: EmbeddingModel,
     inputs: Tensor,
@@ -261,12 +283,16 @@ def _require_stateless(
     averaged: Collection[str],
     name: str,
 ) -> None:
-    """Refuse a network whose passes depend on earlier ones by what no client sends.
+    """Refuse a network that keeps state from pass to pass which no client sends.
 
-    ``others``: Inputs of the passes between those that are compared. ``averaged``: The
+    ``others``: Inputs of a pass between those that are compared. ``averaged``: The
     buffers that clients send.
     """
-    parameters = _addresses(module)
+    # Their memory is held, so that no new tensor gets the same address.
+    memory = {
+        name: (parameter, parameter.data)
+        for name, parameter in module.named_parameters()
+    }
     first = require_constant_buffers(module, inputs, others, name)
     try:
         with _kept(module, averaged):
@@ -275,13 +301,20 @@ def _require_stateless(
         return  # it may need more than two examples to train
     before, attributes = _float_buffers(module), _others(module)
     outputs = []
-    for run, given in (
+    for run, batch in (
         *((_trained, inputs), (_trained, others), (_trained, inputs)),
         (_evaluated, inputs),
     ):
         with _kept(module, averaged):
-            outputs.append(run(module, given))
-    if names := _changed(parameters, _addresses(module)):
+            outputs.append(run(module, batch))
+    names = {
+        name
+        for name, parameter in module.named_parameters()
+        if name not in memory
+        or parameter is not memory[name][0]
+        or parameter.data_ptr() != memory[name][1].data_ptr()
+    }
+    if names:
         raise OwnCodeError(
             f"{name} assigns {_listed(module, names)} in forward, expected the "
             "parameters that __init__ made, which the optimizer trains: change values "
@@ -293,19 +326,20 @@ def _require_stateless(
         names |= _changed(attributes, _others(module))
     if names:
         raise OwnCodeError(
-            f"{name} keeps {_listed(module, names)} from one pass to the next, which "
-            "no client sends: clients of one process would share it, and the mean over "
-            "clients lacks it. Expected parameters and float32 buffers, made in "
-            "__init__ by self.register_buffer(...), and random numbers of torch"
+            f"{name} keeps {_listed(module, names)} from one pass to the next, and its "
+            "output depends on that: clients of one process would share it, and the "
+            "mean over clients lacks it. Expected state in parameters and float32 "
+            "buffers, made in __init__ by self.register_buffer(...), and random "
+            "numbers of torch"
         )
 
 
 def require_constant_buffers(
     module: EmbeddingModel, inputs: Tensor, others: Tensor, name: str
 ) -> Tensor:
-    """Return logits in evaluation mode; refuse a network whose buffers change there.
+    """Return logits in evaluation mode; refuse buffers that change there.
 
-    ``others``: Inputs that are run, too.
+    ``others``: Inputs of a further pass.
     """
     # Some networks make tensors at their first pass, such as positions.
     logits = _evaluated(module, inputs)
@@ -314,14 +348,14 @@ def require_constant_buffers(
     if names := _changed(before, _float_buffers(module)):
         raise OwnCodeError(
             f"{name} changes {_listed(module, names)} in evaluation mode, so that a "
-            "prediction depends on earlier ones; expected buffers that change in "
-            "training alone: put the change behind `if self.training`"
+            "prediction depends on earlier predictions; expected buffers that change "
+            "in training alone: put the change behind `if self.training`"
         )
     return logits
 
 
 def _listed(module: nn.Module, names: Collection[str]) -> str:
-    # The part of a user's network in front of its head is called so.
+    # `SplitNetwork` adds it to the names of a user's network.
     prefix = "features." if isinstance(module, SplitNetwork) else ""
     return ", ".join(sorted(name.removeprefix(prefix) for name in names))
 
@@ -335,25 +369,17 @@ def _float_buffers(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _addresses(module: nn.Module) -> dict[str, Any]:
-    """Return which objects the parameters are, and where their memory is."""
-    return {
-        name: (id(parameter), parameter.data_ptr())
-        for name, parameter in module.named_parameters()
-    }
-
-
 def _others(module: nn.Module) -> dict[str, Any]:
     """Return copies of attributes that hold numbers, and of all other buffers."""
-    found = {
+    copies = {
         name: buffer.clone()
         for name, owner, _, buffer in _buffers(module)
         if not (buffer.is_floating_point() or isinstance(owner, _NORMS))
     }
     for path, owner in module.named_modules():
         for key in vars(owner).keys() - _OF_MODULES:
-            found[f"{path}.{key}".lstrip(".")] = _copied(vars(owner)[key])
-    return found
+            copies[f"{path}.{key}".lstrip(".")] = _copied(vars(owner)[key])
+    return copies
 
 
 def _copied(value: Any) -> Any:

@@ -7,7 +7,6 @@ file that this project wrote holds one vector, and where each tensor lies in it.
 
 import argparse
 import json
-import logging
 import math
 import os
 import pickle  # noqa: TID251 (the name of an error)
@@ -15,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -31,8 +30,6 @@ from knnper.embedding_model import (
     part_as_tensor,
 )
 from knnper.errors import ConfigError, Problem
-
-log = logging.getLogger(__name__)
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 # The file in an exported model's folder; in it the name of the vector, and the key of
@@ -50,10 +47,10 @@ _WRAPPERS = frozenset(
 )
 _MOST_NESTED = 8  # mappings inside each other
 _MOST_LISTED = 8  # problems of one file, and names in an error
-# A file that begins so was written by torch.save, today's as an archive.
+# First bytes of files of torch.save: an archive, or a pickle as it once was.
 _PICKLED = (b"PK\x03\x04", b"\x80")
-# One of safetensors has JSON behind the eight bytes of its length.
-_HEADER_STARTS, _JSON = 8, b"{"
+# A file of safetensors begins with the length of its header in eight bytes.
+_LENGTH_BYTES, _HEADER = 8, b"{"
 
 
 # --- what a file holds
@@ -89,14 +86,14 @@ class Leaf:
 
 def read_leaves(path: Path) -> dict[str, Leaf]:
     """Return all values of a file by their names, with a dot between nested names."""
-    found = _content(path)
-    if not isinstance(found, Mapping):
+    content = _content(path)
+    if not isinstance(content, Mapping):
         message = (
-            f"{path} holds a {type(found).__name__}, expected tensors by name: write "
+            f"{path} holds a {type(content).__name__}, expected tensors by name: write "
             "them with torch.save(model.state_dict(), FILE)"
         )
         raise ConfigError([Problem(_PLACE, message)])
-    return dict(_leaves(found, "", 0))
+    return dict(_leaves(content, "", 0))
 
 
 def _leaves(
@@ -113,16 +110,16 @@ def _leaves(
 def _content(path: Path) -> object:
     try:
         with path.open("rb") as file:
-            start = file.read(_HEADER_STARTS + 1)
-        if start.endswith(_JSON) or not start.startswith(_PICKLED):
+            start = file.read(_LENGTH_BYTES + 1)
+        if start.endswith(_HEADER) or not start.startswith(_PICKLED):
             return load_file(path)
         with torch.serialization.safe_globals(_harmless()):
             content: object = torch.load(path, map_location="cpu", weights_only=True)
         return content
     except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
+        kind = re.search(r"GLOBAL (\S+)", str(error))
         message = (
-            f"{path} holds an object of {named[1] if named else 'a class'}, and "
+            f"{path} holds an object of {kind[1] if kind else 'a class'}, and "
             "reading it would run code; expected tensors by name: write them with "
             "torch.save(model.state_dict(), FILE)"
         )
@@ -144,7 +141,7 @@ def _content(path: Path) -> object:
 
 
 def _harmless() -> list[Any]:
-    """Return what a pickled file may name beside tensors: numbers of NumPy, options."""
+    """Return the classes that a pickled file may use: NumPy's numbers, and options."""
     rebuild_array = np.empty(0).__reduce__()[0]
     rebuild_number = np.float64(0).__reduce__()[0]
     kinds = np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"
@@ -160,20 +157,26 @@ def _harmless() -> list[Any]:
 # --- numbers
 
 
+class ShapeError(ValueError):
+    """A tensor of a file has another shape than the model's."""
+
+
 def as_numbers(value: Any, expected: Tensor) -> Tensor:
     """Return a value of a file as a tensor like ``expected``.
 
     Raises
     ------
+    ShapeError
+        If it has another shape.
     ValueError
-        If it has another shape, or is not plain numbers of the same meaning.
+        If it is not plain numbers of the same meaning.
     """
     tensor = _as_tensor(value)
     if tensor.shape != expected.shape:
-        raise ValueError(
+        raise ShapeError(
             f"expected shape {tuple(expected.shape)}, found {tuple(tensor.shape)}"
         )
-    # A counter may be a mean: who averages models averages all that they hold.
+    # A counter may be a mean over clients, which average every tensor of a model.
     is_mean = tensor.is_floating_point() and not expected.is_floating_point()
     is_alike = tensor.is_floating_point() == expected.is_floating_point()
     if not (is_alike or is_mean) or tensor.is_complex() != expected.is_complex():
@@ -227,38 +230,39 @@ def load_tensors(
 ) -> None:
     """Copy named tensors into ``module``.
 
-    The head is left as it is when there are none of it or of another shape: it was made
-    for other classes. Its names begin with ``head``, or ``published`` there. Counters
-    of BatchNorm may be missing. Names may have a prefix, and parts of wrappers; what is
-    outside the prefix is left out.
+    A head that is missing or has another shape, as for other classes, is left out.
+    Its names begin with ``head``, or in the file with ``published``. Counters of
+    BatchNorm may be missing. Names may have a prefix, and parts of wrappers; tensors
+    outside the prefix are left out.
     """
     leaves = {
-        name: one if isinstance(one, Leaf) else Leaf("", one)
-        for name, one in tensors.items()
+        name: value if isinstance(value, Leaf) else Leaf("", value)
+        for name, value in tensors.items()
     }
     state = module.state_dict()
-    expected = {name: one for name, one in state.items() if isinstance(one, Tensor)}
+    expected = {
+        name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)
+    }
     of_head = {name for name in expected if name.startswith(f"{head}.")}
     match = _best_match(expected, leaves, source, head, published)
-    found, problems = dict[str, Tensor](), list[Problem]()
-    for name, wanted in expected.items():
+    loaded, problems = dict[str, Tensor](), list[Problem]()
+    for name, tensor in expected.items():
         place = match.names.get(name)
         if place is None:
-            if name not in of_head and wanted.is_floating_point():
+            if name not in of_head and tensor.is_floating_point():
                 problems.append(Problem(name, "the file has no such tensor"))
             continue
         try:
-            found[name] = as_numbers(leaves[place].value, wanted)
+            loaded[name] = as_numbers(leaves[place].value, tensor)
         except ValueError as error:
-            is_of_other_classes = name in of_head and "shape" in str(error)
-            if not is_of_other_classes:
+            if not (name in of_head and isinstance(error, ShapeError)):
                 problems.append(Problem(place, str(error)))
     unknown = match.unknown
-    if of_head - found.keys():  # it is taken as a whole or not at all
-        found = {name: found[name] for name in found.keys() - of_head}
-        heads = tuple(f"{name}." for name in (head, published, "classifier") if name)
+    if of_head - loaded.keys():  # it is taken as a whole or not at all
+        loaded = {name: loaded[name] for name in loaded.keys() - of_head}
+        heads = tuple(f"{name}." for name in (head, published, _HEAD) if name)
         unknown = {
-            name: one for name, one in unknown.items() if not one.startswith(heads)
+            name: end for name, end in unknown.items() if not end.startswith(heads)
         }
     problems += [
         Problem(name, "the model has no such tensor; is it for another model?")
@@ -266,15 +270,15 @@ def load_tensors(
     ]
     if problems:
         raise ConfigError(_shortened(problems), source=source)
-    module.load_state_dict({**state, **found})
+    module.load_state_dict({**state, **loaded})
 
 
 def _shortened(problems: list[Problem]) -> list[Problem]:
-    more = len(problems) - _MOST_LISTED
-    if more <= 1:
+    num_left_out = len(problems) - _MOST_LISTED
+    if num_left_out <= 1:
         return problems
-    rest = Problem(_PLACE, f"{more} more tensors do not fit; is it for another model?")
-    return [*problems[:_MOST_LISTED], rest]
+    message = f"{num_left_out} more tensors do not fit; is it for another model?"
+    return [*problems[:_MOST_LISTED], Problem(_PLACE, message)]
 
 
 @dataclass(frozen=True)
@@ -283,7 +287,7 @@ class _Match:
 
     prefix: str
     names: Mapping[str, str]  # in the file, by the model's
-    # Names of other tensors beside them, and what is behind the prefix of each.
+    # Names of other tensors beside them, and the end of each behind the prefix.
     unknown: Mapping[str, str]
 
 
@@ -306,26 +310,23 @@ def _best_match(
         for dialect in _dialects(expected, head, published)
         for match in _matches(dialect, plain, leaves)
     ]
-    most = max((len(match.names) for match in matches), default=0)
-    if not most:
+    if not any(match.names for match in matches):
         message = (
             f"none of the {len(leaves)} names in {source} is one of the model's: found "
             f"{_some(leaves)}, expected {_some(expected)}; is it for another model?"
         )
         raise ConfigError([Problem(_PLACE, message)])
     complete = [match for match in matches if needed <= match.names.keys()]
-    best = [
-        match
-        for match in complete or matches
-        if len(match.names) == max(len(one.names) for one in complete or matches)
-    ]
+    candidates = complete or matches
+    most = max(len(match.names) for match in candidates)
+    best = [match for match in candidates if len(match.names) == most]
     first, *others = sorted(best, key=lambda match: len(match.prefix))
     for other in others if complete and first.prefix else ():
         if not _are_equal(first, other, leaves):
             message = (
                 f"{source} holds the model's tensors under {first.prefix!r} and "
-                f"{other.prefix!r}, expected them once: save those that are meant by "
-                "themselves, torch.save(torch.load(FILE)[KEY], OTHER_FILE)"
+                f"{other.prefix!r}, expected them once: write one of the two to a file "
+                "of its own, torch.save(torch.load(FILE)[KEY], OTHER_FILE)"
             )
             raise ConfigError([Problem(_PLACE, message)])
     return first
@@ -338,57 +339,57 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _are_equal(match: _Match, other: _Match, leaves: Mapping[str, Leaf]) -> bool:
-    pairs = (
+    pairs = [
         (leaves[match.names[name]].value, leaves[other.names[name]].value)
         for name in match.names.keys() & other.names.keys()
-    )
-    return all(
-        isinstance(one, Tensor) and isinstance(two, Tensor) and torch.equal(one, two)
-        for one, two in pairs
-    )
+    ]
+    are_tensors = all(isinstance(value, Tensor) for pair in pairs for value in pair)
+    return are_tensors and all(torch.equal(*pair) for pair in pairs)
 
 
 def _without_wrappers(name: str) -> str:
-    parts = name.split(".")
-    # The last part is a tensor's own name.
-    return ".".join([one for one in parts[:-1] if one not in _WRAPPERS] + parts[-1:])
+    *path, tensor = name.split(".")
+    return ".".join([*(part for part in path if part not in _WRAPPERS), tensor])
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names by what they are without parts of wrappers, if that is unique."""
-    whole = list(names)
-    plain = {_without_wrappers(name): name for name in whole}
-    return plain if len(plain) == len(whole) else {name: name for name in whole}
+    """Return names by the same without parts of wrappers, unless two become equal."""
+    names = list(names)
+    plain = {_without_wrappers(name): name for name in names}
+    return plain if len(plain) == len(names) else {name: name for name in names}
 
 
 def _dialects(
     expected: Mapping[str, Tensor], head: str, published: str
 ) -> Iterator[dict[str, str]]:
-    """Yield the model's names by what files may call them.
+    """Yield the model's names by those in a file, as different files have them.
 
-    Beside those of the network itself they are those of a network that this project
-    has split into ``features`` and ``classifier``, as `Run.model` returns it.
+    They are the network's own, with the published name of its head, and those of a
+    network that is split into ``features`` and ``classifier``, as `Run.model` returns.
     """
     plain = _plain_names(expected)
     yield plain
     if published and published != head:
         yield {
-            re.sub(rf"^{re.escape(head)}\.", f"{published}.", name): own
-            for name, own in plain.items()
+            re.sub(rf"^{re.escape(head)}\.", f"{published}.", name): model_name
+            for name, model_name in plain.items()
         }
     start = f"{head}." if head else ""
     yield {
-        f"classifier.{name.removeprefix(start)}"
+        f"{_HEAD}.{name.removeprefix(start)}"
         if name.startswith(start)
-        else f"features.{name}": own
-        for name, own in plain.items()
+        else f"features.{name}": model_name
+        for name, model_name in plain.items()
     }
 
 
 def _matches(
     dialect: Mapping[str, str], plain: Mapping[str, str], leaves: Mapping[str, Leaf]
 ) -> Iterator[_Match]:
-    """Yield what matches under each prefix of a file's names."""
+    """Yield a match for each prefix of a file's names that has one.
+
+    ``plain``: The file's names by the same without parts of wrappers.
+    """
     under: dict[str, dict[str, str]] = {}
     for name, whole in plain.items():
         starts = [0, *(place.end() for place in re.finditer(r"\.", name))]
@@ -442,15 +443,17 @@ class Layout:
     @classmethod
     def from_json(cls, text: str) -> "Layout":
         """Return the layout in a text of `to_json`; a `ValueError` if it has none."""
-        found = json.loads(text)
+        document = json.loads(text)
         shapes = {
             str(name): tuple(int(side) for side in shape)
-            for name, shape in found["tensors"]
+            for name, shape in document["tensors"]
         }
-        memory_format = found["memory_format"]
+        if any(side < 0 for shape in shapes.values() for side in shape):
+            raise ValueError("found a negative length of a side")
+        memory_format = document["memory_format"]
         if memory_format not in ("channels_last", "contiguous"):
             raise ValueError(f"unknown memory format {memory_format!r}")
-        return cls(shapes, memory_format, str(found["frozen"]))
+        return cls(shapes, memory_format, str(document["frozen"]))
 
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """Return the tensors of a vector by name."""
@@ -466,7 +469,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class TrainedTensors:
-    """What a model that this project wrote holds: all weights, or the trained ones."""
+    """The tensors of a model that this project wrote: all, or those it trained."""
 
     path: Path
     tensors: Mapping[str, Tensor]
@@ -474,7 +477,7 @@ class TrainedTensors:
 
 
 def read_layout(path: Path) -> str:
-    """Return what a file says of the layout of its vector; empty if nothing."""
+    """Return the text of the layout in a file; empty if it has none."""
     try:
         with safe_open(path, framework="pt") as file:
             return str((file.metadata() or {}).get(LAYOUT, ""))
@@ -490,7 +493,10 @@ def read_trained(name: str) -> TrainedTensors | None:
     try:
         layout = Layout.from_json(text)
         tensors = layout.tensors(load_file(path)[VECTOR])
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (
+        *(OSError, SafetensorError, KeyError, TypeError, ValueError),
+        RecursionError,
+    ) as error:
         message = (
             f"{path} is damaged, expected a model as `knnper fed export` writes it: "
             f"{error}"
@@ -506,16 +512,16 @@ def by_origin(
 
     None stands for no file of others.
     """
-    found = {name: read_trained(name) for name in as_names(weights)}
-    others = tuple(name for name, trained in found.items() if trained is None)
-    return others or None, [trained for trained in found.values() if trained]
+    by_name = {name: read_trained(name) for name in as_names(weights)}
+    others = tuple(name for name, trained in by_name.items() if trained is None)
+    return others or None, [trained for trained in by_name.values() if trained]
 
 
 def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
-    """Copy what a model that this project wrote holds into ``module``.
+    """Copy the tensors of a model that this project wrote into ``module``.
 
-    A head for other classes is left out. Return whether ``module`` has tensors of these
-    names: adapters are there only once it is set what is trained.
+    A head for other classes is left out. Nothing is done, and False returned, where
+    ``module`` lacks a tensor: it gets its adapters after its other weights.
 
     Raises
     ------
@@ -529,12 +535,12 @@ def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
     state = module.state_dict(keep_vars=True)
     if not tensors.keys() <= state.keys():
         return False
-    found = frozen_fingerprint(module, {id(state[name]) for name in tensors})
-    if found != trained.frozen:
+    frozen = frozen_fingerprint(module, {id(state[name]) for name in tensors})
+    if frozen != trained.frozen:
         message = (
-            f"{source} holds the trained weights of a model whose other weights have "
-            f"the fingerprint {trained.frozen[:12]}, found {found[:12]}: put the file "
-            f"that they are from before it, model.weights: [FILE, {source}]"
+            f"{source} holds trained weights that belong to frozen weights with the "
+            f"fingerprint {trained.frozen[:12]}, found {frozen[:12]}: put the file of "
+            f"the frozen weights before it, model.weights: [FILE, {source}]"
         )
         raise ConfigError([Problem(_PLACE, message)])
     misfits = {
@@ -554,13 +560,12 @@ def load_trained(module: EmbeddingModel, trained: TrainedTensors) -> bool:
     return True
 
 
-def require_loaded(trained: Sequence[TrainedTensors], module: nn.Module) -> None:
-    """Refuse files whose tensors a model does not have."""
-    for one in trained:
-        names = sorted(one.tensors.keys() - module.state_dict().keys())
-        message = "the model has no such tensor; expected the model.trained and"
-        problems = [
-            Problem(name, f"{message} model.lora of the run that wrote it")
-            for name in names
-        ]
-        raise ConfigError(_shortened(problems), str(one.path))
+def raise_missing(module: nn.Module, trained: TrainedTensors) -> NoReturn:
+    """Raise an error that names the tensors of a file that a model lacks."""
+    message = (
+        "the model has no such tensor; expected the model.trained and model.lora of "
+        "the run that wrote it"
+    )
+    names = sorted(trained.tensors.keys() - module.state_dict().keys())
+    problems = [Problem(name, message) for name in names]
+    raise ConfigError(_shortened(problems), str(trained.path))

@@ -234,8 +234,8 @@ ContinueFrom = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Make more rounds of the finished run in this folder, in that of --output;"
-        " say how many in all: --set training.num_rounds=N.",
+        help="Make more rounds of the finished run in this folder, N in all, in the "
+        "folder of --output: --set training.num_rounds=N.",
     ),
 ]
 

@@ -31,19 +31,19 @@ _NUM_ROUNDS = "training.num_rounds"
 def begin_continuation(
     source: Path, changes: Sequence[str], target: Path, *, overwrite: bool = False
 ) -> tuple[Workbench, RunFolder]:
-    """Open a new folder with the rounds of a finished run, of which more are made.
+    """Open a new folder with the rounds of a finished run, to make more rounds.
 
     Parameters
     ----------
     source
-        The finished run's folder, which stays as it is.
+        The finished run's folder; nothing in it changes.
     changes
         ``KEY=VALUE``: a larger ``training.num_rounds``, and settings of the section
         ``run`` that change no result.
     target
         The new folder.
     overwrite
-        Whether a run that is in it is deleted.
+        Whether a run in the new folder is deleted first.
 
     Raises
     ------
@@ -55,8 +55,8 @@ def begin_continuation(
     folder = RunFolder.open(source)
     if not folder.is_finished():
         raise RunError(
-            f"the run in {source} is not done, expected a finished one; go on with it "
-            f"with --resume {source}"
+            f"the run in {source} is not done, expected a finished run; resume it "
+            f"first: --resume {source}"
         )
     if target.resolve() == source.resolve():
         raise RunError(f"{target} is the finished run's own folder; give a new one")
@@ -65,7 +65,7 @@ def begin_continuation(
     experiment = _with_more_rounds(folder, before, changes)
     bench = open_workbench(experiment)
     inputs = inputs_of(experiment)
-    require_inputs(source, inputs, "train anew in a new folder")
+    require_inputs(source, inputs, "start again in a new folder")
     folder.require_same_conditions(experiment, bench.roster.split)
     ended = ended_with(folder, before, bench, before.training.num_rounds)
     new = RunFolder.create(target, bench.experiment, overwrite=overwrite)
@@ -80,7 +80,7 @@ def begin_continuation(
 def _with_more_rounds(
     folder: RunFolder, before: Experiment, changes: Sequence[str]
 ) -> Experiment:
-    """Return the experiment of a run with more rounds; refuse any other change."""
+    """Read the experiment of a run with more rounds; refuse any other change."""
     source = folder.path / EXPERIMENT
     after = read_experiment(source, experiment_catalogue(), changes)
     problems = list(_other_changes(before, after))
@@ -95,7 +95,7 @@ def _with_more_rounds(
     if method.needs_num_rounds:
         message = (
             f"{method.title} cannot make more rounds than it began with: "
-            f"{method.needs_num_rounds}; train anew with the larger number"
+            f"{method.needs_num_rounds}; start again with the larger number"
         )
         problems.append(Problem("method", message))
     if problems:
@@ -104,7 +104,7 @@ def _with_more_rounds(
 
 
 def _other_changes(before: Experiment, after: Experiment) -> Iterator[Problem]:
-    """Yield the settings that decide on results and differ, but for the rounds."""
+    """Yield the settings, except the rounds, that differ and change results."""
     old, new = (dict(dotted(relevant_settings(one))) for one in (before, after))
     for experiment, settings in ((before, old), (after, new)):
         settings["model.memory_format"] = getattr(

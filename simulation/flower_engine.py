@@ -436,10 +436,10 @@ def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
 
 
 def short_ray_folder(short: Path = Path("/tmp")) -> Path | None:
-    """Return where Ray is to keep its session; None leaves it to Ray.
+    """Return a folder for Ray's session; None if its own choice will do.
 
-    Ray takes ``TMPDIR``, and ends with an error where the paths of its sockets get too
-    long there. They then go to ``short``, if this process may write to it.
+    Ray takes ``TMPDIR``, and fails if the paths of its sockets get too long there. Its
+    session is then below ``short``, if this process may write to that.
     """
     variable = next((name for name in _RAY_FOLDERS if name in os.environ), None)
     if variable is None:
@@ -451,7 +451,7 @@ def short_ray_folder(short: Path = Path("/tmp")) -> Path | None:
         return None
     what = (
         f"found {variable} = {folder} of {length} bytes, expected at most {longest}: "
-        "Ray keeps sockets below it, whose paths the system limits"
+        "Ray keeps sockets below it, and the system limits the length of their paths"
     )
     if not os.access(short, os.W_OK | os.X_OK):
         raise RunError(f"{what}. Set RAY_TMPDIR to a folder with a shorter path")

@@ -217,10 +217,10 @@ class Run:
         progress: bool = True,
         **overrides: Any,
     ) -> "Run":
-        """Make more rounds of a finished run in a new folder; return that run.
+        """Make more rounds of this finished run in a new folder; return that run.
 
-        The rounds are those of a run that is made of ``num_rounds`` from the start, in
-        every bit. This run stays as it is.
+        It ends with the same bits as a run of ``num_rounds`` from the start. Nothing in
+        this run's folder changes.
 
         Parameters
         ----------

@@ -126,7 +126,10 @@ def ended_run(run: Path, door: OpenDoor = Door) -> EndedRun:
 def ended_with(
     folder: RunFolder, experiment: Experiment, bench: Workbench, num_rounds: int
 ) -> EndedRun:
-    """Return what a finished run of so many rounds ended with; its bench is open."""
+    """Return the last state of a finished run; refuse other data or rounds.
+
+    ``bench``: The run's experiment, opened.
+    """
     run, manifest = folder.path, folder.results()["manifest"]
     expected, found = manifest["partition_hash"], fingerprint(bench.partition)
     if found != expected:

@@ -135,7 +135,7 @@ def assemble(experiment: Experiment, spec: InputSpec) -> Assembly:
 
 @explained()
 def bound(experiment: Experiment, task: Task) -> Assembly:
-    """Build the method; the experiment then says how its model was built."""
+    """Build the method; note in the experiment how its model was built."""
     chosen, on_top = experiment.method, experiment.personalization
     method = method_of(chosen)(task, chosen.settings)
     method = personalizer_of(on_top)(task, method, on_top.settings)
@@ -151,9 +151,9 @@ def bound(experiment: Experiment, task: Task) -> Assembly:
 
 
 def _tried_out(choice: Choice[Settings], model: FlatModel) -> Mapping[str, Any]:
-    """Return the settings that a trial of the network found, so that none follows.
+    """Return the memory format that a trial chose, with which none is needed again.
 
-    All processes of a run so agree on the order of its weights.
+    It fixes the order of the weights in the vector for all processes of a run.
     """
     if not is_tried_out(choice):
         return {}

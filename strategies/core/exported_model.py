@@ -81,7 +81,7 @@ class ModelCard:
 
     def architecture(self, door: Door = CLOSED) -> Choice[Settings]:
         """Return the section ``model``; what is a user's comes through ``door``."""
-        # A card says nothing else of models that lie in memory so.
+        # The card of a model in this format leaves it out.
         settings = {"memory_format": "channels_last", **self.model}
         name, source = str(settings.pop("name", None)), str(settings.pop(SOURCE, ""))
         problems, parsed, own = list[Problem](), None, None

@@ -409,8 +409,8 @@ def optimizer_problem(chosen: Choice[Settings]) -> str:
     if closure is not None and closure.default is closure.empty:
         return (
             f"{chosen.name} needs a closure that computes the loss several times in a "
-            "step, and local training computes it once; expected an optimizer whose "
-            "step() takes no argument, such as AdamW"
+            "step, and local training computes it once; expected an optimizer with a "
+            "step() without arguments, such as AdamW"
         )
     weight = nn.Parameter(torch.ones(2, 2))
     weight.grad = torch.ones(2, 2)
@@ -426,7 +426,7 @@ def optimizer_problem(chosen: Choice[Settings]) -> str:
     except _FAILURES as error:
         return (
             f"{chosen.name} fails at its first step: {type(error).__name__}: {error}; "
-            "expected an optimizer whose step() takes dense gradients and no argument"
+            "expected an optimizer that steps with dense gradients and no closure"
         )
     return ""
 

@@ -156,11 +156,11 @@ def introduced(file: Path, text: str) -> Introduction:
     return read_introduction(SiteNode().introduce(context_of(file), job))
 
 
-@pytest.mark.parametrize("model", [OWN["model"], "{name: 'mine:Viewing'}"])
+@pytest.mark.parametrize("network", [OWN["model"], "{name: 'mine:Viewing'}"])
 def test_three_sites_train_what_a_simulation_does_and_a_fourth_serves_it(
-    tmp_path: Path, code: Path, model: str
+    tmp_path: Path, code: Path, network: str
 ) -> None:
-    settings = own_experiment(code, {**OWN, "model": model})
+    settings = own_experiment(code, {**OWN, "model": network})
     files = make_sites(tmp_path, settings)
     append(files, ALLOWED)
     run = lead(files, settings, tmp_path / "run")

@@ -297,7 +297,7 @@ def test_labels_and_data_that_do_not_fit_are_refused(model: Net) -> None:
 
 
 class Typed(nn.Module):
-    """A network that computes in a type of its own and leaves inputs as they come."""
+    """A network of another type than float32, which does not convert its inputs."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -344,7 +344,7 @@ def test_counters_may_be_means_and_numbers_without_an_axis_are_taken(
 
 
 class OwnEmbedding(EmbeddingModel):
-    """A model that says itself what is what."""
+    """A model that defines its representation and its head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -67,7 +67,7 @@ def rounds_of(folder: Path) -> list[dict[str, Any]]:
     "training",
     [
         pytest.param({}, id="plain"),
-        # Clients that train when the run ends go on with the models that they had.
+        # Clients still train with earlier models when the run ends.
         pytest.param({"devices": DEVICES, "timing": BUFFERED}, id="buffered"),
         pytest.param(
             {
@@ -157,7 +157,7 @@ def test_folders_that_cannot_be_continued_are_refused(
     with pytest.raises(RunError, match=r"checkpoint of round 2 .* found none"):
         begin_continuation(copied, longer, tmp_path / "more")
     (copied / "results.json").unlink()
-    with pytest.raises(RunError, match="is not done, expected a finished one"):
+    with pytest.raises(RunError, match="is not done, expected a finished run"):
         begin_continuation(copied, longer, tmp_path / "more")
     assert not (tmp_path / "more").exists()
 
