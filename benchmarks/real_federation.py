@@ -107,12 +107,19 @@ def new_federation(num_clients: int) -> Iterator[RealFederation]:
 
 
 @contextlib.contextmanager
-def ours(federation: RealFederation) -> Iterator[Callable[[str, int], list[float]]]:
-    """Start ``knnper fed server`` and ``knnper fed client``; give what makes rounds."""
+def serving(federation: RealFederation) -> Iterator[Running]:
+    """Start ``knnper fed server``."""
     with _running(federation) as running:
         server_file = federation.folder.server_file
         running.start([_COMMANDS / "knnper", "fed", "server", server_file])
-        _wait_for_port(federation.gateway)
+        _wait_until(lambda: "is ready" in running.log.read_text(), "the server")
+        yield running
+
+
+@contextlib.contextmanager
+def ours(federation: RealFederation) -> Iterator[Callable[[str, int], list[float]]]:
+    """Start ``knnper fed server`` and ``knnper fed client``; give what makes rounds."""
+    with serving(federation) as running:
         for name in federation.names:
             config = federation.folder.client(name) / "client.yaml"
             command: list[str | Path] = [_COMMANDS / "knnper", "fed", "client", config]
@@ -220,10 +227,18 @@ def free_ports(count: int) -> list[int]:
 
 
 def _wait_for_port(port: int) -> None:
-    end = time.monotonic() + _START_S
-    while time.monotonic() < end:
+    def listens() -> bool:
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port)).close()
-            return
+            return True
+        return False
+
+    _wait_until(listens, f"port {port}")
+
+
+def _wait_until(is_ready: Callable[[], bool], subject: str) -> None:
+    end = time.monotonic() + _START_S
+    while not is_ready():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{subject} is not ready after {_START_S:g} s")
         time.sleep(0.1)
-    raise TimeoutError(f"nothing listens at port {port}")

@@ -18,7 +18,9 @@ names in ``flwr``                           why; what it saves; what happens wit
 ``register_signal_handlers``,               7.3 to 2.9 s. Without: it waits 3 s after
 ``_init_connection``                        each exchange, and takes 3 s to end.
 ``supernode.fleet_http_connection``,        Refusals are told from one another, with
-``supercore.retry``                         what to do, and tried again within 5 s.
+``supercore.retry``                         what to do, and tried again within 5 s; no
+                                            heartbeats while a request is held, which
+                                            halves what an idle site costs the server.
                                             Without: Flower's own message, and a new
                                             start every 10 s.
 ``supernode.main``, ``.nodestate``,         Tasks go to a runner that has torch and
@@ -100,6 +102,7 @@ if not flower.is_plain():
     from flwr.supercore.object_store import ObjectStoreFactory
     from flwr.supercore.retry import (
         RetryInvoker,
+        RetryState,
         exponential,
         make_simple_http_retry_invoker,
     )
@@ -437,6 +440,10 @@ class Hooks:
     connected: Callable[[int], None]
     no_message: Callable[[], None]
     no_reply: Callable[[], None]
+    is_heard: Callable[[], bool]  # whether a sign of life is superfluous
+    received: Callable[[str, str], None]  # type and group of a message
+    unreachable: Callable[[str], None]  # called before each retry, with the reason
+    reachable: Callable[[], None]  # called after each request that succeeded
 
 
 class _Ended(BaseException):
@@ -510,11 +517,12 @@ def _adapted(hooks: Hooks, unknown: list[Refusal]) -> Iterator[None]:
         (main_loop, "pull_objects", _tidied_up(pull)),
         # Signals are left to the process: Flower's way out takes seconds.
         (main_loop, "register_signal_handlers", lambda **_: None),
-        (main_loop, "_init_connection", _announcing(hooks.connected)),
+        (main_loop, "_init_connection", _announcing(hooks)),
         (fleet_http_connection, "flwr_exit", _refuse),
         # The parts of `os` with which the heartbeat ends a process that is unknown.
         (fleet_http_connection, "os", SimpleNamespace(getpid=os.getpid, kill=kill)),
-        (fleet_http_connection, "make_simple_http_retry_invoker", _retries()),
+        (fleet_http_connection, "make_simple_http_retry_invoker", _retries(hooks)),
+        (fleet_http_connection, "HeartbeatSender", _sparing(hooks.is_heard)),
     )
     with contextlib.ExitStack() as stack:
         for place, name, replacement in patches:
@@ -537,15 +545,35 @@ def _tidied_up(receive: Callable[..., T]) -> Callable[..., T]:
     return received
 
 
-def _announcing(connected: Callable[[int], None]) -> Callable[..., Any]:
+def _sparing(is_heard: Callable[[], bool]) -> Callable[..., HeartbeatSender]:
+    """Return a maker of heartbeats that are left out while the server hears the node.
+
+    Each needs a connection of its own while the other one waits for a message.
+    """
+
+    def made(send: Callable[[], bool]) -> HeartbeatSender:
+        return HeartbeatSender(lambda: is_heard() or send())
+
+    return made
+
+
+def _announcing(hooks: Hooks) -> Callable[..., Any]:
     connect = main_loop._init_connection
 
     @contextlib.contextmanager
     def announce(**kwargs: Any) -> Iterator[Any]:
         with connect(**kwargs) as connection:
-            connected(connection[0])
-            *parts, confirm_message_received = connection
-            yield (*parts, _tidied_up(confirm_message_received))
+            hooks.connected(connection[0])
+            node_id, receive, *parts, confirm_message_received = connection
+
+            def announced() -> Any:
+                received = receive()
+                if received is not None:
+                    about = received[0].metadata
+                    hooks.received(about.message_type, about.group_id)
+                return received
+
+            yield node_id, announced, *parts, _tidied_up(confirm_message_received)
 
     return announce
 
@@ -555,7 +583,7 @@ def _refuse(code: int, message: str = "") -> NoReturn:  # noqa: ARG001 (as Flowe
     raise _Ended(refusal_of(int(found[1]) if found else 0, message))
 
 
-def _retries() -> Callable[[], RetryInvoker]:
+def _retries(hooks: Hooks) -> Callable[[], RetryInvoker]:
     """Return a maker of retries that come back soon and say what they cannot mend."""
 
     def made() -> RetryInvoker:
@@ -568,11 +596,36 @@ def _retries() -> Callable[[], RetryInvoker]:
                 raise _Ended(unknown_key())
             return is_hopeless is not None and is_hopeless(error)
 
+        invoker.on_backoff = _both(
+            lambda state: hooks.unreachable(_reason(state.exception)),
+            invoker.on_backoff,
+        )
+        invoker.on_success = _both(lambda _: hooks.reachable(), invoker.on_success)
         invoker.should_giveup = give_up
         invoker.wait_gen_factory = lambda: exponential(max_delay=_LONGEST_RETRY_S)
         return invoker
 
     return made
+
+
+def _both(
+    first: Callable[[RetryState], None], second: Callable[[RetryState], None] | None
+) -> Callable[[RetryState], None]:
+    def call(state: RetryState) -> None:
+        first(state)
+        if second is not None:
+            second(state)
+
+    return call
+
+
+def _reason(error: Exception | None) -> str:
+    """Return in few words why a request failed."""
+    response = getattr(error, "response", None)
+    if isinstance(response, httpx.Response):
+        detail = flower.FlowerError.of(response.text).detail
+        return printable(f"HTTP status {response.status_code}: {detail}")
+    return printable(str(error) or type(error).__name__)
 
 
 _ORDERS, _REPORT = 0, 1

@@ -12,10 +12,10 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
 import httpx
@@ -41,18 +41,21 @@ from knnper.errors import RunError
 from knnper.transport.credentials import fingerprint, read_node_key
 from knnper.transport.diagnosis import Verdict
 from knnper.transport.flower_protocol import PLAIN_FLOWER, is_plain
+from knnper.transport.messages import Purpose
+from knnper.transport.waiting import FIRST_REMINDER_S, Reminder, duration
 
 SHORTEST_S = 0.05
 LONGEST_S = 1.0
 PART_OF_IDLE_TIME = 0.05
 REPLY_S = 0.01
+# A request that took so long to get no message was held; after as long as the second
+# the answer is overdue.
+SHORTEST_HELD_S, LONGEST_HELD_S = 5.0, 25.0
 
 
 log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 1.0
 _LONGEST_RETRY_S = 10.0
-_FIRST_REMINDER_S = 60.0
-_LONGEST_REMINDER_S = 3600.0
 
 
 class Patience:
@@ -61,33 +64,22 @@ class Patience:
     def __init__(self, lasts_s: float | None) -> None:
         self._end = None if lasts_s is None else time.monotonic() + lasts_s
         self._retry_s = _FIRST_RETRY_S
-        self._said = ""
-        self._remind_at = 0.0
-        self._reminder_s = _FIRST_REMINDER_S
+        self._reminder = Reminder()
 
     def bear(self, refusal: Refusal) -> None:
         """Say what is wrong and wait, or give up."""
         is_over = self._end is not None and time.monotonic() + self._retry_s > self._end
         if is_over or (refusal.lasting and self._end is not None):
             raise refusal
-        self._say(str(refusal))
+        if self._reminder.is_due(str(refusal)):
+            log.warning(
+                "%s. Tried again every %.0f s at least; said again in %s",
+                refusal,
+                _LONGEST_RETRY_S,
+                duration(self._reminder.interval_s),
+            )
         time.sleep(self._retry_s)
         self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
-
-    def _say(self, reason: str) -> None:
-        now = time.monotonic()
-        if reason != self._said:
-            self._reminder_s = _FIRST_REMINDER_S
-        elif now < self._remind_at:
-            return
-        log.warning(
-            "%s. Tried again every %.0f s at least; said again in %.0f min",
-            reason,
-            _LONGEST_RETRY_S,
-            self._reminder_s / 60,
-        )
-        self._said, self._remind_at = reason, now + self._reminder_s
-        self._reminder_s = min(2 * self._reminder_s, _LONGEST_REMINDER_S)
 
 
 _REACHED_BY = ("address", "port", "tls", "authority", "certificate")
@@ -229,6 +221,108 @@ class _Node:
         return True
 
 
+class PollPause:
+    """The pause between two requests for messages, longer the longer none came.
+
+    A request costs the server, so an idle node asks once a second. A gateway that holds
+    a request until there is a message is asked again at once.
+    """
+
+    def __init__(self) -> None:
+        self._last_work = self._asked_at = time.monotonic()
+        self._is_held = False  # as the last request was
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the node worked, or began."""
+        return time.monotonic() - self._last_work
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a request is being held, which is a sign of life in itself.
+
+        A gateway that holds requests tells Flower so; see `knnper.server.link.gateway`.
+        """
+        asked_s = time.monotonic() - self._asked_at
+        return self._is_held and asked_s < LONGEST_HELD_S
+
+    def note_work(self) -> None:
+        """Take note that the node works now."""
+        self._last_work, self._is_held = time.monotonic(), False
+
+    def sleep(self) -> None:
+        """Wait until the node may ask again."""
+        asked_s = time.monotonic() - self._asked_at
+        self._is_held = asked_s >= SHORTEST_HELD_S
+        interval_s = min(self.idle_s * PART_OF_IDLE_TIME, LONGEST_S)
+        time.sleep(max(interval_s - asked_s, SHORTEST_S))
+        self._asked_at = time.monotonic()
+
+
+_LOST_AFTER_S = 5.0  # of failing: a single request may fail for many reasons
+_DONE: Mapping[str, str] = MappingProxyType(
+    {
+        Purpose.INTRODUCE: "a run asked who this client is, and begins, or goes on, "
+        "once the clients that it needs have answered",
+        Purpose.TRAIN: "the update of round {round} is sent, and the server waits for "
+        "the other clients, or has left this one out of the next round",
+        Purpose.VALIDATE: "the evaluation of round {round} is sent, and the server "
+        "waits for the other clients",
+        Purpose.PERSONALIZE: "the trained model is here; another run may follow",
+        Purpose.REFUSE: "the server has refused this client, see above",
+    }
+)
+
+
+class WaitLog:
+    """Logs what a node waits for: the server, other clients or work."""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._situation = "no run has asked this client for anything yet"
+        self._num_received = 0
+        self._idle, self._lost = Reminder(), Reminder()
+        self._lost_at: float | None = None
+        self._is_lost = False  # and the log says so
+
+    def received(self, message_type: str, group: str) -> None:
+        """Note what the node is asked for; the group is the round."""
+        done = _DONE.get(message_type, "a message of type {type} is answered")
+        self._situation = done.format(round=group, type=message_type)
+        self._num_received += 1
+
+    def idle(self, seconds: float) -> None:
+        """Log why there is nothing to do: after a minute, then ever more rarely."""
+        state = f"{self._num_received}"
+        if seconds >= FIRST_REMINDER_S and self._idle.is_due(state):
+            log.info("waiting for work, %s: %s", duration(seconds), self._situation)
+
+    def unreachable(self, reason: str) -> None:
+        """Log that the server does not answer, once that lasts."""
+        now = time.monotonic()
+        if self._lost_at is None:
+            self._lost_at = now
+        lost_s = now - self._lost_at
+        if lost_s < _LOST_AFTER_S or not self._lost.is_due(f"{self._lost_at}"):
+            return
+        self._is_lost = True
+        log.warning(
+            "waiting for the server: %s has not answered for %s (%s); trying again "
+            "until it does, said again in %s",
+            self._server,
+            duration(lost_s),
+            reason,
+            duration(self._lost.interval_s),
+        )
+
+    def reachable(self) -> None:
+        """Note that the server answers."""
+        if self._is_lost and self._lost_at is not None:
+            lost_s = time.monotonic() - self._lost_at
+            log.info("the server answers again, after %s", duration(lost_s))
+        self._lost_at, self._is_lost = None, False
+
+
 class _Stay:
     def __init__(
         self,
@@ -242,10 +336,20 @@ class _Stay:
         self.runner = runner
         self._activation = activation
         self._is_done = is_done
-        self._last_work = time.monotonic()
+        self._pause = PollPause()
+        self._progress = WaitLog(server.address)
 
     def hooks(self) -> Hooks:
-        return Hooks(self._begin, self._await_message, self._await_reply)
+        progress = self._progress
+        return Hooks(
+            connected=self._begin,
+            no_message=self._await_message,
+            no_reply=self._await_reply,
+            is_heard=lambda: self._pause.is_heard,
+            received=progress.received,
+            unreachable=progress.unreachable,
+            reachable=progress.reachable,
+        )
 
     def _begin(self, node_id: int) -> None:
         self.has_begun = True
@@ -254,14 +358,13 @@ class _Stay:
 
     def _await_message(self) -> None:
         _leave_if(self._is_done())
-        # Longer and longer while nothing comes: asking costs the server.
-        idle = time.monotonic() - self._last_work
-        time.sleep(min(max(idle * PART_OF_IDLE_TIME, SHORTEST_S), LONGEST_S))
+        self._progress.idle(self._pause.idle_s)
+        self._pause.sleep()
 
     def _await_reply(self) -> None:
         self.runner.wake()
         time.sleep(REPLY_S)
-        self._last_work = time.monotonic()
+        self._pause.note_work()
 
 
 @contextlib.contextmanager

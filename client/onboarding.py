@@ -1,6 +1,7 @@
 """From "here is a model" to "this site serves it, with its own memory"."""
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -21,8 +22,10 @@ from knnper.data.site import open_site
 from knnper.errors import KnnPerError, RunError
 from knnper.lifeline import die_with_parent
 from knnper.strategies.core.exported_model import GlobalModel
+from knnper.transport.waiting import FIRST_REMINDER_S, Reminder, duration
 
 POLL_S = 0.2
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ def join(
 ) -> Onboarded:
     """Be a node of the federation until it has distributed a model."""
     site_state = state_of(settings)
-    deadline = time.monotonic() + patience_s
+    began, reminder = time.monotonic(), Reminder()
+    deadline = began + patience_s
     if (serving := site_state.served()) is not None:
         return Onboarded(site_state, serving)
     with _node(settings, site_state, patience_s, verbose) as node:
@@ -69,7 +73,14 @@ def join(
             if has_ended:
                 why = "its log says why, and knnper site doctor looks for the cause"
                 raise RunError(f"the node ended before it was handed a model; {why}")
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now >= began + FIRST_REMINDER_S and reminder.is_due("no model"):
+                log.info(
+                    "waiting for the server to hand over a model, %s of at most %s",
+                    duration(now - began),
+                    duration(patience_s),
+                )
+            if now >= deadline:
                 raise SiteStateError(
                     f"the server distributed no model within {patience_s:g} s; have it "
                     "do so (knnper fed submit --resume RUN --stay S), or give --model"

@@ -61,7 +61,7 @@ from knnper.strategies.core.exported_model import (
     save_model,
 )
 from knnper.transport.messages import Purpose
-from knnper.transport.polling import Pace
+from knnper.transport.polling import Pace, announce
 
 # A site's node where a client is configured, else a simulation's.
 client_app = make_client_app(
@@ -257,6 +257,7 @@ server_app = ServerApp()
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run configuration names."""
+    announce()
     with _warning_the_server():
         order = order_of(context.run_config)
         observer = LoggingObserver(log)

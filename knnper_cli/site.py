@@ -418,6 +418,7 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
 ) -> None:
     """Remember a site's own data by a global model, and serve both."""
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
+    from knnper.client.flower_node import log_to_stderr
     from knnper.client.onboarding import join
     from knnper.client.onboarding import onboard as onboard_client
     from knnper.client.settings import read_client
@@ -427,6 +428,7 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
     if model is None and took_part is not None:
         raise typer.BadParameter("it goes with --model; the server knows it by itself")
     if model is None:
+        log_to_stderr(verbose=verbose)
         onboarded = join(settings, patience, verbose=verbose)
         found = onboarded.site_state.load(onboarded.serving.model)
     else:

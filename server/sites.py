@@ -22,7 +22,7 @@ from knnper.transport.messages import (
     read_introduction,
     to_content,
 )
-from knnper.transport.polling import Interrupted, NoReply, Patience
+from knnper.transport.polling import Interrupted, NoReply, Patience, push
 
 # A site may have to read all of its data for the first time, or be busy.
 TIMEOUT_S = 120.0
@@ -74,7 +74,7 @@ class Directory:
                 continue
             job = to_content(Job([], 0, [], self.experiment), {})
             question = Message(job, node, Purpose.INTRODUCE.value, ttl=TIMEOUT_S)
-            for message_id in self.grid.push_messages([question]):
+            for message_id in push(self.grid, [question]):
                 if message_id:  # a node that has just left is asked when it is back
                     self._asked[message_id] = (node, now)
 
@@ -166,7 +166,7 @@ class Directory:
         log.warning("%s", reason)
         # That the node's own log says it too; nobody waits for an answer.
         content = RecordDict({"refusal": ConfigRecord({"reason": reason})})
-        list(self.grid.push_messages([Message(content, node, Purpose.REFUSE.value)]))
+        push(self.grid, [Message(content, node, Purpose.REFUSE.value)])
 
 
 # How replies of clients on machines of their own are waited for.

@@ -59,6 +59,7 @@ ATTACKS = frozenset({f"{CONTROL}start-run", f"{CONTROL}register-node"})
 ACTIVATE, DEACTIVATE = f"{FLEET}activate-node", f"{FLEET}deactivate-node"
 REGISTER, UNREGISTER = f"{FLEET}register-node", f"{FLEET}unregister-node"
 PUSH_MESSAGES, PUSH_OBJECT = f"{FLEET}push-messages", f"{FLEET}push-object"
+PULL_MESSAGES, HEARTBEAT = f"{FLEET}pull-messages", f"{FLEET}send-node-heartbeat"
 ACQUIRE_TASK = "/v1/runtime/acquire-task"
 # What a SuperNode may ask, by path.
 REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
@@ -69,8 +70,8 @@ REQUESTS: Mapping[str, type[Message]] = MappingProxyType(
         UNREGISTER: UnregisterNodeFleetRequest,
         PUSH_MESSAGES: PushMessagesRequest,
         PUSH_OBJECT: PushObjectRequest,
-        f"{FLEET}send-node-heartbeat": SendNodeHeartbeatRequest,
-        f"{FLEET}pull-messages": PullMessagesRequest,
+        HEARTBEAT: SendNodeHeartbeatRequest,
+        PULL_MESSAGES: PullMessagesRequest,
         f"{FLEET}pull-object": PullObjectRequest,
         f"{FLEET}confirm-message-received": ConfirmMessageReceivedRequest,
         f"{FLEET}get-run": GetRunRequest,

@@ -1,9 +1,11 @@
 """Replies from a Flower grid as a stream, in the order in which they were asked for."""
 
+import contextlib
+import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flwr.app import Message
@@ -27,12 +29,37 @@ MOST_TIMES_SENT = 16
 # A reply may be `MOST_TIMES_SENT` as many bytes as what was sent, or these.
 LEAST_LIMIT_BYTES = 64 * 1024**2
 NOT_ACCEPTED = "Flower did not accept a message"
+# Environment variable of a ServerApp on a server of ours: the descriptor of a pipe to
+# which it writes the nodes that it has sent messages to, a line each.
+ANNOUNCEMENTS_VARIABLE = "KNNPER_ANNOUNCEMENTS"
 MESSAGES_AT_ONCE = 64
 """Requests without a reply at any time, unless there are many workers.
 
 Enough to keep workers busy while Flower looks for new messages, with `flwr run` ten
 times a second; few enough that its look through all of them takes no time.
 """
+
+
+def push(grid: Grid, messages: Sequence[Message]) -> list[str]:
+    """Send messages and return their ids; an empty one stands for one not accepted."""
+    ids = list(grid.push_messages(messages))
+    announce(*(message.metadata.dst_node_id for message in messages))
+    return ids
+
+
+def announce(*nodes: int) -> None:
+    """Announce nodes that have messages to the gateway; call it once without any.
+
+    From then on the gateway relies on announcements and does not poll Flower, see
+    `knnper.server.link.arrivals`.
+    """
+    pipe = os.environ.get(ANNOUNCEMENTS_VARIABLE)
+    if pipe is None:
+        return
+    lines = "".join(f"{node}\n" for node in nodes) or "\n"
+    # A gateway that is too busy to read asks Flower itself within a minute.
+    with contextlib.suppress(OSError, ValueError):
+        os.write(int(pipe), lines.encode())
 
 
 @dataclass
@@ -154,7 +181,7 @@ class Window:
 
     def push(self, message: Message) -> str:
         """Send a message; return what it is known by."""
-        ids = list(self._grid.push_messages([message]))
+        ids = push(self._grid, [message])
         pushed = (ids[0] or None) if len(ids) == 1 else None  # not accepted
         if pushed is None and not self._patience.may_be_away:
             raise RunError(f"{NOT_ACCEPTED}; the run was stopped or the node is gone")

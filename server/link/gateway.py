@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import (
@@ -19,7 +20,17 @@ from typing import Any
 
 import httpx
 from flwr.proto.fab_pb2 import GetFabRequest
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import (
+    SendNodeHeartbeatRequest,
+    SendNodeHeartbeatResponse,
+)
 from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     PullObjectRequest,
@@ -29,6 +40,7 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.run_pb2 import GetRunRequest
 from google.protobuf.message import Message
 
+from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.gateway_rules import (
     Caller,
     Clients,
@@ -48,6 +60,7 @@ from knnper.transport.diagnosis import (
     with_standing,
 )
 from knnper.transport.sockets import origin_of
+from knnper.transport.waiting import duration
 
 logger = logging.getLogger(__name__)
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
@@ -201,6 +214,9 @@ _IS_CONNECTED = (
     "in a minute."
 )
 _NEW_CLIENT_S = 3.0  # until a key that was just registered is known here
+_SILENT_S = 60.0  # after which Flower counts a node as offline
+_USUAL_PAUSE_S = 30.0  # that Flower's nodes announce between two signs of life
+_PART_OF_PAUSE = 0.9  # after which Flower needs another one
 _LOOK_S = 0.1
 
 
@@ -210,16 +226,33 @@ class Presence:
 
     clients: Clients
     heard: dict[str, float] = field(default_factory=dict)
+    left: dict[str, float] = field(default_factory=dict)
 
     def note(self, path: str, key: str) -> None:
-        """Take note of a request that succeeded."""
-        known = self.clients.names
+        """Take note of a request that succeeded; log who is back, and who leaves."""
+        known, now = self.clients.names, time.monotonic()
         if path == flower.DEACTIVATE:
-            self.heard.pop(key, None)
+            if self.heard.pop(key, None) is not None:
+                self.left[key] = now
+                logger.info("client %s has left", known.get(key))
         elif key in known:
-            self.heard[key] = time.monotonic()
+            self._log_return(key, now)
+            self.heard[key] = now
         if len(self.heard) > len(known):
             self.heard = {one: last for one, last in self.heard.items() if one in known}
+        if len(self.left) > len(known):
+            self.left = {key: last for key, last in self.left.items() if key in known}
+
+    def _log_return(self, key: str, now: float) -> None:
+        name, heard, left = self.clients.names[key], self.heard.get(key), self.left
+        if heard is None and key in left:
+            away_s = now - left.pop(key)
+            logger.info("client %s is back; it left %s ago", name, duration(away_s))
+        elif heard is None:
+            logger.info("client %s is connected", name)
+        elif now - heard > _SILENT_S:
+            away = duration(now - heard)
+            logger.info("client %s is back; it was silent for %s", name, away)
 
     def standing(self, path: str, key: str, status: int) -> Standing | None:
         """Return what to tell a client that asked in the way of the doctor's."""
@@ -256,6 +289,11 @@ class Exchange:
         await self._start(status, [*headers, *more])
         await self._send({"type": "http.response.body", "body": body})
 
+    async def disconnected(self) -> None:
+        """Return when the client, whose request was read, waits no longer."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
     async def stream(self, response: httpx.Response, more: Headers = ()) -> None:
         """Answer as Flower did."""
         passed = {
@@ -277,6 +315,41 @@ class Exchange:
         await self._send({**start, "headers": headers})
 
 
+class Heartbeats:
+    """Decides which signs of life reach Flower.
+
+    A node announces a pause of 30 s, and Flower counts it as online for twice as long.
+    So a sign of life every 27 s is enough: one of two that the node sends, or of its
+    requests for messages, which come at least every 20 s while it is idle.
+    """
+
+    def __init__(self) -> None:
+        self._passed_on: dict[int, tuple[float, float]] = {}  # by node: when, pause
+
+    def passed_on(self, node_id: int, pause_s: float) -> None:
+        """Note that Flower has taken a sign of life."""
+        self._passed_on[node_id] = time.monotonic(), pause_s
+
+    def forget(self, node_id: int) -> None:
+        """Forget a node that has left, or for which Flower refused a sign of life."""
+        self._passed_on.pop(node_id, None)
+
+    def pause_s(self, node_id: int) -> float:
+        """Return the pause that a node has announced."""
+        _, pause_s = self._passed_on.get(node_id, (-math.inf, _USUAL_PAUSE_S))
+        return pause_s
+
+    def is_due(self, node_id: int, pause_s: float) -> bool:
+        """Return whether Flower needs another sign of life of a node."""
+        last_at, known_s = self._passed_on.get(node_id, (-math.inf, pause_s))
+        is_late = time.monotonic() - last_at >= _PART_OF_PAUSE * known_s
+        return is_late or known_s != pause_s
+
+
+class _FlowerRefusedError(Exception):
+    """Flower refused a request, and its client was told why."""
+
+
 @dataclass(frozen=True)
 class Gateway:
     """An ASGI application in front of Flower."""
@@ -287,10 +360,14 @@ class Gateway:
     meter: Meter
     look: Callable[[], None]
     notices: Notices
+    arrivals: Arrivals
+    heartbeats: Heartbeats = field(default_factory=Heartbeats, init=False)
     presence: Presence = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "presence", Presence(self.rules.clients))
+        # A client that is let in no longer need not wait to hear of it.
+        self.rules.clients.on_removed = self.arrivals.forget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -344,13 +421,25 @@ class Gateway:
             await passed_on()
             told = PushObjectResponse(stored=True).SerializeToString()
             await one.answer(HTTPStatus.OK, told, flower.PROTOBUF)
-        elif isinstance(request, PushMessagesRequest):
+        elif not await self._respond(one, caller, node_id, request):
+            return
+        self.presence.note(one.path, caller.key)
+
+    async def _respond(
+        self, one: Exchange, caller: Caller, node_id: int, request: Message
+    ) -> bool:
+        """Answer a request; return whether it was taken."""
+        if isinstance(request, PushMessagesRequest):
             self._require_node(caller)
             told = self.replies.announce(caller, request)
             await one.answer(HTTPStatus.OK, told, flower.PROTOBUF)
-        elif not await self._pass_on(one, caller, node_id, request):
-            return
-        self.presence.note(one.path, caller.key)
+            self.arrivals.note_activity(node_id)
+            return True
+        if isinstance(request, PullMessagesRequest):
+            return await self._send_messages(one, caller, node_id, request)
+        if isinstance(request, SendNodeHeartbeatRequest):
+            return await self._keep_alive(one, caller, request)
+        return await self._pass_on(one, caller, node_id, request)
 
     def _require_node(self, caller: Caller) -> None:
         """Have a client wait whose node is not known yet, as in insecure mode."""
@@ -375,16 +464,101 @@ class Gateway:
             if response.is_error:
                 await self._tell_why(one, caller, response)
                 return False
-            if isinstance(request, PullMessagesRequest):
-                told = await response.aread()
-                self.replies.sent(node_id, told)
-                await one.answer(response.status_code, told, flower.PROTOBUF)
-            else:
-                if fetched is not None:
-                    fetched(int(response.headers.get("content-length", 0)))
-                await one.stream(response)
-        if one.path == flower.ACTIVATE:
-            self.look()
+            if isinstance(request, ActivateNodeRequest):
+                await self._note_beginning(one, response, request)
+                return True
+            if fetched is not None:
+                fetched(int(response.headers.get("content-length", 0)))
+            await one.stream(response)
+        if isinstance(request, DeactivateNodeRequest):
+            self.arrivals.forget(request.node_id)
+            self.heartbeats.forget(request.node_id)
+        return True
+
+    async def _note_beginning(
+        self, exchange: Exchange, response: httpx.Response, request: ActivateNodeRequest
+    ) -> None:
+        """Answer as Flower does to a node that begins."""
+        answer = await response.aread()
+        node_id = ActivateNodeResponse.FromString(answer).node_id
+        self.arrivals.note_activity(node_id)
+        self.heartbeats.passed_on(node_id, request.heartbeat_interval)
+        await exchange.answer(response.status_code, answer, flower.PROTOBUF)
+        self.look()
+
+    async def _send_messages(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        node_id: int,
+        request: PullMessagesRequest,
+    ) -> bool:
+        """Answer once there is a message, or after a while; see `Arrivals`."""
+
+        async def ask_flower() -> bytes:
+            async with self._asked(
+                "POST", exchange.path, exchange.headers, request
+            ) as response:
+                if response.is_error:
+                    await self._tell_why(exchange, caller, response)
+                    raise _FlowerRefusedError
+                return await response.aread()
+
+        await self._report_alive(exchange, request)
+        answer = self.replies.unclaimed(node_id)
+        if answer is None:
+            try:
+                answer = await self.arrivals.messages(
+                    node_id, ask_flower, exchange.disconnected()
+                )
+            except _FlowerRefusedError:
+                return False
+            self.replies.sent(node_id, answer)
+        await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
+        return True
+
+    async def _report_alive(
+        self, exchange: Exchange, request: PullMessagesRequest
+    ) -> None:
+        """Have a request for messages count as a sign of life: it may be held long."""
+        node_id = request.node.node_id
+        pause_s = self.heartbeats.pause_s(node_id)
+        if not self.heartbeats.is_due(node_id, pause_s):
+            return
+        sign = SendNodeHeartbeatRequest(node=request.node, heartbeat_interval=pause_s)
+        async with self._asked(
+            "POST", flower.HEARTBEAT, exchange.headers, sign
+        ) as response:
+            answer = await response.aread()
+        self._note_sign(sign, response, answer)
+
+    def _note_sign(
+        self, sign: SendNodeHeartbeatRequest, response: httpx.Response, answer: bytes
+    ) -> None:
+        """Note whether Flower took a sign of life; else it gets the next one, too."""
+        node_id = sign.node.node_id
+        self.heartbeats.forget(node_id)
+        if response.is_success and SendNodeHeartbeatResponse.FromString(answer).success:
+            self.heartbeats.passed_on(node_id, sign.heartbeat_interval)
+
+    async def _keep_alive(
+        self, exchange: Exchange, caller: Caller, request: SendNodeHeartbeatRequest
+    ) -> bool:
+        """Answer a sign of life; return whether Flower takes it."""
+        node_id = request.node.node_id
+        if not self.heartbeats.is_due(node_id, request.heartbeat_interval):
+            answer = SendNodeHeartbeatResponse(success=True).SerializeToString()
+            await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
+            return True
+        async with self._asked(
+            "POST", exchange.path, exchange.headers, request
+        ) as response:
+            if response.is_error:
+                await self._tell_why(exchange, caller, response)
+                return False
+            answer = await response.aread()
+        self._note_sign(request, response, answer)
+        await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
         return True
 
     @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ listed here letter by letter: a path is compared as it came over the wire, undec
 import base64
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -50,11 +50,15 @@ class Clients:
 
     names: Mapping[str, str] = field(default_factory=dict)
     nodes: Mapping[str, int] = field(default_factory=dict)
+    on_removed: Callable[[int], None] = lambda _: None  # called with the node
 
     def learn(self, roster: Mapping[str, Registered]) -> None:
         """Take over the clients of ``roster``."""
+        before = set(self.nodes.values())
         self.names = {one.key_sha256: one.name for one in roster.values()}
         self.nodes = {one.key_sha256: int(node_id) for node_id, one in roster.items()}
+        for node_id in before - set(self.nodes.values()):
+            self.on_removed(node_id)
 
 
 @dataclass(frozen=True)

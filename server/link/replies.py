@@ -63,6 +63,7 @@ Warn = Callable[[str, str, str], None]
 class _Sent:
     metadata: Metadata
     objects: dict[str, int]  # bytes, once they were fetched
+    unclaimed: bytes  # Flower's answer with the message; empty once its node goes on
     upload: "_Upload | None" = None
     answered: float = math.inf
 
@@ -149,12 +150,29 @@ class Replies:
         ):
             objects = {one.object_id: 0 for one in flower.parts_of(tree)}
             of_node = self._sent.setdefault(node_id, {})
-            of_node[message.metadata.message_id] = _Sent(message.metadata, objects)
+            of_node[message.metadata.message_id] = _Sent(
+                message.metadata, objects, unclaimed=answer
+            )
+
+    def unclaimed(self, node_id: int) -> bytes | None:
+        """Return, once, an answer that its node has made nothing of.
+
+        Flower gives a message out a single time. Where the connection broke just then,
+        the node would have missed it, and the run would wait for it in vain.
+        """
+        for sent in self._sent.get(node_id, {}).values():
+            if sent.unclaimed and not sent.expired:
+                answer, sent.unclaimed = sent.unclaimed, b""
+                return answer
+        return None
 
     def require_run(self, node_id: int, run_id: int) -> None:
         """Refuse a question for a run of which the node was sent nothing."""
-        if not any(self._of(node_id, run_id)):
+        sent = list(self._of(node_id, run_id))
+        if not sent:
             raise Refusal(400, "no message of this run was sent to this client")
+        for one in sent:
+            one.unclaimed = b""
 
     def require_object(
         self, node_id: int, run_id: int, name: str
@@ -164,6 +182,8 @@ class Replies:
         if not found:
             why = "this object is of no message that was sent to this client"
             raise Refusal(400, why)
+        for one in found:
+            one.unclaimed = b""
 
         def fetched(num_bytes: int) -> None:
             for one in found:
@@ -176,6 +196,7 @@ class Replies:
         sent = self._sent.get(node_id, {}).get(name)
         if sent is None or sent.metadata.run_id != run_id:
             raise Refusal(400, "this message was not sent to this client")
+        sent.unclaimed = b""
 
     def announce(self, caller: Caller, request: PushMessagesRequest) -> bytes:
         """Begin to take a reply in; return what Flower would answer."""
@@ -187,6 +208,7 @@ class Replies:
         if sent is None:
             raise Refusal(400, "a reply to no message that was sent to this client")
         _check_answer(metadata, sent.metadata)
+        sent.unclaimed = b""
         upload = sent.upload
         if upload is not None and upload.root != metadata.message_id:
             raise Refusal(409, "a message that was answered already")

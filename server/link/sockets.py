@@ -67,6 +67,7 @@ class Listener(Server):
             timeout_graceful_shutdown=_LAST_ANSWERS_SECONDS,
         )
         self._tls, self._notices = tls, gateway.notices
+        self._arrivals = gateway.arrivals
         quiet = said_once_a_minute(logging.getLogger("uvicorn.error"))
         super().__init__(config, limits, self._ended, quiet)
         if self.config.ssl is not None:
@@ -96,6 +97,7 @@ class Listener(Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody in any more, answer what was asked, end."""
+        self._arrivals.close()
         cutting = asyncio.create_task(self._cut_idle())
         try:
             await super().shutdown(sockets)

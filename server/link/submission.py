@@ -16,7 +16,7 @@ import tomli_w
 from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.server.link.registration import RunStatus, control_port
-from knnper.server.link.superlink import CONNECTION, flower_command
+from knnper.server.link.superlink import CONNECTION, announce_run, flower_command
 from knnper.server.settings import ServerSettings
 
 _MODULE = "installed"
@@ -71,6 +71,7 @@ def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
     run_id = document.get("run-id")
     if run_id is None:
         raise RunError(f"the server did not take the run: {_message(document)}")
+    announce_run(settings.state)
     return int(run_id)
 
 

@@ -13,10 +13,11 @@ import sqlite3
 import ssl
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
@@ -32,6 +33,7 @@ from knnper.transport.credentials import (
     write_certificate,
 )
 from knnper.transport.flower_protocol import ACQUIRE_TASK, PROTOBUF, SERVER_APP
+from knnper.transport.polling import ANNOUNCEMENTS_VARIABLE
 
 # The folder of the commands that came with this Python's packages.
 COMMANDS = Path(sys.executable).parent
@@ -347,7 +349,10 @@ class SuperLink:
         Note(self._process.pid, self._starts).write(self.folder)
 
     async def spawn(
-        self, *command: str, inherited: Sequence[int] = ()
+        self,
+        *command: str,
+        inherited: Sequence[int] = (),
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> asyncio.subprocess.Process:
         """Start a command of Flower's that writes to the log and ends with us."""
         with self.log.path.open("ab") as log:
@@ -358,7 +363,7 @@ class SuperLink:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment(),
+                env={**self._environment(), **more},
                 cwd=self.folder,
                 start_new_session=True,
             )
@@ -454,14 +459,24 @@ def _tls_folder(settings: ServerSettings) -> Path:
     return settings.flower_home / "tls"
 
 
-_ASK_S = 0.2  # how long a run that was submitted waits, at most
+# How long a run waits that was submitted with Flower's own command: asking costs Flower
+# more than anything else while nothing is to be done. One of ours is announced.
+_ASK_S = 3.0
+_LOOK_S = 0.1
+_SUBMITTED = "submitted"
+
+
+def announce_run(state: Path) -> None:
+    """Have the server whose state folder this is look for a run that was submitted."""
+    write_atomically(state / _SUBMITTED, "")
 
 
 class ServerApps:
     """The ServerApps' processes."""
 
-    def __init__(self, superlink: SuperLink) -> None:
+    def __init__(self, superlink: SuperLink, follow: Callable[[int], None]) -> None:
         self._superlink = superlink
+        self._follow = follow  # reads from a pipe for whom a ServerApp has messages
         self._watched: set[asyncio.Task[None]] = set()
 
     async def keep_starting(self) -> None:
@@ -473,23 +488,37 @@ class ServerApps:
                     if found is not None:
                         Note.is_true(self._superlink.folder)
                     if found is None or not found.token:
-                        await asyncio.sleep(_ASK_S)
+                        await self._pause()
                     else:
                         await self._start(found)
         finally:
             for watching in self._watched:
                 watching.cancel()
 
+    async def _pause(self) -> None:
+        """Wait until a run was announced, or for a while."""
+        path, end = self._superlink.folder / _SUBMITTED, time.monotonic() + _ASK_S
+        while time.monotonic() < end and not path.exists():
+            await asyncio.sleep(_LOOK_S)
+        path.unlink(missing_ok=True)
+
     async def _start(self, found: AcquireTaskResponse) -> None:
         superlink = self._superlink
-        with _in_memory(found.token.encode()) as token:
-            process = await superlink.spawn(
-                str(flower_command(SERVER_APP)),
-                *("--runtime-api-address", superlink.address),
-                *("--token-file", f"/proc/self/fd/{token}"),
-                *superlink.trust,
-                inherited=(token,),
-            )
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        self._follow(reading)
+        try:
+            with _in_memory(found.token.encode()) as token:
+                process = await superlink.spawn(
+                    str(flower_command(SERVER_APP)),
+                    *("--runtime-api-address", superlink.address),
+                    *("--token-file", f"/proc/self/fd/{token}"),
+                    *superlink.trust,
+                    inherited=(token, writing),
+                    more={ANNOUNCEMENTS_VARIABLE: str(writing)},
+                )
+        finally:
+            os.close(writing)
         watching = asyncio.create_task(_watch(process, found.task.run_id))
         self._watched.add(watching)
         watching.add_done_callback(self._watched.discard)

@@ -16,6 +16,7 @@ import uvloop
 from knnper.errors import RunError, printable
 from knnper.files import FileLock, LockHeldError, require_plain
 from knnper.server.link import superlink as database
+from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
 from knnper.server.link.gateway import Gateway, Meter, Notices
 from knnper.server.link.gateway_rules import Clients, Rules
@@ -271,7 +272,8 @@ class Supervisor:
                 tasks.create_task(listener.serve_until_cancelled(self._listening))
                 tasks.create_task(gateway.replies.keep_tidy())
                 tasks.create_task(keep_superlink(superlink))
-                tasks.create_task(ServerApps(superlink).keep_starting())
+                apps = ServerApps(superlink, gateway.arrivals.follow)
+                tasks.create_task(apps.keep_starting())
                 for log in (superlink.log, superlink.warnings):
                     tasks.create_task(keep_log_small(log))
                 tasks.create_task(tell_warnings(superlink.warnings))
@@ -298,6 +300,7 @@ class Supervisor:
             Meter(in_all, *parts),
             self._registrar.look,
             notices,
+            Arrivals(),
         )
 
 

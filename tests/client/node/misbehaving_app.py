@@ -45,6 +45,10 @@ def _compute() -> str:
     return str(found[:, 0].tolist())
 
 
+def _say_when() -> str:
+    return str(time.time())
+
+
 def _raise() -> str:
     raise ValueError("boom")
 
@@ -82,6 +86,7 @@ ACTIONS = {
     "who": _say_who,
     "threads": _count_threads_of_parent,
     "compute": _compute,
+    "when": _say_when,
     "raise": _raise,
     "leave": _leave,
     "exit": _exit,

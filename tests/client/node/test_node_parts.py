@@ -32,7 +32,7 @@ from knnper.client.flower_node import (
     process_ends_after,
     refusal_of,
 )
-from knnper.client.node import Patience, require_server
+from knnper.client.node import Patience, WaitLog, require_server
 from knnper.errors import DataError, RunError
 from knnper.transport.credentials import (
     Identity,
@@ -233,6 +233,55 @@ def test_another_reason_is_said_at_once(
     said = [record.getMessage().partition(". ")[0] for record in caplog.records]
     assert said == ["nothing answers", "not registered"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_a_node_says_what_it_waits_for_ever_more_rarely(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress, said = WaitLog("server:8443"), []
+
+    def idle_for(seconds: float) -> None:
+        began = clock.now
+        while clock.now < began + seconds:
+            with caplog.at_level(logging.INFO):
+                progress.idle(clock.now - began)
+            clock.now += 1
+        said.append([record.getMessage() for record in caplog.records])
+        caplog.clear()
+
+    idle_for(1000)
+    progress.received("train", "3")
+    idle_for(70)
+    assert [line.partition(":")[0] for line in said[0]] == [
+        f"waiting for work, {time}"
+        for time in ("60 s", "2 min", "4 min", "8 min", "16 min")
+    ]
+    assert "no run has asked this client for anything yet" in said[0][0]
+    (line,) = said[1]
+    assert "the update of round 3 is sent" in line
+
+
+def test_a_node_says_that_the_server_is_away_and_when_it_is_back(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    progress = WaitLog("server:8443")
+    with caplog.at_level(logging.INFO):
+        progress.unreachable("connection refused")
+        clock.now += 1
+        progress.reachable()  # a single request that failed is no news
+        for _ in range(200):
+            progress.unreachable("connection refused")
+            clock.now += 1
+        progress.reachable()
+        progress.reachable()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" (")[0] for line in lines] == [
+        "waiting for the server: server:8443 has not answered for 5 s",
+        "waiting for the server: server:8443 has not answered for 65 s",
+        "waiting for the server: server:8443 has not answered for 3 min",
+        "the server answers again, after 3 min",
+    ]
+    assert "connection refused" in lines[0]
 
 
 def test_it_ends_with_the_reason(clock: Clock) -> None:

@@ -94,6 +94,54 @@ def test_the_code_of_a_run_is_run_only_when_allowed(
     assert output.read_text() == expected
 
 
+IDLE_S = 6.0  # as long as the gateway then holds the node's request
+AFTER_IDLING = """
+import time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+from knnper.transport.polling import announce, push
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    announce()
+    while not (nodes := list(grid.get_node_ids())):
+        time.sleep(0.1)
+    for _ in range(3):
+        time.sleep(6.0)
+        content = RecordDict({"do": ConfigRecord({"what": "when"})})
+        sent, ids = time.time(), push(grid, [Message(content, nodes[0], "train")])
+        while not (replies := list(grid.pull_messages(ids))):
+            time.sleep(0.1)
+        begun = float(replies[0].content["answer"]["is"])
+        with open(context.run_config["output"], "a") as output:
+            print(begun - sent, file=output)
+"""
+
+
+def test_a_node_that_was_idle_begins_within_a_second(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    app, output = tmp_path / "app", tmp_path / "output"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(PROJECT)
+    (app / "trial_server.py").write_text(AFTER_IDLING)
+    (app / "trial_client.py").write_text(CODE_OF_THE_RUN)
+    client = started(server, server.folder.client("site-a") / "client.yaml")
+    client.wait_for(IN)
+    told = ("--stream", "--run-config", f'output="{output}"')
+    words: list[str | Path] = [BIN / "flwr", "run", app, CONNECTION, *told]
+    home = {"FLWR_HOME": str(server.settings.flower_home)}
+    run = server.commands.start("run", words, home)
+    assert run.wait() == 0, run.written
+    assert client.stop() == 0
+    seconds = [float(line) for line in output.read_text().split()]
+    assert len(seconds) == 3
+    assert min(seconds) < 1
+    assert max(seconds) < IDLE_S
+
+
 def test_a_second_node_of_a_key_is_refused(
     server: RunningServer, tmp_path: Path
 ) -> None:

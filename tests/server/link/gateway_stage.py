@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import uvloop
 
+from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import Registered
 from knnper.server.link.gateway import Gateway, Meter, Notices
 from knnper.server.link.gateway_rules import Clients, Rules
@@ -72,6 +74,13 @@ class Stage:
     looked: list[bool]
     listener: Listener
     gateway: Gateway
+    server_app: int  # the pipe of one that runs, and has announced nothing so far
+
+    def announce(self, *nodes: int) -> None:
+        """Have the ServerApp say for whom there are messages; at first that it will."""
+        os.write(
+            self.server_app, "".join(f"{node}\n" for node in nodes).encode() or b"\n"
+        )
 
     def connected(self, host: str = LOCALHOST) -> socket.socket:
         """Return a connection from ``host``, any address of this machine."""
@@ -104,22 +113,33 @@ def gateway_stage(
         Meter(4 * LARGEST, 2 * LARGEST, LARGEST),
         lambda: looked.append(True),
         notices,
+        Arrivals(),
     )
     url = f"http://{address}"
     listener = Listener(gateway, tls, limits or limits_for(200))
-    with _serving(listener, address), httpx.Client(base_url=url, timeout=30) as http:
+    reading, server_app = os.pipe()
+    with (
+        _serving(listener, address, lambda: gateway.arrivals.follow(reading)),
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
         client = Peer(KEY, http, NODE)
-        yield Stage(upstream, address, clients, client, http, looked, listener, gateway)
+        gateway.heartbeats.passed_on(NODE, 30)
+        places = upstream, address, clients, client, http, looked, listener, gateway
+        yield Stage(*places, server_app)
+        os.close(server_app)
 
 
 @contextlib.contextmanager
-def _serving(listener: Listener, address: Address) -> Iterator[None]:
+def _serving(
+    listener: Listener, address: Address, prepare: Callable[[], None]
+) -> Iterator[None]:
     listening = listen(address.host, address.port)
     loops: list[asyncio.AbstractEventLoop] = []
     tasks: list[asyncio.Task[None]] = []
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
+        prepare()
         tasks.append(asyncio.create_task(listener.serve_until_cancelled(listening)))
         with contextlib.suppress(asyncio.CancelledError):
             await tasks[0]

@@ -97,11 +97,12 @@ def stage(shared_stage: Stage) -> Stage:
     shared_stage.gateway.notices.said.clear()
     shared_stage.gateway.presence.heard.clear()
     shared_stage.gateway.replies.forget_run(RUN)
+    shared_stage.gateway.heartbeats.passed_on(NODE, 30)
     return shared_stage
 
 
 def send(stage: Stage) -> None:
-    """Have Flower send a message to the client, with one object."""
+    """Have Flower send a message to the client, with one object, which goes on."""
     metadata = Metadata(
         run_id=RUN,
         message_id=SENT,
@@ -115,6 +116,7 @@ def send(stage: Stage) -> None:
         messages_list=[FlowersMessage(metadata=metadata)], message_object_trees=[tree]
     ).SerializeToString()
     stage.client.post("pull-messages", BODIES["pull-messages"])
+    stage.client.post("get-run", BODIES["get-run"])
     stage.upstream.reset()
 
 
@@ -122,7 +124,10 @@ def test_what_a_client_needs_is_let_through(stage: Stage) -> None:
     send(stage)
     for name, body in BODIES.items():
         stage.upstream.seen.clear()
+        if name == "send-node-heartbeat":
+            stage.gateway.heartbeats.forget(NODE)
         answer = stage.client.post(name, body)
+        stage.gateway.heartbeats.passed_on(NODE, 30)
         if name != "pull-messages":
             assert answer.content == body.SerializeToString()
         assert answer.status_code == 200, name
@@ -312,8 +317,8 @@ def test_without_authentication_nodes_register_themselves() -> None:
 
 def test_headers_of_flower_alone_are_passed_on(stage: Stage) -> None:
     headers = {**signed(KEY), "cookie": "c", "x-forwarded-for": "1.2.3.4"}
-    beat = BODIES["send-node-heartbeat"]
-    answer = stage.client.post("send-node-heartbeat", beat, headers)
+    leaving = BODIES["deactivate-node"]
+    answer = stage.client.post("deactivate-node", leaving, headers)
     assert stage.upstream.headers["flwr-signature"] == headers["flwr-signature"]
     assert not {"cookie", "x-forwarded-for"} & set(stage.upstream.headers)
     assert answer.headers["content-type"] == "application/x"
@@ -526,10 +531,10 @@ def test_a_client_that_trusts_the_authority_is_let_through(tmp_path: Path) -> No
         context = trusting(AUTHORITY, tmp_path)
         with httpx.Client(base_url=f"https://{stage.address}", verify=context) as http:
             client = Peer(KEY, http, NODE)
-            beat = SendNodeHeartbeatRequest(node=client.node, heartbeat_interval=30)
-            assert client.post("send-node-heartbeat", beat).is_success
+            leaving = BODIES["deactivate-node"]
+            assert client.post("deactivate-node", leaving).is_success
             stage.upstream.content = large = bytes(5_000_000)
-            assert client.post("send-node-heartbeat", beat).content == large
+            assert client.post("deactivate-node", leaving).content == large
             assert http.post("/v1/control/start-run", content=b"").status_code == 403
 
 

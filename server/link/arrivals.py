@@ -1,0 +1,223 @@
+"""Holds clients' requests for messages until Flower may have one for them.
+
+A SuperNode asks for messages all day, and each request costs Flower a transaction in
+its database: three idle clients kept an eighth of a core busy. So the gateway asks
+Flower only when there may be something to fetch. Messages are sent by ServerApps, which
+are processes of this server, and ours write to a pipe for which nodes they have sent
+any (`knnper.transport.polling.push`). While another ServerApp runs, as of an operator's
+own app, Flower is asked at intervals.
+"""
+
+import asyncio
+import contextlib
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+# Flower's client gives up after 30 s, and Flower itself may need seconds to answer.
+LONGEST_HOLD_S = 20.0
+# Right after its work a node is answered soon, since it may be about to leave.
+SHORTEST_HOLD_S = 0.05
+# How often Flower is asked all the same while a run is under way, should the gateway
+# have been too busy to read an announcement.
+CHECK_INTERVAL_S = 60.0
+# Intervals while a ServerApp runs that announces nothing: they grow with the time for
+# which a node has been idle, and with the number of nodes, so that all idle ones
+# together make up to 20 requests a second.
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.05, 1.0
+INTERVAL_PER_NODE_S = 0.05
+PART_OF_IDLE_TIME = 0.05
+_PIPE_BYTES = 65_536
+# Without keys anybody can name any node.
+_MOST_REMEMBERED = 10_000
+
+
+@dataclass
+class _Node:
+    """One node, and the messages that were announced and fetched for it."""
+
+    active_at: float = field(default_factory=time.monotonic)
+    num_announced: int = 0
+    num_fetched: int = 0
+    asked_at: float = -math.inf
+    request: asyncio.Event | None = None  # of the held request; set to look again
+
+    @property
+    def idle_s(self) -> float:
+        return time.monotonic() - self.active_at
+
+    @property
+    def hold_s(self) -> float:
+        return min(max(self.idle_s, SHORTEST_HOLD_S), LONGEST_HOLD_S)
+
+
+@dataclass
+class _ServerApp:
+    """A ServerApp that runs."""
+
+    announces: bool = False
+    unfinished_line: bytes = b""
+
+
+class Arrivals:
+    """Decides when a node's request for messages is passed on to Flower."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, _Node] = {}
+        self._apps: dict[int, _ServerApp] = {}  # by descriptor of the pipe
+        self._num_held = 0
+        self._is_closed = False
+
+    def follow(self, pipe: int) -> None:
+        """Read from ``pipe`` what a ServerApp announces, until its process ends."""
+        os.set_blocking(pipe, False)
+        self._apps[pipe] = _ServerApp()
+        asyncio.get_running_loop().add_reader(pipe, self._read, pipe)
+        self._look_again(self._nodes.values())
+
+    def close(self) -> None:
+        """Hold no request any longer, and none from now on."""
+        self._is_closed = True
+        self._look_again(self._nodes.values())
+
+    def note_activity(self, node_id: int) -> None:
+        """Hold the node's next requests briefly."""
+        self._node(node_id).active_at = time.monotonic()
+
+    def forget(self, node_id: int) -> None:
+        """Forget a node that has left."""
+        node = self._nodes.pop(node_id, None)
+        if node is not None and node.request is not None:
+            node.request.set()
+            node.request = None
+
+    async def messages(
+        self,
+        node_id: int,
+        ask_flower: Callable[[], Awaitable[bytes]],
+        disconnected: Awaitable[object],
+    ) -> bytes:
+        """Return Flower's answer as soon as it has a message, or nothing in the end.
+
+        Parameters
+        ----------
+        node_id
+            A later request of the same node ends the earlier one: its connection may
+            be dead, and Flower gives out a message only once.
+        ask_flower
+            Returns no bytes when Flower has no message.
+        disconnected
+            Returns when the node no longer waits for the answer.
+        """
+        node = self._node(node_id)
+        end = time.monotonic() + node.hold_s
+        gone = asyncio.ensure_future(disconnected)
+        try:
+            with self._held(node) as request:
+                is_last = False
+                while not (is_last or self._is_closed or gone.done()):
+                    if node.request is not request:
+                        break
+                    request.clear()
+                    is_last = time.monotonic() >= end
+                    if self._should_ask(node):
+                        answer = await self._ask(node, ask_flower)
+                        if answer:
+                            return answer
+                    elif not is_last:
+                        await self._pause(node, request, gone, end)
+            return b""
+        finally:
+            gone.cancel()
+
+    async def _ask(
+        self, node: _Node, ask_flower: Callable[[], Awaitable[bytes]]
+    ) -> bytes:
+        # What is announced from here on may come too late for this answer.
+        num_announced, node.asked_at = node.num_announced, time.monotonic()
+        answer = await ask_flower()
+        if answer:
+            node.active_at = time.monotonic()
+            node.num_fetched = min(node.num_fetched + 1, node.num_announced)
+        else:
+            node.num_fetched = num_announced
+        return answer
+
+    def _should_ask(self, node: _Node) -> bool:
+        is_announced = node.num_announced > node.num_fetched
+        return is_announced or time.monotonic() >= self._next_at(node)
+
+    def _next_at(self, node: _Node) -> float:
+        """Return when Flower is to be asked without an announcement."""
+        if not self._apps:
+            return math.inf
+        if all(app.announces for app in self._apps.values()):
+            return node.asked_at + CHECK_INTERVAL_S
+        longest = max(LONGEST_INTERVAL_S, INTERVAL_PER_NODE_S * self._num_held)
+        interval = max(PART_OF_IDLE_TIME * node.idle_s, SHORTEST_INTERVAL_S)
+        return node.asked_at + min(interval, longest)
+
+    async def _pause(
+        self,
+        node: _Node,
+        request: asyncio.Event,
+        gone: "asyncio.Future[object]",
+        end: float,
+    ) -> None:
+        seconds = min(self._next_at(node), end) - time.monotonic()
+        woken = asyncio.ensure_future(request.wait())
+        try:
+            await asyncio.wait(
+                (woken, gone),
+                timeout=max(seconds, 0.0),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            woken.cancel()
+
+    @contextlib.contextmanager
+    def _held(self, node: _Node) -> Iterator[asyncio.Event]:
+        if node.request is not None:
+            node.request.set()
+        node.request = request = asyncio.Event()
+        self._num_held += 1
+        try:
+            yield request
+        finally:
+            self._num_held -= 1
+            if node.request is request:
+                node.request = None
+
+    def _node(self, node_id: int) -> _Node:
+        if len(self._nodes) >= _MOST_REMEMBERED and node_id not in self._nodes:
+            self._nodes = {
+                other: node
+                for other, node in self._nodes.items()
+                if node.request is not None
+            }
+        return self._nodes.setdefault(node_id, _Node())
+
+    def _read(self, pipe: int) -> None:
+        try:
+            text = os.read(pipe, _PIPE_BYTES)
+        except BlockingIOError:
+            return
+        app = self._apps[pipe]
+        if not text:  # the process has ended
+            asyncio.get_running_loop().remove_reader(pipe)
+            os.close(pipe)
+            del self._apps[pipe]
+            return
+        app.announces = True
+        *lines, app.unfinished_line = (app.unfinished_line + text).split(b"\n")
+        nodes = [self._node(int(line)) for line in lines if line.isdigit()]
+        for node in nodes:
+            node.num_announced += 1
+        self._look_again(nodes)
+
+    def _look_again(self, nodes: Iterable[_Node]) -> None:
+        for node in list(nodes):
+            if node.request is not None:
+                node.request.set()
