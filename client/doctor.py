@@ -45,6 +45,7 @@ from knnper.transport.credentials import (
     permission_problem,
     read_certificate,
     read_node_key,
+    replaced_keys,
 )
 from knnper.transport.diagnosis import (
     IMPOSSIBLE_PAUSE_S,
@@ -227,7 +228,7 @@ class _Server:
                 f"the gateway at {self.address} answers, and Flower behind it does not "
                 f"(HTTP status {health.status})",
                 "wait a minute; then the operator looks into superlink.log in the "
-                "server's state folder (knnper site doctor --server SERVER.yaml)",
+                "server's state folder (knnper fed doctor FEDERATION)",
             )
         if self._ask(_CONTROL).status == HTTPStatus.METHOD_NOT_ALLOWED:
             return problem(
@@ -355,7 +356,7 @@ class _Key:
             return problem(
                 str(error),
                 "bring back the key that the operator sent, or correct `key`; a new "
-                "key has to be registered: knnper fed register SERVER.yaml "
+                "key has to be registered: knnper fed register FEDERATION "
                 f"{self._settings.name} {self._key.name}.pub",
             )
         exposed = permission_problem(self._key)
@@ -386,7 +387,7 @@ class _Key:
                 f"the key {fingerprint(key.public_key())} is not registered with the "
                 "server, or no longer",
                 f"send {public} to the federation's operator, who runs: knnper fed "
-                f"register SERVER.yaml {name} {public}. A key that was removed cannot "
+                f"register FEDERATION {name} {public}. A key that was removed cannot "
                 "come back: make a new one",
             )
         if response.status_code == HTTPStatus.UNAUTHORIZED:
@@ -444,7 +445,8 @@ class _Site:
             return fine(f"{self._folder} is nobody's yet")
         name, file = self._settings.name, self._settings.key
         key = None if file is None else fingerprint(read_node_key(file).public_key())
-        require_own(self._places, name, key)
+        replaced = () if file is None else replaced_keys(file)
+        require_own(self._places, name, key, replaced)
         return fine(f"{self._folder} is that of {name}")
 
     def folder_is_private(self) -> Finding:

@@ -7,7 +7,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -448,12 +448,13 @@ class SiteState:
         name: str,
         key_sha256: str | None = None,
         door: Door = CLOSED,  # through which models and policies get what is its own
+        replaced: Collection[str] = (),  # fingerprints of the client's earlier keys
     ) -> None:
         self.name = name
         self.places = Places(folder)
         self._door = door
         policies_through(door)
-        claim(self.places, name, key_sha256)
+        claim(self.places, name, key_sha256, replaced)
 
     def install(
         self, model: GlobalModel, data: SiteData, *, took_part: bool

@@ -37,7 +37,7 @@ from knnper.client.flower_node import (
     started,
 )
 from knnper.client.settings import ClientSettings
-from knnper.errors import RunError
+from knnper.errors import CredentialError, RunError
 from knnper.transport.credentials import fingerprint, read_node_key
 from knnper.transport.diagnosis import Verdict
 from knnper.transport.flower_protocol import PLAIN_FLOWER, is_plain
@@ -146,9 +146,13 @@ class _Node:
         self._settings = settings
         self._options = options
         self._activation = activation
+        self._server = self._described_server()
+
+    def _described_server(self) -> Server:
+        settings = self._settings
         ca = None if settings.tls is None else settings.tls.ca
         key = None if settings.key is None else read_node_key(settings.key)
-        self._server = Server(settings.server, ca, key)
+        return Server(settings.server, ca, key)
 
     def join_and_serve(self) -> None:
         """Join the federation and stay until the server lets go of this node."""
@@ -160,7 +164,8 @@ class _Node:
             ours, app = (address, secret.hex(), os.getpid()), options.app
             orders = Orders(*ours, app, options.allow_app_code, options.verbose)
             with started(orders) as runner:
-                stay = _Stay(self._server, runner, self._activation, options.is_done)
+                address, is_done = self._server.address, options.is_done
+                stay = _Stay(address, runner, self._activation, is_done)
                 self._join(stay, lambda: self._serve(stay, state, secret))
 
     def _serve_plainly(self) -> NoReturn:
@@ -201,6 +206,9 @@ class _Node:
                     self._activation.forget()
 
     def _serve(self, stay: "_Stay", state: Any, secret: bytes) -> None:
+        # Its operator may have replaced the key; one that is half copied is no news.
+        with contextlib.suppress(CredentialError):
+            self._server = self._described_server()
         require_server(self._server.address, self._server.ca)
         stay.runner.wait_until_ready()
         config: dict[str, Any] = {"config": str(self._settings.file)}
@@ -326,18 +334,18 @@ class WaitLog:
 class _Stay:
     def __init__(
         self,
-        server: Server,
+        address: str,
         runner: RunnerProcess,
         activation: Activation,
         is_done: Callable[[], bool],
     ) -> None:
         self.has_begun = False
-        self._server = server
+        self._address = address
         self.runner = runner
         self._activation = activation
         self._is_done = is_done
         self._pause = PollPause()
-        self._progress = WaitLog(server.address)
+        self._progress = WaitLog(address)
 
     def hooks(self) -> Hooks:
         progress = self._progress
@@ -354,7 +362,7 @@ class _Stay:
     def _begin(self, node_id: int) -> None:
         self.has_begun = True
         self._activation.note(node_id)
-        log.info("in the federation of %s as node %d", self._server.address, node_id)
+        log.info("in the federation of %s as node %d", self._address, node_id)
 
     def _await_message(self) -> None:
         _leave_if(self._is_done())

@@ -63,7 +63,7 @@ from knnper.strategies.core.exported_model import (
 from knnper.strategies.core.frozen import digest_of, embedded_examples, of_embeddings
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.task import ClientResults, Evaluation, Validation
-from knnper.transport.credentials import fingerprint, read_node_key
+from knnper.transport.credentials import fingerprint, read_node_key, replaced_keys
 from knnper.transport.flower_protocol import APP_FAILED
 from knnper.transport.messages import (
     IN_MESSAGE,
@@ -110,10 +110,15 @@ class Discretion:
 
 def state_of(settings: ClientSettings) -> SiteState:
     """Return the client's site_state, which is that of its name and key alone."""
-    key = None
-    if settings.key is not None:
-        key = fingerprint(read_node_key(settings.key).public_key())
-    return SiteState(settings.state, settings.name, key, settings.door)
+    if settings.key is None:
+        return SiteState(settings.state, settings.name, door=settings.door)
+    return SiteState(
+        settings.state,
+        settings.name,
+        fingerprint(read_node_key(settings.key).public_key()),
+        settings.door,
+        replaced_keys(settings.key),
+    )
 
 
 def installer_of(

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,13 +72,21 @@ class Places:
         return FileLock(self.folder / "committing.lock", wait=True)
 
 
-def claim(places: Places, name: str, key_sha256: str | None) -> None:
-    """Make the folder that of a client, or refuse it."""
+def claim(
+    places: Places,
+    name: str,
+    key_sha256: str | None,
+    replaced: Collection[str] = (),
+) -> None:
+    """Make the folder that of a client, or refuse it.
+
+    ``replaced``: Fingerprints of earlier keys of this client.
+    """
     try:
         make_private(places.folder)
         with places.committing():
-            known = require_own(places, name, key_sha256)
-            wanted = {"name": name, "key_sha256": known.get("key_sha256") or key_sha256}
+            known = require_own(places, name, key_sha256, replaced)
+            wanted = {"name": name, "key_sha256": key_sha256 or known.get("key_sha256")}
             if wanted != known:
                 write_atomically(places.identity, json.dumps(wanted))
     except ForeignFileError:
@@ -90,7 +98,12 @@ def claim(places: Places, name: str, key_sha256: str | None) -> None:
         ) from error
 
 
-def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
+def require_own(
+    places: Places,
+    name: str,
+    key_sha256: str | None,
+    replaced: Collection[str] = (),
+) -> _Identity:
     """Return whose folder it is; refuse another client's. Nothing is written."""
     require_plain(places.folder, but=MAY_BE_LINKS)
     known: _Identity = {}
@@ -106,11 +119,13 @@ def require_own(places: Places, name: str, key_sha256: str | None) -> _Identity:
             f"name {name!r}; give every client a `state` folder of its own"
         )
     key = known.get("key_sha256")
-    if None not in (key, key_sha256) and key != key_sha256:
+    if None not in (key, key_sha256) and key not in (key_sha256, *replaced):
         raise SiteStateError(
             f"{places.folder} is the state of the client {name!r} with the key "
             f"{str(key)[:12]}, found the key {str(key_sha256)[:12]}; bring the key "
-            "back, or remove identity.json there once the new key is registered"
+            "back. If it was replaced (knnper fed rotate-key), copy the new key's file "
+            ".replaces, too; for a key of your own remove identity.json there once it "
+            "is registered"
         )
     return known
 

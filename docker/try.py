@@ -324,7 +324,7 @@ def _rows(run: Path) -> dict[str, str]:
 
 PORTS = {"0000": 8100, "0001": 8101, UNSEEN: 8102, "0003": 8103}
 RUN = "state/runs/trial"
-_SUBMIT = ("knnper", "fed", "submit", "--stay")
+_SUBMIT = ("knnper", "fed", "submit", "server.yaml", "--stay")
 INTERRUPTED = 130
 
 

@@ -26,7 +26,6 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "server": "fed server",
         "client": "fed client",
         "submit": "fed submit",
-        "watch": "fed status",
         "export": "fed export",
         "data check": "site check",
         "onboard": "site onboard",
@@ -41,6 +40,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "fed client": {"--config": ""},
+        "fed submit": {"--server": ""},
         "site": {"--config": ""},
         "store": {"--run": "--model"},
     }

@@ -6,16 +6,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knnper.errors import RunError, write_harmlessly
+from knnper.errors import ConfigError, KnnPerError, RunError, write_harmlessly
 from knnper_cli.terminal import (
     INTERRUPTED,
+    WRONG_USAGE,
     AsJson,
     ClientFile,
     ErrorReportingGroup,
@@ -25,6 +26,7 @@ from knnper_cli.terminal import (
     Overwrite,
     Resume,
     Verbose,
+    counted,
     how_to_resume,
     print_json,
     print_table,
@@ -40,18 +42,23 @@ if TYPE_CHECKING:
     from knnper.server.settings import ServerSettings
     from knnper_cli.watching import Watch
 
-Folder = Annotated[
-    Path, typer.Argument(metavar="FOLDER", help="The federation's folder.")
-]
-Place = Annotated[
+Federation = Annotated[
     Path,
     typer.Argument(
-        metavar="SERVER.yaml", help="The server's settings, or the federation's folder."
+        metavar="FEDERATION", help="The federation's folder, or its server.yaml."
     ),
 ]
 ClientName = Annotated[str, typer.Argument(metavar="NAME", help="The client's name.")]
 PublicKey = Annotated[
     Path, typer.Argument(metavar="PUBKEY", help="The client's NAME.key.pub.")
+]
+OwnPublicKey = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PUBKEY",
+        help="The public half of a key that the client has made itself.",
+        show_default="a new key is made",
+    ),
 ]
 Host = Annotated[
     str | None,
@@ -73,46 +80,75 @@ NumTrain = Annotated[
 
 
 def add_client(
-    folder: Folder, name: ClientName, host: Host = None, num_train: NumTrain = None
+    federation: Federation,
+    name: ClientName,
+    host: Host = None,
+    num_train: NumTrain = None,
 ) -> None:
     """Make a new client's key and settings, and let it in."""
-    from knnper.server.link.setup import FederationFolder, known_server
     from knnper.server.link.setup import add_client as write_client
+    from knnper.server.link.setup import federation_folder, known_server
 
-    place = FederationFolder(folder)
-    written = write_client(place, name, known_server(place, host), num_train)
-    elsewhere = f"knnper fed register SERVER.yaml {name} {name}.key.pub"
+    folder = federation_folder(federation)
+    written = write_client(folder, name, known_server(folder, host), num_train)
+    elsewhere = f"knnper fed register FEDERATION {name} {name}.key.pub"
     say(f"Copy {written} to the client's machine.")
-    say(f"A server of {place.server} lets it in now; elsewhere: {elsewhere}")
+    say(f"A server of {folder.server} lets it in now; elsewhere: {elsewhere}")
 
 
 def register(
-    server: Place, name: ClientName, key: PublicKey, num_train: NumTrain = None
+    federation: Federation,
+    name: ClientName,
+    key: PublicKey,
+    num_train: NumTrain = None,
 ) -> None:
     """Let a client in whose public key is known."""
     from knnper.transport.credentials import fingerprint, read_public_key
 
     public_key = read_public_key(key)
-    folder = _authorized(server)
+    folder = _authorized(federation)
     folder.add(name, public_key, num_train)
     say(f"{name} ({fingerprint(public_key)}) may connect; see {folder.path}.")
 
 
-def remove_client(server: Place, name: ClientName) -> None:
+def rotate_key(
+    federation: Federation, name: ClientName, key: OwnPublicKey = None
+) -> None:
+    """Replace a client's key: the old one is refused from now on.
+
+    The client keeps its name, its number of examples and its state.
+    """
+    from knnper.server.link import setup
+    from knnper.transport.credentials import read_public_key
+
+    if key is not None:
+        _authorized(federation).replace(name, read_public_key(key))
+        say(f"{name} may connect with {key} alone; a running server knows it now.")
+        return
+    folder = setup.federation_folder(federation)
+    written = setup.rotate_key(folder, name)
+    elsewhere = f"knnper fed rotate-key FEDERATION {name} {written.name}.pub"
+    say(
+        f"Copy {written}, {written.name}.pub and {written.name}.replaces to the "
+        "client's machine, over the files of the old key. A running client loads the "
+        "new key by itself, and keeps its state."
+    )
+    say(f"A server of {folder.server} refuses the old key now; elsewhere: {elsewhere}")
+
+
+def remove_client(federation: Federation, name: ClientName) -> None:
     """Let a client in no longer; its key cannot be used again."""
-    folder = _authorized(server)
+    folder = _authorized(federation)
     folder.remove(name)
     say(f"{name} may not connect any more; a running server drops it now.")
     say("Its key cannot be registered again: should it come back, make it a new one.")
 
 
-def list_clients(server: Place, as_json: AsJson = False) -> None:
+def list_clients(federation: Federation, as_json: AsJson = False) -> None:
     """Show who may connect, who is registered and who is online."""
     from knnper.server.link.registration import census
-    from knnper.server.link.setup import server_file
-    from knnper.server.settings import read_server
 
-    clients, problems = census(read_server(server_file(server)))
+    clients, problems = census(_settings(federation))
     if as_json:
         print_json(list(map(asdict, clients)))
     else:
@@ -122,12 +158,17 @@ def list_clients(server: Place, as_json: AsJson = False) -> None:
         say(problem)
 
 
-def _authorized(server: Path) -> "AuthorizedFolder":
-    from knnper.server.link.authorized import AuthorizedFolder
+def _settings(federation: Path) -> "ServerSettings":
     from knnper.server.link.setup import server_file
     from knnper.server.settings import read_server
 
-    return AuthorizedFolder(read_server(server_file(server)).authorized)
+    return read_server(server_file(federation))
+
+
+def _authorized(federation: Path) -> "AuthorizedFolder":
+    from knnper.server.link.authorized import AuthorizedFolder
+
+    return AuthorizedFolder(_settings(federation).authorized)
 
 
 _HOST_HELP = "Name or IP address under which clients reach the server; may be repeated."
@@ -153,8 +194,13 @@ Days = Annotated[
 ]
 
 
+NewFederation = Annotated[
+    Path, typer.Argument(metavar="FEDERATION", help="The federation's new folder.")
+]
+
+
 def init(
-    folder: Folder,
+    federation: NewFederation,
     host: Hosts,
     client: Clients = None,
     port: Port = 8443,
@@ -169,7 +215,7 @@ def init(
 
     for name in client or ():
         require_name(name)
-    place = FederationFolder(folder)
+    place = FederationFolder(federation)
     found(place, host, port, control_port, insecure, days)
     for name in client or ():
         add_client(place, name, Address(host[0], port))
@@ -183,12 +229,12 @@ def init(
         say(f"Keep {place.authority} to yourself: {secret}.")
 
 
-def renew(folder: Folder, host: MoreHosts = None, days: Days = 825) -> None:
+def renew(federation: Federation, host: MoreHosts = None, days: Days = 825) -> None:
     """Give the server a new certificate; a running server takes it up by itself."""
-    from knnper.server.link.setup import FederationFolder
+    from knnper.server.link.setup import federation_folder
     from knnper.server.link.setup import renew as renew_certificate
 
-    place = FederationFolder(folder)
+    place = federation_folder(federation)
     names = renew_certificate(place, host or (), days)
     say(f"New certificate for {', '.join(names)}, valid for {days} days.")
     say(
@@ -196,17 +242,16 @@ def renew(folder: Folder, host: MoreHosts = None, days: Days = 825) -> None:
     )
 
 
-ServerFile = Annotated[
-    Path, typer.Argument(metavar="SERVER.yaml", help="The server's settings.")
-]
 ServerOverrides = Annotated[list[str] | None, set_option("listen=0.0.0.0:9000")]
 
 
-def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None:
+def server(federation: Federation, overrides: ServerOverrides = None) -> None:
     """Run the server: Flower's SuperLink, and the gateway that clients reach."""
+    from knnper.server.link.setup import server_file
     from knnper.server.link.supervisor import run_server
     from knnper.server.settings import read_server
 
+    settings_file = server_file(federation)
     settings = read_server(settings_file, overrides or ())
     write_harmlessly("%(asctime)s %(levelname)s %(name)s: %(message)s")
     # One line a request and one a connection are no news.
@@ -222,14 +267,6 @@ def server(settings_file: ServerFile, overrides: ServerOverrides = None) -> None
 
 SERVER_MAY_BE_AWAY_S = 60.0
 REMIND_S = 30.0
-SubmitServerFile = Annotated[
-    Path,
-    typer.Option(
-        "--server",
-        metavar="SERVER.yaml",
-        help="The server, which runs on this machine.",
-    ),
-]
 Output = Annotated[
     Path | None, typer.Option(help="The run's folder.", show_default="RUNS/NAME")
 ]
@@ -245,15 +282,12 @@ Stay = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", help="Do not wait until the run is done.")
 ]
-RunFolderArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The run's folder.")
-]
 
 
 def submit(  # noqa: PLR0913 (one parameter an option)
+    federation: Federation,
     experiment: OptionalExperimentFile = None,
     overrides: Overrides = None,
-    server: SubmitServerFile = Path("server.yaml"),
     output: Output = None,
     resume: Resume = None,
     from_round: FromRound = None,
@@ -261,34 +295,56 @@ def submit(  # noqa: PLR0913 (one parameter an option)
     stay: Stay = None,
     detach: Detach = False,
 ) -> None:
-    """Train the clients of a federation, and hand the model to each of them."""
-    from knnper.experiment import read_experiment, to_json
-    from knnper.models import with_whole_paths
+    """Train the clients of a federation, and hand the model to each of them.
+
+    The server runs on this machine. What can be known beforehand is checked first; the
+    exit code is 2 when the run is refused, and nothing was changed then.
+    """
     from knnper.server.link import submission
     from knnper.server.run_folder import RunFolder
-    from knnper.server.settings import read_server
-    from knnper.simulation.workbench import experiment_catalogue, over_sites
     from knnper_cli.watching import Watch
 
     require_start(experiment, resume, from_round, output, overwrite)
     changes = list(overrides or ())
     if stay is not None:
         changes.append(f"run.federation.stay_s={float(stay)}")
-    settings = read_server(server)
-    if resume is not None:
-        document, place = "", resume.resolve()
-        RunFolder.open(place).require_idle()
-    elif experiment is not None:
+    with refusing():
+        settings = _settings(federation)
+        config = _run_config(settings, experiment, changes, output, resume, overwrite)
+        place = Path(str(config["output"]))
+        require_runnable(federation, settings, config)
+    if from_round is not None:
+        RunFolder(place).go_back(from_round)
+    watch = Watch(place)
+    with _saying_where_to_look(settings), _showing_patience(submission.PATIENCE_S):
+        run_id = submission.submit(settings, config)
+    say(f"Run {run_id} is submitted; everything about it will be in {place}")
+    if not detach:
+        _wait(federation, settings, run_id, place, watch)
+
+
+def _run_config(
+    settings: "ServerSettings",
+    experiment: Path | None,
+    changes: list[str],
+    output: Path | None,
+    resume: Path | None,
+    overwrite: bool,
+) -> dict[str, str | bool]:
+    """Return the run configuration; see `knnper_cli.flower_apps.order_of`."""
+    from knnper.experiment import read_experiment, to_json
+    from knnper.models import with_whole_paths
+    from knnper.simulation.workbench import experiment_catalogue, over_sites
+
+    document, place = "", (resume or Path()).resolve()
+    if experiment is not None:
         # The run will be on this server, with its own code.
         catalogue = experiment_catalogue(lambda _: settings.door)
         found = read_experiment(experiment, catalogue, changes)
         found = replace(found, model=with_whole_paths(found.model))
         document, changes = to_json(over_sites(found)), []
         place = (output or settings.runs_folder / found.name).resolve()
-        RunFolder.require_free(place, overwrite=overwrite)
-    if from_round is not None:
-        RunFolder(place).go_back(from_round)
-    config: dict[str, str | bool] = {
+    return {
         "experiment": "",
         "document": document,
         "set": json.dumps(changes) if changes else "",
@@ -297,30 +353,120 @@ def submit(  # noqa: PLR0913 (one parameter an option)
         "resume": resume is not None,
         "registry": str(settings.roster_file) if not settings.insecure else "",
     }
-    watch = Watch(place)
-    with _saying_where_to_look(settings), _showing_patience(submission.PATIENCE_S):
-        run_id = submission.submit(settings, config)
-    say(f"Run {run_id} is submitted; everything about it will be in {place}")
-    if not detach:
-        _wait(settings, run_id, place, watch)
 
 
-def watch(run: RunFolderArgument) -> None:
-    """Show how a run gets on that another process leads."""
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """End with exit code 2, and a line, where the block refuses a run."""
+    try:
+        yield
+    except KnnPerError as error:
+        reason = str(error)
+        if isinstance(error, ConfigError) and len(error.problems) == 1:
+            reason = " ".join(reason.split("\n  - "))
+        say(f"Error: {reason}")
+        raise typer.Exit(WRONG_USAGE) from error
+
+
+def require_runnable(
+    federation: Path, settings: "ServerSettings", config: Mapping[str, str | bool]
+) -> None:
+    """Refuse a run that would end before its first round, as far as can be known."""
+    from knnper.server.link.doctor import is_running
+    from knnper.server.link.registration import UNREGISTERED, control_port
     from knnper.server.run_folder import RunFolder
+    from knnper_cli.flower_apps import order_of, prepare
 
-    folder = RunFolder.open(run)
+    if not is_running(settings.state):
+        raise RunError(
+            f"the server of {federation} does not run on this machine; start it: "
+            f"knnper fed server {federation}"
+        )
+    order = order_of(config, settings.door)
+    if order.resume:
+        RunFolder.open(order.output).require_idle()
+    prepare(order)
+    with control_port(settings) as control:
+        nodes = [node for node in control.nodes() if node.status != UNREGISTERED]
+    least = order.experiment.run.federation.min_clients or 1
+    if settings.insecure:  # whoever comes is a client
+        return
+    if len(nodes) < least:
+        raise RunError(
+            f"expected at least {counted(least, 'client')}, found {len(nodes)} "
+            f"registered; let some in: knnper fed add-client {federation} NAME"
+        )
+    online = sum(node.status == "online" for node in nodes)
+    if online < least:
+        wait_s = order.experiment.run.federation.wait_for_clients_s
+        say(
+            f"{online} of {counted(len(nodes), 'client')} online; the run waits up to "
+            f"{wait_s:g} s for {least} (run.federation.wait_for_clients_s)"
+        )
+
+
+OptionalRun = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's folder, or its name in the server's folder of runs.",
+        show_default="all runs",
+    ),
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow",
+        help="Show the progress of RUN, or of the run under way, until it ends.",
+    ),
+]
+
+
+def status(
+    federation: Federation,
+    run: OptionalRun = None,
+    follow: Follow = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the server, the clients and the runs of a federation.
+
+    With --follow, the exit code is 1 when the run ends without results.
+    """
+    from knnper_cli.overview import run_folder, show, take_snapshot
     from knnper_cli.watching import Watch
 
-    def has_ended() -> bool:
-        with contextlib.suppress(RunError):
-            folder.require_idle()
-            return True
-        return False
+    if follow and as_json:
+        raise typer.BadParameter("--json is for a snapshot: not with --follow")
+    settings = _settings(federation)
+    if not follow:
+        snapshot = take_snapshot(settings, run)
+        if as_json:
+            print_json(snapshot.as_document())
+        else:
+            show(snapshot)
+        return
+    folder = run_folder(settings, run)
+    watch = Watch(folder.path)
+    if not folder.is_finished() and not watch.follow(lambda: not folder.is_led()):
+        raise RunError(f"nobody leads the run in {folder.path}, and it is not done")
+    show_run(folder.path)
 
-    if not folder.is_finished() and not Watch(run).follow(has_ended):
-        raise RunError(f"nobody leads the run in {run}, and it is not done")
-    show_run(run)
+
+def doctor(federation: Federation, as_json: AsJson = False) -> None:
+    """Diagnose a server on its own machine, and suggest fixes.
+
+    Nothing is changed, and a server that runs is not disturbed. The exit code is 1
+    when something is wrong, 2 when server.yaml is.
+    """
+    from knnper.server.link.doctor import server_checks
+    from knnper.server.link.setup import server_file
+    from knnper.server.settings import read_server
+    from knnper_cli.diagnosis import diagnose, server_verdict
+
+    file = server_file(federation)
+    settings = read_server(file)
+    checks = server_checks(settings)
+    diagnose("server", settings.name, file, checks, server_verdict, as_json=as_json)
 
 
 @contextlib.contextmanager
@@ -354,7 +500,13 @@ def _showing_patience(most_s: float) -> Iterator[None]:
         done.set()
 
 
-def _wait(settings: "ServerSettings", run_id: int, place: Path, watch: "Watch") -> None:
+def _wait(
+    federation: Path,
+    settings: "ServerSettings",
+    run_id: int,
+    place: Path,
+    watch: "Watch",
+) -> None:
     from knnper.server.link import submission
 
     has_ended = _enduring(lambda: submission.status(settings, run_id).is_finished)
@@ -362,17 +514,14 @@ def _wait(settings: "ServerSettings", run_id: int, place: Path, watch: "Watch") 
         done = watch.follow(has_ended)
     except KeyboardInterrupt as error:
         end = f"FLWR_HOME={settings.flower_home} flwr stop {run_id} federation"
-        say(f"The run goes on. To watch: knnper fed status {place}. To end it: {end}")
+        follow = f"knnper fed status {federation} {place} --follow"
+        say(f"The run goes on. To watch: {follow}. To end it: {end}")
         raise typer.Exit(INTERRUPTED) from error
     if not done:
-        found = submission.status(settings, run_id)
-        try:
-            last_words = submission.last_words(settings, run_id)
-        except RunError as error:
-            last_words = f"The end of its log cannot be shown: {error}"
-        how = f"ended without results: {found.outcome} {found.details}"
-        resume = how_to_resume("fed submit", place)
-        raise RunError(f"run {run_id} {how}\n{last_words}\n{resume}")
+        why = submission.why_ended(settings, run_id)
+        advice = how_to_resume(f"fed submit {federation}", place)
+        parts = (f"run {run_id} ended without results: {why}", advice)
+        raise RunError("\n".join(filter(None, parts)))
     show_run(place)
 
 
@@ -474,10 +623,9 @@ federation = typer.Typer(
     help="Set up, run and train a federation of real clients.",
 )
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(init, server, client, submit, export),
-    *(add_client, register, remove_client, renew),
+    *(init, server, client, submit, status, doctor, export),
+    *(add_client, register, rotate_key, remove_client, renew),
 )
 for _command in _COMMANDS:
     federation.command()(_command)
-federation.command(name="status")(watch)
 federation.command(name="list")(list_clients)

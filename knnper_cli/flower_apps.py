@@ -31,6 +31,7 @@ from knnper.own import Door
 from knnper.process import with_fixed_threads
 from knnper.server.federation import FlowerFederation
 from knnper.server.link.authorized import read_roster
+from knnper.server.link.submission import RUN_ENDED
 from knnper.server.link.superlink import SERVER_FILE_VARIABLE, WARNINGS_VARIABLE
 from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
@@ -91,12 +92,15 @@ class Order:
         return RunFolder.create(self.output, self.experiment, overwrite=self.overwrite)
 
 
-def order_of(run_config: Mapping[str, object]) -> Order:
+def order_of(run_config: Mapping[str, object], door: Door | None = None) -> Order:
     """Return what Flower's run configuration asks for.
 
     An experiment's relative path is one in the app's folder, which Flower puts on
     ``sys.path``; a name that is none is that of one that is shipped. A run that is
     resumed has its first experiment, changed by ``set``.
+
+    ``door``: What the server lets in of users' code; by default as the file of the
+    server says that this process runs on.
     """
     changes = _changes(str(run_config["set"]))
     resume = bool(run_config["resume"])
@@ -104,7 +108,8 @@ def order_of(run_config: Mapping[str, object]) -> Order:
     registry = str(run_config["registry"])
     # Of a server of ours, what its operator lets in; else what the app's folder has.
     file = os.environ.get(SERVER_FILE_VARIABLE)
-    door = None if file is None else read_server(Path(file)).door
+    if door is None and file is not None:
+        door = read_server(Path(file)).door
     catalogue = experiment_catalogue(Door if door is None else lambda _: door)
     if resume:
         place = _absolute(output)
@@ -154,12 +159,17 @@ MODEL = "model"  # the folder in the run's folder that holds the trained model
 log = logging.getLogger("flwr")
 
 
+def prepare(order: Order) -> tuple[SiteTask, Assembly]:
+    """Return the task and both halves of a run over sites; refuse what cannot run."""
+    order.require_free()
+    task = _task(order.experiment)
+    return task, assemble(order.experiment, task.spec)
+
+
 def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
     """Train, distribute the model; stay for late clients; return the run's folder."""
-    order.require_free()
+    task, assembly = prepare(order)
     experiment, stop, registry = order.experiment, threading.Event(), order.registry
-    task = _task(experiment)
-    assembly = assemble(experiment, task.spec)
     identity = identity_at_sites(assembly.experiment)
     log.info("the fingerprint of the experiment is %s", identity)
     directory = Directory(
@@ -190,7 +200,10 @@ def lead_sites(grid: Grid, order: Order, observer: Observer) -> RunFolder:
 def _task(experiment: Experiment) -> SiteTask:
     agreed = experiment.data.settings
     if not isinstance(agreed, SitesSettings):
-        raise TypeError(f"expected SitesSettings, found {type(agreed).__name__}")
+        raise RunError(
+            f"expected data that stays with the sites, found {experiment.data.name}: "
+            "the run was simulated; resume it with knnper simulate"
+        )
     return agreed.task()
 
 
@@ -285,13 +298,15 @@ def _warning_the_server() -> Iterator[None]:
     # What Python does by itself only where nobody else writes.
     own = logging.StreamHandler()
     own.setLevel(logging.WARNING)
-    added = ((root, own), (root, file), (log, file))
+    added: list[tuple[logging.Logger, logging.Handler]] = [(root, own), (root, file)]
+    if not log.propagate:
+        added.append((log, file))
     for logger, handler in added:
         logger.addHandler(handler)
     try:
         yield
     except KnnPerError as error:
-        log.error("the run has ended: %s", error)
+        log.error("%s: %s", RUN_ENDED, error)
         raise
     finally:
         for logger, handler in added:

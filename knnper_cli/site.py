@@ -27,7 +27,7 @@ from knnper_cli.terminal import (
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from knnper.client.onboarding import Onboarded
     from knnper.client.service.access import Tokens
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from knnper.experiment import Experiment
     from knnper.own import Door
     from knnper.strategies.core.exported_model import GlobalModel
-    from knnper.transport.diagnosis import Check, Examined
 
 _MOST_SHOWN = 10
 ClientOverrides = Annotated[list[str] | None, set_option("service.port=8081")]
@@ -206,93 +205,20 @@ def _list(what: str, lines: "Iterable[str]", count: int | None = None) -> None:
         tell(f"  - and {total - _MOST_SHOWN} more")
 
 
-_MARKS = {"ok": "✓", "skipped": "-", "warning": "!", "problem": "✗"}
-_INDENT = " " * 19
-DoctorClientFile = Annotated[
-    Path | None, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
-]
-ServerFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--server",
-        metavar="SERVER.yaml",
-        help="The server's file, on the server's own machine.",
-    ),
-]
+def doctor(config: ClientFile, as_json: AsJson = False) -> None:
+    """Diagnose a client and the connection to its server, and suggest fixes.
 
-
-def doctor(
-    config: DoctorClientFile = None, server: ServerFile = None, as_json: AsJson = False
-) -> None:
-    """Say what is wrong with a client, a server or the way between, and how to mend it.
-
-    Nothing is changed, and a client or server that runs is not disturbed. The exit
-    code is 1 when something is wrong, 2 when a file is.
+    Nothing is changed, and a client that runs is not disturbed. The exit code is 1
+    when something is wrong, 2 when the client's file is.
     """
-    if config is None and server is None:
-        raise typer.BadParameter("give CLIENT.yaml, --server SERVER.yaml, or both")
-    # Both files are read first: one that is wrong ends the command with 2.
-    patients = [_of_server(server)] if server is not None else []
-    patients += [_of_client(config)] if config is not None else []
-    from knnper.transport.diagnosis import examine, is_well
-
-    documents = []
-    for kind, name, file, checks in patients:
-        found = examine(checks)
-        if not as_json:
-            tell(f"{kind} {name} ({file})")
-            _show_examined(found)
-        checked = [one.as_document() for one in found]
-        about = {"kind": kind, "name": name, "file": str(file), "well": is_well(found)}
-        documents.append({**about, "checks": checked})
-    if as_json:
-        print_json(documents)
-    if not all(one["well"] for one in documents):
-        raise typer.Exit(RUN_FAILED)
-
-
-# Kind, name and file of a client or server, and what to look at.
-_Patient = tuple[str, str, Path, "Sequence[Check]"]
-
-
-def _of_client(file: Path) -> _Patient:
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
     from knnper.client.doctor import client_checks
     from knnper.client.settings import read_client
+    from knnper_cli.diagnosis import client_verdict, diagnose
 
-    settings = read_client(file)
-    return "client", settings.name, file, list(client_checks(settings))
-
-
-def _of_server(place: Path) -> _Patient:
-    from knnper.server.link.doctor import server_checks
-    from knnper.server.link.setup import server_file
-    from knnper.server.settings import read_server
-
-    file = server_file(place)
-    settings = read_server(file)
-    return "server", settings.name, file, server_checks(settings)
-
-
-def _with_verdict(examined: "Sequence[Examined]", verdict: str) -> "list[Examined]":
-    return [one for one in examined if one.finding.verdict == verdict]
-
-
-def _show_examined(examined: "Sequence[Examined]") -> None:
-    for verdict, mark in _MARKS.items():
-        for one in _with_verdict(examined, verdict):
-            tell(f"  {mark} {one.subject:<14} {one.finding.found}")
-            if one.finding.expected:
-                tell(f"{_INDENT}expected: {one.finding.expected}")
-            if one.finding.mend:
-                tell(f"{_INDENT}mend: {one.finding.mend}")
-    wrong, doubtful = (_with_verdict(examined, one) for one in ("problem", "warning"))
-    warnings = f", with {counted(len(doubtful), 'warning')}" if doubtful else ""
-    summary = f"Nothing is wrong{warnings}."
-    if wrong:
-        subjects = ", ".join(one.subject for one in wrong)
-        summary = f"{counted(len(wrong), 'problem')}: {subjects}"
-    tell(f"{summary}\n")
+    settings = read_client(config)
+    checks = client_checks(settings)
+    diagnose("client", settings.name, config, checks, client_verdict, as_json=as_json)
 
 
 TokenFile = Annotated[

@@ -402,9 +402,11 @@ def interruptible(folder: Path) -> Iterator[None]:
 
 
 def how_to_resume(command: str, run: Path) -> str:
-    """Return what to do with a run that ended before its results."""
-    from knnper.server.run_folder import RunFolder, rounds_in
+    """Return what to do with a run that ended before its results; "" without one."""
+    from knnper.server.run_folder import RunFolder, is_run, rounds_in
 
+    if not is_run(run):
+        return ""
     resume = f"knnper {command} --resume {run}"
     *older, latest = rounds_in(RunFolder(run).checkpoints) or [0]
     if latest:

@@ -44,6 +44,7 @@ from knnper.files import (
     JsonLines,
     LockHeldError,
     draft_of,
+    lock_holder,
     open_plain,
     require_plain,
     sync_to_disc,
@@ -770,6 +771,10 @@ class RunFolder:
         """Refuse a run that a process leads."""
         with self.locked():
             pass
+
+    def is_led(self) -> bool:
+        """Return whether a process leads the run; it notices nothing."""
+        return lock_holder(self.path / LOCK) is not None
 
     @property
     def checkpoints(self) -> Path:

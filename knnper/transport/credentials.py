@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from knnper.errors import CredentialError
-from knnper.files import read_file
+from knnper.files import read_file, write_atomically
 
 _LAST_PORT = 65535
 
@@ -248,7 +248,7 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-_RENEW = "make a new one with: knnper fed renew FOLDER"
+_RENEW = "make a new one with: knnper fed renew FEDERATION"
 _SOON = timedelta(days=30)
 
 
@@ -335,6 +335,41 @@ def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key in ``path``."""
     what = f"an OpenSSH private key on a NIST curve without a passphrase, {_MAKE}"
     return read_as(path, what, _private)
+
+
+def replace_node_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Put ``key`` in the place of the one at ``path``, and say that it replaces it.
+
+    The state of a client belongs to its key. With the old key's fingerprint beside the
+    new key, the client keeps its state.
+    """
+    old = fingerprint(read_node_key(path).public_key())
+    known = sorted({*replaced_keys(path), old})
+    write_atomically(
+        _replaces_file(path), "".join(f"{key_sha256}\n" for key_sha256 in known)
+    )
+    draft = path.with_name(f".{path.name}.new")
+    for file in (draft, _public_file(draft)):
+        file.unlink(missing_ok=True)  # of a call that was cut short
+    write_node_key(draft, key)
+    _public_file(draft).replace(_public_file(path))
+    draft.replace(path)
+
+
+def replaced_keys(path: Path) -> frozenset[str]:
+    """Return the fingerprints of keys that the one at ``path`` has replaced."""
+    try:
+        return frozenset(_replaces_file(path).read_text(encoding="utf-8").split())
+    except (OSError, ValueError):
+        return frozenset()
+
+
+def _replaces_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.replaces")
+
+
+def _public_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.pub")
 
 
 def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:

@@ -82,7 +82,10 @@ class AuthorizedFolder:
             raise CredentialError(f"{expected}, found {num_train}")
         if self._file(name).exists():
             taken = f"the name {name} is taken by {fingerprint(self.key(name))}"
-            mend = f"choose another, or: knnper fed remove-client FOLDER {name}"
+            mend = (
+                "choose another name; to give this client another key: knnper fed "
+                f"rotate-key FEDERATION {name}"
+            )
             raise CredentialError(f"{taken}; {mend}")
         for other, known in self.keys()[0].items():
             if fingerprint(known) == fingerprint(key):
@@ -92,16 +95,29 @@ class AuthorizedFolder:
             write_atomically(self._count_file(name), f"{num_train}\n")
         write_public_key(self._file(name), key)
 
+    def replace(self, name: str, key: ec.EllipticCurvePublicKey) -> None:
+        """Let the client ``name`` in with ``key`` alone, instead of its last one."""
+        self.require_known(name)
+        for other, known in self.keys()[0].items():
+            if fingerprint(known) == fingerprint(key):
+                raise CredentialError(_key_twice(name, other))
+        draft = self.path / f".{name}{_SUFFIX}.new"
+        draft.unlink(missing_ok=True)  # of a call that was cut short
+        write_public_key(draft, key)
+        draft.replace(self._file(name))
+
     def remove(self, name: str) -> None:
         """Let the client ``name`` in no longer."""
-        require_name(name)
-        try:
-            self._file(name).unlink()
-        except FileNotFoundError as error:
-            known = ", ".join(self.names()) or "none"
-            message = f"there is no client {name} in {self.path}; known: {known}"
-            raise RunError(message) from error
+        self.require_known(name)
+        self._file(name).unlink()
         self._count_file(name).unlink(missing_ok=True)
+
+    def require_known(self, name: str) -> None:
+        """Refuse a name that is that of no client."""
+        require_name(name)
+        if not self._file(name).exists():
+            known = ", ".join(self.names()) or "none"
+            raise RunError(f"there is no client {name} in {self.path}; known: {known}")
 
     def snapshot(self) -> Snapshot | None:
         """Return something that differs when a file changed; None without a folder."""
@@ -129,7 +145,7 @@ def require_name(name: str) -> None:
 
 
 def _key_twice(name: str, owner: str) -> str:
-    mend = f"make another, or: knnper fed remove-client FOLDER {owner}"
+    mend = f"make another, or: knnper fed remove-client FEDERATION {owner}"
     return f"the key of {name} is already that of {owner}; {mend}"
 
 

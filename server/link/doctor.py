@@ -1,4 +1,4 @@
-"""The checks of ``knnper fed status`` and of the server's doctor."""
+"""The checks of ``knnper fed doctor``."""
 
 import ssl
 from datetime import UTC, datetime
@@ -127,7 +127,7 @@ _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 def _server(settings: ServerSettings) -> Finding:
     if not is_running(settings.state):
-        return warning("does not run", "start it: knnper fed server SERVER.yaml")
+        return problem("does not run", "start it: knnper fed server FEDERATION")
     return fine(f"runs, in {settings.state}")
 
 

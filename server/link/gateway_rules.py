@@ -236,6 +236,6 @@ def _unknown(key: str, status: int) -> Refusal:
         status,
         "The key is not registered with this federation, or no longer",
         f"{key}. Send the public key (.pub) to the federation's operator, who runs: "
-        "knnper fed register SERVER.yaml NAME NAME.key.pub",
+        "knnper fed register FEDERATION NAME NAME.key.pub",
         flower.NOT_ACCEPTED,
     )

@@ -189,7 +189,7 @@ def _kept(
             removed.add(node.key_sha256)
         elif name is not None:
             roster[node.node_id] = _of_folder(name, node.key_sha256, counts)
-        elif (why := _why_removed(node, known, adopts)) is not None:
+        elif (why := _why_removed(node, known, adopts, wanted.values())) is not None:
             registry.unregister(node.node_id)
             removed.add(node.key_sha256)
             logger.warning("%s (%s)", why, node.key_sha256)
@@ -203,9 +203,13 @@ def _of_folder(name: str, key_sha256: str, counts: Mapping[str, int]) -> Registe
     return Registered(name, key_sha256, "folder", counts.get(name))
 
 
-def _why_removed(node: Node, known: Registered | None, adopts: bool) -> str | None:
+def _why_removed(
+    node: Node, known: Registered | None, adopts: bool, names: Collection[str]
+) -> str | None:
     """Return why a node without a key in the folder is removed; None if it stays."""
     if known is not None and known.source == "folder":
+        if known.name in names:
+            return f"the key of {known.name} was replaced; this one is let in no longer"
         return f"removed {known.name}: its key is gone"
     if known is not None or adopts:
         return None

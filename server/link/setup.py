@@ -20,6 +20,7 @@ from knnper.transport.credentials import (
     new_node_key,
     read_certificate,
     read_identity,
+    replace_node_key,
     write_certificate,
     write_node_key,
 )
@@ -38,11 +39,12 @@ class FederationFolder:
         self.authorized = self.server / "authorized"  # clients' public keys
         # Stays where it is safest: who has its key can pretend to be the server.
         self.authority = path / "ca"
+        self.clients = path / "clients"
 
     def client(self, name: str) -> Path:
         """Return what goes to the machine of the client ``name``."""
         require_name(name)
-        return self.path / "clients" / name
+        return self.clients / name
 
 
 def server_file(place: Path) -> Path:
@@ -52,7 +54,25 @@ def server_file(place: Path) -> Path:
     for file in (FederationFolder(place).server_file, place / "server.yaml"):
         if file.is_file():
             return file
-    raise RunError(f"{place} holds no server.yaml; give the file, or a federation")
+    raise RunError(
+        f"{place} holds no server.yaml; give the federation's folder, or the file"
+    )
+
+
+def federation_folder(place: Path) -> FederationFolder:
+    """Return the whole federation at ``place``: its folder, or its server.yaml.
+
+    Raises `RunError` where there is the server's part alone, as on its machine.
+    """
+    file = server_file(place)
+    folder = FederationFolder(file.absolute().parent.parent)
+    is_whole = folder.authority.is_dir() or folder.clients.is_dir()
+    if folder.server_file != file.absolute() or not (is_whole or place == folder.path):
+        raise RunError(
+            f"{place} is the server's part of a federation alone; expected the folder "
+            "that knnper fed init made, with `ca` and `clients` beside `server`"
+        )
+    return folder
 
 
 logger = logging.getLogger(__name__)
@@ -177,6 +197,27 @@ def add_client(
         authority = read_certificate(folder.server / "ca.crt")
         write_certificate(place / "ca.crt", authority)
     return place
+
+
+def rotate_key(folder: FederationFolder, name: str) -> Path:
+    """Make a new key for a client, and let it in by that alone; return the key's file.
+
+    A call that was cut short can be made again.
+    """
+    if read_server(folder.server_file).insecure:
+        raise RunError("a federation with `insecure: true` has no keys")
+    authorized = AuthorizedFolder(folder.authorized)
+    authorized.require_known(name)
+    path, key = folder.client(name) / f"{name}.key", new_node_key()
+    if not path.exists():
+        raise RunError(
+            f"there is no {path}: the client made its key itself. Have it make another "
+            "one, and give its public half: knnper fed rotate-key FEDERATION "
+            f"{name} {name}.key.pub"
+        )
+    replace_node_key(path, key)
+    authorized.replace(name, key.public_key())
+    return path
 
 
 def renew(folder: FederationFolder, hosts: Sequence[str], days: int) -> list[str]:

@@ -1,8 +1,10 @@
 """Runs on a server: submitted, looked at, stopped, through Flower's own command."""
 
 import importlib.metadata
+import itertools
 import json
 import os
+import re
 import secrets
 import subprocess
 import tempfile
@@ -81,11 +83,34 @@ def status(settings: ServerSettings, run_id: int) -> RunStatus:
         return control.run_status(run_id)
 
 
-def last_words(settings: ServerSettings, run_id: int, num_lines: int = 12) -> str:
-    """Return the end of what a run has written to its log."""
-    arguments = ["log", str(run_id), CONNECTION, "--show"]
-    text = _output_of(settings, arguments)
-    return "\n".join(text.splitlines()[-num_lines:])
+# What a ServerApp of ours logs before an error of this project ends it.
+RUN_ENDED = "the run has ended"
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_FLOWERS_PREFIX = "ServerApp failed with exception: "
+_FLOWERS_EPILOGUE = "Exit Code:"  # of each failure, and a page that says no more
+_NUM_LINES = 12
+
+
+def why_ended(settings: ServerSettings, run_id: int) -> str:
+    """Return why a run ended: in a sentence, or with the end of its log."""
+    ended = status(settings, run_id)
+    reason = ended.details.removeprefix(_FLOWERS_PREFIX)
+    outcome = f"{ended.outcome} {reason}".strip()
+    try:
+        lines = _log_lines(settings, run_id)
+    except RunError as error:
+        return f"{outcome}; its log cannot be shown: {error}"
+    if reason and any(RUN_ENDED in line for line in lines):
+        return reason
+    return "\n".join([outcome, *lines[-_NUM_LINES:]])
+
+
+def _log_lines(settings: ServerSettings, run_id: int) -> list[str]:
+    """Return what a run has written to its log, without what steers a terminal."""
+    text = _output_of(settings, ["log", str(run_id), CONNECTION, "--show"])
+    lines = _TERMINAL_CODES.sub("", text).splitlines()
+    shown = itertools.takewhile(lambda line: _FLOWERS_EPILOGUE not in line, lines)
+    return [line for line in shown if line.strip()]
 
 
 def _taken_anyway(settings: ServerSettings, version: str, error: RunError) -> int:
@@ -123,7 +148,7 @@ def _flwr(settings: ServerSettings, arguments: Sequence[str]) -> dict[str, Any]:
         document = json.loads(output[output.index("{") :])
     except ValueError as error:
         where = f"Is the server running (knnper fed server), at {settings.control}?"
-        said = f"did not answer as expected: {output.strip()}"
+        said = f"did not answer as expected: {_in_one_line(output)}"
         raise RunError(f"flwr {arguments[0]} {said}. {where}") from error
     if not document.get("success", True):
         raise RunError(f"flwr {arguments[0]} failed: {_message(document)}")
@@ -152,4 +177,8 @@ def _output_of(
 
 
 def _message(document: Mapping[str, Any]) -> str:
-    return str(document.get("error-message") or document)
+    return _in_one_line(str(document.get("error-message") or document))
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(_TERMINAL_CODES.sub("", text).split())

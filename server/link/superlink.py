@@ -220,7 +220,7 @@ _NOTE = "processes.json"
 
 @dataclass(frozen=True)
 class Note:
-    """What a running server says of its processes, for `knnper site doctor`."""
+    """What a running server says of its processes, for `knnper fed doctor`."""
 
     superlink: int
     starts: int
@@ -468,7 +468,9 @@ _SUBMITTED = "submitted"
 
 def announce_run(state: Path) -> None:
     """Have the server whose state folder this is look for a run that was submitted."""
-    write_atomically(state / _SUBMITTED, "")
+    # Without it the server looks by itself, up to three seconds later.
+    with contextlib.suppress(OSError):
+        write_atomically(state / _SUBMITTED, "")
 
 
 class ServerApps:

@@ -1,4 +1,4 @@
-"""``knnper site doctor`` as a user types it."""
+"""``knnper site doctor`` and ``knnper fed doctor`` as a user types them."""
 
 import json
 import subprocess
@@ -11,8 +11,11 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper.server.link.setup import FederationFolder, add_client, found
+from knnper.files import FileLock
+from knnper.server.link.setup import LOCK, FederationFolder, add_client, found
+from knnper.server.settings import read_server
 from knnper.transport.credentials import Address
+from knnper_cli.federation import federation
 from knnper_cli.site import site
 from tests.client.doctor.scripted_server import Script, answering
 from tests.processes import free_port
@@ -46,6 +49,10 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(site, ["doctor", *map(str, arguments)])
 
 
+def run_on_server(*arguments: object) -> Result:
+    return CliRunner().invoke(federation, ["doctor", *map(str, arguments)])
+
+
 def test_all_is_well(place: FederationFolder) -> None:
     files = place.server / "server.crt", place.server / "server.key"
     known = (REGISTERED[0], REGISTERED[1] % '{"name": "site-a", "idle_s": null}')
@@ -59,8 +66,8 @@ def test_all_is_well(place: FederationFolder) -> None:
     assert lines[0] == f"client site-a ({config})"
     assert "  ✓ registration   registered as site-a" in lines
     assert "Nothing is wrong." in lines
-    (document,) = json.loads(as_json.stdout)
-    assert document["well"]
+    document = json.loads(as_json.stdout)
+    assert (document["kind"], document["well"]) == ("client", True)
     found = {one["subject"]: one["verdict"] for one in document["checks"]}
     assert found["certificate"] == "ok"
     assert found["model"] == "skipped"
@@ -71,39 +78,64 @@ def test_problems_come_last_with_what_to_do(place: FederationFolder) -> None:
     assert result.exit_code == 1
     *_, mark, mend, summary = (line for line in result.stdout.splitlines() if line)
     assert mark.startswith("  ✗ port           nothing listens at 127.0.0.1:")
-    assert mend.startswith("                   mend: start the server there")
-    assert summary == "1 problem: port"
+    assert mend.startswith("                   fix: start the server there")
+    assert summary.startswith("The server cannot be reached: nothing listens at 127.")
+    assert summary.endswith(". 1 problem: port.")
     assert "  - tls            makes sense once this is well: port" in result.stdout
 
 
-def test_a_server_and_both_together(place: FederationFolder) -> None:
-    server = run("--server", place.server_file)
-    assert server.exit_code == 0, server.output
-    assert "Nothing is wrong, with 1 warning." in server.stdout
-    # The folder of the federation will do.
-    assert run("--server", place.path, "--json").exit_code == 0
-    config = client_of(place, server=f"127.0.0.1:{free_port()}")
-    both = run("--server", place.server_file, config, "--json")
-    assert both.exit_code == 1
-    of_server, of_client = json.loads(both.stdout)
-    assert (of_server["kind"], of_server["well"]) == ("server", True)
-    assert (of_client["kind"], of_client["well"]) == ("client", False)
+def test_a_client_that_is_not_let_in(place: FederationFolder) -> None:
+    files = place.server / "server.crt", place.server / "server.key"
+    unknown = (400, '{"code": 2004, "detail": ""}')
+    script = Script(answers={"/health": (200, ""), ACTIVATE: unknown})
+    with answering(script, files) as server:
+        result = run(client_of(place, server=server), "--json")
+    assert result.exit_code == 1
+    verdict = json.loads(result.stdout)["verdict"]
+    assert verdict.startswith("The server is there, and this client cannot join it: ")
+
+
+def test_a_server_that_is_down(place: FederationFolder) -> None:
+    for given in (place.path, place.server, place.server_file):
+        down = run_on_server(given)
+        assert down.exit_code == 1
+        *_, mark, fix, summary = down.stdout.splitlines()
+        assert mark == "  ✗ server         does not run"
+        assert fix.endswith("fix: start it: knnper fed server FEDERATION")
+        assert summary == (
+            "The server is down: no client can connect, and no run can begin. "
+            "1 problem: server."
+        )
+    document = json.loads(run_on_server(place.path, "--json").stdout)
+    assert (document["kind"], document["well"]) == ("server", False)
+
+
+def test_a_server_that_runs(place: FederationFolder) -> None:
+    settings = read_server(place.server_file)
+    settings.state.mkdir()
+    with FileLock(settings.state / LOCK):
+        result = run_on_server(place.path)
+    # The lock alone is no server: its ports do not answer.
+    assert result.exit_code == 1
+    assert "The server runs, with faults. " in result.stdout
 
 
 def test_a_wrong_file(place: FederationFolder) -> None:
     wrong = client_of(place, sevrer="x")
-    result = run("--server", place.server_file, wrong)
+    result = run(wrong)
     assert result.exit_code == 2
     assert "sevrer" in result.stderr
     assert result.stdout == ""
     assert run(wrong.with_name("no.yaml")).exit_code == 2
     assert run().exit_code == 2
+    assert run_on_server(wrong.with_name("no.yaml")).exit_code == 2
 
 
 def test_a_server_needs_no_torch(place: FederationFolder) -> None:
     code = (
-        "import sys; from pathlib import Path; from knnper_cli.site import doctor; "
-        f"doctor(server=Path({str(place.server_file)!r})); "
+        "import sys; from pathlib import Path; from knnper_cli.federation import doctor"
+        f"\ntry: doctor(Path({str(place.server_file)!r}))\n"
+        "except Exception: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,89 +1,328 @@
+import contextlib
 import json
+import re
+import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper.errors import RunError
-from knnper.server.link import submission
-from knnper.server.link.registration import RunStatus
+from knnper.experiment import to_yaml
+from knnper.server.link import doctor, registration, submission
+from knnper.server.link.registration import Node, RunStatus
 from knnper.server.link.setup import FederationFolder, found
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.server.settings import ServerSettings
+from knnper.simulation.workbench import over_sites
+from knnper.transport.credentials import (
+    fingerprint,
+    new_node_key,
+    read_node_key,
+    read_public_key,
+    replaced_keys,
+    write_node_key,
+)
 from knnper_cli import federation as submit_command
 from knnper_cli.app import app
 from knnper_cli.watching import Watch
 from tests.apps.site_grid import experiment
 
 
-@pytest.fixture
-def federation(tmp_path: Path) -> list[str]:
-    """Found a federation with a run to resume; return the options that name both."""
+@dataclass
+class Operator:
+    """Types commands on the server's machine; the server is one that seems to run."""
+
+    folder: FederationFolder
+    run: Path
+    monkeypatch: pytest.MonkeyPatch
+    configs: list[Mapping[str, str | bool]] = field(default_factory=list)
+
+    def types(self, *words: object) -> Result:
+        return CliRunner().invoke(app, ["fed", *map(str, words)])
+
+    def submits(self, *words: object, of: Path | None = None) -> Result:
+        return self.types("submit", of or self.folder.path, *words)
+
+    def pretend(
+        self, submit: Callable[[], int] = lambda: 7, nodes: Sequence[Node] = ()
+    ) -> None:
+        """Let the server run, with its nodes, and take runs."""
+
+        def noted(_: ServerSettings, config: Mapping[str, str | bool]) -> int:
+            self.configs.append(config)
+            return submit()
+
+        port = SimpleNamespace(nodes=lambda: list(nodes))
+        opened = contextlib.nullcontext(port)
+        self.monkeypatch.setattr(doctor, "is_running", lambda _: True)
+        self.monkeypatch.setattr(registration, "control_port", lambda _: opened)
+        self.monkeypatch.setattr(submission, "submit", noted)
+
+
+@pytest.fixture(params=["insecure"])
+def operator(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Operator:
+    """Found a federation with a run that can be resumed."""
     folder = FederationFolder(tmp_path / "fed")
-    found(folder, ["localhost"], insecure=True)
-    RunFolder.create(tmp_path / "run", experiment())
-    return ["--server", str(folder.server_file), "--resume", str(tmp_path / "run")]
+    found(folder, ["localhost"], insecure=request.param == "insecure")
+    RunFolder.create(tmp_path / "run", over_sites(experiment()))
+    return Operator(folder, tmp_path / "run", monkeypatch)
 
 
-def submitted(
-    federation: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    submit: Callable[..., int],
-    *options: str,
-) -> Result:
-    monkeypatch.setattr(submission, "submit", submit)
-    return CliRunner().invoke(app, ["fed", "submit", *federation, *options])
+with_keys = pytest.mark.parametrize("operator", ["with keys"], indirect=True)
 
 
 def test_changes_reach_the_run_as_they_were_given(
-    federation: list[str], monkeypatch: pytest.MonkeyPatch
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configs: list[Mapping[str, str | bool]] = []
-
-    def submit(settings: ServerSettings, config: Mapping[str, str | bool]) -> int:
-        configs.append(config)
+    def submit() -> int:
         time.sleep(0.3)
         return 7
 
+    operator.pretend(submit)
     monkeypatch.setattr(submit_command, "REMIND_S", 0.1)
-    changes = ["data.path=a;b", "run.seed=7"]
+    changes = ["run.num_workers=3", "run.federation.stay_s=7"]
     options = [text for change in changes for text in ("--set", change)]
-    said = submitted(federation, monkeypatch, submit, *options, "--detach")
+    said = operator.submits("--resume", operator.run, *options, "--detach")
     assert said.exit_code == 0, said.output
-    assert json.loads(str(configs[0]["set"])) == changes
+    assert json.loads(str(operator.configs[0]["set"])) == changes
     # Who waits for the server sees it.
     assert "Waiting for the server to take the run: 0 of at most 900 s" in said.output
 
 
-def test_who_no_longer_waits_is_told_where_to_look(
-    federation: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def submit(*_: object) -> int:
+def test_who_no_longer_waits_is_told_where_to_look(operator: Operator) -> None:
+    def submit() -> int:
         raise KeyboardInterrupt
 
-    said = submitted(federation, monkeypatch, submit, "--detach")
+    operator.pretend(submit)
+    said = operator.submits("--resume", operator.run, "--detach")
     assert said.exit_code == 130
     assert "the server may have taken the run" in said.output
     assert "flwr list federation" in " ".join(said.output.split())
 
 
-def test_a_log_that_cannot_be_shown_does_not_hide_how_a_run_ended(
-    federation: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def last_words(*_: object) -> str:
-        raise RunError("flwr log did not end within 120 s")
+def refused(said: Result, words: str) -> None:
+    """One line says why, and nothing else happens."""
+    assert said.exit_code == 2, said.output
+    (line,) = said.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert re.search(words, line), line
+    assert "\x1b" not in line
+    assert "u001b" not in line
+    assert said.stdout == ""
 
-    ended = RunStatus("finished", outcome="failed", details="out of memory")
+
+def test_a_server_that_does_not_run_is_not_asked(operator: Operator) -> None:
+    said = operator.submits("--resume", operator.run)
+    refused(said, f"does not run .* knnper fed server {operator.folder.path}$")
+
+
+def test_what_cannot_run_is_refused_before_it_is_submitted(
+    operator: Operator, tmp_path: Path
+) -> None:
+    operator.pretend()
+    file = tmp_path / "experiment.yaml"
+    file.write_text(to_yaml(over_sites(experiment())))
+    taken, simulated = tmp_path / "taken", tmp_path / "simulated"
+    RunFolder.create(simulated, experiment())
+    taken.mkdir()
+    (taken / "thesis.txt").touch()
+    new, again = [file, "--output", tmp_path / "new"], ["--resume", operator.run]
+    for words, why in (
+        ([tmp_path / "no.yaml"], "there is no such file"),
+        ([*new, "--set", "method.name=fed_avg"], 'unknown name "fed_avg"'),
+        ([*new, "--set", "model.weights=no.pt"], "model.weights: expected a readable"),
+        ([file, "--output", taken], "is not empty and holds no run"),
+        ([file, "--output", operator.run], "holds a run already"),
+        (["--resume", tmp_path / "nowhere"], "holds no run"),
+        (["--resume", simulated], "the run was simulated; resume it with knnper sim"),
+        ([*again, "--set", "training.num_rounds=9"], "makes it another experiment"),
+        ([*again, "--set", "run.nope=1"], "nope"),
+    ):
+        refused(operator.submits(*words), why)
+    with RunFolder(operator.run).locked():
+        refused(operator.submits(*again), "another process is at work on the run")
+    assert operator.configs == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_is_refused_is_not_taken_back_to_a_round(
+    operator: Operator,
+) -> None:
+    operator.pretend()
+    kept = operator.run / "checkpoints" / "round-000002"
+    kept.mkdir(parents=True)
+    back = ("--from-round", 1, "--set", "training.num_rounds=9")
+    refused(operator.submits("--resume", operator.run, *back), "another experiment")
+    assert kept.is_dir()
+
+
+@with_keys
+def test_a_run_needs_as_many_clients_as_it_waits_for(operator: Operator) -> None:
+    node = Node("1", "site-a", "SHA256:a", "online")
+    gone = Node("2", "site-b", "SHA256:b", "unregistered")
+    resume = ("--resume", operator.run, "--detach")
+    operator.pretend(nodes=[gone])
+    refused(operator.submits(*resume), "expected at least 1 client, found 0 registered")
+    operator.pretend(nodes=[node, gone])
+    two = ("--set", "run.federation.min_clients=2")
+    refused(operator.submits(*resume, *two), "at least 2 clients, found 1 registered")
+    assert operator.submits(*resume).exit_code == 0
+    operator.pretend(nodes=[replace(node, status="offline")])
+    said = operator.submits(*resume)
+    assert said.exit_code == 0
+    assert "0 of 1 client online; the run waits up to 5 s for 1" in said.stderr
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_run_that_failed_says_why_and_only_what_helps(
+    operator: Operator, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator.pretend()
+    monkeypatch.setattr(submission, "why_ended", lambda *_: "no client came")
+    ended = RunStatus("finished", outcome="failed")
     monkeypatch.setattr(submission, "status", lambda settings, run_id: ended)
-    monkeypatch.setattr(submission, "last_words", last_words)
-    said = submitted(federation, monkeypatch, lambda *_: 7)
+    file = tmp_path / "experiment.yaml"
+    file.write_text(to_yaml(over_sites(experiment())))
+    start = ["--resume", operator.run] if resumes else [file, "--output", "nowhere"]
+    said = operator.submits(*start)
     assert said.exit_code == 1
-    assert "run 7 ended without results: failed out of memory" in said.output
-    assert "cannot be shown: flwr log did not end within 120 s" in said.output
+    lines = said.stderr.splitlines()
+    first, *more = lines[[line.startswith("Error") for line in lines].index(True) :]
+    assert first == "Error: run 7 ended without results: no client came"
+    # A run that never made its folder cannot be resumed.
+    command = f"knnper fed submit {operator.folder.path} --resume {operator.run}"
+    advice = [f"There is no checkpoint yet. To begin again: {command}"]
+    assert more == (advice if resumes else [])
+
+
+def test_every_command_takes_the_folder_or_the_file(operator: Operator) -> None:
+    operator.pretend()
+    folder = operator.folder
+    for number, place in enumerate((folder.path, folder.server, folder.server_file)):
+        added = operator.types("add-client", place, f"c{number}", "--host", "x")
+        if place == folder.path or number:
+            assert added.exit_code == 0, added.output
+        for command in ("list", "status"):
+            assert operator.types(command, place).exit_code == 0
+        assert operator.types("doctor", place).exit_code in (0, 1)
+        said = operator.submits("--resume", operator.run, "--detach", of=place)
+        assert said.exit_code == 0, said.output
+    assert len(list(folder.clients.iterdir())) == 3
+
+
+def test_the_servers_part_alone_makes_no_clients(operator: Operator) -> None:
+    alone = operator.folder.server.rename(operator.folder.path.parent / "elsewhere")
+    for place in (alone, alone / "server.yaml"):
+        said = operator.types("add-client", place, "site-a", "--host", "x")
+        assert said.exit_code == 1
+        assert "is the server's part of a federation alone" in said.stderr
+
+
+@with_keys
+def test_a_key_is_replaced(operator: Operator, tmp_path: Path) -> None:
+    folder = operator.folder
+    operator.types("add-client", folder.path, "site-a", "--num-train", 12)
+    key, authorized = folder.client("site-a") / "site-a.key", folder.authorized
+    old = fingerprint(read_node_key(key).public_key())
+    for _ in range(2):
+        said = operator.types("rotate-key", folder.path, "site-a")
+        assert said.exit_code == 0, said.output
+    new = fingerprint(read_node_key(key).public_key())
+    assert new != old
+    public = read_public_key(authorized / "site-a.pub")
+    assert fingerprint(public) == new
+    assert fingerprint(read_public_key(key.with_name("site-a.key.pub"))) == new
+    assert old in replaced_keys(key)
+    assert len(replaced_keys(key)) == 2
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert (authorized / "site-a.num_train").read_text() == "12\n"
+    assert {one.name for one in authorized.iterdir()} == {
+        "site-a.pub",
+        "site-a.num_train",
+    }
+    # A key that the client has made itself.
+    write_node_key(tmp_path / "own", new_node_key())
+    public_file = tmp_path / "own.pub"
+    own = operator.types("rotate-key", folder.server_file, "site-a", public_file)
+    assert own.exit_code == 0, own.output
+    known = (authorized / "site-a.pub").read_bytes()
+    assert known == public_file.read_bytes()
+    for words, why in (
+        (["site-b"], "there is no client site-b"),
+        (["site-a", public_file], "is already that of site-a"),
+    ):
+        wrong = operator.types("rotate-key", folder.path, *words)
+        assert wrong.exit_code == 1
+        assert why in wrong.stderr
+
+
+def test_a_federation_without_keys_has_none_to_replace(operator: Operator) -> None:
+    said = operator.types("rotate-key", operator.folder.path, "site-a")
+    assert said.exit_code == 1
+    assert "has no keys" in said.stderr
+
+
+def test_the_status_is_a_snapshot(operator: Operator, tmp_path: Path) -> None:
+    runs = operator.folder.server / "state" / "runs"
+    stopped = RunFolder.create(runs / "first", over_sites(experiment()))
+    record = {**a_round(2), "num_failed": 1, "failures": {"site-b": "out of memory"}}
+    stopped.append_round(record)
+    finished = RunFolder.create(runs / "second", over_sites(experiment()))
+    finished.write_results({})
+    (runs / "notes").mkdir()
+    document = json.loads(
+        operator.types("status", operator.folder.path, "--json").stdout
+    )
+    assert not document["server"]["is_running"]
+    assert document["problems"] == []
+    by_name = {run["name"]: run for run in document["runs"]}
+    assert set(by_name) == {"first", "second"}
+    assert by_name["first"]["state"] == "stopped"
+    assert by_name["first"]["last_round"]["server_round"] == 2
+    assert by_name["second"]["state"] == "finished"
+    with stopped.locked():
+        said = operator.types("status", operator.folder.path, "first", "--json")
+        (only,) = json.loads(said.stdout)["runs"]
+        assert (only["name"], only["state"], only["num_rounds_done"]) == (
+            "first",
+            "running",
+            2,
+        )
+    shown = operator.types("status", operator.folder.path)
+    assert shown.exit_code == 0
+    assert "does not run" in shown.stdout
+    assert "first: round 2: client site-b failed: out of memory" in shown.stdout
+    elsewhere = operator.types("status", operator.folder.path, operator.run)
+    assert elsewhere.exit_code == 0
+    nowhere = operator.types("status", operator.folder.path, "third")
+    assert nowhere.exit_code == 1
+    assert "third holds no run" in nowhere.stderr
+
+
+def test_the_run_under_way_is_followed(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = operator.folder.server / "state" / "runs"
+    follow = ("status", operator.folder.path, "--follow")
+    none = operator.types(*follow)
+    assert none.exit_code == 1
+    assert "expected one run under way" in none.stderr
+    run = RunFolder.create(runs / "first", over_sites(experiment()))
+    monkeypatch.setattr(RunFolder, "is_led", lambda _: True)
+    monkeypatch.setattr(Watch, "follow", lambda *_: False)
+    ended = operator.types(*follow)
+    assert ended.exit_code == 1
+    assert f"nobody leads the run in {run.path}" in ended.stderr
+    wrong = operator.types(*follow, "--json")
+    assert wrong.exit_code == 2
 
 
 class Told(Observer):

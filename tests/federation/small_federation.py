@@ -203,7 +203,7 @@ class Federation:
         return self._submit("--resume", run.folder, stay=stay)
 
     def _submit(self, *words: str | Path, stay: float) -> Running:
-        words = (*words, "--server", self.server_file, "--stay", str(stay))
+        words = (self.server_file, *words, "--stay", str(stay))
         return self.start("server", "submit", "fed", "submit", *words)
 
     def add_client(self, name: str, /, **settings: object) -> None:

@@ -153,7 +153,8 @@ def _require_resumed(
     """The first run failed and says how to go on; that leads to the same as serial."""
     assert submitted.wait() == 1
     words = " ".join(submitted.written.split())
-    assert f"knnper fed submit --resume {run.folder}" in words
+    resume = f"knnper fed submit {federation.server_file} --resume {run.folder}"
+    assert resume in words
     assert federation.resume(run).wait() == 0
     run.require_same(example.reference, SEEN)
     assert [one["num_failed"] for one in run.rounds] == [0, 0, 0]

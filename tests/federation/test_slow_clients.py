@@ -243,9 +243,8 @@ def test_a_server_that_is_killed_goes_on(paced: Paced, commands: Commands) -> No
     paced.federation.server()
     paced.paces(PACES)
     assert submitted.wait() == 1
-    assert f"knnper fed submit --resume {run.folder}" in " ".join(
-        submitted.written.split()
-    )
+    resume = f"knnper fed submit {paced.federation.server_file} --resume {run.folder}"
+    assert resume in " ".join(submitted.written.split())
     assert paced.federation.resume(run).wait(FAR_TOO_LONG_S) == 0
     assert len(before) >= 4
     kept = [one for one in run.rounds if one in before]

@@ -429,7 +429,7 @@ def test_a_key_that_is_none(key: Path, content: str | None) -> None:
     key.unlink()
     if content is not None:
         key.write_text(public if content == "pub" else content)
-    mend = "fed register SERVER.yaml site-a site-a.key.pub"
+    mend = "fed register FEDERATION site-a site-a.key.pub"
     told(look(client(key.parent, tls=True), "key"), PROBLEM, str(key), mend)
 
 

@@ -53,7 +53,7 @@ def test_a_server_before_its_first_start(place: FederationFolder) -> None:
         if finding.verdict is not Verdict.OK
     }
     assert set(wrong) == {"server"}
-    assert wrong["server"].verdict is Verdict.WARNING
+    assert wrong["server"].verdict is Verdict.PROBLEM
     assert found["authorized"].found.endswith("site-a")
     assert "is free" in found["gateway port"].found
 

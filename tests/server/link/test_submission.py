@@ -13,6 +13,7 @@ import pytest
 
 from knnper.errors import RunError
 from knnper.server.link import submission
+from knnper.server.link.registration import RunStatus
 from knnper.server.link.submission import write_bundle
 from knnper.server.settings import ServerSettings
 
@@ -52,6 +53,15 @@ def test_a_run_is_submitted_and_has_an_id(settings: ServerSettings, flwr: Any) -
     assert home == str(settings.flower_home)
 
 
+def test_the_server_is_told_of_a_run_that_was_submitted(
+    settings: ServerSettings, flwr: Any
+) -> None:
+    flwr('{"success": true, "run-id": "123"}')
+    settings.state.mkdir()
+    submission.submit(settings, {})
+    assert [one.name for one in settings.state.iterdir()] == ["submitted"]
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -66,6 +76,54 @@ def test_what_goes_wrong_is_said(
     flwr(answer)
     with pytest.raises(RunError, match=said):
         submission.submit(settings, {})
+
+
+FLOWERS = "\x1b[91mERROR \x1b[0m:     Exit Code: 201\n\nFor more information, visit"
+
+
+@pytest.mark.parametrize(
+    ("details", "log", "expected"),
+    [
+        # An error of ours is told in a sentence.
+        (
+            "ServerApp failed with exception: no client came",
+            f"INFO: 1\nERROR: the run has ended: no client came\n{FLOWERS}",
+            "no client came",
+        ),
+        # Any other with the end of the log, without what Flower says of each.
+        (
+            "ServerApp failed with exception: 'x'",
+            f"\x1b[92mINFO \x1b[0m: 1\nKeyError: 'x'\n\n{FLOWERS}",
+            "failed 'x'\nINFO : 1\nKeyError: 'x'",
+        ),
+        ("", "", "failed"),
+    ],
+)
+def test_why_a_run_ended(
+    settings: ServerSettings,
+    flwr: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    details: str,
+    log: str,
+    expected: str,
+) -> None:
+    flwr(log)
+    ended = RunStatus("finished", "failed", details)
+    monkeypatch.setattr(submission, "status", lambda settings, run_id: ended)
+    assert submission.why_ended(settings, 7) == expected
+
+
+def test_a_log_that_cannot_be_shown_does_not_hide_how_a_run_ended(
+    settings: ServerSettings, flwr: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def output_of(*_: object) -> str:
+        raise RunError("flwr log did not end within 120 s")
+
+    ended = RunStatus("finished", "failed", "out of memory")
+    monkeypatch.setattr(submission, "status", lambda settings, run_id: ended)
+    monkeypatch.setattr(submission, "_output_of", output_of)
+    said = submission.why_ended(settings, 7)
+    assert said.startswith("failed out of memory; its log cannot be shown: flwr log")
 
 
 @pytest.fixture
