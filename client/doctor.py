@@ -14,14 +14,22 @@ import httpx
 from cryptography import x509
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
+from knnper.client.data_changes import DataChanges, find_changes
 from knnper.client.flower_node import Activation, holder
 from knnper.client.limits import REFUSALS, Answers, last_refusal
 from knnper.client.settings import ClientSettings
-from knnper.client.state import Places, pending_serving, read_serving, require_own
+from knnper.client.state import (
+    Offered,
+    Places,
+    SiteStateError,
+    pending_serving,
+    read_serving,
+    require_own,
+)
 from knnper.data.site import check_site, survey_site
-from knnper.data.site_data import SiteTask
+from knnper.data.site_data import SiteData, SiteTask
 from knnper.datastore.examples import StoreError
-from knnper.datastore.store import DATABASE, open_store
+from knnper.datastore.store import DATABASE, StoreReader, open_store
 from knnper.errors import CredentialError, DataError, OwnCodeError
 from knnper.experiment import Own
 from knnper.files import is_private
@@ -525,7 +533,7 @@ class _Site:
         settings = self._settings
         look = f"see all about it: knnper site check {settings.file}"
         try:
-            survey = survey_site(settings.data, settings.base, self._known_task())
+            survey = self._survey
         except (DataError, OSError) as error:
             return problem(str(error), look)
         checked = check_site(survey)
@@ -568,6 +576,7 @@ class _Site:
         try:
             with open_store(place) as store:
                 embedded_by, count = store.fingerprint, len(store)
+                changes = self._changes(store)
         except StoreError as error:
             return problem(str(error), f"see what is left: knnper store verify {place}")
         found = f"{count} examples, embedded by the model {embedded_by[:12]}"
@@ -577,7 +586,22 @@ class _Site:
             expected = f"the model that is served, {serving.model[:12]}"
             mend = "start knnper site serve, which embeds them anew"
             return problem(found, mend, expected)
+        if changes:
+            found = f"{found}; the data has changed since: {changes}"
+            return warning(found, f"knnper site refresh {self._settings.file}")
         return fine(found)
+
+    def _changes(self, store: StoreReader) -> DataChanges | None:
+        """Return how the data differs from the memory; None if it cannot be read."""
+        try:
+            return find_changes(store, Offered(self._places), self._survey)
+        except (DataError, SiteStateError, OSError):
+            return None
+
+    @cached_property
+    def _survey(self) -> SiteData:
+        settings = self._settings
+        return survey_site(settings.data, settings.base, self._known_task())
 
     def service(self) -> Finding:
         chosen = self._settings.service

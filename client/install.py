@@ -1,7 +1,6 @@
 """A model and its memory at a site, put in their place as a whole, and re-embedding."""
 
 import contextlib
-import itertools
 import logging
 import math
 import shutil
@@ -12,9 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from knnper.client.data_changes import DataChanges, all_new, find_changes, reading
 from knnper.client.state import (
     Accuracy,
     Gain,
@@ -38,7 +39,7 @@ from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import (
     Added,
-    ExamplesMissingError,
+    Contents,
     Ids,
     InputLayout,
     NewExamples,
@@ -219,6 +220,7 @@ def decide(
         run=model.card.name,
         installed=time.time(),
         class_prior=choice.class_prior,
+        took_part=took_part,
     )
     return Decided(
         serving, made.probabilities, made.global_probabilities, predictor.describe()
@@ -278,30 +280,38 @@ def embedded(model: GlobalModel, named: NamedExamples) -> NewExamples:
 
 
 AT_ONCE = 256  # examples that are embedded, and made durable, together
-RENEWAL_ATTEMPTS = 10  # to read a store from which others delete
 
 
 def prepare(
-    places: Places, model: GlobalModel, data: SiteData, *, took_part: bool
+    places: Places,
+    model: GlobalModel,
+    data: SiteData,
+    *,
+    took_part: bool,
+    forget_vanished: bool = False,
 ) -> Decided:
-    """Write down what is to be served next; return it."""
-    # What was once deleted stays away, and what is in the test split by now leaves the
-    # store: else each would be found beside itself.
+    """Write down what is to be served next; return it.
+
+    Deleted examples stay away. Examples that are in the test split by now leave the
+    store, in which each would be its own neighbour. Changed examples are replaced.
+    """
     _require_same_task(places, model)
     with open_store(places.store) as store:
-        splits, new, moved = _whole(store, Offered(places), data)
-        settings = store.settings
+        settings, offered = store.settings, Offered(places)
+        plan = reading(lambda: _planned(store, model, offered, data, forget_vanished))
     memory = empty_memory_store(
         store_spec(model), model.embedding_dim, model.fingerprint, settings
     )
-    train, validation = (
-        NewExamples(model.embed(one.images), one.labels, one.images) for one in splits
+    tuned = fill_and_tune(
+        memory, plan.train, plan.validation, model.head, model.card.memory
     )
-    tuned = fill_and_tune(memory, train, validation, model.head, model.card.memory)
-    decided = decide(model, memory, tuned, len(train), data, took_part=took_part)
+    num_train = len(plan.train)
+    decided = decide(model, memory, tuned, num_train, data, took_part=took_part)
     with places.committing():
         keep_model(places, model)
-        write_pending(places, Pending(decided.serving, new, moved))
+        write_pending(
+            places, Pending(decided.serving, plan.new, plan.leaving, plan.embeddings)
+        )
     return decided
 
 
@@ -322,10 +332,19 @@ def settle(places: Places, store: Store, pending: Pending, model: GlobalModel) -
     known = set(store.external_ids(store.select(Selection(external_ids=new.names))))
     missing = [at for at, name in enumerate(new.names) if name not in known]
     for start in range(0, len(missing), AT_ONCE):
-        part = _taken(new, missing[start : start + AT_ONCE])
-        store.add(embedded(model, part), model.fingerprint)
+        part = _arriving(model, pending, missing[start : start + AT_ONCE])
+        store.add(part, model.fingerprint)
     offered.add(new.names)
     _serve(places, pending.serving)
+
+
+def _arriving(model: GlobalModel, pending: Pending, chosen: list[int]) -> NewExamples:
+    """Return a part of what is new as a store takes it."""
+    part = _taken(pending.new, chosen)
+    if pending.embeddings is None:  # of an earlier version
+        return embedded(model, part)
+    examples, vectors = part.examples, pending.embeddings[torch.tensor(chosen)]
+    return NewExamples(vectors, examples.labels, examples.images, part.names)
 
 
 def _serve(places: Places, serving: Serving) -> None:
@@ -385,53 +404,79 @@ def _require_same_features(places: Places, model: GlobalModel) -> None:
         )
 
 
-def _whole(
-    store: StoreReader, offered: Offered, data: SiteData
-) -> tuple[tuple[Examples, Examples], NamedExamples, tuple[str, ...]]:
-    """Return what the store will hold, as splits, what is new, and what leaves it."""
-    stored, names = _stored(store)
-    known, in_test, held_out = (
-        set(one) for one in (names, data.test.names, data.validation.names)
-    )
-    is_held_out, is_tested = (
-        torch.tensor([name in split for name in names], dtype=torch.bool)
-        for split in (held_out, in_test)
-    )
-    train, validation = (
-        _taken(
-            split,
-            [
-                place
-                for place, name in enumerate(split.names)
-                if name not in known and name not in offered
-            ],
+@dataclass(frozen=True)
+class _Plan:
+    """The future content of a store, by split, and the steps that lead to it."""
+
+    train: NewExamples
+    validation: NewExamples
+    new: NamedExamples
+    embeddings: Tensor  # of what is new
+    leaving: tuple[str, ...]
+
+
+def _planned(
+    store: StoreReader,
+    model: GlobalModel,
+    offered: Offered,
+    data: SiteData,
+    forget_vanished: bool,
+) -> _Plan:
+    changes, contents = find_changes(store, offered, data), store.contents()
+    names = store.external_ids(contents.ids)
+    vanished = changes.vanished if forget_vanished else ()
+    leaving = (*changes.tested, *changes.changed, *vanished)
+    stays, is_held_out = (
+        np.array([(name in group) is wanted for name in names], dtype=np.bool_)
+        for group, wanted in (
+            (frozenset(leaving), False),
+            (frozenset(data.validation.names), True),
         )
+    )
+    arriving = frozenset((*changes.new, *changes.changed))
+    new = [
+        _taken(split, [at for at, name in enumerate(split.names) if name in arriving])
         for split in (data.train, data.validation)
-    )
-    own = stored.take((~is_held_out & ~is_tested).nonzero()[:, 0])
-    kept = stored.take(is_held_out.nonzero()[:, 0])
-    new = train.examples.join(validation.examples)
-    return (
-        (own.join(train.examples), kept.join(validation.examples)),
-        NamedExamples(new, train.names + validation.names),
-        tuple(name for name in names if name is not None and name in in_test),
+    ]
+    stored = [
+        _stored(store, model, contents.take(stays & chosen))
+        for chosen in (~is_held_out, is_held_out)
+    ]
+    arrived = [_embedded(model, part.examples) for part in new]
+    all_new = new[0].examples.join(new[1].examples)
+    return _Plan(
+        train=_joined(stored[0], arrived[0]),
+        validation=_joined(stored[1], arrived[1]),
+        new=NamedExamples(all_new, new[0].names + new[1].names),
+        embeddings=torch.cat([part.embeddings for part in arrived]),
+        leaving=leaving,
     )
 
 
-def _stored(store: StoreReader) -> tuple[Examples, list[str | None]]:
-    """Return what is stored, and the owner's names, in the order of the ids."""
-    for attempt in itertools.count(1):
-        contents = store.contents()
-        try:
-            names = store.external_ids(contents.ids)
-            images = store.inputs(contents.ids)
-            break
-        except ExamplesMissingError as error:
-            # Whoever serves has deleted some of them in between.
-            if attempt == RENEWAL_ATTEMPTS:
-                raise
-            _LOG.info("read again: %s", error)
-    return Examples(images, torch.from_numpy(contents.labels)), names
+def _stored(store: StoreReader, model: GlobalModel, contents: Contents) -> NewExamples:
+    """Return stored examples as ``model`` embeds them; its own work is not redone."""
+    images = store.inputs(contents.ids)
+    stored = Examples(images, torch.from_numpy(contents.labels))
+    if store.fingerprint != model.fingerprint:
+        return _embedded(model, stored)
+    vectors = store.vectors(contents.ids)
+    if store.fingerprint != model.fingerprint:  # by another process, in between
+        return _embedded(model, stored)
+    return NewExamples(vectors, stored.labels, images)
+
+
+def _embedded(model: GlobalModel, examples: Examples) -> NewExamples:
+    return NewExamples(model.embed(examples.images), examples.labels, examples.images)
+
+
+def _joined(first: NewExamples, second: NewExamples) -> NewExamples:
+    assert first.inputs is not None
+    assert second.inputs is not None
+    return NewExamples(
+        torch.cat([first.embeddings, second.embeddings]),
+        torch.cat([first.labels, second.labels]),
+        torch.cat([first.inputs, second.inputs]),
+    )
 
 
 def _taken(split: NamedExamples, places: list[int]) -> NamedExamples:
@@ -457,9 +502,17 @@ class SiteState:
         claim(self.places, name, key_sha256, replaced)
 
     def install(
-        self, model: GlobalModel, data: SiteData, *, took_part: bool
+        self,
+        model: GlobalModel,
+        data: SiteData,
+        *,
+        took_part: bool,
+        forget_vanished: bool = False,
     ) -> Decided:
-        """Remember ``data`` by ``model``, and serve that; return what is served."""
+        """Remember ``data`` by ``model``, and serve that; return what is served.
+
+        ``forget_vanished``: Delete examples that are no longer in the data.
+        """
         # Where another process writes to the memory, as the service does, that process
         # finishes the work (`ServedModel.refresh`).
         _require_read_for(model, data)
@@ -467,15 +520,31 @@ class SiteState:
             shutil.rmtree(self.places.drafts, ignore_errors=True)
             if not self.has_store():
                 return build(self.places, self.name, model, data, took_part=took_part)
-            decided = prepare(self.places, model, data, took_part=took_part)
-            pending = read_pending(self.places)
-            try:
-                if pending is not None:
-                    with open_store(self.places.store, writable=True) as store:
-                        settle(self.places, store, pending, model)
-            except StoreBusyError as error:
-                _LOG.info("left to the process that serves: %s", error)
+            decided = prepare(
+                self.places,
+                model,
+                data,
+                took_part=took_part,
+                forget_vanished=forget_vanished,
+            )
+            self._finish()
         return decided
+
+    def finish(self) -> None:
+        """Finish an installation that was interrupted."""
+        with self.places.installing():
+            self._finish()
+
+    def _finish(self) -> None:
+        pending = read_pending(self.places)
+        if pending is None:
+            return
+        try:
+            with open_store(self.places.store, writable=True) as store:
+                model = self.load(pending.serving.model)
+                settle(self.places, store, pending, model)
+        except StoreBusyError as error:
+            _LOG.info("left to the process that serves: %s", error)
 
     def served(self) -> Serving | None:
         """Return what is served; None if nothing was installed yet."""
@@ -498,6 +567,13 @@ class SiteState:
     def has_store(self) -> bool:
         """Return whether there is a memory."""
         return (self.places.store / DATABASE).is_file()
+
+    def changes(self, data: SiteData) -> DataChanges:
+        """Return how ``data`` differs from what the memory was made of."""
+        if not self.has_store():
+            return all_new(data)
+        with open_store(self.places.store) as store:
+            return find_changes(store, Offered(self.places), data)
 
 
 def _require_read_for(model: GlobalModel, data: SiteData) -> None:

@@ -12,13 +12,15 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
+from knnper.client.data_changes import DataChanges
 from knnper.client.flower_node import holder, log_to_stderr
 from knnper.client.install import SiteState
 from knnper.client.node import NodeOptions, run_client
 from knnper.client.settings import ClientSettings
 from knnper.client.site import state_of
-from knnper.client.state import Serving, SiteStateError
+from knnper.client.state import Serving, SiteStateError, pending_serving
 from knnper.data.site import open_site
+from knnper.data.site_data import SiteData
 from knnper.errors import KnnPerError, RunError
 from knnper.lifeline import die_with_parent
 from knnper.strategies.core.exported_model import GlobalModel
@@ -35,6 +37,7 @@ class Onboarded:
     site_state: SiteState
     serving: Serving
     took_part: bool | None = None
+    was_served: bool = False  # the model was there before
 
 
 def onboard(
@@ -52,6 +55,69 @@ def onboard(
     return Onboarded(site_state, decided.serving, took_part)
 
 
+@dataclass(frozen=True)
+class Refreshed:
+    """What a memory was brought up to date with."""
+
+    site_state: SiteState
+    changes: DataChanges
+    serving: Serving  # unchanged without changes
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A client's data beside its memory."""
+
+    changes: DataChanges
+    data: SiteData
+    model: GlobalModel  # for which the data was read
+
+
+def read_changes(settings: ClientSettings, site_state: SiteState) -> Compared | None:
+    """Compare a client's data with its memory; None without a model."""
+    places = site_state.places
+    # One that is prepared is going to be served.
+    serving = pending_serving(places) or site_state.served()
+    if serving is None:
+        return None
+    model = site_state.load(serving.model)
+    data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
+    return Compared(site_state.changes(data), data, model)
+
+
+def refresh(
+    settings: ClientSettings,
+    *,
+    forget_vanished: bool = False,
+    only_look: bool = False,
+) -> Refreshed:
+    """Bring a client's memory up to date with its data, by the model that is served.
+
+    Only new examples are embedded, and λ is chosen again. An interrupted call can be
+    repeated. A running service loads the outcome within a second.
+    """
+    site_state = SiteState(settings.state, settings.name, door=settings.door)
+    if not only_look:
+        site_state.finish()
+    compared, serving = read_changes(settings, site_state), site_state.served()
+    if compared is None or serving is None:
+        raise SiteStateError(
+            f"nothing is installed in {settings.state} yet; wait for the federation's "
+            "model, or run knnper site onboard"
+        )
+    changes, model = compared.changes, compared.model
+    wanted = forget_vanished and changes.vanished
+    if only_look or not (wanted or changes.new or changes.changed or changes.tested):
+        return Refreshed(site_state, changes, serving)
+    torch.set_num_threads(model.card.num_threads)
+    # An earlier version did not keep it; a site that trains may be trained on.
+    took_part = settings.train if serving.took_part is None else serving.took_part
+    decided = site_state.install(
+        model, compared.data, took_part=took_part, forget_vanished=forget_vanished
+    )
+    return Refreshed(site_state, changes, decided.serving)
+
+
 _ORDERLY_END_S = 5.0
 _REPORT_S = 60.0
 
@@ -64,7 +130,7 @@ def join(
     began, reminder = time.monotonic(), Reminder()
     deadline = began + patience_s
     if (serving := site_state.served()) is not None:
-        return Onboarded(site_state, serving)
+        return Onboarded(site_state, serving, was_served=True)
     with _node(settings, site_state, patience_s, verbose) as node:
         while True:
             has_ended = node is not None and node.exitcode is not None
@@ -83,7 +149,8 @@ def join(
             if now >= deadline:
                 raise SiteStateError(
                     f"the server distributed no model within {patience_s:g} s; have it "
-                    "do so (knnper fed submit --resume RUN --stay S), or give --model"
+                    "do so (knnper fed submit FEDERATION --resume RUN --stay S), or "
+                    "give --model"
                 )
             time.sleep(POLL_S)
 

@@ -13,6 +13,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
+from torch import Tensor
 
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples
@@ -238,6 +239,7 @@ class Serving:
     installed: float
     previous: str | None = None  # the model before
     class_prior: ClassPrior | None = None
+    took_part: bool | None = None  # None: as an earlier version wrote it
     format: Literal[1] = 1
 
 
@@ -272,6 +274,8 @@ class Pending:
     serving: Serving
     new: NamedExamples
     moved: tuple[str, ...] = ()
+    # Of what is new, by the model that is to be served; None of an earlier version.
+    embeddings: Tensor | None = None
 
 
 def write_pending(places: Places, pending: Pending) -> None:
@@ -281,6 +285,8 @@ def write_pending(places: Places, pending: Pending) -> None:
     draft.mkdir()
     new = pending.new
     tensors = {"images": new.examples.images, "labels": new.examples.labels}
+    if pending.embeddings is not None:
+        tensors["embeddings"] = pending.embeddings
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     names = {"names": json.dumps(new.names), "moved": json.dumps(pending.moved)}
     write_atomically(draft / _EXAMPLES, save(tensors, names))
@@ -305,6 +311,8 @@ def read_pending(places: Places) -> Pending | None:
         try:
             with safe_open(path, framework="pt") as file:
                 images, labels = (file.get_tensor(one) for one in ("images", "labels"))
+                is_embedded = "embeddings" in file.keys()  # noqa: SIM118 (no mapping)
+                embeddings = file.get_tensor("embeddings") if is_embedded else None
                 said = file.metadata()
             # A former version wrote no names of what has moved.
             names = json.loads(said["names"])
@@ -315,7 +323,8 @@ def read_pending(places: Places) -> Pending | None:
                 "the model again: knnper site onboard"
             ) from error
     examples = Examples(images, labels.to(torch.int64))
-    return Pending(serving, NamedExamples(examples, tuple(names)), tuple(moved))
+    new = NamedExamples(examples, tuple(names))
+    return Pending(serving, new, tuple(moved), embeddings)
 
 
 def remove_pending(places: Places) -> None:

@@ -2,6 +2,8 @@
 
 import functools
 import logging
+import multiprocessing
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -269,6 +271,11 @@ def serve(
     opening = functools.partial(open_served, site_state)
     app = make_service(settings.name, opening, tokens=tokens, limits=limits)
     ready = f"{settings.name} serves at"
+    # In a process of its own, since all of the data is in memory meanwhile.
+    comparing = multiprocessing.get_context("spawn").Process(
+        target=_tell_changes_apart, args=(settings, config, os.getpid()), daemon=True
+    )
+    comparing.start()
     serve_app(app, binding, lambda place: say(f"{ready} {place}"), limits.sockets)
 
 
@@ -368,8 +375,107 @@ def onboard(  # noqa: PLR0913 (one parameter an option)
             tell(line)
     if start_service:
         serve(config, overrides)
-    else:
-        say(f"To serve it: knnper site serve {config}")
+        return
+    if onboarded.was_served:
+        tell_changes(settings, config)
+    say(f"To serve it: knnper site serve {config}")
+
+
+ForgetVanished = Annotated[
+    bool,
+    typer.Option(
+        "--forget-vanished",
+        help="Delete, without a trace, examples that are no longer in the data.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Report the differences; change nothing.")
+]
+
+
+def refresh(
+    config: ClientFile,
+    overrides: ClientOverrides = None,
+    forget_vanished: ForgetVanished = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bring a client's memory up to date with its data.
+
+    New examples are added and changed ones replaced, as the memory's eviction policy
+    says; those of the test split are never remembered. Examples that were deleted from
+    the memory stay away. Interrupted, the command can be repeated; a service that runs
+    goes on, and takes the outcome up.
+    """
+    from knnper.client.onboarding import refresh as refresh_client
+    from knnper.client.settings import read_client
+
+    refreshed = refresh_client(
+        read_client(config, overrides or ()),
+        forget_vanished=forget_vanished,
+        only_look=dry_run,
+    )
+    changes = refreshed.changes
+    if as_json:
+        about = {"client": refreshed.site_state.name, "changed": not dry_run}
+        outcome = {"changes": asdict(changes), "serving": asdict(refreshed.serving)}
+        print_json({**about, **outcome})
+        return
+    tell(f"differences between data and memory: {changes}")
+    for kind, names in asdict(changes).items():
+        if names:
+            _list(_CHANGES[kind], names)
+    if changes.vanished and not forget_vanished:
+        tell(_KEPT)
+    if dry_run or not changes:
+        return
+    tell(describe_choice(refreshed.serving))
+    tell(describe_gain(refreshed.serving))
+    if refreshed.serving.accuracy.num_examples:
+        tell(_accuracy(refreshed.serving.accuracy))
+
+
+_CHANGES = {
+    "new": "new",
+    "changed": "changed, with another input or label",
+    "vanished": "in the memory, and no longer in the data",
+    "tested": "in the memory, and in the test split now",
+}
+_KEPT = (
+    "What is no longer in the data stays in the memory; to forget it: knnper site "
+    "refresh --forget-vanished"
+)
+
+
+def tell_changes(settings: "ClientSettings", config: Path) -> None:
+    """Say how a client's data differs from its memory, if it does."""
+    from knnper.client.install import SiteState
+    from knnper.client.onboarding import read_changes
+    from knnper.errors import KnnPerError
+
+    try:
+        site_state = SiteState(settings.state, settings.name, door=settings.door)
+        compared = read_changes(settings, site_state)
+    except (KnnPerError, OSError) as error:
+        say(f"The data cannot be compared with the memory: {error}")
+        return
+    if compared is not None and compared.changes:
+        say(
+            f"The data has changed since the memory was made of it: {compared.changes}."
+            f" To bring the memory up to date: knnper site refresh {config}"
+        )
+
+
+def _tell_changes_apart(settings: "ClientSettings", config: Path, parent: int) -> None:
+    from knnper.lifeline import die_with_parent
+
+    die_with_parent(parent)
+    os.nice(_NICENESS)
+    logging.getLogger().setLevel(logging.WARNING)
+    tell_changes(settings, config)
+
+
+_NICENESS = 10
 
 
 def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
@@ -514,6 +620,6 @@ site = typer.Typer(
     help="What a site does by itself: look at its data, join, serve, find faults.",
 )
 
-for _command in (check, onboard, serve, doctor):
+for _command in (check, onboard, refresh, serve, doctor):
     site.command()(_command)
 site.add_typer(token)

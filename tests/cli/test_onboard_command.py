@@ -73,6 +73,65 @@ def test_a_site_is_onboarded_without_a_network(
     assert sum(document[split] for split in splits) == 200
 
 
+def test_a_memory_is_brought_up_to_date_by_one_command(
+    exported: Path, client_file: Path
+) -> None:
+    onboarded = ("site", "onboard", client_file, "--model", exported, "--no-serve")
+    early = run_command("site", "refresh", client_file)
+    assert early.exit_code == 1
+    assert "nothing is installed" in early.stderr
+    assert run_command(*onboarded).exit_code == 0
+    none = run_command("site", "refresh", client_file)
+    assert none.exit_code == 0, none.output
+    assert none.stdout == "differences between data and memory: none\n"
+    served = run_command("site", "onboard", client_file, "--no-serve")
+    assert "The data has changed" not in served.stderr
+
+    digits = DigitsSettings().load().train
+    inputs, labels = np.array(digits.images[1:250]), np.array(digits.labels[1:250])
+    names = [f"{number:05}" for number in range(1, 250)]
+    inputs[5] = 0
+    file = client_file.parent / "digits.npz"
+    np.savez(file, inputs=inputs, labels=labels, names=names)
+    looked = run_command("site", "refresh", client_file, "--dry-run", "--json")
+    document = json.loads(looked.stdout)
+    assert not document["changed"]
+    found = {kind: len(names) for kind, names in document["changes"].items()}
+    assert found["vanished"] + found["changed"] > 0
+    assert found["new"] > 20
+    # `onboard` of a site that has a memory reports the differences, too.
+    told = run_command("site", "onboard", client_file, "--no-serve")
+    assert told.exit_code == 0, told.output
+    assert f"{found['new']} new" in told.stderr
+    assert f"knnper site refresh {client_file}" in told.stderr
+    done = run_command("site", "refresh", client_file)
+    assert done.exit_code == 0, done.output
+    assert f"new: {found['new']}\n" in done.stdout
+    assert "λ = " in done.stdout
+    assert ("--forget-vanished" in done.stdout) == bool(found["vanished"])
+    last = run_command("site", "refresh", client_file, "--forget-vanished", "--json")
+    changes = json.loads(last.stdout)["changes"]
+    assert {kind: len(names) for kind, names in changes.items()} == {
+        "new": 0,
+        "changed": 0,
+        "vanished": found["vanished"],
+        "tested": 0,
+    }
+    again = run_command("site", "refresh", client_file)
+    assert again.stdout == "differences between data and memory: none\n"
+
+
+def test_data_that_cannot_be_read_is_no_reason_not_to_serve(
+    exported: Path, client_file: Path
+) -> None:
+    onboarded = ("site", "onboard", client_file, "--model", exported, "--no-serve")
+    assert run_command(*onboarded).exit_code == 0
+    (client_file.parent / "digits.npz").unlink()
+    served = run_command("site", "onboard", client_file, "--no-serve")
+    assert served.exit_code == 0
+    assert "The data cannot be compared with the memory: " in served.stderr
+
+
 ADAPTED = ClassPrior(ClassPriorSettings((1.0,)), 1.5)
 
 

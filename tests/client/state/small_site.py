@@ -1,5 +1,6 @@
 """A site with a few images of 8x8 pixels, and tiny models for it."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,19 @@ def drawn(split: str, count: int, num_labels: int = 4) -> NamedExamples:
 def site(train: int = 30, validation: int = 20, test: int = 0) -> SiteData:
     held_out = drawn("validation", validation), drawn("test", test)
     return SiteData(drawn("train", train), *held_out, TASK)
+
+
+def part(split: NamedExamples, start: int, end: int) -> NamedExamples:
+    examples = split.examples.take(torch.arange(start, end))
+    return NamedExamples(examples, split.names[start:end])
+
+
+def with_test_of(data: SiteData, num_moved: int) -> SiteData:
+    """The same site, of whose training examples the last are tested on now."""
+    kept, count = len(data.train) - num_moved, len(data.train)
+    return dataclasses.replace(
+        data, train=part(data.train, 0, kept), test=part(data.train, kept, count)
+    )
 
 
 def new_site_state(parent: Path) -> SiteState:

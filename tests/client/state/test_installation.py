@@ -41,11 +41,13 @@ from tests.client.state.small_site import (
     installed,
     model_folders,
     new_site_state,
+    part,
     queries,
     simulated,
     site,
     small_model,
     stored_names,
+    with_test_of,
 )
 
 SETTINGS: list[dict[str, Any]] = [
@@ -82,12 +84,14 @@ def test_predictions_are_those_of_the_simulation(
 
 def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> None:
     first, second = small_model(seed=1), small_model(seed=2, embedding_dim=12)
-    site_state = installed(tmp_path, first, site(10, 5))
+    data = site(13, 5)
+    before = dataclasses.replace(data, train=part(data.train, 0, 10))
+    site_state = installed(tmp_path, first, before)
     arrived = drawn("arrived", 2).examples
     with open_served(site_state) as served:
         served.add(arrived.images, arrived.labels, ["arrived/x", None])
         served.delete(Selection(external_ids=("train/3.png",)))
-    serving = site_state.install(second, site(13, 5), took_part=False).serving
+    serving = site_state.install(second, data, took_part=False).serving
 
     kept = [f"train/{n}.png" for n in range(10) if n != 3]
     validation = [f"validation/{n}.png" for n in range(5)]
@@ -252,19 +256,6 @@ def test_text_is_kept_as_the_ids_of_characters_in_bytes() -> None:
 MODEL = small_model()
 
 
-def part(split: NamedExamples, start: int, end: int) -> NamedExamples:
-    examples = split.examples.take(torch.arange(start, end))
-    return NamedExamples(examples, split.names[start:end])
-
-
-def with_test_of(data: SiteData, num_moved: int) -> SiteData:
-    """The same site, of whose training examples the last are tested on now."""
-    kept, count = len(data.train) - num_moved, len(data.train)
-    return dataclasses.replace(
-        data, train=part(data.train, 0, kept), test=part(data.train, kept, count)
-    )
-
-
 def test_what_is_tested_on_leaves_the_memory(tmp_path: Path) -> None:
     after, fresh = with_test_of(site(), 12), new_site_state(tmp_path / "fresh")
     site_state = installed(tmp_path / "changed", MODEL, site())
@@ -318,7 +309,7 @@ def test_an_example_of_the_service_counts_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "step"), [(Store, "delete"), (Store, "reembed"), (install, "embedded")]
+    ("owner", "step"), [(Store, "delete"), (Store, "reembed"), (install, "_arriving")]
 )
 def test_what_was_cut_short_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, step: str
@@ -327,7 +318,8 @@ def test_what_was_cut_short_is_made_up_for(
         raise OSError(28, "No space left on device")
 
     data = site(6, 3)
-    site_state = installed(tmp_path, MODEL, site(6, 2))
+    before = dataclasses.replace(data, validation=part(data.validation, 0, 2))
+    site_state = installed(tmp_path, MODEL, before)
     newer = small_model(seed=1)
     with monkeypatch.context() as broken:
         broken.setattr(owner, step, fails)
