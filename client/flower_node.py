@@ -323,7 +323,7 @@ class Activation:
     def left_behind(self) -> int | None:
         """Return the id of a node of this folder that did not leave; None without."""
         try:
-            content = json.loads(files.read_plain(self._path))
+            content = files.parse_json(files.read_plain(self._path))
             return int(content["node_id"]) if content["place"] == self.place else None
         except (OSError, ValueError, KeyError, TypeError):
             return None

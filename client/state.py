@@ -25,6 +25,7 @@ from knnper.files import (
     FileLock,
     ForeignFileError,
     make_private,
+    parse_json,
     read_plain,
     require_plain,
     sync_to_disc,
@@ -142,7 +143,7 @@ class Offered:
         self._store_id = read_identity(places.store).store_id
         self._digests: set[str] = set()
         try:
-            document = json.loads(read_plain(self._path))
+            document = parse_json(read_plain(self._path))
             # Of a store that was removed nothing is remembered.
             if document["store"] == self._store_id:
                 self._digests = set(document["names"])
@@ -315,8 +316,8 @@ def read_pending(places: Places) -> Pending | None:
                 embeddings = file.get_tensor("embeddings") if is_embedded else None
                 said = file.metadata()
             # A former version wrote no names of what has moved.
-            names = json.loads(said["names"])
-            moved = json.loads(said.get("moved", "[]"))
+            names = parse_json(said["names"])
+            moved = parse_json(said.get("moved", "[]"))
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise SiteStateError(
                 f"{path} cannot be read ({error}); remove {places.pending}, and get "

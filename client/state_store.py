@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +18,7 @@ from knnper.datastore.database import (
 )
 from knnper.datastore.examples import StoreDamagedError
 from knnper.errors import CheckpointError, RunError
+from knnper.files import parse_json
 from knnper.records import Parts, canonical, put_together, take_apart
 
 R = TypeVar("R")
@@ -173,7 +173,7 @@ def _parts(content: bytes) -> Parts:
     size = int.from_bytes(content[:8], "little")
     if size > len(content):
         raise SafetensorError(f"its header would be {size} bytes long")
-    header = json.loads(content[8 : 8 + size])
+    header = parse_json(content[8 : 8 + size])
     return Parts(load(content), header["__metadata__"]["structure"])
 
 

@@ -32,7 +32,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from knnper.errors import ConfigError, OwnCodeError, Problem
-from knnper.files import read_file
+from knnper.files import MOST_NESTED, parse_json, read_file
 from knnper.reasons import Code, SafeReason
 
 _PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
@@ -642,6 +642,9 @@ class Catalogue:
 OpenOwn = Callable[[str, str, Path | None], Own]
 """``(section, reference, folder) -> Own``."""
 
+_MOST_ADDED_BY_ALIASES = 1_000_000  # characters, beside twice the length of the text
+_LONGEST_INTEGER = 1000  # characters; PyYAML needs quadratic time for `!!int 1:1:1:...`
+_INTEGER_TAG = "tag:yaml.org,2002:int"
 LONGEST_VALUE = 60
 _LOG = logging.getLogger(__name__)
 
@@ -843,10 +846,51 @@ class _ExperimentLoader(yaml.SafeLoader):
     """Reads YAML 1.2's plain values and refuses a key that occurs twice.
 
     PyYAML follows YAML 1.1, where ``1e-3`` is text, ``no`` is false, ``010`` is 8 and
-    ``1:30`` is 90.
+    ``1:30`` is 90. It also lets ten lines of aliases stand for 10^10 values, which
+    whatever copies or writes the document would spell out; here they are counted.
     """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (as in the base class)
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._most_characters = 2 * len(text) + _MOST_ADDED_BY_ALIASES
+        self._num_levels = 0  # around the node that is being composed
+        # Of each composed node with its aliases spelled out: characters and levels.
+        self._sizes: dict[yaml.Node, tuple[int, int]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose the next node; refuse one that is nested or expanded too far."""
+        is_alias = self.check_event(yaml.AliasEvent)
+        self._num_levels += 1
+        _require_depth(self._num_levels, self.peek_event())  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self._num_levels -= 1
+        if node is not None and not is_alias:
+            self._sizes[node] = self._expanded(node)
+        return node
+
+    def _expanded(self, node: yaml.Node) -> tuple[int, int]:
+        parts: list[Any] = node.value
+        if isinstance(node, yaml.ScalarNode):
+            if node.tag == _INTEGER_TAG and len(parts) > _LONGEST_INTEGER:
+                problem = f"an integer has more than {_LONGEST_INTEGER} characters"
+                raise _malformed(problem, node)
+            return 1 + len(parts), 1
+        if isinstance(node, yaml.MappingNode):
+            parts = list(itertools.chain.from_iterable(parts))
+        # A node that contains itself has no size yet; `parse_yaml` refuses it.
+        sizes = [self._sizes.get(part, (0, 0)) for part in parts]
+        num_characters = 1 + sum(size for size, _ in sizes)
+        num_levels = 1 + max((levels for _, levels in sizes), default=0)
+        _require_depth(num_levels, node)
+        if num_characters > self._most_characters:
+            raise _malformed(
+                "aliases expand this value to more than "
+                f"{self._most_characters} characters; write the values out",
+                node,
+            )
+        return num_characters, num_levels
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return the mapping that comes next, once its keys have been looked at."""
@@ -859,10 +903,20 @@ class _ExperimentLoader(yaml.SafeLoader):
             elif key.value in seen:
                 problem = f"the key {key.value!r} occurs twice; keep one of the two"
             if problem is not None:
-                mark = key.start_mark
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+                raise _malformed(problem, key)
             seen.add(key.value)
         return node
+
+
+def _malformed(problem: str, at: Any) -> yaml.MarkedYAMLError:
+    """Return the error at a node, or at an event."""
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=at.start_mark)
+
+
+def _require_depth(num_levels: int, at: Any) -> None:
+    if num_levels > MOST_NESTED:
+        problem = f"values are nested more than {MOST_NESTED} levels deep"
+        raise _malformed(problem, at)
 
 
 class _ExperimentDumper(yaml.SafeDumper):
@@ -902,7 +956,11 @@ def parse_yaml(text: str, source: str) -> Any:
         json.dumps(value)
     except yaml.YAMLError as error:
         raise ConfigError([_as_problem(error)], source) from error
-    except (TypeError, ValueError, RecursionError) as error:
+    # What PyYAML raises at a value that is not what its tag says, such as `!!bool x`.
+    except (
+        *(ArithmeticError, AttributeError, LookupError),
+        *(TypeError, ValueError, RecursionError),
+    ) as error:
         message = f"holds a value that is not text, a number, a list or so: {error}"
         raise ConfigError([Problem("document", message)], source) from error
     return value
@@ -1434,8 +1492,8 @@ def from_json(
 ) -> Experiment:
     """Return the experiment of which `to_json` made ``text``."""
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
+        document = parse_json(text)
+    except ValueError as error:
         raise ConfigError([Problem("document", f"no JSON: {error}")], source) from error
     return load_experiment(document, catalogue, overrides, source)
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from knnper.errors import KnnPerError, RunError
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+MOST_NESTED = 100  # levels of lists and mappings in a file that people write or send
 
 UNFINISHED = ".unfinished"
 """How the name of a folder ends that is being made, or was when a process died."""
@@ -165,6 +167,33 @@ def make_entry(entry: Path, fill: Callable[[Path], None]) -> None:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     sync_to_disc(entry.parent)
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON from a file, or from a peer.
+
+    Raises
+    ------
+    ValueError
+        It is no JSON, or nested more than `MOST_NESTED` levels deep: whatever goes
+        through such a value by recursion would fail with a `RecursionError`.
+    """
+    too_deep = f"found values nested more than {MOST_NESTED} levels deep"
+    try:
+        value = json.loads(content)
+    except RecursionError as error:
+        raise ValueError(too_deep) from error
+    level = [value]
+    for _ in range(MOST_NESTED + 1):
+        parts = (
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        )
+        level = list(itertools.chain.from_iterable(parts))
+        if not level:
+            return value
+    raise ValueError(too_deep)
 
 
 def read_document(kind: type[T], path: Path, mend: str) -> T | None:
@@ -355,7 +384,7 @@ class JsonLines:
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         cause = None
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError as error:
             record, cause = None, error
         if not isinstance(record, dict):

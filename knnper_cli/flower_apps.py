@@ -26,6 +26,7 @@ from knnper.experiment import (
     is_timed_by_clients,
     read_experiment,
 )
+from knnper.files import parse_json
 from knnper.models import located
 from knnper.own import Door
 from knnper.process import with_fixed_threads
@@ -142,7 +143,7 @@ def _changes(text: str) -> Sequence[str]:
     if not text.startswith("["):
         return [part for part in text.split(";") if part]
     try:
-        changes = json.loads(text)
+        changes = parse_json(text)
     except ValueError:
         changes = None
     if isinstance(changes, list) and all(isinstance(one, str) for one in changes):

@@ -27,7 +27,6 @@ FedScale (Lai et al. 2022) has ``computation`` and ``communication`` in one file
 import csv
 import hashlib
 import itertools
-import json
 import logging
 import math
 import statistics
@@ -38,6 +37,7 @@ from typing import Any
 
 from knnper.errors import DataError
 from knnper.experiment import DeviceSettings, shown
+from knnper.files import parse_json
 from knnper.seeding import RandomKey
 
 BYTES_OF_A_KILOBIT = 125.0
@@ -203,10 +203,10 @@ def _rows(path: str, content: bytes) -> dict[str, Row]:
     try:
         text = content.decode("utf-8-sig")
         if text.lstrip()[:1] in ("{", "["):
-            found = json.loads(text)
+            found = parse_json(text)
         else:
             found = list(csv.DictReader(text.splitlines(), strict=True))
-    except (ValueError, RecursionError, csv.Error) as error:
+    except (ValueError, csv.Error) as error:
         raise DataError(
             f"{path} cannot be read: {error}; expected UTF-8 text, CSV with a head or "
             "JSON"

@@ -9,7 +9,16 @@ import pytest
 
 from knnper.client.flower_node import locked
 from knnper.client.install import SiteState
-from knnper.files import JsonLines, draft_of, is_private, make_private, write_atomically
+from knnper.errors import RunError
+from knnper.files import (
+    MOST_NESTED,
+    JsonLines,
+    draft_of,
+    is_private,
+    make_private,
+    parse_json,
+    write_atomically,
+)
 
 
 def full(descriptor: int) -> None:
@@ -53,6 +62,31 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     assert lines.read() == [{"a": 1}]
     lines.append({"a": 2})
     assert lines.read() == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("begin", ["[", '{"a":'])
+@pytest.mark.parametrize("levels", [MOST_NESTED + 1, 500, 100_000])
+def test_parse_json_refuses_deep_nesting(begin: str, levels: int) -> None:
+    end = "]" if begin == "[" else "}"
+    text = levels * begin + "[]" + levels * end
+    with pytest.raises(ValueError, match="nested more than 100 levels deep"):
+        parse_json(text)
+
+
+def test_parse_json_reads_what_is_not_nested_too_deeply() -> None:
+    value = parse_json(f'{{"a": {98 * "["}1, 2{98 * "]"}, "b": [{{}}]}}')
+    for _ in range(97):
+        (value["a"],) = value["a"]
+    assert value == {"a": [1, 2], "b": [{}]}
+    with pytest.raises(ValueError, match="Expecting value"):
+        parse_json("[")
+
+
+def test_json_lines_refuse_a_line_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "x.jsonl")
+    lines.path.write_text(f'{{}}\n{{"a": {5000 * "["}{5000 * "]"}}}\n')
+    with pytest.raises(RunError, match=r"line 2 of .* is damaged"):
+        lines.read()
 
 
 def mode(folder: Path) -> int:

@@ -1,6 +1,5 @@
 """A site's own data: labels agreed on, split, read, and checked for mistakes."""
 
-import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +56,7 @@ from knnper.experiment import (
     parse_settings,
     parse_yaml,
 )
-from knnper.files import require_plain
+from knnper.files import parse_json, require_plain
 from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
@@ -521,7 +520,7 @@ def read_task(path: Path) -> SiteTask:
 
 def _of_card(card: Path) -> SiteTask:
     try:
-        document = json.loads(card.read_bytes())
+        document = parse_json(card.read_bytes())
     except ValueError as error:
         raise DataError(
             f"{card} is no JSON: {error}; export the model again"

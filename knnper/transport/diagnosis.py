@@ -17,6 +17,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 from knnper.errors import KnnPerError
+from knnper.files import parse_json
 from knnper.transport.credentials import Address
 
 
@@ -238,7 +239,7 @@ class Standing:
 def with_standing(body: bytes, standing: Standing) -> bytes:
     """Return Flower's JSON error ``body`` with the client's standing beside it."""
     try:
-        error = json.loads(body)
+        error = parse_json(body)
         told = {"name": standing.name, "idle_s": standing.idle_s}
         return json.dumps({**error, _KEY: told}).encode()
     except (ValueError, TypeError):
@@ -248,7 +249,7 @@ def with_standing(body: bytes, standing: Standing) -> bytes:
 def standing_in(body: str) -> Standing | None:
     """Return the standing in an answer; None of a server that tells none."""
     try:
-        told = json.loads(body)[_KEY]
+        told = parse_json(body)[_KEY]
         return Standing(told["name"], told["idle_s"])
     except (ValueError, TypeError, KeyError):
         return None

@@ -43,6 +43,8 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.run_pb2 import GetRunRequest
 from google.protobuf.message import Message
 
+from knnper.files import parse_json
+
 # Environment variable; with 1, nothing of Flower is used that it keeps to itself.
 PLAIN_FLOWER = "KNNPER_PLAIN_FLOWER"
 PROTOBUF = "application/protobuf"
@@ -104,7 +106,7 @@ class FlowerError:
     def of(body: str) -> "FlowerError":
         """Return the error in an answer; number 0 and all of it if there is none."""
         try:
-            told = json.loads(body)
+            told = parse_json(body)
             extra = told.get("extra")
             return FlowerError(int(told["code"]), str(told["detail"]), extra or "")
         except (ValueError, TypeError, KeyError, AttributeError):

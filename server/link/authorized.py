@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from knnper.errors import CredentialError, RunError
 from knnper.experiment import LARGEST_COUNT, is_name
-from knnper.files import read_file, write_atomically
+from knnper.files import parse_json, read_file, write_atomically
 from knnper.transport.credentials import fingerprint, read_public_key, write_public_key
 
 _SUFFIX = ".pub"
@@ -174,7 +174,7 @@ def read_roster(path: Path) -> dict[str, Registered]:
     if not path.exists():
         return {}
     try:
-        document = json.loads(read_file(path))
+        document = parse_json(read_file(path))
         if document["format"] != _FORMAT:
             raise ValueError(f"format {document['format']!r}, expected {_FORMAT}")
         return {

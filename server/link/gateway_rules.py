@@ -17,6 +17,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.message import DecodeError, Message
 
+from knnper.files import parse_json
 from knnper.server.link.authorized import Registered
 from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import fingerprint
@@ -173,7 +174,7 @@ def parsed(path: str, body: bytes | bytearray) -> Message:
 def with_reason(body: bytes, reason: str) -> bytes:
     """Return Flower's JSON error ``body`` with ``reason`` among its details."""
     try:
-        return json.dumps({**json.loads(body), "extra": reason}).encode()
+        return json.dumps({**parse_json(body), "extra": reason}).encode()
     except (ValueError, TypeError):
         return body
 

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import itertools
-import json
 import os
 import re
 import secrets
@@ -16,7 +15,7 @@ from typing import Any
 import tomli_w
 
 from knnper.errors import RunError
-from knnper.files import write_atomically
+from knnper.files import parse_json, write_atomically
 from knnper.server.link.registration import RunStatus, control_port
 from knnper.server.link.superlink import CONNECTION, announce_run, flower_command
 from knnper.server.settings import ServerSettings
@@ -145,7 +144,7 @@ def _late_run(settings: ServerSettings, version: str) -> int | None:
 def _flwr(settings: ServerSettings, arguments: Sequence[str]) -> dict[str, Any]:
     output = _output_of(settings, arguments, PATIENCE_S)
     try:
-        document = json.loads(output[output.index("{") :])
+        document = parse_json(output[output.index("{") :])
     except ValueError as error:
         where = f"Is the server running (knnper fed server), at {settings.control}?"
         said = f"did not answer as expected: {_in_one_line(output)}"

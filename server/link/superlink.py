@@ -24,7 +24,7 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 
 from knnper import lifeline
 from knnper.errors import RunError
-from knnper.files import write_atomically
+from knnper.files import parse_json, write_atomically
 from knnper.server.settings import ServerSettings
 from knnper.transport.credentials import (
     Address,
@@ -233,7 +233,7 @@ class Note:
     def read(state: Path) -> tuple["Note", float] | None:
         """Return the note and how many seconds ago it was true; None without one."""
         try:
-            found = Note(**json.loads((state / _NOTE).read_text()))
+            found = Note(**parse_json((state / _NOTE).read_text()))
             return found, time.time() - (state / _NOTE).stat().st_mtime
         except (OSError, ValueError, TypeError):
             return None

@@ -27,7 +27,7 @@ from knnper.experiment import (
     parse_settings,
     to_document,
 )
-from knnper.files import require_plain, whole_folder, write_atomically
+from knnper.files import parse_json, require_plain, whole_folder, write_atomically
 from knnper.models import MODELS, OWN_MODEL, located, network_size
 from knnper.own import CLOSED, Door
 from knnper.process import known_precision, num_threads
@@ -402,7 +402,7 @@ def read_model(folder: Path) -> StoredModel:
 def _card(path: Path) -> tuple[ModelCard, str]:
     """Return card and fingerprint of the model that ``path`` describes."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
         found = document.get("format")
         if found != FORMAT:
             raise ModelError(

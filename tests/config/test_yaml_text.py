@@ -71,11 +71,48 @@ def test_values(text: str, value: object) -> None:
         ("a: !!binary aGk=", r"holds a value that is not text, a number"),
         ("a: &x [*x]", r"holds a value that is not text, a number"),
         ("a: !!python/object:os.system {}", r"could not determine a constructor"),
+        # Tags whose values PyYAML takes on trust.
+        ("!!bool maybe", "holds a value that is not text, a number"),
+        ("!!int ''", "holds a value that is not text, a number"),
+        ("!!timestamp soon", "holds a value that is not text, a number"),
+        (f"!!float 1{200 * ':1'}", "holds a value that is not text, a number"),
+        (f"a: !!int 1{500 * ':1'}", r"column 4: .*more than 1000 characters"),
+        (101 * "[" + 101 * "]", r"column 101: .*nested more than 100 levels deep"),
+        (101 * "- " + "1", r"nested more than 100 levels deep"),
+        (
+            "\n".join(["- &0 x", *(f"- &{n} [*{n - 1}]" for n in range(1, 120))]),
+            r"line 101, .*nested more than 100 levels deep",
+        ),
+        # Lines that stand for 10^7 values, and for 2 * 10^6 characters.
+        (
+            "\n".join(
+                ["- &0 [1]", *(f"- &{n} [{10 * f'*{n - 1},'}]" for n in range(1, 8))]
+            ),
+            r"line 7, column 3: .*aliases expand this value to more than 1000\d{3} ",
+        ),
+        (f"- &0 {2000 * 'x'}\n" + 1000 * "- *0\n", r"line 1, .*aliases expand"),
+        (
+            "\n".join(
+                ["a0: &0 {k: 1}"]
+                + [
+                    f"a{n}: &{n} {{{', '.join(f'k{i}: *{n - 1}' for i in range(10))}}}"
+                    for n in range(1, 8)
+                ]
+            ),
+            r"line 7, column 5: .*aliases expand",
+        ),
     ],
 )
 def test_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_yaml(text, "file")
+
+
+def test_aliases_and_nesting_within_limits() -> None:
+    text = f"a: &a [1, 2]\nb: [*a, *a]\nc: {99 * '['}{99 * ']'}"
+    assert parse_yaml(text, "file")["b"] == [[1, 2], [1, 2]]
+    # An alias may add up to a million characters.
+    assert len(parse_yaml(f"- &a {1000 * 'x'}\n" + 990 * "- *a\n", "file")) == 991
 
 
 @settings(max_examples=150, deadline=None)
