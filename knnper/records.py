@@ -9,7 +9,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -46,10 +46,34 @@ class _Found:
         return _Found(described, f"{self.path}/{name}" if self.path else name)
 
 
+@dataclass(frozen=True)
+class _Left:
+    """Tensors of a record, and which of them its fields have taken so far.
+
+    They are not copied to try an alternative of a union: a peer chooses how many
+    tensors and how many values of a union there are, and each would cost the other.
+    """
+
+    tensors: Mapping[str, Tensor]
+    taken: dict[str, None] = field(default_factory=dict)  # in order
+
+    def take(self, path: str) -> Tensor | None:
+        """Return a tensor that no field has yet; None if there is none."""
+        if path in self.taken or path not in self.tensors:
+            return None
+        self.taken[path] = None
+        return self.tensors[path]
+
+    def give_back(self, num_kept: int) -> None:
+        """Forget all that were taken but the first ``num_kept``."""
+        while len(self.taken) > num_kept:
+            self.taken.popitem()
+
+
 def plain_fields(record_type: type[R], given: Mapping[str, Any] | None) -> R:
     """Return the dataclass whose fields are ``given``, each as its type hint says."""
     fields = {"record": record_type.__name__, "fields": dict(given or {})}
-    record: R = _value(record_type, _Found(fields, ""), {})
+    record: R = _value(record_type, _Found(fields, ""), _Left({}))
     return record
 
 
@@ -63,7 +87,7 @@ _PLAIN: Mapping[type, tuple[type | tuple[type, ...], str]] = {
 }
 
 
-def _value(hint: Any, found: _Found, left: dict[str, Tensor]) -> Any:
+def _value(hint: Any, found: _Found, left: _Left) -> Any:
     if isinstance(hint, type):
         if hint in _PLAIN:
             return _plain(hint, found)
@@ -98,9 +122,9 @@ def _writable(text: str, path: str) -> str:
     return text
 
 
-def _tensor(found: _Found, left: dict[str, Tensor]) -> Tensor:
+def _tensor(found: _Found, left: _Left) -> Tensor:
     path = found.part("tensor", str)
-    tensor = left.pop(path, None) if path == found.path else None
+    tensor = left.take(path) if path == found.path else None
     if tensor is None:
         raise CodecError(f"the tensor {found.path!r} is missing")
     if tensor.dtype != torch.float32:
@@ -108,15 +132,13 @@ def _tensor(found: _Found, left: dict[str, Tensor]) -> Tensor:
     return tensor
 
 
-def _list(hints: tuple[Any, ...], found: _Found, left: dict[str, Tensor]) -> list[Any]:
+def _list(hints: tuple[Any, ...], found: _Found, left: _Left) -> list[Any]:
     if not isinstance(found.described, list):
         raise found.wrong("a list")
     return [_value(hints[0], found.inside("-", item), left) for item in found.described]
 
 
-def _tuple(
-    hints: tuple[Any, ...], found: _Found, left: dict[str, Tensor]
-) -> tuple[Any, ...]:
+def _tuple(hints: tuple[Any, ...], found: _Found, left: _Left) -> tuple[Any, ...]:
     items = found.part("tuple", list)
     if len(hints) == 2 and hints[1] is Ellipsis:
         hints = (hints[0],) * len(items)
@@ -128,9 +150,7 @@ def _tuple(
     return tuple(_value(h, found.inside(str(i), item), left) for i, (h, item) in pairs)
 
 
-def _dict(
-    hints: tuple[Any, ...], found: _Found, left: dict[str, Tensor]
-) -> dict[str, Any]:
+def _dict(hints: tuple[Any, ...], found: _Found, left: _Left) -> dict[str, Any]:
     entries = found.part("dict", dict)
     return {
         _writable(name, found.path): _value(hints[1], found.inside(name, entry), left)
@@ -138,25 +158,22 @@ def _dict(
     }
 
 
-def _one_of(hints: tuple[Any, ...], found: _Found, left: dict[str, Tensor]) -> Any:
+def _one_of(hints: tuple[Any, ...], found: _Found, left: _Left) -> Any:
     problems: list[str] = []
     for hint in hints:
-        remaining = dict(left)
+        num_taken = len(left.taken)
         try:
-            value = _value(hint, found, remaining)
+            return _value(hint, found, left)
         except CodecError as error:
             problems.append(str(error))
-            continue
-        for used in left.keys() - remaining.keys():
-            del left[used]
-        return value
+            left.give_back(num_taken)
     raise CodecError("; or ".join(problems))
 
 
 def _literal(
     values: tuple[Any, ...],
     found: _Found,
-    left: dict[str, Tensor],  # noqa: ARG001
+    left: _Left,  # noqa: ARG001
 ) -> Any:
     for value in values:
         if type(value) is type(found.described) and value == found.described:
@@ -164,7 +181,7 @@ def _literal(
     raise found.wrong(f"one of {', '.join(map(repr, values))}")
 
 
-_OF_PARTS: Mapping[Any, Callable[[tuple[Any, ...], _Found, dict[str, Tensor]], Any]] = {
+_OF_PARTS: Mapping[Any, Callable[[tuple[Any, ...], _Found, _Left], Any]] = {
     list: _list,
     tuple: _tuple,
     dict: _dict,
@@ -175,7 +192,7 @@ _OF_PARTS: Mapping[Any, Callable[[tuple[Any, ...], _Found, dict[str, Tensor]], A
 }
 
 
-def _record(record_type: type, found: _Found, left: dict[str, Tensor]) -> Any:
+def _record(record_type: type, found: _Found, left: _Left) -> Any:
     name = found.part("record", str)
     if name != record_type.__name__:
         raise CodecError(
@@ -367,10 +384,10 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
 
 
 def _rebuilt(record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]) -> R:
-    left = dict(tensors)
+    left = _Left(tensors)
     record: R = _value(record_type, _Found(structure, ""), left)
-    if left:
-        names = ", ".join(sorted(left))
+    if unused := tensors.keys() - left.taken.keys():
+        names = ", ".join(sorted(unused))
         raise CodecError(f"no field has the tensors {names}; {_OTHER_VERSIONS}")
     return record
 

@@ -222,6 +222,9 @@ class Guard:
                 MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
+        # FastAPI would split cookies, which nothing here uses, in quadratic time:
+        # CVE-2024-7592 of Python before 3.11.10 and 3.12.6.
+        scope["headers"] = [one for one in scope["headers"] if one[0] != b"cookie"]
         app = self._app
         try:
             scope.setdefault("state", {})["caller"] = self._caller(scope)

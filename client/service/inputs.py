@@ -7,14 +7,12 @@ import functools
 import io
 import itertools
 import math
+import re
 import time
 import tokenize
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.message import Message
-from email.parser import BytesHeaderParser
-from email.policy import HTTP
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -177,7 +175,8 @@ class Bodies:
                 self._held += len(chunk)
                 self._require_size(size)
                 chunks.append(chunk)
-            yield Body(b"".join(chunks), *_content_type(request))
+            header = request.headers.get("content-type", "")
+            yield Body(b"".join(chunks), *_content_type(header))
         except TimeoutError as error:
             pace = self._limits.sockets
             raise RequestError(
@@ -204,12 +203,24 @@ class Bodies:
             raise RequestError(503, f"{held}; try again in a moment", close)
 
 
-def _content_type(request: Request) -> tuple[str, str]:
-    header, message = request.headers.get("content-type", ""), Message()
-    message["content-type"] = header
-    boundary = message.get_param("boundary", "")
-    media_type = message.get_content_type() if "/" in header else header
-    return media_type.lower(), boundary if isinstance(boundary, str) else ""
+def _content_type(header: str) -> tuple[str, str]:
+    """Return a header's media type, and the boundary of a form; empty without one."""
+    media_type, parameters = value_and_parameters(header)
+    return media_type.lower(), parameters.get("boundary", "")
+
+
+def value_and_parameters(header: str) -> tuple[str, dict[str, str]]:
+    """Split a header such as ``form-data; name="x"``; of equal names the first counts.
+
+    Takes time in proportion to the header's length. Those of the module `email` take
+    quadratic time, and have no end for some 100 kB.
+    """
+    parameters: dict[str, str] = {}
+    for found in _PARAMETER.finditer(header):
+        quoted, plain = found["quoted"], found["plain"]
+        value = plain.strip() if quoted is None else quoted
+        parameters.setdefault(found["name"].lower(), value)
+    return header.partition(";")[0].strip(), parameters
 
 
 class Budget:
@@ -252,6 +263,9 @@ _MODES = {1: "L", 3: "RGB"}
 # A progressive JPEG has ten scans. Each goes over all pixels, in a few bytes if it says
 # nothing, so that thousands of them fit into a small file.
 _SCAN, _SCANS_PER_PASS = b"\xff\xda", 16
+# Pillow joins the pieces of a JPEG's Exif data one by one, in quadratic time; cameras
+# write one, of 64 kB at most.
+_EXIF, _MOST_EXIF = b"Exif\0\0", 16
 _NO_HEADER = (
     *(KeyError, ValueError, SyntaxError, TypeError, RecursionError, MemoryError),
     tokenize.TokenError,
@@ -267,7 +281,10 @@ _NPY_HEADERS: dict[tuple[int, int], Callable[..., Any]] = {
 }
 
 _MAX_PART_HEADER = 4096
-_PART_HEADERS = BytesHeaderParser(policy=HTTP.clone(raise_on_defect=False))
+# The next quotation mark ends a quoted value, so that each is looked at once.
+_PARAMETER = re.compile(
+    r';\s*(?P<name>[^\s;="]+)\s*=\s*(?:"(?P<quoted>[^"]*)"|(?P<plain>[^;"]*))'
+)
 _IN_ORDER: Any = Field(union_mode="left_to_right")
 
 # What pydantic says of an alternative that was not meant, and the names it gives them.
@@ -631,6 +648,10 @@ def decode_picture(
 
 
 def _decoded(content: bytes, mode: str, budget: Budget) -> Image.Image:
+    if content.count(_EXIF) > _MOST_EXIF:
+        raise RequestError(
+            422, f"found Exif data in more than {_MOST_EXIF} pieces; remove it"
+        )
     with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
         scans = content.count(_SCAN) if image.format != "PNG" else 1
         budget.take_pixels(image.width, image.height, 1 + scans // _SCANS_PER_PASS)
@@ -693,11 +714,16 @@ def _part(piece: bytes) -> tuple[str, bytes]:
     head, separator, content = piece.partition(b"\r\n\r\n")
     if not separator or len(head) > _MAX_PART_HEADER:
         raise _malformed("a blank line after the headers of each part")
-    headers = _PART_HEADERS.parsebytes(head.lstrip(b"\r\n") + b"\r\n\r\n")
-    name = headers.get_param("name", "", "content-disposition")
+    headers: dict[str, str] = {}
+    for line in head.decode("latin-1").split("\r\n"):
+        key, _, value = line.partition(":")
+        headers.setdefault(key.strip().lower(), value.strip())
+    _, parameters = value_and_parameters(headers.get("content-disposition", ""))
+    name = parameters.get("name", "")
     if name != FORM_FIELD:
         raise RequestError(422, f"found a field {name!r}, expected {FORM_FIELD!r} only")
-    return headers.get_content_type().lower(), content
+    media_type, _ = _content_type(headers.get("content-type", ""))
+    return media_type, content
 
 
 def _malformed(expected: str) -> RequestError:

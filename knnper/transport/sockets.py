@@ -32,6 +32,7 @@ _BACKLOG = 2048  # connections that wait to be accepted; the kernel may take few
 _PAUSE_S = 1.0  # where the machine has no place for another connection
 _GOODBYE_S = 1.0  # for a peer to end TLS, too
 _INTRODUCE = "knnper.introduce"
+_LEAST_FIELD_BYTES = 4  # a colon, a space and the end of the line
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"Content-Length: 0\r\nConnection: close\r\n\r\n"
@@ -49,7 +50,9 @@ class SocketLimits:
     strangers_per_address: int = 256  # IPv4 address, or IPv6 network of 64 bits
     known: int = 256
     header_s: float = 10.0  # for the TLS handshake and the first header; each other one
-    header_bytes: int = 65_536  # a piece that is read at once may be more
+    # Of a request's first line and all fields of its header and trailer. What does not
+    # end may have a piece more, as it is read from the socket.
+    header_bytes: int = 8_192
     idle_s: float = 30.0  # between requests
     unread_s: float = 30.0  # until more of an answer is read, or a body's unread rest
     body_bytes_per_s: float = 20_000.0  # the pace at which a body has to arrive
@@ -271,7 +274,8 @@ class Connection(HttpToolsProtocol):
         self._introduce = functools.partial(server.introduce, visit)
         self._visit, visit.protocol = visit, self
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._header_size = 0
+        self._num_field_bytes = 0  # of the request that is read, in the fields so far
+        self._num_unfinished_bytes = 0  # of pieces since its header began
         self._is_in_header = self._is_in_body = False
 
     @property
@@ -294,10 +298,9 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if was_in_header and self._is_in_header:
-            self._header_size += len(data)
-            if self._header_size > self._limits.header_bytes:
-                self.transport.write(_TOO_LARGE)
-                self.transport.close()
+            self._num_unfinished_bytes += len(data)
+            if self._num_unfinished_bytes > self._limits.header_bytes:
+                self._refuse_header()
                 return
         if self.is_idle and self._is_in_body:  # answered before all of it was there
             self._start("rest", self._limits.unread_s)
@@ -308,9 +311,37 @@ class Connection(HttpToolsProtocol):
         """Take in a header, of one request at a time."""
         if self.pipeline:
             raise ValueError("a request before the last ones were answered")
-        self._is_in_header, self._header_size = True, 0
+        self._is_in_header = True
+        self._num_field_bytes = self._num_unfinished_bytes = 0
         super().on_message_begin()
         self.scope["extensions"] = {_INTRODUCE: self._introduce}  # type: ignore[dict-item]
+
+    def on_url(self, url: bytes) -> None:
+        """Take in a part of the path."""
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take in a field of the header, or of the trailer."""
+        self._count_field(len(name) + len(value))
+        super().on_header(name, value)
+
+    def _count_field(self, num_bytes: int) -> None:
+        self._num_field_bytes += num_bytes + _LEAST_FIELD_BYTES
+        if self._num_field_bytes > self._limits.header_bytes:
+            # The parser ends by it, and `send_400_response` answers.
+            raise ValueError("a header that is too large")
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request, or has too large a header, and end."""
+        if self._num_field_bytes > self._limits.header_bytes:
+            self._refuse_header()
+        else:
+            super().send_400_response(msg)
+
+    def _refuse_header(self) -> None:
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
 
     def on_headers_complete(self) -> None:
         """Begin to answer."""

@@ -225,6 +225,41 @@ def test_a_header_has_an_end(name: bytes) -> None:
         assert not served.server.server_state.tasks
 
 
+LIMIT = SocketLimits().header_bytes
+
+
+@pytest.mark.parametrize(
+    ("before", "behind"),
+    [
+        (b"GET /", b" HTTP/1.1\r\nHost: x\r\n\r\n"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Type: ", b"\r\n\r\n"),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+            b"\r\n\r\n",
+        ),
+    ],
+)
+def test_header_of_8_kb_is_read_and_a_longer_one_is_refused(
+    before: bytes, behind: bytes
+) -> None:
+    """The path, a field, a trailer; whole in one piece, which is read at once."""
+    assert LIMIT == 8192
+    with serving(PATIENT) as served:
+        short = before + (LIMIT - 100) * b"x" + behind
+        with served.connected(said=short) as connection:
+            assert answered(connection)[0] == 200
+        with served.connected(said=before + LIMIT * b"x" + behind) as connection:
+            assert answered(connection)[0] == 431
+            assert not is_open(connection)
+
+
+def test_many_small_header_fields_are_refused() -> None:
+    with serving(PATIENT) as served:
+        said = GET[:-2] + LIMIT // 5 * b"X:\r\n" + b"\r\n"
+        with served.connected(said=said) as connection:
+            assert answered(connection)[0] == 431
+
+
 def post(length: int, path: str = "/") -> bytes:
     return (
         f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()

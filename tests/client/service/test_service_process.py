@@ -4,7 +4,11 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import Iterator
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -144,3 +148,59 @@ def test_half_open_connections_do_not_keep_token_holders_out(tmp_path: Path) -> 
             for _ in range(NUM_ASKED)
         ]
     assert answers == [6] * NUM_ASKED
+
+
+def long_header(name: str, value: str) -> bytes:
+    line = "POST /predict" if name == "Content-Type" else "GET /health"
+    header = f"{line} HTTP/1.1\r\nHost: localhost\r\n{name}: {value}\r\n"
+    return f"{header}Content-Length: 0\r\n\r\n".encode()
+
+
+LONG = [
+    # What parsers of the standard library need quadratic time for.
+    long_header("Cookie", f'a="{62_000 * chr(92)}"'),
+    long_header("Cookie", f'a="{7_900 * chr(92)}"'),
+    long_header("Content-Type", f'multipart/form-data; a="{62_000 * ";"}'),
+    long_header("Content-Type", f'multipart/form-data; a="{7_900 * ";"}'),
+]
+SHORT = [long_header("Cookie", "a=b"), long_header("Content-Type", "image/png")]
+
+
+def median_s(
+    client: httpx.Client, strangers: Sequence[bytes], tls: ssl.SSLContext
+) -> float:
+    """Return the owner's median time while two strangers ask again and again."""
+    over, seconds = threading.Event(), list[float]()
+
+    def ask(number: int) -> int:
+        count = 0
+        while not over.is_set():
+            said = strangers[(number + count) % len(strangers)]
+            with contextlib.suppress(OSError), half_open(client, said, tls) as one:
+                one.recv(1000)
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(2) as pool:
+        asking = [pool.submit(ask, number) for number in range(2)]
+        try:
+            for _ in range(NUM_ASKED):
+                began = time.perf_counter()
+                client.post("/predict", json=BODY).raise_for_status()
+                seconds.append(time.perf_counter() - began)
+        finally:
+            over.set()
+        assert all(one.result() for one in asking)
+    return statistics.median(seconds)
+
+
+@pytest.mark.slow
+def test_long_headers_of_strangers_do_not_hold_up_the_owner(tmp_path: Path) -> None:
+    with serve_process(tmp_path) as client:
+        tls = ssl.create_default_context(cafile=tmp_path / "ca")
+        tls.check_hostname = False
+        usual = median_s(client, SHORT, tls)
+        assert median_s(client, LONG, tls) < 5 * usual
+        for said in LONG[::2]:
+            with half_open(client, said, tls) as stranger:
+                assert stranger.recv(1000).startswith(b"HTTP/1.1 431 ")

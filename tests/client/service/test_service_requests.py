@@ -404,6 +404,7 @@ NO_INPUTS: list[tuple[str, bytes, int, str]] = [
     (JSON, b'{"inputs": [' + 1000 * b'"",' + b"0]}", 413, "values"),
     (NPY, b"hello", 400, "numpy.save"),
     (NPY, b"\x93NUMPY\x01\x00\x02\x00(\n", 400, "numpy.save"),
+    (NPY, b"\x93NUMPY\x02\x00\x10\x00\x00\x00" + 16 * b"(", 400, "numpy.save"),
     (NPY, npy(DIGIT)[:-1], 400, "cut short"),
     (NPY, npy(DIGIT) + b"x", 400, "more follows"),
     (NPY, npy(DIGIT.astype(np.int64)), 422, "uint8"),
@@ -426,6 +427,7 @@ NO_INPUTS: list[tuple[str, bytes, int, str]] = [
     (FORM, b"", 400, "parts"),
     (FORM, b"--x\r\nno headers\r\n--x--", 400, "blank line"),
     (FORM, b"--x\r\n\r\n--x", 400, "parts"),
+    (FORM, b"--x\r\nA: " + 4000 * b"(" + b"\r\n\r\n1\r\n--x--", 422, "field ''"),
     (JSON, b" " * 20_001, 413, "more than 20000 bytes"),
 ]
 
@@ -481,6 +483,33 @@ def test_a_jpeg_that_says_nothing_many_times_is_refused(client: httpx.Client) ->
     scan = content[content.rindex(b"\xff\xda") : -2]
     many = content[:-2] + 100 * scan + content[-2:]
     refused(post(client, many, "image/jpeg"), 413, "times")
+
+
+def test_jpeg_with_exif_in_many_pieces_is_refused(client: httpx.Client) -> None:
+    file = io.BytesIO()
+    Image.new("L", (8, 8), 128).save(file, "JPEG")
+    content, segment = file.getvalue(), b"\xff\xe1\x00\x09Exif\0\0x"
+    few = content[:2] + 16 * segment + content[2:]
+    assert post(client, few, "image/jpeg").status_code == 200
+    many = content[:2] + 17 * segment + content[2:]
+    refused(post(client, many, "image/jpeg"), 422, "Exif data in more than 16 pieces")
+
+
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        'form-data; name="image"; filename="a; name=b.png"',
+        'form-data; filename="a; name=b.png"; name="image"',
+        "FORM-DATA;NAME = image",
+    ],
+)
+def test_field_of_form_is_found_however_it_is_written(
+    client: httpx.Client, disposition: str
+) -> None:
+    head = f"--x\r\nContent-Disposition: {disposition}\r\nContent-Type: image/png\r\n"
+    body = head.encode() + b"\r\n" + png(some_inputs(1)[0]) + b"\r\n--x--"
+    for kind in (FORM, 'multipart/form-data; charset=utf-8; Boundary="x"'):
+        assert post(client, body, kind).status_code == 200
 
 
 def test_a_form_with_other_fields_is_refused(client: httpx.Client) -> None:
