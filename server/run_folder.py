@@ -1,6 +1,7 @@
 """What a run keeps in its folder: its settings, clients, checkpoints and results."""
 
 import contextlib
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -46,6 +47,7 @@ from knnper.files import (
     draft_of,
     lock_holder,
     open_plain,
+    parse_json,
     require_plain,
     sync_to_disc,
     write_atomically,
@@ -57,15 +59,18 @@ from knnper.server.traces import digests
 from knnper.strategies.core.task import ClientResult
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2  # of checkpoints
+_WITHOUT_CHECKSUM = 1  # the format of version 0.1.0, which is still read
 KEPT = 6  # checkpoints that are kept where nothing else is said
 _NAME = re.compile(r"round-(\d+)")
 _ASIDE = re.compile(r"aside-(\d+)-after-(\d+)")
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
+_CHECKSUM = "manifest.sha256"  # in hexadecimal, of a checkpoint's manifest
 _EARLIER = "earlier"  # in a checkpoint's: what is told of each `Checkpoint.earlier`
 _TRACES = "traces"  # in the manifest: SHA-256 by file
 _GAINS, _NUM_GAINS = "gains.jsonl", "num_gains"  # in the manifest, of how many rounds
+_GAINS_SHA256 = "gains_sha256"  # in the manifest, see `_digest_of`
 OWN_CODE = "own_code"  # in the manifest: fingerprints by reference
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, CodecError, SafetensorError)
 
@@ -203,6 +208,7 @@ class CheckpointFolder:
         # A line a round: in each checkpoint they would grow with the square of rounds.
         self._gains = JsonLines(folder / _GAINS)
         self._num_gains: int | None = None  # that are there; None if it is not known
+        self._gains_digest = hashlib.sha256()
 
     @property
     def waiting(self) -> Path:
@@ -236,8 +242,11 @@ class CheckpointFolder:
         if self._num_gains is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._gains.replace(gains)
+            self._gains_digest = _digest_of(gains)
         else:
-            self._gains.append(*gains[self._num_gains :])
+            added = gains[self._num_gains :]
+            self._gains.append(*added)
+            self._gains_digest = _digest_of(added, self._gains_digest)
         self._num_gains = len(gains)
 
     def _write(self, saved: Checkpoint) -> None:
@@ -263,7 +272,11 @@ class CheckpointFolder:
             },
             **told,
         }
-        write_atomically(draft / _MANIFEST, to_json(manifest, indent=2))
+        if saved.history.gains:
+            manifest[_GAINS_SHA256] = self._gains_digest.hexdigest()
+        content = to_json(manifest, indent=2)
+        write_atomically(draft / _MANIFEST, content)
+        write_atomically(draft / _CHECKSUM, hashlib.sha256(content).hexdigest())
         shutil.rmtree(target, ignore_errors=True)
         draft.replace(target)
         sync_to_disc(self._folder)
@@ -298,8 +311,9 @@ class CheckpointFolder:
 
     def _load(self, server_round: int, state_type: type) -> Checkpoint:
         path = self._path(server_round)
-        manifest = json.loads((path / _MANIFEST).read_bytes())
-        if manifest["format"] != FORMAT or manifest["experiment"] != self._experiment:
+        manifest = _read_manifest(path)
+        is_known = manifest["format"] in (_WITHOUT_CHECKSUM, FORMAT)
+        if not is_known or manifest["experiment"] != self._experiment:
             raise CheckpointError(
                 f"{path} belongs to another experiment or version; resume with the "
                 "settings that started the run, or start in another folder"
@@ -310,6 +324,9 @@ class CheckpointFolder:
         gains = self._gains.read()[:num_gains]
         if len(gains) < num_gains:
             raise ValueError(f"{_GAINS} has {len(gains)} rounds, expected {num_gains}")
+        expected = manifest.get(_GAINS_SHA256)
+        if expected is not None and _digest_of(gains).hexdigest() != expected:
+            raise ValueError(f"{_GAINS} is not what was written")
         earlier = {
             int(number): _read_state(path / _earlier_file(int(number)), one, state_type)
             for number, one in dict(manifest.get(_EARLIER, {})).items()
@@ -324,6 +341,29 @@ class CheckpointFolder:
 
     def _path(self, server_round: int) -> Path:
         return checkpoint_of(self._folder, server_round)
+
+
+def _read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """Read a checkpoint's manifest; refuse one that is not what was written."""
+    content, checksum = (checkpoint / _MANIFEST).read_bytes(), checkpoint / _CHECKSUM
+    if checksum.exists():
+        found, expected = hashlib.sha256(content).hexdigest(), checksum.read_text()
+        if found != expected:
+            raise ValueError(f"{_MANIFEST} is not what was written")
+    manifest: dict[str, Any] = parse_json(content)
+    if manifest["format"] != _WITHOUT_CHECKSUM and not checksum.exists():
+        raise ValueError(f"{_CHECKSUM} is missing")
+    return manifest
+
+
+def _digest_of(
+    gains: Iterable[Mapping[str, float]], digest: "hashlib._Hash | None" = None
+) -> "hashlib._Hash":
+    """Return the SHA-256 of these lines of `_GAINS`, behind those in ``digest``."""
+    digest = hashlib.sha256() if digest is None else digest
+    for one in gains:
+        digest.update(json.dumps(one).encode())
+    return digest
 
 
 def _earlier_file(server_round: int) -> str:
@@ -610,7 +650,7 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 def read_document(path: Path) -> dict[str, Any]:
     """Return what a file in a run's folder holds."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunError(
             f"{path} is missing: the run is not done; go on with it with "

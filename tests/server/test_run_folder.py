@@ -5,6 +5,7 @@ import logging
 import threading
 from collections import ChainMap
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -377,7 +378,8 @@ def test_one_of_an_earlier_version_tells_nothing_of_its_rounds(tmp_path: Path) -
     manifest = tmp_path / "round-000001" / "manifest.json"
     told = json.loads(manifest.read_text())
     del told["history"]
-    manifest.write_text(json.dumps(told))
+    manifest.write_text(json.dumps({**told, "format": 1}))
+    (tmp_path / "round-000001" / "manifest.sha256").unlink()
     latest = latest_of(folder)
     assert latest.history == History()
     assert latest.history.state_rounds(["b", "a"], 9) == (9, 9)
@@ -404,6 +406,56 @@ def test_a_damaged_one_is_passed_over(
         latest = latest_of(folder)
     assert latest.server_round == 1
     assert "damaged" in caplog.text
+
+
+def test_flipped_byte_in_checkpoint_is_noticed_or_harmless(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    history = History(
+        norms={"weights": Norms([0.125, 1 / 3], 0.25)},
+        lowest_loss=2 / 3,
+        trained_in={"a": 2, "b": 1},
+        gains=[{"a": 0.5}, {"a": 0.25, "b": 1.0}],
+    )
+    earlier = [Checkpoint(1, state(1.0), "")]
+    folder.save(2, state(2.0), history, earlier)
+    saved = latest_of(folder)
+    files = [tmp_path / "gains.jsonl", *(tmp_path / "round-000002").iterdir()]
+    assert sorted(path.name for path in files) == [
+        *("earlier-000001.safetensors", "gains.jsonl", "manifest.json"),
+        *("manifest.sha256", "state.safetensors"),
+    ]
+    for path in files:
+        content = path.read_bytes()
+        # Each byte of the manifest; of files that have a checksum, a part.
+        step = 1 if path.name.startswith("manifest") else 7
+        for place in range(0, len(content), step):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            with contextlib.suppress(RunError):
+                found = latest_of(folder)
+                assert fingerprint(found.state) == fingerprint(saved.state)
+                assert replace(found, state=None, earlier=()) == replace(
+                    saved, state=None, earlier=()
+                ), (path.name, place)
+                assert [fingerprint(one.state) for one in found.earlier] == [
+                    fingerprint(state(1.0))
+                ]
+        path.write_bytes(content)
+
+
+def test_checkpoint_without_checksum_is_read_if_of_earlier_version(
+    tmp_path: Path,
+) -> None:
+    folder = CheckpointFolder(tmp_path, "abc")
+    folder.save(1, state(1.0))
+    checksum = tmp_path / "round-000001" / "manifest.sha256"
+    checksum.unlink()
+    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        folder.load_latest(ModelState)
+    manifest = checksum.with_name("manifest.json")
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    assert latest_of(folder).server_round == 1
 
 
 def test_none_but_damaged_or_foreign_ones_is_an_error(tmp_path: Path) -> None:
