@@ -39,11 +39,11 @@ _TOLERANCE = 1e-3
 def evaluation_problem(
     evaluation: object,
     most_examples: int = LARGEST_COUNT,
-    metrics: Collection[str] = (),
+    metrics: Collection[str] | None = (),
 ) -> str | None:
     """Return why an evaluation cannot be true; None if it can.
 
-    ``metrics``: Those that were asked for.
+    ``metrics``: Those that were asked for; None where that is not known.
     """
     if not isinstance(evaluation, Evaluation):
         return f"expected an Evaluation, found a {type(evaluation).__name__}"
@@ -63,10 +63,10 @@ def evaluation_problem(
 
 
 def _metric_problems(
-    found: Mapping[str, float | None], asked: Collection[str]
+    found: Mapping[str, float | None], asked: Collection[str] | None
 ) -> Iterator[str]:
     for name, value in found.items():
-        if name not in asked:
+        if asked is not None and name not in asked:
             yield f"found a metric {name[:_LONGEST_NAME]!r} that was not asked for"
         # Those of ours that are sent are fractions.
         elif value is not None and not (
@@ -88,7 +88,9 @@ def validation_problem(validation: object, most_examples: int) -> str | None:
     return evaluation_problem(validation.reference, most_examples)
 
 
-def result_problem(result: ClientResult, metrics: Collection[str] = ()) -> str | None:
+def result_problem(
+    result: ClientResult, metrics: Collection[str] | None = ()
+) -> str | None:
     """Return why a client's report cannot be true; None if it can."""
     if not _are_counts((result.num_train, result.num_validation)):
         return (

@@ -53,6 +53,7 @@ from knnper.files import (
     write_atomically,
 )
 from knnper.records import Parts, canonical, fingerprint, put_together, take_apart
+from knnper.server.result_files import results_problem, round_problem
 from knnper.server.results import with_present_names, write_clients_csv
 from knnper.server.screening import Norms
 from knnper.server.traces import digests
@@ -949,7 +950,14 @@ class RunFolder:
 
     def results(self) -> dict[str, Any]:
         """Return the content of ``results.json``."""
-        return with_present_names(read_document(self.path / RESULTS))
+        path = self.path / RESULTS
+        document = read_document(path)
+        if problem := results_problem(document):
+            raise RunError(
+                f"{path} is damaged: {problem}. Bring back a copy of the file, or "
+                f"remove it and finish the run again with --resume {self.path}"
+            )
+        return with_present_names(document)
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add the figures of one round to ``rounds.jsonl``; NaN becomes null."""
@@ -957,7 +965,15 @@ class RunFolder:
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return the figures of the rounds that were made, oldest first."""
-        return self._round_lines.read()
+        records = self._round_lines.read()
+        for number, record in enumerate(records, start=1):
+            if problem := round_problem(record):
+                raise RunError(
+                    f"line {number} of {self.path / _ROUNDS} is damaged: {problem}. "
+                    "Bring back a copy of the file, or start the run again in another "
+                    "folder"
+                )
+        return records
 
     def drop_rounds_after(self, server_round: int) -> None:
         """Forget the rounds after ``server_round``: they are about to be made again."""

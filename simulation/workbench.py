@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime
@@ -38,6 +39,7 @@ from knnper.errors import (
     RunError,
 )
 from knnper.experiment import (
+    LARGEST_COUNT,
     Catalogue,
     Choice,
     Experiment,
@@ -353,7 +355,7 @@ def build_workbench(
 log = logging.getLogger(__name__)
 
 PARTITION = "partition.json"  # in the folder of a run over virtual clients
-Counts = tuple[int, ...]
+Counts = tuple[Annotated[int, Field(ge=0, le=LARGEST_COUNT)], ...]
 
 
 @dataclass(frozen=True)
@@ -374,6 +376,16 @@ class LabelCounts:
     class_names: tuple[str, ...]
     clients: tuple[ClientCounts, ...]
     num_skipped: int = 0  # examples that could not be read, and were left out
+
+    def __post_init__(self) -> None:
+        """Refuse counts of other labels than there are."""
+        for one in self.clients:
+            for counts in (one.train, one.validation, one.test):
+                if len(counts) != len(self.class_names):
+                    raise ValueError(
+                        f"{one.client} has {len(counts)} counts for "
+                        f"{len(self.class_names)} labels"
+                    )
 
     @property
     def local(self) -> Integers:

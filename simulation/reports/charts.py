@@ -671,13 +671,8 @@ def _panels(setup: Setup) -> list[Panel]:
     """Return a panel a group of which any client was tested."""
     pooled = {group: (PooledBins(), PooledBins()) for group in GROUPS}
     for run in setup.runs:
-        model = run.results["training"].get("state_sha256")
-        if model is None:
-            continue
-        reported = run.folder.distributed.reported(model)
-        for result in reported.of(reported):
-            # None keeps it to itself.
-            if result is not None and result.personal.num_examples > 0:
+        for result in run.client_results():
+            if result.personal.num_examples > 0:
                 own, reference = pooled["seen" if result.seen else "unseen"]
                 own.add(result.personal)
                 reference.add(result.reference)

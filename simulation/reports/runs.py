@@ -34,10 +34,12 @@ from knnper.experiment import (
 )
 from knnper.metrics import ACCURACY, called, gain
 from knnper.models import MODELS
+from knnper.server.result_files import Count, Number
 from knnper.server.results import (
     columns_of,
     figure_of,
     fraction_degraded,
+    result_problem,
     summarise,
 )
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
@@ -47,6 +49,7 @@ from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.workbench import ClientCounts, experiment_catalogue
 from knnper.strategies.catalogue import METHODS, title_of
 from knnper.strategies.core.method import AS_IT_IS
+from knnper.strategies.core.task import ClientResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -313,10 +316,26 @@ class Run:
 
     @functools.cached_property
     def _of_everybody(self) -> Mapping[str, Any]:
-        model = self.results["training"]["state_sha256"]
+        return summarise(self.client_results(), self.metrics).as_document()
+
+    def client_results(self) -> Iterator[ClientResult]:
+        """Yield what the clients reported that do not keep it to themselves.
+
+        Nothing where the results do not say which model that was.
+        """
+        model = self.results["training"].get("state_sha256")
+        if model is None:
+            return
         reported = self.folder.distributed.reported(model)
-        results = (one for one in reported.of(reported) if one is not None)
-        return summarise(results, self.metrics).as_document()
+        for result in reported.of(reported):
+            if result is None:
+                continue
+            if problem := result_problem(result, None):
+                raise RunError(
+                    f"{reported.path} is damaged, client {result.client}: {problem}. "
+                    "Bring back a copy of the file, or remove it"
+                )
+            yield result
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -485,6 +504,7 @@ def as_text(value: Any) -> str:
 
 
 _CLIENTS = "clients.csv"
+_NEEDED_COLUMNS = frozenset(("client", "seen", "num_test", ACCURACY))
 
 
 @dataclass(frozen=True, slots=True)  # there may be a million
@@ -493,15 +513,15 @@ class ClientRow:
 
     client: str
     seen: bool
-    num_test: int
-    accuracy: float  # or another metric, as it was asked for
-    accuracy_global: float
-    knn_weight: float | None = None
-    num_stored: int | None = None
+    num_test: Count
+    accuracy: Number  # or another metric, as it was asked for
+    accuracy_global: Number
+    knn_weight: Number | None = None
+    num_stored: Count | None = None
     # With virtual time, of those that trained.
-    num_rounds: int | None = None
-    round_seconds: float | None = None
-    staleness: float | None = None
+    num_rounds: Count | None = None
+    round_seconds: Number | None = None
+    staleness: Number | None = None
 
 
 _CLIENT_ROW = TypeAdapter(ClientRow)
@@ -525,15 +545,20 @@ def clients_of(run: Path, metric: str = ACCURACY) -> Iterator[ClientRow]:
     path, names = run / _CLIENTS, columns_of(ACCURACY)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if not row["accuracy"]:
+            reader = csv.DictReader(file)
+            if missing := _NEEDED_COLUMNS.difference(reader.fieldnames or ()):
+                raise ValueError(f"it has no {', '.join(sorted(missing))}")
+            for row in reader:
+                if None in row or None in row.values():
+                    raise ValueError(f"{row['client']!r} has another number of cells")
+                if not row[ACCURACY]:
                     continue
                 values = [row.get(column, "") for column in columns_of(metric)]
                 row.update(zip(names, values, strict=True))
                 if all(values):
                     known = {key: one for key, one in row.items() if one}
                     yield _CLIENT_ROW.validate_python(known)
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, csv.Error) as error:
         raise RunError(
             f"{path} is missing or damaged, expected the columns of a run: {error}"
         ) from error
@@ -593,7 +618,7 @@ def comparability(setups: Sequence[Setup]) -> Iterator[str]:
             "averages with care, and their clients not at all."
         )
     files = [run.path / CODE for run in runs if (run.path / CODE).is_file()]
-    texts = [path.read_text(encoding="utf-8").strip() for path in files]
+    texts = [path.read_text("utf-8", errors="replace").strip() for path in files]
     versions = list(filter(None, texts))
     if len(set(versions)) > 1:
         yield (

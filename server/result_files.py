@@ -1,0 +1,113 @@
+"""The form of ``results.json`` and ``rounds.jsonl``, as far as anything reads them.
+
+A run's folder may be damaged, edited, or somebody else's. What is read from it is held
+against these types first, so that a wrong value is an error that names file and place,
+and not an exception in the middle of a report. Further keys are allowed: other versions
+have them.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from knnper.experiment import LARGEST_COUNT, shown
+
+_LARGEST_NUMBER = 1e100  # as `LARGEST_LOSS`; beyond it sums and charts may overflow
+Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+Number = Annotated[float, Field(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Figures(_Document):
+    __pydantic_extra__: dict[str, Number | None]
+    num_clients: Count
+
+
+class _Group(_Figures):
+    reference: _Figures | None = Field(default=None, alias="global")
+
+
+class _Validation(_Document):
+    __pydantic_extra__: dict[str, Number | None]
+
+
+class _Training(_Document):
+    __pydantic_extra__: dict[str, Number | None]
+    num_rounds: Count | None = None
+    personalization_seconds: Number = 0.0
+    state_sha256: str = ""
+    validation: _Validation | None = None
+
+
+class _Distribution(_Document):
+    withheld: list[str] = []
+    offline: list[str] = []
+
+
+class _Metric(_Document):
+    name: str
+
+
+class _Run(_Document):
+    seed: Count | None = None
+    metrics: list[_Metric] = []
+
+
+class _Experiment(_Document):
+    run: _Run | None = None
+
+
+class _Manifest(_Document):
+    command: list[str] = []
+    started: str = ""
+    partition_hash: str = ""
+    results_identity: str = ""
+    versions: dict[str, str | None] = {}
+    platform: str = ""
+    num_cpus: Count | None = None
+    experiment: _Experiment | None = None
+
+
+class _Results(_Document):
+    method: str = ""
+    personalization: str = ""
+    title: str = ""
+    seen: _Group | None = None
+    unseen: _Group | None = None
+    training: _Training | None = None
+    model_distribution: _Distribution | None = None
+    manifest: _Manifest | None = None
+
+
+class _Round(_Document):
+    __pydantic_extra__: dict[str, Number | None]
+    server_round: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
+    failures: dict[str, str] = {}
+    participants: dict[str, int] = {}
+
+
+_RESULTS, _ROUND = TypeAdapter(_Results), TypeAdapter(_Round)
+
+
+def results_problem(document: Mapping[str, Any]) -> str | None:
+    """Describe what of a ``results.json`` has another form; None if nothing has."""
+    return _problem(_RESULTS, document)
+
+
+def round_problem(record: Mapping[str, Any]) -> str | None:
+    """Describe what of a line of ``rounds.jsonl`` has another form; None if nothing."""
+    return _problem(_ROUND, record)
+
+
+def _problem(form: TypeAdapter[Any], document: Mapping[str, Any]) -> str | None:
+    try:
+        form.validate_python(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"{place}: {first['msg']}, found {shown(first['input'])}"
+    return None
