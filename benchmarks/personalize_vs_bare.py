@@ -32,7 +32,7 @@ from benchmarks.processes import Processes
 from benchmarks.workload import Workload, on_flower
 from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation
-from knnper.server.run import untrained
+from knnper.server.rounds import untrained
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.core.task import ClientResult, Evaluation
 

@@ -430,6 +430,13 @@ class FederationSettings(Settings):
         The largest part of a round's mean that a client gets by the number of training
         examples that it says it has: half, as much as all others together. A number
         that the operator fixed when it let the client in is taken as it is.
+    max_weight_ratio
+        The same in multiples of the median number of training examples in the round, so
+        that several clients together gain little by what they say; null is any.
+    clip_median_ratio
+        An update that moves the model farther than this many times the median of the
+        round, or of the last rounds, is shortened to that; null shortens none. Virtual
+        clients are never shortened.
     round_timeout_s
         A client that has not answered after this time is left out of the round. Its
         own process ends itself then, and is free for the next one.
@@ -452,6 +459,8 @@ class FederationSettings(Settings):
     wait_for_clients_s: NonNegativeFloat = 300.0
     grace_s: NonNegativeFloat = 30.0
     max_share: PositiveFraction = 0.5
+    max_weight_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 2.0
+    clip_median_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 2.0
     round_timeout_s: PositiveFloat = 3600.0
     round_patience: PositiveFloat = 10.0
     round_attempts: PositiveInt = 3

@@ -55,6 +55,9 @@ class Watch:
             num_rounds = folder.experiment(experiment_catalogue()).training.num_rounds
             observer.training_started(num_rounds, self._num_told + 1)
         rounds = folder.rounds()
+        if len(rounds) < self._num_told:
+            say(f"the run went back to round {len(rounds)}, see its log")
+            self._num_told = len(rounds)
         for record in rounds[self._num_told :]:
             known = {
                 name: math.nan if one is None else one for name, one in record.items()
@@ -62,7 +65,7 @@ class Watch:
             observer.round_finished(known)
             for line in failures_in(record):
                 say(line)
-        self._num_told = max(self._num_told, len(rounds))
+        self._num_told = len(rounds)
 
 
 def failures_in(record: Mapping[str, Any]) -> Iterator[str]:

@@ -22,7 +22,7 @@ from knnper.experiment import Choice, Experiment, NonNegativeInt, Settings
 from knnper.seeding import RandomKey
 from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
-from knnper.server.run import untrained
+from knnper.server.rounds import untrained
 from knnper.server.run_folder import Checkpoint
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.runs import Table, estimate

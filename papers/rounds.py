@@ -20,8 +20,7 @@ from knnper.process import with_fixed_threads
 from knnper.server.distribution import ModelDistribution
 from knnper.server.observer import RoundRecord
 from knnper.server.results import summarise
-from knnper.server.rounds import RoundLoop
-from knnper.server.run import untrained
+from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import (
     EXPERIMENT,
     Checkpoint,

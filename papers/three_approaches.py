@@ -23,7 +23,7 @@ from knnper.experiment import (
     load_experiment,
     results_identity,
 )
-from knnper.server.run import untrained
+from knnper.server.rounds import untrained
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
 from knnper.simulation.reports.runs import Estimate, Table, estimate
 from knnper.simulation.workbench import (

@@ -35,12 +35,19 @@ class _Validation(_Document):
     __pydantic_extra__: dict[str, Number | None]
 
 
+class _LeftOut(_Document):
+    client: str
+    after_round: Count
+    cosine: Number
+
+
 class _Training(_Document):
     __pydantic_extra__: dict[str, Number | None]
     num_rounds: Count | None = None
     personalization_seconds: Number = 0.0
     state_sha256: str = ""
     validation: _Validation | None = None
+    left_out: list[_LeftOut] = []
 
 
 class _Distribution(_Document):
@@ -88,6 +95,8 @@ class _Round(_Document):
     server_round: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
     failures: dict[str, str] = {}
     participants: dict[str, int] = {}
+    clipped: dict[str, Number] = {}
+    left_out: list[str] = []
 
 
 _RESULTS, _ROUND = TypeAdapter(_Results), TypeAdapter(_Round)

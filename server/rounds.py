@@ -1,5 +1,6 @@
 """The round loop: the same for every method and every engine."""
 
+import functools
 import itertools
 import logging
 import math
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from knnper.errors import CodecError, RunError, printable
 from knnper.experiment import BufferedTiming, UtilitySelection, is_timed_by_clients
-from knnper.records import canonical, is_finite, is_same, tensors_of
+from knnper.records import canonical, fingerprint, is_finite, is_same, tensors_of
 from knnper.server.distribution import requests_to_personalize
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.fleet import Cohort, LiveFleet
@@ -36,7 +37,11 @@ from knnper.server.schedule import (
     staleness_factor,
 )
 from knnper.server.screening import (
+    DIVERGED,
     LARGEST_LOSS,
+    ROUNDS_COMPARED,
+    Clipping,
+    ExplodedError,
     Measured,
     Screening,
     changes_of,
@@ -47,16 +52,44 @@ from knnper.server.screening import (
     sign_of_explosion,
 )
 from knnper.server.selection import Uniform, gain
+from knnper.server.suspects import Sketch, agreements, sketch, suspects
 from knnper.strategies.catalogue import Assembly
-from knnper.strategies.core.method import UNSEEN_CLIENT, Origin, UpdateProblem
+from knnper.strategies.core.method import (
+    UNSEEN_CLIENT,
+    Origin,
+    UpdateProblem,
+    origins,
+)
+from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import Validation
 from knnper.transport.messages import Purpose
 
 
 def capped(
-    counts: Mapping[str, int], claimed: Collection[str], most: float
+    counts: Mapping[str, int],
+    claimed: Collection[str],
+    most: float,
+    most_times: float | None = None,
 ) -> dict[str, int]:
-    """Return the counts, each claimed one cut to at most a share of the total."""
+    """Return the counts of a round's clients, those cut that are claimed and too large.
+
+    Parameters
+    ----------
+    counts
+        Training examples of each client.
+    claimed
+        The clients of whose number nobody but themselves knows.
+    most
+        The largest part of the total that a claim may be.
+    most_times
+        How many times the median of all counts a claim may be; None for any.
+    """
+    if most_times is not None and counts:
+        limit = max(1, int(most_times * statistics.median_low(counts.values())))
+        counts = {
+            name: min(count, limit) if name in claimed else count
+            for name, count in counts.items()
+        }
     claims = sorted((counts[name] for name in counts if name in claimed), reverse=True)
     rest = sum(counts.values())
     limit = claims[-1] if claims else 0
@@ -109,6 +142,7 @@ class Tally:
     started_from: Origin | None = None
     decoded: Callable[[Any, Any], Any] | None = None
     titles: Mapping[str, str] = field(default_factory=dict)  # see `Roster.titles`
+    notes_directions: bool = False  # whether `sketches` are made
 
     losses: list[tuple[int, float]] = field(default_factory=list)  # (n_m, loss) used
     failures: dict[str, str] = field(default_factory=dict)  # why, of those not used
@@ -116,6 +150,7 @@ class Tally:
     shapes: Shapes = field(default_factory=dict)  # by path, of the first that was used
     bytes_down: int = 0  # of the tensors of all payloads
     bytes_up: int = 0  # of all used updates
+    sketches: dict[str, Sketch] = field(default_factory=dict)  # of all finite updates
     _sent: dict[str, _Sent] = field(default_factory=dict)
     _sent_shapes: Shapes = field(default_factory=dict)
     _latest: _Sent = _NOTHING
@@ -141,6 +176,14 @@ class Tally:
         """Take note of why a client's update is not."""
         self.failures[self.titles.get(client, client)] = printable(reason)
 
+    def note_direction(
+        self, client: str, arrived: Mapping[str, Tensor], origin: Mapping[str, Tensor]
+    ) -> None:
+        """Take note of where an update moves what its client was sent."""
+        own = sketch(arrived, origin) if self.notes_directions else None
+        if own is not None:
+            self.sketches[client] = own
+
     def gains(self) -> dict[str, float]:
         """Return the statistical utility of each client that was used."""
         used = zip(self.used, self.losses, strict=True)
@@ -157,6 +200,11 @@ class Tally:
             return self.shapes
         known = self._sent_shapes | sent
         return {name: known.get(name, shapes[name]) for name in shapes}
+
+    @property
+    def num_diverged(self) -> int:
+        """Clients that failed since their training diverged, as far as anybody says."""
+        return sum(DIVERGED in reason for reason in self.failures.values())
 
     @property
     def train_loss(self) -> float:
@@ -225,28 +273,28 @@ def _compared(
     if not math.isfinite(moved):
         for name, tensor in arrived.items():
             if not is_finite(tensor):
-                return (
-                    f"{name} is not finite: training diverged, lower the learning rate"
-                )
+                return f"{name} is not finite: {DIVERGED}, lower the learning rate"
+    tally.note_direction(client, arrived, origin)
     most = tally.max_norm_ratio * (sent.norm() + 1)
     if not moved <= most:
         return (
             f"the update moved by a norm of {moved:.3g}, more than {most:.3g}, "
-            "run.max_update_norm_ratio times that of what was sent: training diverged, "
-            "or the client sends nonsense"
+            f"run.max_update_norm_ratio times that of what was sent: {DIVERGED}, or "
+            "the client sends nonsense"
         )
     tally.shapes.update(shapes)
     # Data that has grown since the run began counts in the next one: no client can
     # weigh more than it said then.
     if update.num_examples > tally.num_train[client]:
         update = replace(update, num_examples=tally.num_train[client])
-    return Measured(client, update, changes, size)
+    return Measured(client, update, changes, size, sent.payload)
 
 
 log = logging.getLogger(__name__)
 # Clients that failed in a round and are named in its record, with the reason.
 MOST_NAMED = 100
 MOST_QUOTED = 5  # the same where they end the run
+_FULL_LENGTH_UP_TO = 1.5  # times the median weight, see `_leeway`
 
 
 _FAILED = "round %d: client %s failed: %s"
@@ -256,6 +304,7 @@ class _RoundOutcome(NamedTuple):
     state: Any
     history: History
     tally: Tally
+    clipped: Mapping[str, float]  # see `Screening.clipped`
     explosion: str  # the sign that the training explodes, empty without
 
 
@@ -269,14 +318,18 @@ class RoundLoop:
         roster: Roster,
         checkpoints: CheckpointFolder,
         on_round: Callable[[RoundRecord], None],
+        on_return: Callable[[int], None] = lambda _: None,  # to after a round
     ) -> None:
+        self.assembly = assembly
         self.method, self.key = assembly.method, assembly.key
         self.training, self.run = assembly.experiment.training, assembly.experiment.run
         self.federation, self.checkpoints = federation, checkpoints
         self.clients, self.claimed = roster.trainable(), roster.claimed()
         self.roster, self.titles = roster, roster.titles()
-        self.on_round = on_round
+        self.on_round, self.on_return = on_round, on_return
         self._warned_of: set[str] = set()
+        self._warned_of_clipping: set[str] = set()
+        self._history = History()
         self.schedule: Schedule = Rounds(
             sorted(self.clients), self.training.participation, Uniform(self.key)
         )
@@ -290,6 +343,64 @@ class RoundLoop:
             return writer.latest() or start
 
     def _train(self, start: Checkpoint, writer: CheckpointWriter) -> None:
+        good = start
+        while True:
+            try:
+                self._make_rounds(good, writer)
+            except ExplodedError as error:
+                found = self._suspects()
+                if not found:
+                    raise
+                good = self._gone_back(error, found, writer)
+            else:
+                return
+
+    def _suspects(self) -> Mapping[str, float]:
+        """Return the clients without whom an exploded training is made again."""
+        # Other schedules have clients at work while a step is made.
+        if self.federation.trusts_clients or not isinstance(self.schedule, Rounds):
+            return {}
+        history = self._history
+        return suspects(history.agreements, history.left_out, len(self.clients))
+
+    def _gone_back(
+        self,
+        error: ExplodedError,
+        found: Mapping[str, float],
+        writer: CheckpointWriter,
+    ) -> Checkpoint:
+        """Go back to before a training exploded, and leave clients out from there on.
+
+        The model after the last round without a sign is the one that the clients found
+        exploded when they trained it, and it may have become worse for many rounds. So
+        it is the newest checkpoint from which such a round began as was still good.
+        """
+        writer.latest()
+        before = error.last_good
+        if self._history.good_round is not None:
+            before = min(before, self._history.good_round)
+        good = self.checkpoints.load_before(before, self.method.state_type)
+        good = good or untrained(self.assembly, self.roster)
+        after = {"after_round": good.server_round}
+        left_out = {
+            **self._history.left_out,
+            **{name: {**after, "cosine": cosine} for name, cosine in found.items()},
+        }
+        good = replace(good, history=replace(good.history, left_out=left_out))
+        for client, cosine in found.items():
+            log.warning(
+                "%s. Going back to round %d; client %s is left out from there on: its "
+                "updates opposed those of the others (mean cosine %.2f in the last "
+                "rounds). Look at it, remove it or resume with --from-round",
+                *(error.what, good.server_round),
+                *(self.titles.get(client, client), cosine),
+            )
+        self.checkpoints.forget_after(good.server_round)
+        self.on_return(good.server_round)
+        writer.save(good.server_round, good.state, good.history, good.earlier)
+        return good
+
+    def _make_rounds(self, start: Checkpoint, writer: CheckpointWriter) -> None:
         state, history = start.state, start.history
         self._models = {one.server_round: one for one in start.earlier}
         self.schedule = self._schedule(start)
@@ -301,34 +412,16 @@ class RoundLoop:
             self.schedule.learn(history.gains)
             cohort = self.schedule.cohort(server_round)
             made = self._one_of_several_attempts(history, server_round, cohort)
-            state, history, tally = made.state, made.history, made.tally
+            state, history = made.state, made.history
+            self._history = history
             needed = self.schedule.needed_after(server_round)
             self._models = {one: self._models[one] for one in needed}
-            figures: dict[str, Any] = {
-                "server_round": server_round,
-                "num_clients": len(tally.used),
-                "num_failed": len(tally.failures),
-                "train_loss": tally.train_loss,
-                "bytes_down": tally.bytes_down,
-                "bytes_up": tally.bytes_up,
-                "learning_rate": self.training.learning_rate_at(server_round),
-            }
-            figures |= _on_time(cohort, server_round)
-            if cohort.replies is not None:
-                figures["participants"] = {
-                    self.titles.get(client, client): server_round
-                    - 1
-                    - cohort.versions[client]
-                    for client in sorted(tally.used)
-                }
+            figures = self._figures(server_round, cohort, made)
             last = server_round == self.method.num_rounds
             if _is_due(server_round, self.run.validate_every):
                 at_present = Checkpoint(server_round, state, "", history)
                 figures.update(self.validate(at_present))
             figures["seconds"] = time.monotonic() - began
-            if tally.failures:
-                named = itertools.islice(tally.failures.items(), MOST_NAMED)
-                figures["failures"] = dict(named)
             # Before the checkpoint: a resumed run drops figures that are too many, and
             # could not make up for any that are missing.
             self.on_round(figures)
@@ -342,6 +435,36 @@ class RoundLoop:
                 # Of the last round too: more may follow in another run.
                 earlier = tuple(self._models.values())
                 writer.save(server_round, state, history, earlier)
+
+    def _figures(
+        self, server_round: int, cohort: Cohort, made: _RoundOutcome
+    ) -> dict[str, Any]:
+        """Return the figures of a round that are known before any validation."""
+        tally, titles = made.tally, self.titles
+        figures: dict[str, Any] = {
+            "server_round": server_round,
+            "num_clients": len(tally.used),
+            "num_failed": len(tally.failures),
+            "train_loss": tally.train_loss,
+            "bytes_down": tally.bytes_down,
+            "bytes_up": tally.bytes_up,
+            "learning_rate": self.training.learning_rate_at(server_round),
+            **_on_time(cohort, server_round),
+        }
+        if cohort.replies is not None:
+            figures["participants"] = {
+                titles.get(client, client): server_round - 1 - cohort.versions[client]
+                for client in sorted(tally.used)
+            }
+        if made.clipped:
+            clipped = itertools.islice(made.clipped.items(), MOST_NAMED)
+            figures["clipped"] = {titles.get(one, one): times for one, times in clipped}
+        if left_out := sorted(made.history.left_out):
+            figures["left_out"] = [titles.get(client, client) for client in left_out]
+        if tally.failures:
+            named = itertools.islice(tally.failures.items(), MOST_NAMED)
+            figures["failures"] = dict(named)
+        return figures
 
     def _one_of_several_attempts(
         self, history: History, server_round: int, cohort: Cohort
@@ -381,7 +504,10 @@ class RoundLoop:
         num_spare: float,
     ) -> _RoundOutcome:
         counts = {name: self.clients[name] for name in versions}
-        weights = capped(counts, self.claimed, self.run.federation.max_share)
+        limits = self.run.federation
+        weights = capped(
+            counts, self.claimed, limits.max_share, limits.max_weight_ratio
+        )
         self._warn_of_large_counts(counts, weights)
         tally = Tally(
             weights,
@@ -390,13 +516,15 @@ class RoundLoop:
             self.method.started_from,
             self.method.decoded,
             self.titles,
+            notes_directions=not self.federation.trusts_clients,
         )
         screening = Screening(
             self.run.max_update_median_ratio,
             history.norms,
             self.training.learning_rate_at(server_round),
-            _leeway(counts, self.claimed),
+            _leeway(counts, weights, self.claimed),
             self.checkpoints.waiting,
+            self._clipping(),
         )
         requests = self._requests(history, server_round, versions, tally)
         step = Step(Purpose.TRAIN, server_round, self.checkpoints.ways_back())
@@ -414,7 +542,8 @@ class RoundLoop:
             for client, reason in tally.failures.items():
                 log.warning(_FAILED, server_round, client, reason)
         if len(tally.failures) > num_spare:
-            raise _too_many_failures(server_round, tally)
+            raise self._failed(server_round, tally, num_spare)
+        self._warn_of_clipping(screening.clipped)
         loss = median_loss(loss for _, loss in tally.losses)
         explosion = sign_of_explosion(loss, history.lowest_loss, screening)
         history = history.after(
@@ -422,21 +551,51 @@ class RoundLoop:
         )
         if isinstance(self.training.selection, UtilitySelection):
             history = replace(history, gains=[*history.gains, tally.gains()])
-        return _RoundOutcome(canonical(new_state), history, tally, explosion)
+        if tally.notes_directions:
+            found = [*history.agreements, agreements(tally.sketches)]
+            history = replace(history, agreements=found[-ROUNDS_COMPARED:])
+        return _RoundOutcome(
+            canonical(new_state), history, tally, screening.clipped, explosion
+        )
+
+    def _clipping(self) -> Clipping | None:
+        most = self.run.federation.clip_median_ratio
+        if self.federation.trusts_clients or most is None:
+            return None
+        return Clipping(most, functools.partial(origins, self.method))
+
+    def _warn_of_clipping(self, clipped: Mapping[str, float]) -> None:
+        for client, times in clipped.items():
+            if client not in self._warned_of_clipping:
+                self._warned_of_clipping.add(client)
+                log.warning(
+                    "client %s moves the model %.3g times as far as it may: its update "
+                    "is shortened, in this round and others that rounds.jsonl names. "
+                    "run.federation.clip_median_ratio is how far, in multiples of the "
+                    "median client",
+                    *(self.titles.get(client, client), times),
+                )
 
     def _warn_of_large_counts(
         self, counts: Mapping[str, int], weights: Mapping[str, int]
     ) -> None:
+        limits = self.run.federation
         for client, weight in weights.items():
             if weight < counts[client] and client not in self._warned_of:
                 self._warned_of.add(client)
                 log.warning(
                     "client %s says that it trains on %d examples, and counts as %d: "
-                    "what it says gives it %g of a round at most, "
+                    "by what it says it weighs %g times the median client of a round "
+                    "at most, run.federation.max_weight_ratio, and is %g of the round, "
                     "run.federation.max_share. If it is true, fix it in a file "
                     "%s.num_train beside its key",
-                    *(client, counts[client], weight),
-                    *(self.run.federation.max_share, client),
+                    *(
+                        client,
+                        counts[client],
+                        weight,
+                        limits.max_weight_ratio or math.inf,
+                    ),
+                    *(limits.max_share, client),
                 )
 
     def _aggregated(
@@ -448,14 +607,23 @@ class RoundLoop:
     ) -> Any:
         first = next(updates, None)
         if first is None:
-            raise _too_many_failures(server_round, tally)
+            raise self._failed(server_round, tally, 0)
         try:
             return self.method.aggregate(state, itertools.chain([first], updates))
         except RunError as error:
             if not tally.failures:
                 raise
             # A method that compares clients cannot do without those that failed.
-            raise _too_many_failures(server_round, tally) from error
+            raise self._failed(server_round, tally, 0) from error
+
+    def _failed(self, server_round: int, tally: Tally, num_spare: float) -> RunError:
+        """Return the error of a round in which too many clients failed."""
+        error = _too_many_failures(server_round, tally)
+        is_explosion = tally.num_diverged > num_spare and self.run.exploding_rounds
+        if self.federation.trusts_clients or not is_explosion:
+            return error
+        # To make it again would end in the same way: the model is to blame.
+        return exploded(server_round, str(error), server_round - 1)
 
     def _present(
         self,
@@ -502,7 +670,9 @@ class RoundLoop:
 
     def _schedule(self, start: Checkpoint) -> Schedule:
         """Return who takes part when, from the step after ``start`` on."""
-        training, sizes = self.training, self.clients
+        training = self.training
+        left_out = start.history.left_out
+        sizes = {one: self.clients[one] for one in self.clients if one not in left_out}
         if not is_timed_by_clients(training):
             return schedule_of(training, sizes, self.method, self.key)
         if start.history.trained_in is not None:
@@ -524,9 +694,12 @@ class RoundLoop:
         """Return the accuracies on the seen clients' validation splits."""
         server_round, state = trained.server_round, trained.state
         key = self.key.child("broadcast", server_round)
-        busy, num_validation = self.schedule.busy(), self.roster.num_validation()
+        passed_over = {*self.schedule.busy(), *trained.history.left_out}
+        num_validation = self.roster.num_validation()
         free = {
-            name: count for name, count in num_validation.items() if name not in busy
+            name: count
+            for name, count in num_validation.items()
+            if name not in passed_over
         }
         if self.run.validate_personal:
             of_all = self.roster.sizes()
@@ -563,14 +736,35 @@ class RoundLoop:
         return figures
 
 
-def _leeway(counts: Mapping[str, int], claimed: Collection[str]) -> dict[str, float]:
-    """Return how much farther each client may move, of whose data the size is known."""
-    # With more data it makes more steps, each in a direction of its own.
+def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
+    """Return what the first round starts from."""
+    clients = roster.trainable()
+    if not clients:
+        raise RunError(
+            "no seen client has training data; expected at least one. Take a larger "
+            "partition.alpha, fewer clients or a smaller partition.unseen_fraction"
+        )
+    state = canonical(assembly.method.init(list(clients), assembly.key.child("init")))
+    keeps_state = assembly.method.client_state_type is not NoState
+    history = History(trained_in={} if keeps_state else None)
+    return Checkpoint(0, state, fingerprint(state), history)
+
+
+def _leeway(
+    counts: Mapping[str, int], weights: Mapping[str, int], claimed: Collection[str]
+) -> dict[str, float]:
+    """Return how much farther than others each client may move.
+
+    One of whose data the size is known makes more steps with more of it, each in a
+    direction of its own. One that says it itself may not have both, more weight and
+    as long an update: in a mean the two multiply.
+    """
     usual = statistics.median_low(counts.values())
     return {
-        name: math.sqrt(max(1.0, count / usual))
+        name: min(1.0, _FULL_LENGTH_UP_TO * usual / weights[name])
+        if name in claimed
+        else math.sqrt(max(1.0, count / usual))
         for name, count in counts.items()
-        if name not in claimed
     }
 
 

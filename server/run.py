@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from knnper.data.site_data import SITES
-from knnper.errors import RunError
 from knnper.experiment import is_timed_by_clients, results_identity, to_document
 from knnper.own import explained
 from knnper.predictions import Predictions
-from knnper.records import canonical, fingerprint
 from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation
 from knnper.server.observer import Observer, RoundRecord
@@ -21,7 +19,7 @@ from knnper.server.results import (
     summarise_groups,
     training_summary,
 )
-from knnper.server.rounds import RoundLoop
+from knnper.server.rounds import RoundLoop, untrained
 from knnper.server.run_folder import (
     Checkpoint,
     CheckpointFolder,
@@ -33,7 +31,6 @@ from knnper.server.run_folder import (
 )
 from knnper.server.schedule import participation_of, schedule_of
 from knnper.strategies.catalogue import Assembly, own_title
-from knnper.strategies.core.records import NoState
 
 
 @contextlib.contextmanager
@@ -48,7 +45,7 @@ def scalar_writer(
 
     def write(record: RoundRecord) -> None:
         for name, value in record.items():
-            if name not in ("server_round", "failures", "participants"):
+            if isinstance(value, int | float) and name != "server_round":
                 writer.add_scalar(name, value, record["server_round"])
 
     try:
@@ -92,7 +89,8 @@ class Conductor:
                 self.observer.round_finished(record)
 
             return RoundLoop(
-                self.assembly, self.federation, roster, checkpoints, on_round
+                *(self.assembly, self.federation, roster, checkpoints),
+                *(on_round, self.folder.drop_rounds_after),
             ).train(start)
 
     @explained()
@@ -120,6 +118,7 @@ class Conductor:
                 **training_summary(self.folder.rounds(), results),
                 "personalization_seconds": time.monotonic() - began + seconds,
                 "state_sha256": trained.fingerprint,
+                **_left_out(trained.history, titles),
             },
             "model_distribution": {
                 "num_clients": len(served),
@@ -207,15 +206,12 @@ class Conductor:
                 self.observer.client_personalized()
 
 
-def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
-    """Return what the first round starts from."""
-    clients = roster.trainable()
-    if not clients:
-        raise RunError(
-            "no seen client has training data; expected at least one. Take a larger "
-            "partition.alpha, fewer clients or a smaller partition.unseen_fraction"
-        )
-    state = canonical(assembly.method.init(list(clients), assembly.key.child("init")))
-    keeps_state = assembly.method.client_state_type is not NoState
-    history = History(trained_in={} if keeps_state else None)
-    return Checkpoint(0, state, fingerprint(state), history)
+def _left_out(
+    history: History, titles: Mapping[str, str]
+) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """Return what results say of clients that were left out of the training."""
+    clients = [
+        {"client": titles.get(name, name), **told}
+        for name, told in sorted(history.left_out.items())
+    ]
+    return {"left_out": clients} if clients else {}

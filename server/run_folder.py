@@ -55,7 +55,7 @@ from knnper.files import (
 from knnper.records import Parts, canonical, fingerprint, put_together, take_apart
 from knnper.server.result_files import results_problem, round_problem
 from knnper.server.results import with_present_names, write_clients_csv
-from knnper.server.screening import Norms
+from knnper.server.screening import Norms, is_near_lowest
 from knnper.server.traces import digests
 from knnper.strategies.core.task import ClientResult
 
@@ -85,6 +85,13 @@ class History:
     trained_in: Mapping[str, int] | None = None
     # By client, of each round from the first; none where clients are drawn uniformly.
     gains: Sequence[Mapping[str, float]] = field(default_factory=list)
+    # Of the last rounds over real clients: see `knnper.server.suspects.agreements`.
+    agreements: Sequence[Mapping[str, float]] = field(default_factory=list)
+    # Clients without whom an exploded training was made again: after which round they
+    # are left out, and their mean cosine with the others.
+    left_out: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # The last round that began with about as good a model as any; None is not known.
+    good_round: int | None = None
 
     def after(
         self,
@@ -95,11 +102,19 @@ class History:
     ) -> "History":
         """Return what is known after one more round."""
         lowest, trained_in = self.lowest_loss, self.trained_in
+        good_round = self.good_round
         if loss is not None:
             lowest = loss if lowest is None else min(loss, lowest)
+            good_round = server_round if is_near_lowest(loss, lowest) else good_round
         if trained_in is not None:
             trained_in = _updated(trained_in, dict.fromkeys(used, server_round))
-        return History(norms, lowest, trained_in, self.gains)
+        return replace(
+            self,
+            norms=norms,
+            lowest_loss=lowest,
+            good_round=good_round,
+            trained_in=trained_in,
+        )
 
     def state_rounds(self, clients: Sequence[str], last_round: int) -> tuple[int, ...]:
         """Return after which round each client goes on; 0 is from the start."""
@@ -134,8 +149,12 @@ def _plain_history(history: History) -> dict[str, Any]:
     return {
         "norms": norms,
         "lowest_loss": history.lowest_loss,
+        "good_round": history.good_round,
         "trained_in": trained_in,
         _NUM_GAINS: len(history.gains),
+        # Of runs over real clients alone.
+        **({"agreements": history.agreements} if history.agreements else {}),
+        **({"left_out": history.left_out} if history.left_out else {}),
     }
 
 
@@ -286,17 +305,37 @@ class CheckpointFolder:
     def load_latest(self, state_type: type) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; None if there is none."""
         rounds = self.rounds()
+        if (latest := self._newest_whole(rounds, state_type)) is not None:
+            return latest
+        if rounds:
+            raise CheckpointError(
+                f"none of the checkpoints in {self._folder} can be read; start the "
+                "experiment again in another folder"
+            )
+        return None
+
+    def load_before(self, server_round: int, state_type: type) -> Checkpoint | None:
+        """Return the newest whole checkpoint of an earlier round; None without one."""
+        earlier = [one for one in self.rounds() if one < server_round]
+        return self._newest_whole(earlier, state_type)
+
+    def forget_after(self, server_round: int) -> None:
+        """Remove the checkpoints of later rounds: they are about to be made again."""
+        # The newest first: what is left at any time is a run to resume.
+        for later in reversed(self.rounds()):
+            if later > server_round:
+                shutil.rmtree(self._path(later))
+        self._written, self._num_gains = {}, None
+
+    def _newest_whole(
+        self, rounds: Sequence[int], state_type: type
+    ) -> Checkpoint | None:
         for server_round in reversed(rounds):
             try:
                 return self._load(server_round, state_type)
             except _DAMAGE as error:
                 path = self._path(server_round)
                 log.warning("the checkpoint %s is damaged: %s", path, error)
-        if rounds:
-            raise CheckpointError(
-                f"none of the checkpoints in {self._folder} can be read; start the "
-                "experiment again in another folder"
-            )
         return None
 
     def rounds(self) -> list[int]:

@@ -13,6 +13,11 @@ less than half of the round's updates are bad. Updates are passed on in the orde
 which they come. One that is no more than the rounds before account for is passed on at
 once; any other waits, and all behind it, until enough norms are known. Those that wait
 are kept on disk once they take much memory.
+
+Over real clients an update that is taken may move the model no farther than `Clipping`
+says: a longer one is shortened, so that one client among many has no more than a few
+times the pull of another, whatever it sends. That limit has no regard to the largest
+median so far, which would be the stronger the closer the others are to the end.
 """
 
 import bisect
@@ -29,9 +34,11 @@ import numpy as np
 from torch import Tensor
 
 from knnper.errors import RunError
-from knnper.records import tensors_of
+from knnper.records import Parts, put_together, take_apart, tensors_of
 from knnper.transport.messages import Files, Packed, pack, unpack
 
+# Also in the reasons that clients give, see `strategies.core.records`.
+DIVERGED = "training diverged"
 # Rounds before the present one whose updates a new one is compared with.
 ROUNDS_COMPARED = 5
 # Of updates that wait in memory; more of them wait on disk.
@@ -66,6 +73,7 @@ class Measured:
     update: Any  # the method's record
     changes: Mapping[str, Change]  # by the name of the record's field
     num_bytes: int  # of the tensors that were sent
+    payload: Any = None  # what the client was sent
 
 
 @dataclass(frozen=True)
@@ -126,18 +134,56 @@ def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
     return math.sqrt(total)
 
 
+@dataclass(frozen=True)
+class Clipping:
+    """How far an update may move what its client was sent; a longer one is shortened.
+
+    Attributes
+    ----------
+    most
+        Times the median of the round, or of the last rounds if that is larger.
+    origin
+        ``(payload, update) -> {path: tensor}``: what the update's tensors started from.
+    """
+
+    most: float
+    origin: Callable[[Any, Any], Mapping[str, Tensor]]
+
+    def shortened(self, measured: Measured, factors: Mapping[str, float]) -> Measured:
+        """Return an update with the changes of some fields multiplied by a factor."""
+        parts = take_apart(measured.update)
+        origin, tensors = self.origin(measured.payload, measured.update), {}
+        for path, tensor in parts.tensors.items():
+            factor, start = factors.get(path.partition("/")[0]), origin.get(path)
+            if factor is None or start is None or start.shape != tensor.shape:
+                tensors[path] = tensor
+            else:
+                tensors[path] = start + factor * (tensor - start)
+        update = put_together(type(measured.update), Parts(tensors, parts.structure))
+        return replace(measured, update=update)
+
+
 class Screening:
-    """Passes the updates of one round on, but for those that are unlike the others."""
+    """Passes the updates of one round on, but for those that are unlike the others.
+
+    Attributes
+    ----------
+    clipped
+        By client how many times as far as it may it moved a field, of those whose
+        update was shortened.
+    """
 
     def __init__(
         self,
         most: float | None,  # times the median that a norm may be; None for any
         past: Mapping[str, Norms],  # what earlier rounds tell, by field
         rate: float,  # this round's learning rate, in whatever unit
-        leeway: Mapping[str, float],  # what `most` is multiplied with, by client
+        leeway: Mapping[str, float],  # what both limits are multiplied with, by client
         folder: Path,  # for updates that wait on disk; it is made, and removed
+        clipping: Clipping | None = None,
     ) -> None:
-        self._most = most
+        self.clipped: dict[str, float] = {}
+        self._most, self._clipping = most, clipping
         self._leeway = leeway
         self._past, self._rate = past, rate
         self._known = {
@@ -196,7 +242,10 @@ class Screening:
         # zeros and with nothing but infinities to come.
         while (first := self._waiting.first()) is not None:
             objection = self._objection(first, 0, missing)
-            if objection is None and self._objection(first, missing, 0) is not None:
+            if objection is None and (
+                self._objection(first, missing, 0) is not None
+                or (missing and self._excesses(first, missing))
+            ):
                 return
             update = self._waiting.pop()
             if objection is not None:
@@ -204,7 +253,35 @@ class Screening:
                 continue
             for name, change in update.changes.items():
                 self._accepted.setdefault(name, []).append(change)
-            yield update
+            yield self._clip(update)
+
+    def _clip(self, update: Measured) -> Measured:
+        excesses = self._excesses(update, 0)
+        if self._clipping is None or not excesses:
+            return update
+        self.clipped[update.client] = max(excesses.values())
+        factors = {name: 1 / excess for name, excess in excesses.items()}
+        return self._clipping.shortened(update, factors)
+
+    def _excesses(self, update: Measured, zeros: int) -> dict[str, float]:
+        """Return how many times as far as it may an update moved each of its fields.
+
+        Of those alone that it moved too far, if so many that move nothing are to come.
+        """
+        if self._clipping is None:
+            return {}
+        most = self._clipping.most * self._leeway.get(update.client, 1.0)
+        excesses: dict[str, float] = {}
+        for name, change in update.changes.items():
+            usual = self._past.get(name, Norms()).usual()
+            limit = most * max(self._median(name, zeros, 0), self._rate * usual)
+            # What nobody was sent, such as a loss, has no place to be moved from. Where
+            # most clients move nothing, there is no usual length.
+            if not change.sent or (limit == 0 and not zeros):
+                continue
+            if change.norm > limit:
+                excesses[name] = change.norm / limit if limit else math.inf
+        return excesses
 
     def _objection(self, update: Measured, zeros: int, endless: int) -> str | None:
         """Return why an update is unlike the others, with so many more to come."""
@@ -227,8 +304,8 @@ class Screening:
                 return (
                     f"{name} moved by a norm of {change.norm:.3g}, more than "
                     f"{limit:.3g}, which follows from run.max_update_median_ratio and "
-                    "the medians of this round and those before: training diverged, or "
-                    "the client sends nonsense"
+                    f"the medians of this round and those before: {DIVERGED}, or the "
+                    "client sends nonsense"
                 )
         return None
 
@@ -284,10 +361,22 @@ def num_bytes(record: object) -> int:
 LARGEST_LOSS = 1e100  # A loss beyond it counts as infinite; in a mean it might overflow
 _TIMES_THE_LOWEST = 20.0
 _TIMES_ITS_LENGTH = 2.0
+_OF_A_GOOD_MODEL = 0.5  # as `_TIMES_THE_LOWEST`
 
 
 class ExplodedError(RunError):
-    """A training exploded."""
+    """A training exploded.
+
+    Attributes
+    ----------
+    what
+        In which rounds, and what tells it.
+    last_good
+        The round before the first of them.
+    """
+
+    what: str
+    last_good: int
 
 
 def exploded(server_round: int, sign: str, last_good: int) -> ExplodedError:
@@ -295,12 +384,14 @@ def exploded(server_round: int, sign: str, last_good: int) -> ExplodedError:
     since = last_good + 1
     several = f"rounds {since} to {server_round}"
     when = several if since < server_round else f"round {since}"
-    return ExplodedError(
-        f"the training has exploded in {when}: {sign}. The last good round is "
-        f"{last_good}. Lower training.learning_rate in a run of its own, or look for a "
-        "client that spoils it; run.exploding_rounds is after how many such rounds a "
-        "run ends, and 0 for never"
+    what = f"the training has exploded in {when}: {sign}"
+    error = ExplodedError(
+        f"{what}. The last good round is {last_good}. Lower training.learning_rate in "
+        "a run of its own, or look for a client that spoils it; run.exploding_rounds "
+        "is after how many such rounds a run ends, and 0 for never"
     )
+    error.what, error.last_good = what, last_good
+    return error
 
 
 def median_loss(losses: Iterable[float]) -> float | None:
@@ -312,6 +403,11 @@ def median_loss(losses: Iterable[float]) -> float | None:
         if not math.isnan(loss)
     ]
     return statistics.median_low(known) if known else None
+
+
+def is_near_lowest(loss: float, lowest: float) -> bool:
+    """Return whether a model with this median loss is about as good as the best one."""
+    return loss <= lowest + _OF_A_GOOD_MODEL * max(abs(lowest), 1.0)
 
 
 def sign_of_explosion(

@@ -185,6 +185,7 @@ class SiteFederation(Federation):
     settings: FederationSettings
     stop: threading.Event = field(default_factory=threading.Event)
     may_be_away: bool = True
+    trusts_clients: bool = False
     _missing_since: dict[str, float] = field(default_factory=dict)
     _could_not_begin: list[Reply] = field(default_factory=list)
 

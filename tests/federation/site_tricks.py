@@ -33,6 +33,7 @@ HOLD, KILL, HANG = "hold", "kill", "hang"
 NAN, INFINITE, SHAPE, NORM, NOTHING = "nan", "infinite", "shape", "norm", "nothing"
 LEAK, KEEP_MODELS, TAMPER = "leak", "keep models", "tamper"
 SCALED, BOAST, RUDE = "scaled", "boast", "rude"
+FLIPPED = {"flipped": 1.0, "flipped x10": 10.0, "flipped x100": 100.0}
 BOASTED = 2**53
 RUDENESS = "x\n2026-01-01 ERROR server: all is lost\x1b[2J[red]<script>" + "y" * 10**5
 _HANG_S = 600.0
@@ -135,6 +136,9 @@ class _Player(SiteWorker):
         if deed == SCALED:
             moved = update.weights - payload.weights
             update = dataclasses.replace(update, weights=payload.weights + 900 * moved)
+        if deed in FLIPPED:
+            moved = FLIPPED[deed] * (update.weights - payload.weights)
+            update = dataclasses.replace(update, weights=payload.weights - moved)
         return SPOILING.get(deed, lambda one: one)(update)
 
     def personalize(

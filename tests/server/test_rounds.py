@@ -1,6 +1,6 @@
 """The round loop against a federation of functions."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knnper.errors import RunError
-from knnper.experiment import RunSettings, TrainingSettings
+from knnper.experiment import FederationSettings, RunSettings, TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, Reply, Request, Step
@@ -135,11 +135,13 @@ def train(
     round_attempts: int = 1,
     update_problem: UpdateProblem | None = None,
     claimed: Sequence[str] = (),
+    trusts_clients: bool = True,
     **run: Any,
 ) -> tuple[Checkpoint, list[RoundRecord], Functions]:
     records: list[RoundRecord] = []
     federation = Functions(answer)
     federation.round_attempts = round_attempts
+    federation.trusts_clients = trusts_clients
     checkpoints = CheckpointFolder(folder, "test")
     members = [
         Member(name, True, size, size, 0, is_claim=name in claimed)
@@ -152,7 +154,13 @@ def train(
         method=made, key=RandomKey(0), experiment=experiment
     )
     roster = Roster.of(members, "")
-    loop = RoundLoop(assembly, federation, roster, checkpoints, records.append)
+
+    def forget_after(server_round: int) -> None:
+        records[:] = [one for one in records if one["server_round"] <= server_round]
+
+    loop = RoundLoop(
+        assembly, federation, roster, checkpoints, records.append, forget_after
+    )
     untrained = ModelState(torch.zeros(2))
     start = checkpoints.load_latest(ModelState)
     start = start or Checkpoint(0, untrained, fingerprint(untrained))
@@ -358,11 +366,184 @@ def test_a_claim_gives_nobody_more_than_half_of_a_round(
             (client,), ModelUpdate(payload.weights + moved, SIZES[client], 0.5)
         )
 
-    trained, _, _ = train(tmp_path, answer, claimed=claimed, num_rounds=2)
+    # Of the two limits on a claim, the one that is part of the round.
+    limits = FederationSettings(max_weight_ratio=None)
+    trained, _, _ = train(
+        tmp_path, answer, claimed=claimed, num_rounds=2, federation=limits
+    )
     share = weights["b"] / sum(weights.values())
     assert trained.state.weights.tolist() == pytest.approx([2 * share] * 2)
     warned = [one for one in caplog.messages if "run.federation.max_share" in one]
     assert len(warned) == bool(claimed), "once, not in each round"
+
+
+@pytest.mark.parametrize(
+    ("claimed", "weight"),
+    # Each of the two weighs twice the median of 1000, 1000, 1000, 2000 and 2**53; what
+    # the operator fixed is taken as it is.
+    [("abcde", 2000), ("acde", 2**53), ("", 2**53)],
+)
+def test_two_clients_do_not_take_a_round_by_what_they_claim(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    claimed: str,
+    weight: int,
+) -> None:
+    sizes = {"a": 1000, "b": 2**53, "c": 1000, "d": 2**53, "e": 1000}
+    for client, size in sizes.items():
+        monkeypatch.setitem(SIZES, client, size)
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        moved = {"b": 1.0, "d": 0.0}.get(client, 0.0)
+        return Reply((client,), ModelUpdate(payload.weights + moved, 2**53, 0.5))
+
+    trained, _, _ = train(tmp_path, answer, claimed=claimed, num_rounds=1)
+    weights = {**sizes, "b": weight, "d": 2000 if "d" in claimed else 2**53}
+    share = weights["b"] / sum(weights.values())
+    assert trained.state.weights.tolist() == pytest.approx([share] * 2)
+    cut = [one for one in "bd" if f"client {one} says that it trains" in caplog.text]
+    assert cut == [one for one in "bd" if one in claimed]
+    if claimed == "abcde":
+        assert 2 * share == pytest.approx(4 / 7), "of both together, not all of it"
+
+
+GOALS = {"a": (3.2, 1.0), "b": (2.8, 1.1), "c": (3.0, 0.7), "d": (3.1, 1.2)}
+GOALS["e"] = (2.9, 1.0)
+
+
+def going_half_way(flipped: Mapping[str, float], until: int = 10**9) -> Answer:
+    """Answer with weights half-way to a client's goal, or so many times away from it.
+
+    The loss is half the squared distance to the goal. ``until``: The last round that is
+    answered.
+    """
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if server_round > until:
+            raise KeyboardInterrupt
+        gap = torch.tensor(GOALS[client]) - payload.weights
+        moved = 0.5 * gap * -flipped.get(client, -1.0)
+        loss = float(0.5 * gap @ gap)
+        return Reply((client,), ModelUpdate(payload.weights + moved, 10, loss))
+
+    return answer
+
+
+@pytest.fixture
+def five_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    for client in GOALS:
+        monkeypatch.setitem(SIZES, client, 100)
+
+
+def distance(trained: Checkpoint) -> float:
+    """Return how far the model is from the mean of all goals, (3, 1)."""
+    return float((trained.state.weights - torch.tensor([3.0, 1.0])).norm())
+
+
+NOT_CLIPPED = FederationSettings(clip_median_ratio=None)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+@pytest.mark.usefixtures("five_clients")
+def test_flipped_updates_of_one_client_do_not_explode_the_training(
+    tmp_path: Path, scale: float
+) -> None:
+    answer = going_half_way({"b": scale})
+    trained, records, _ = train(tmp_path, answer, 20, trusts_clients=False)
+    assert distance(trained) < 0.6
+    assert [one["server_round"] for one in records] == list(range(1, 21))
+    clipped = [one for one in records if "b" in one.get("clipped", {})]
+    failed = [one for one in records if "b" in one.get("failures", {})]
+    assert bool(clipped) == (scale > 1)
+    assert bool(failed) == (scale > 10)
+
+
+@pytest.mark.usefixtures("five_clients")
+def test_virtual_clients_are_not_clipped(tmp_path: Path) -> None:
+    with pytest.raises(ExplodedError, match="the training has exploded in rounds"):
+        train(tmp_path, going_half_way({"b": 10.0}), 20)
+
+
+@pytest.mark.parametrize("scale", [5.0, 10.0, 30.0])
+@pytest.mark.usefixtures("five_clients")
+def test_exploded_training_is_made_again_without_the_suspect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, scale: float
+) -> None:
+    answer = going_half_way({"b": scale})
+    trained, records, _ = train(
+        tmp_path, answer, 20, trusts_clients=False, federation=NOT_CLIPPED
+    )
+    # The mean of the other goals.
+    assert trained.state.weights.tolist() == pytest.approx([3.05, 0.975], abs=1e-4)
+    assert [one["server_round"] for one in records] == list(range(1, 21))
+    assert all(one["left_out"] == ["b"] for one in records)
+    assert {one["num_clients"] for one in records} == {4}
+    told = trained.history.left_out["b"]
+    assert told["after_round"] == 0
+    assert told["cosine"] < -0.9
+    assert "Going back to round 0; client b is left out" in caplog.text
+
+
+@pytest.mark.usefixtures("five_clients")
+def test_training_that_explodes_late_goes_back_to_its_last_good_round(
+    tmp_path: Path,
+) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        flipped = {"b": 10.0, "d": 8.0} if server_round > 12 else {}
+        return going_half_way(flipped)(client, payload, server_round)
+
+    trained, records, _ = train(
+        tmp_path, answer, 30, trusts_clients=False, federation=NOT_CLIPPED
+    )
+    # Two of five stand out together.
+    assert set(trained.history.left_out) == {"b", "d"}
+    after = {one["after_round"] for one in trained.history.left_out.values()}
+    assert after <= {10, 11, 12, 13}
+    assert [one.get("left_out", []) for one in records] == [
+        ["b", "d"] if number > min(after) else [] for number in range(1, 31)
+    ]
+    mean = torch.tensor([GOALS[one] for one in "ace"]).mean(dim=0)
+    assert trained.state.weights.tolist() == pytest.approx(mean.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("until", [3, 5, 7, 9])
+@pytest.mark.usefixtures("five_clients")
+def test_run_that_is_killed_while_it_explodes_ends_the_same(
+    tmp_path: Path, until: int
+) -> None:
+    settings: dict[str, Any] = {"trusts_clients": False, "federation": NOT_CLIPPED}
+    flipped = {"b": 10.0}
+    whole, _, _ = train(tmp_path / "whole", going_half_way(flipped), 12, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", going_half_way(flipped, until), 12, **settings)
+    resumed, _, _ = train(tmp_path / "cut", going_half_way(flipped), 12, **settings)
+    assert resumed.fingerprint == whole.fingerprint
+    assert resumed.history == whole.history
+    assert set(resumed.history.left_out) == {"b"}
+
+
+@pytest.mark.parametrize("flipped", [GOALS, "abc"])
+@pytest.mark.usefixtures("five_clients")
+def test_explosion_of_most_clients_ends_the_run(tmp_path: Path, flipped: str) -> None:
+    """As with too large a learning rate: no minority stands out."""
+    answer = going_half_way(dict.fromkeys(flipped, 10.0))
+    with pytest.raises(ExplodedError, match="the training has exploded in round"):
+        train(tmp_path, answer, 20, trusts_clients=False)
+
+
+@pytest.mark.usefixtures("five_clients")
+def test_round_in_which_most_diverge_is_an_explosion(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"trusts_clients": False, "federation": NOT_CLIPPED}
+
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if float(payload.weights.norm()) > 1000:
+            return Reply((client,), None, "training diverged: lower the rate")
+        return going_half_way({"b": 30.0})(client, payload, server_round)
+
+    trained, _, _ = train(tmp_path, answer, 20, **settings)
+    assert set(trained.history.left_out) == {"b"}
+    assert trained.state.weights.tolist() == pytest.approx([3.05, 0.975], abs=1e-4)
 
 
 def explodes_from(server_round: int) -> Any:
@@ -423,6 +604,44 @@ def test_after_the_last_attempt_the_run_ends(tmp_path: Path) -> None:
 
 
 LARGEST = 2**53
+
+
+@pytest.mark.parametrize(
+    ("counts", "claimed", "most_times", "expected"),
+    [
+        # The median of 100, 100, 300, 900, LARGEST is 300.
+        (
+            {"a": LARGEST, "b": 900, "c": 300, "d": 100, "e": 100},
+            "abcde",
+            2.0,
+            {"a": 600, "b": 600},
+        ),
+        (
+            {"a": LARGEST, "b": 900, "c": 300, "d": 100, "e": 100},
+            "acde",
+            2.0,
+            {"a": 600},
+        ),
+        # Two of four: the lower median is that of the others.
+        (
+            {"a": LARGEST, "b": LARGEST, "c": 100, "d": 100},
+            "abcd",
+            2.0,
+            {"a": 200, "b": 200},
+        ),
+        ({"a": 5, "b": 1}, "ab", 2.0, {"a": 2}),
+        ({"a": 70}, "a", 2.0, {}),
+        ({"a": LARGEST, "b": 100, "c": 1}, "abc", None, {}),
+        ({}, "", 2.0, {}),
+    ],
+)
+def test_claims_in_multiples_of_the_median_by_hand(
+    counts: dict[str, int],
+    claimed: str,
+    most_times: float | None,
+    expected: dict[str, int],
+) -> None:
+    assert capped(counts, set(claimed), 1.0, most_times) == {**counts, **expected}
 
 
 @pytest.mark.parametrize(

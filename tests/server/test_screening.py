@@ -3,11 +3,12 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from knnper.records import fingerprint
 from knnper.server import screening
@@ -16,6 +17,14 @@ from knnper.strategies.core.records import ModelUpdate
 LEARNED = {"weights": screening.Norms([0.4, 0.5, 0.6], 0.5)}
 
 MOST = 50.0
+
+
+@dataclass(frozen=True)
+class TwoParts:
+    """An update of two models, and of something that nobody is sent."""
+
+    models: tuple[Tensor, ...]
+    control: Tensor
 
 
 def measured(client: str, moved: float, sent: float = 6.0) -> screening.Measured:
@@ -216,6 +225,117 @@ def test_medians_are_of_what_was_passed_on_at_a_rate_of_1(tmp_path: Path) -> Non
     list(compared.passed(updates, 3, lambda *_: None))
     assert compared.norms() == {"weights": screening.Norms([0.4], 0.4)}
     assert compared.distances() == {"weights": pytest.approx(0.2 / 7)}
+
+
+def clip(
+    folder: Path,
+    norms: Sequence[float],
+    past: Mapping[str, screening.Norms] | None = None,
+    most: float = 2.0,
+    leeway: Mapping[str, float] | None = None,
+    sent: float = 6.0,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return by client how far its weights moved in the end, and who was shortened."""
+    origin = {"weights": torch.full((3,), 5.0)}
+
+    def updates() -> Iterator[screening.Measured]:
+        for client, moved in zip("abcdefgh", norms, strict=False):
+            update = ModelUpdate(origin["weights"] + moved, 1, 0.5)
+            change = screening.Change(moved, sent)
+            yield screening.Measured(client, update, {"weights": change}, 0)
+
+    clipping = screening.Clipping(most, lambda *_: origin)
+    compared = screening.Screening(
+        MOST, past or {}, 1.0, leeway or {}, folder / "waiting", clipping
+    )
+    passed = list(compared.passed(updates(), len(norms), lambda *_: None))
+    moved = {one.client: float(one.update.weights[0]) - 5.0 for one in passed}
+    return moved, compared.clipped
+
+
+def test_update_is_clipped_to_twice_the_median(tmp_path: Path) -> None:
+    moved, clipped = clip(tmp_path, [0.5, 8.0, 1.0, 0.9, 1.1])
+    # The median is 1.0.
+    assert moved == pytest.approx({"a": 0.5, "b": 2.0, "c": 1.0, "d": 0.9, "e": 1.1})
+    assert clipped == pytest.approx({"b": 4.0})
+
+
+def test_clipping_does_not_depend_on_the_order_of_replies(tmp_path: Path) -> None:
+    norms = [0.4, 0.9, 1.0, 3.5, 30.0]
+    for order in itertools.permutations(norms):
+        moved, _ = clip(tmp_path, order)
+        found = [moved["abcde"[order.index(one)]] for one in norms]
+        assert found == pytest.approx([0.4, 0.9, 1.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("norms", "past", "expected"),
+    [
+        # The median of this round and the last ones is 0.4, of the last ones 0.5.
+        ([0.1, 0.2, 9.0], LEARNED, [0.1, 0.2, 1.0]),
+        ([9.0], LEARNED, [1.0]),
+        # Only the largest median was ever far above the present ones.
+        (
+            [1.0, 3.0, 1.0, 1.0],
+            {"weights": screening.Norms([1.0] * 5, 90.0)},
+            [1.0, 2.0, 1.0, 1.0],
+        ),
+        # Where nobody else moves, there is nothing to compare with.
+        ([0.0, 0.5, 0.0], {}, [0.0, 0.5, 0.0]),
+    ],
+)
+def test_clipping_goes_by_this_round_and_the_last_ones(
+    tmp_path: Path,
+    norms: list[float],
+    past: Mapping[str, screening.Norms],
+    expected: list[float],
+) -> None:
+    moved, _ = clip(tmp_path, norms, past)
+    assert list(moved.values()) == pytest.approx(expected)
+
+
+def test_clipping_has_regard_to_leeway(tmp_path: Path) -> None:
+    moved, clipped = clip(tmp_path, [1.0, 1.0, 9.0], leeway={"c": 3.0, "a": 0.25})
+    assert list(moved.values()) == pytest.approx([0.5, 1.0, 6.0])
+    assert clipped == pytest.approx({"a": 2.0, "c": 1.5})
+
+
+def test_field_that_nobody_was_sent_is_not_clipped(tmp_path: Path) -> None:
+    moved, clipped = clip(tmp_path, [1.0, 1.0, 9.0], sent=0.0)
+    assert list(moved.values()) == pytest.approx([1.0, 1.0, 9.0])
+    assert clipped == {}
+
+
+def test_clipped_update_keeps_what_was_not_sent() -> None:
+    control = torch.tensor([7.0])
+    origin = {"models/0": torch.tensor([1.0, 1.0])}
+    update = TwoParts((torch.tensor([3.0, 5.0]), torch.tensor([9.0])), control)
+    measured = screening.Measured("a", update, {}, 0)
+    clipping = screening.Clipping(2.0, lambda *_: origin)
+    found = clipping.shortened(measured, {"models": 0.5, "control": 0.5}).update
+    assert [one.tolist() for one in found.models] == [[2.0, 3.0], [9.0]]
+    assert found.control.tolist() == [7.0]
+
+
+@pytest.mark.parametrize("past", [{}, LEARNED])
+def test_only_what_may_be_clipped_waits_for_the_whole_round(
+    tmp_path: Path, past: Mapping[str, screening.Norms]
+) -> None:
+    pulled: list[str] = []
+
+    def updates() -> Iterator[screening.Measured]:
+        for client, moved in zip("abcde", (0.5, 0.5, 0.5, 4.0, 0.5), strict=True):
+            pulled.append(client)
+            yield measured(client, moved)
+
+    clipping = screening.Clipping(2.0, lambda *_: {})
+    folder = tmp_path / "waiting"
+    compared = screening.Screening(MOST, past, 1.0, {}, folder, clipping)
+    passed = compared.passed(updates(), 5, lambda *_: None)
+    found = [(next(passed).client, len(pulled)) for _ in "abcde"]
+    # Without rounds before, the median is known once most of the round is.
+    first = [1, 2, 3] if past else [3, 3, 3]
+    assert found == [*zip("abc", first, strict=True), ("d", 5), ("e", 5)]
 
 
 def round_of(folder: Path, *moved: float, sent: float = 3.0) -> screening.Screening:
