@@ -2,12 +2,14 @@
 
 import contextlib
 import hashlib
-from collections.abc import Collection, Iterator
+import zlib
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 from knnper.datastore.database import (
     PAGE_BYTES,
@@ -35,6 +37,7 @@ _TABLE = """states (
 )"""
 _OWN = "client = ? AND aside = 0"
 _ASIDE = "aside"
+_CHECKSUM = "crc32"  # in the metadata of a state
 
 
 class ClientStateStore:
@@ -59,12 +62,14 @@ class ClientStateStore:
             return None
         with self._opened(client) as connection:
             self._go_to(connection, client, after_round)
-            newest = f"SELECT state FROM states WHERE {_OWN} ORDER BY round DESC"
+            newest = f"SELECT round, state FROM states WHERE {_OWN} ORDER BY round DESC"
             found = connection.execute(f"{newest} LIMIT 1", (client,)).fetchone()
         if found is None:
             return None
+        server_round, content = found
         try:
-            return canonical(put_together(record_type, _parts(found[0])))
+            parts = _parts(content, client, server_round)
+            return canonical(put_together(record_type, parts))
         except Exception as error:
             raise self._unreadable(client, error) from error
 
@@ -74,7 +79,11 @@ class ClientStateStore:
         """Write the client's state; those stay that the rounds ``keep`` go back to."""
         parts = take_apart(state)
         tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
-        content = save(tensors, {"structure": parts.structure})
+        metadata = {
+            "structure": parts.structure,
+            _CHECKSUM: _checksum(client, server_round, parts.structure, tensors),
+        }
+        content = save(tensors, metadata)
         if len(content) > MOST_BYTES:
             raise RunError(
                 f"the state of client {client!r} has {len(content):,} bytes, expected "
@@ -169,12 +178,28 @@ def _round_of(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
-def _parts(content: bytes) -> Parts:
+def _checksum(
+    client: str, server_round: int, structure: str, tensors: Mapping[str, Tensor]
+) -> str:
+    """Return the CRC-32 of a state and of whose it is, after which round."""
+    checksum = zlib.crc32(f"{client} {server_round} {structure}".encode())
+    for name, tensor in sorted(tensors.items()):
+        checksum = zlib.crc32(name.encode(), checksum)
+        checksum = zlib.crc32(tensor.numpy().data, checksum)
+    return f"{checksum:08x}"
+
+
+def _parts(content: bytes, client: str, server_round: int) -> Parts:
     size = int.from_bytes(content[:8], "little")
     if size > len(content):
         raise SafetensorError(f"its header would be {size} bytes long")
-    header = parse_json(content[8 : 8 + size])
-    return Parts(load(content), header["__metadata__"]["structure"])
+    metadata = parse_json(content[8 : 8 + size])["__metadata__"]
+    structure, tensors = metadata["structure"], load(content)
+    found = _checksum(client, server_round, structure, tensors)
+    # Version 0.1.0 wrote none.
+    if metadata.get(_CHECKSUM, found) != found:
+        raise ValueError("it is not what was written")
+    return Parts(tensors, structure)
 
 
 def _rounds(connection: Connection, client: str) -> tuple[list[int], list[int]]:

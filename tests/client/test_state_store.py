@@ -213,6 +213,28 @@ def test_a_damaged_state_is_named(store: ClientStateStore, tmp_path: Path) -> No
             store.load(ModelState, "0001", 1)
 
 
+def test_flipped_byte_in_a_state_is_noticed_or_harmless(
+    store: ClientStateStore, tmp_path: Path
+) -> None:
+    store.save("0001", 3, state(1.25, size=5), keep=[])
+    (database,) = databases(tmp_path)
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        ((content,),) = connection.execute("SELECT state FROM states").fetchall()
+        for place in range(len(content)):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << place % 8
+            with connection:
+                connection.execute("UPDATE states SET state = ?", (bytes(flipped),))
+            with contextlib.suppress(CheckpointError):
+                found = store.load(ModelState, "0001", 3)
+                assert found is not None
+                assert found.weights.tolist() == [1.25] * 5, place
+        with connection:
+            connection.execute("UPDATE states SET state = ?, round = 2", (content,))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        store.load(ModelState, "0001", 3)
+
+
 def test_a_damaged_database_is_named(store: ClientStateStore, tmp_path: Path) -> None:
     store.save("0001", 1, state(1.0), keep=[0])
     (path,) = databases(tmp_path)
