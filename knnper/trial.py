@@ -66,11 +66,16 @@ def try_out(
     OwnCodeError
         If it runs in no memory format, or has state that no client sends.
     """
-    samples = [_sample(module, spec, seed) for seed in (0, 1)]
+    samples = [_random_inputs(module, spec, seed) for seed in (0, 1)]
     buffers = _float_buffers(module).keys()
     parameters = dict(module.named_parameters()).keys()
     with _undone(module):
-        chosen = choose_memory_format(module, samples[0], name, trains=is_users)
+        try:
+            chosen = choose_memory_format(module, samples[0], name, trains=is_users)
+        except _NoFormatError:
+            # A network may refuse numbers that its data does not have.
+            samples = [_zeros(module, spec)] * 2
+            chosen = choose_memory_format(module, samples[0], name, trains=is_users)
         arrange(module, chosen)
         if is_users:
             _require_complete(module, parameters, name)
@@ -79,7 +84,13 @@ def try_out(
     module.memory_format = chosen
 
 
-def _sample(module: EmbeddingModel, spec: InputSpec, seed: int) -> Tensor:
+def _zeros(module: EmbeddingModel, spec: InputSpec) -> Tensor:
+    """Return two normalised inputs of zeros."""
+    stored = torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
+    return module.normalizer(spec, torch.device("cpu"))(stored)
+
+
+def _random_inputs(module: EmbeddingModel, spec: InputSpec, seed: int) -> Tensor:
     """Return two normalised random inputs."""
     shape, generator = (2, *spec.image_shape), torch.Generator().manual_seed(seed)
     if spec.dtype in ("uint8", *TEXTS):
@@ -146,11 +157,17 @@ def choose_memory_format(
     return "contiguous"
 
 
+class _NoFormatError(OwnCodeError):
+    """A network runs in no memory format."""
+
+
 def _raise(failure: Exception | None, sample: Tensor, name: str) -> NoReturn:
     """Raise an error with the inputs on which a network failed."""
-    if isinstance(failure, OwnCodeError):
-        raise failure  # it has the lines of the user's file
-    raise OwnCodeError(
+    if isinstance(failure, OwnCodeError):  # it has the lines of the user's file
+        error = _NoFormatError(str(failure))
+        error.place = failure.place
+        raise error from failure
+    raise _NoFormatError(
         f"{name} failed on inputs {sample.dtype} of shape {tuple(sample.shape)}: "
         f"{failure}"
     ) from failure

@@ -213,6 +213,21 @@ def test_convolution_over_rows_decides_too() -> None:
     assert built(OverRows, ROWS).module.memory_format == "contiguous"
 
 
+def test_network_may_refuse_numbers_that_its_data_does_not_have() -> None:
+    class Positive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(2, 3, (1, 2)), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if float(x.min()) < 0:
+                raise ValueError("expected counts")
+            logits: Tensor = self.out(self.conv(x.view(-1, 2, 1, 3)).view(-1, 6))
+            return logits
+
+    assert built(Positive, ROWS).module.memory_format == "contiguous"
+
+
 def test_format_that_is_given_is_not_tried(caplog: pytest.LogCaptureFixture) -> None:
     def entry() -> nn.Module:
         return Lenet(ANY_FORMAT["flatten"])
