@@ -181,7 +181,7 @@ def _round_of(path: Path) -> int:
 def _checksum(
     client: str, server_round: int, structure: str, tensors: Mapping[str, Tensor]
 ) -> str:
-    """Return the CRC-32 of a state and of whose it is, after which round."""
+    """Return the CRC-32 of a state together with its client and round."""
     checksum = zlib.crc32(f"{client} {server_round} {structure}".encode())
     for name, tensor in sorted(tensors.items()):
         checksum = zlib.crc32(name.encode(), checksum)

@@ -431,8 +431,8 @@ class FederationSettings(Settings):
         examples that it says it has: half, as much as all others together. A number
         that the operator fixed when it let the client in is taken as it is.
     max_weight_ratio
-        The same in multiples of the median number of training examples in the round, so
-        that several clients together gain little by what they say; null is any.
+        The same limit in multiples of the median number of training examples in the
+        round, so that several clients together gain little by claims; null is any.
     clip_median_ratio
         An update that moves the model farther than this many times the median of the
         round, or of the last rounds, is shortened to that; null shortens none. Virtual
@@ -965,7 +965,7 @@ def parse_yaml(text: str, source: str) -> Any:
         json.dumps(value)
     except yaml.YAMLError as error:
         raise ConfigError([_as_problem(error)], source) from error
-    # What PyYAML raises at a value that is not what its tag says, such as `!!bool x`.
+    # PyYAML raises these at a value that does not fit its tag, such as `!!bool x`.
     except (
         *(ArithmeticError, AttributeError, LookupError),
         *(TypeError, ValueError, RecursionError),

@@ -81,7 +81,7 @@ class Federation(ABC):
 
     round_attempts: int = 1
     may_be_away: bool = False
-    trusts_clients: bool = True  # as they are our own, which a server makes
+    trusts_clients: bool = True  # virtual clients, which the run itself makes
     stop: threading.Event
 
     def await_clients(self, clients: Sequence[str], least: int) -> None:  # noqa: B027

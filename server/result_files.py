@@ -1,9 +1,8 @@
-"""The form of ``results.json`` and ``rounds.jsonl``, as far as anything reads them.
+"""Types of the fields of ``results.json`` and ``rounds.jsonl`` that are read.
 
-A run's folder may be damaged, edited, or somebody else's. What is read from it is held
-against these types first, so that a wrong value is an error that names file and place,
-and not an exception in the middle of a report. Further keys are allowed: other versions
-have them.
+A run's folder may be damaged, edited or copied from another machine. Its files are
+validated before use, so that a wrong value is an error with file and place, and not an
+exception in the middle of a report. Further keys are allowed: other versions have them.
 """
 
 from collections.abc import Mapping

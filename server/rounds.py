@@ -78,7 +78,7 @@ def capped(
     counts
         Training examples of each client.
     claimed
-        The clients of whose number nobody but themselves knows.
+        Clients whose number is their own claim.
     most
         The largest part of the total that a claim may be.
     most_times
@@ -203,7 +203,7 @@ class Tally:
 
     @property
     def num_diverged(self) -> int:
-        """Clients that failed since their training diverged, as far as anybody says."""
+        """Clients whose failure's reason is that the training diverged."""
         return sum(DIVERGED in reason for reason in self.failures.values())
 
     @property
@@ -356,7 +356,7 @@ class RoundLoop:
                 return
 
     def _suspects(self) -> Mapping[str, float]:
-        """Return the clients without whom an exploded training is made again."""
+        """Find the clients to leave out after an explosion; none if none stands out."""
         # Other schedules have clients at work while a step is made.
         if self.federation.trusts_clients or not isinstance(self.schedule, Rounds):
             return {}
@@ -439,7 +439,7 @@ class RoundLoop:
     def _figures(
         self, server_round: int, cohort: Cohort, made: _RoundOutcome
     ) -> dict[str, Any]:
-        """Return the figures of a round that are known before any validation."""
+        """Collect the figures of a round that are known before any validation."""
         tally, titles = made.tally, self.titles
         figures: dict[str, Any] = {
             "server_round": server_round,
@@ -737,7 +737,7 @@ class RoundLoop:
 
 
 def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
-    """Return what the first round starts from."""
+    """Make the checkpoint before the first round."""
     clients = roster.trainable()
     if not clients:
         raise RunError(
@@ -753,11 +753,11 @@ def untrained(assembly: Assembly, roster: Roster) -> Checkpoint:
 def _leeway(
     counts: Mapping[str, int], weights: Mapping[str, int], claimed: Collection[str]
 ) -> dict[str, float]:
-    """Return how much farther than others each client may move.
+    """Return the factor on how far each client may move, against a usual one.
 
-    One of whose data the size is known makes more steps with more of it, each in a
-    direction of its own. One that says it itself may not have both, more weight and
-    as long an update: in a mean the two multiply.
+    A client with more data makes more steps, each in a direction of its own: √n where
+    the number is verified. Where it is a claim, a large weight lowers the limit: in a
+    mean, weight and length multiply.
     """
     usual = statistics.median_low(counts.values())
     return {

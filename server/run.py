@@ -209,7 +209,7 @@ class Conductor:
 def _left_out(
     history: History, titles: Mapping[str, str]
 ) -> dict[str, Sequence[Mapping[str, Any]]]:
-    """Return what results say of clients that were left out of the training."""
+    """Make the entry of ``results.json`` about clients left out of the training."""
     clients = [
         {"client": titles.get(name, name), **told}
         for name, told in sorted(history.left_out.items())

@@ -14,10 +14,10 @@ which they come. One that is no more than the rounds before account for is passe
 once; any other waits, and all behind it, until enough norms are known. Those that wait
 are kept on disk once they take much memory.
 
-Over real clients an update that is taken may move the model no farther than `Clipping`
-says: a longer one is shortened, so that one client among many has no more than a few
-times the pull of another, whatever it sends. That limit has no regard to the largest
-median so far, which would be the stronger the closer the others are to the end.
+Over real clients an accepted update is also clipped to a multiple of the median
+(`Clipping`), so that no client has more than a few times the pull of another. The
+largest median so far does not count for this limit: late in a training it would be many
+times the present one.
 """
 
 import bisect
@@ -136,7 +136,7 @@ def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
 
 @dataclass(frozen=True)
 class Clipping:
-    """How far an update may move what its client was sent; a longer one is shortened.
+    """Clips updates to a multiple of the usual length.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class Clipping:
     origin: Callable[[Any, Any], Mapping[str, Tensor]]
 
     def shortened(self, measured: Measured, factors: Mapping[str, float]) -> Measured:
-        """Return an update with the changes of some fields multiplied by a factor."""
+        """Multiply the changes of some fields of an update by a factor each."""
         parts = take_apart(measured.update)
         origin, tensors = self.origin(measured.payload, measured.update), {}
         for path, tensor in parts.tensors.items():
@@ -169,8 +169,7 @@ class Screening:
     Attributes
     ----------
     clipped
-        By client how many times as far as it may it moved a field, of those whose
-        update was shortened.
+        For each client whose update was shortened, its length over the limit.
     """
 
     def __init__(
@@ -264,9 +263,9 @@ class Screening:
         return self._clipping.shortened(update, factors)
 
     def _excesses(self, update: Measured, zeros: int) -> dict[str, float]:
-        """Return how many times as far as it may an update moved each of its fields.
+        """Return the length over the limit of each field that moved too far.
 
-        Of those alone that it moved too far, if so many that move nothing are to come.
+        ``zeros``: Updates still to come, taken to move nothing.
         """
         if self._clipping is None:
             return {}
@@ -275,8 +274,8 @@ class Screening:
         for name, change in update.changes.items():
             usual = self._past.get(name, Norms()).usual()
             limit = most * max(self._median(name, zeros, 0), self._rate * usual)
-            # What nobody was sent, such as a loss, has no place to be moved from. Where
-            # most clients move nothing, there is no usual length.
+            # A field that was not sent, such as a loss, has no origin to be moved back
+            # to. Where most clients move nothing, there is no usual length.
             if not change.sent or (limit == 0 and not zeros):
                 continue
             if change.norm > limit:
@@ -370,7 +369,7 @@ class ExplodedError(RunError):
     Attributes
     ----------
     what
-        In which rounds, and what tells it.
+        The rounds in which it exploded, and the sign of it.
     last_good
         The round before the first of them.
     """

@@ -1,15 +1,16 @@
-"""Which clients push the model against all others.
+"""Find the clients whose updates oppose those of all others.
 
-When a training over real clients has exploded, the clients are told apart by the
-direction of their updates, not by their length, which `screening` has bounded. Of each
-round that led there a client has the cosine between its own direction and the sum of
-the others' directions, each of length 1: a client that turns its update round has a
-clearly negative one, all others have positive ones. Where the learning rate is too
-large, all have negative ones, and nobody stands out.
+After an explosion over real clients the directions of the updates are compared; their
+lengths have been bounded by `screening`. For each round and client, this is the cosine
+between the client's direction and the sum of the others' directions, each scaled to
+length 1. Where one client flips the sign of its updates, its cosine is clearly negative
+and the others' are positive. Where the learning rate is too large, all cosines are
+negative, and no client stands out.
 
-A direction is as long as the model. It is kept as a sketch of 2,048 numbers, whose
-inner products are those of the directions up to 1/sqrt(2048), or 0.02 (count sketch:
-Charikar, Chen and Farach-Colton, "Finding frequent items in data streams", 2002).
+A direction has as many numbers as the model. It is reduced to a sketch of 2,048, and
+inner products of sketches equal those of directions up to 1/sqrt(2048), or 0.02 (count
+sketch: Charikar, Chen and Farach-Colton, "Finding frequent items in data streams",
+2002).
 """
 
 import functools
@@ -24,6 +25,7 @@ from torch import Tensor
 from knnper.seeding import RandomKey
 
 _SKETCH_LENGTH = 2048
+_BLOCK = 512 * _SKETCH_LENGTH  # numbers that are signed at a time
 _LEAST_OF_THE_WORST = 0.5  # of the most negative cosine, what makes a suspect, too
 Sketch = NDArray[np.float64]
 
@@ -31,32 +33,41 @@ Sketch = NDArray[np.float64]
 def sketch(
     tensors: Mapping[str, Tensor], origin: Mapping[str, Tensor]
 ) -> Sketch | None:
-    """Return the direction in which an update moved what its client was sent.
+    """Sketch the direction of an update; None if it moved no tensor, or not finitely.
 
-    None where it moved nothing of it. Both arguments are by path.
+    Both arguments are by path. Tensors that are missing in ``origin``, or have another
+    shape there, are left out.
     """
     total: Sketch = np.zeros(_SKETCH_LENGTH)
     for path, tensor in tensors.items():
         start = origin.get(path)
-        if start is None or start.shape != tensor.shape:
-            continue
-        moved = (tensor - start).reshape(-1).numpy()
-        rows = -(-len(moved) // _SKETCH_LENGTH)
-        signed = np.zeros(rows * _SKETCH_LENGTH, np.float32)
-        np.multiply(moved, _signs(len(moved)), out=signed[: len(moved)])
-        total += signed.reshape(rows, _SKETCH_LENGTH).sum(axis=0, dtype=np.float64)
+        if start is not None and start.shape == tensor.shape:
+            total += _sketch_of(tensor.reshape(-1).numpy(), start.reshape(-1).numpy())
     length = float(np.linalg.norm(total))
     return total / length if 0 < length < math.inf else None
 
 
-@functools.lru_cache(maxsize=16)
-def _signs(length: int) -> NDArray[np.float32]:
-    generator = RandomKey(0, ("sketch", length)).numpy()
-    return generator.integers(0, 2, length).astype(np.float32) * 2 - 1
+def _sketch_of(values: NDArray[np.float32], start: NDArray[np.float32]) -> Sketch:
+    """Return the sums of the signed differences over every 2,048th number."""
+    total: Sketch = np.zeros(_SKETCH_LENGTH)
+    for number, at in enumerate(range(0, len(values), _BLOCK)):
+        moved = values[at : at + _BLOCK] - start[at : at + _BLOCK]
+        rows = -(-len(moved) // _SKETCH_LENGTH)
+        signed = np.zeros(rows * _SKETCH_LENGTH, np.float32)
+        np.multiply(moved, _signs(number)[: len(moved)], out=signed[: len(moved)])
+        total += signed.reshape(rows, _SKETCH_LENGTH).sum(axis=0, dtype=np.float64)
+    return total
+
+
+@functools.lru_cache(maxsize=64)
+def _signs(block: int) -> NDArray[np.int8]:
+    """Return random signs, the same for each update, shape (_BLOCK,)."""
+    generator = RandomKey(0, ("sketch", block)).numpy()
+    return generator.integers(0, 2, _BLOCK, np.int8) * 2 - 1
 
 
 def agreements(sketches: Mapping[str, Sketch]) -> dict[str, float]:
-    """Return each client's cosine with the sum of the others' directions."""
+    """Compute each client's cosine with the sum of the others' directions."""
     total = sum(sketches.values(), start=np.zeros(_SKETCH_LENGTH))
     cosines: dict[str, float] = {}
     for client, own in sketches.items():
@@ -70,11 +81,11 @@ def agreements(sketches: Mapping[str, Sketch]) -> dict[str, float]:
 def suspects(
     rounds: Sequence[Mapping[str, float]], left_out: Iterable[str], num_clients: int
 ) -> dict[str, float]:
-    """Return the clients that push the model against all others, with their cosines.
+    """Find the clients that oppose all others, with their mean cosines.
 
-    Those whose mean cosine is negative, and at least half as negative as the most
-    negative one. Nobody, if with those that are left out already they would be half of
-    all clients or more: honest ones are taken to be the majority.
+    A suspect's mean cosine is negative, and at least half as negative as the lowest.
+    There are no suspects if they would be half of all clients or more, together with
+    those left out already: the majority is taken to be honest.
 
     ``rounds``: `agreements` of the last rounds.
     """

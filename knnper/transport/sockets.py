@@ -50,8 +50,8 @@ class SocketLimits:
     strangers_per_address: int = 256  # IPv4 address, or IPv6 network of 64 bits
     known: int = 256
     header_s: float = 10.0  # for the TLS handshake and the first header; each other one
-    # Of a request's first line and all fields of its header and trailer. What does not
-    # end may have a piece more, as it is read from the socket.
+    # Of a request's first line and all fields of its header and trailer. An unfinished
+    # header may exceed it by one read of the socket.
     header_bytes: int = 8_192
     idle_s: float = 30.0  # between requests
     unread_s: float = 30.0  # until more of an answer is read, or a body's unread rest

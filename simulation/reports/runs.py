@@ -319,9 +319,9 @@ class Run:
         return summarise(self.client_results(), self.metrics).as_document()
 
     def client_results(self) -> Iterator[ClientResult]:
-        """Yield what the clients reported that do not keep it to themselves.
+        """Yield the clients' reports, but for those that were withheld.
 
-        Nothing where the results do not say which model that was.
+        None where the results lack the fingerprint of the model.
         """
         model = self.results["training"].get("state_sha256")
         if model is None:

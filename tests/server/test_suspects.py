@@ -21,7 +21,7 @@ def cosines(*vectors: Tensor) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("length", [3, 2048, 50_001])
+@pytest.mark.parametrize("length", [3, 2048, 50_001, 1_100_000])
 def test_agreements_are_cosines_with_the_others(length: int) -> None:
     generator = torch.Generator().manual_seed(length)
     common = torch.randn(length, generator=generator)
