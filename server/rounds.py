@@ -619,7 +619,9 @@ class RoundLoop:
     def _failed(self, server_round: int, tally: Tally, num_spare: float) -> RunError:
         """Return the error of a round in which too many clients failed."""
         error = _too_many_failures(server_round, tally)
-        is_explosion = tally.num_diverged > num_spare and self.run.exploding_rounds
+        # Most of the round must say so: a client may give any reason.
+        most = max(num_spare, (len(tally.failures) + len(tally.used)) / 2)
+        is_explosion = tally.num_diverged > most and self.run.exploding_rounds
         if self.federation.trusts_clients or not is_explosion:
             return error
         # To make it again would end in the same way: the model is to blame.

@@ -546,6 +546,18 @@ def test_round_in_which_most_diverge_is_an_explosion(tmp_path: Path) -> None:
     assert trained.state.weights.tolist() == pytest.approx([3.05, 0.975], abs=1e-4)
 
 
+@pytest.mark.usefixtures("five_clients")
+def test_a_minority_that_says_it_diverged_is_no_explosion(tmp_path: Path) -> None:
+    def answer(client: str, payload: ModelPayload, server_round: int) -> Reply:
+        if client in "ab" and server_round > 3:
+            return Reply((client,), None, "training diverged: lower the rate")
+        return going_half_way({})(client, payload, server_round)
+
+    with pytest.raises(RunError, match="round 4: 2 of 5 clients failed") as caught:
+        train(tmp_path, answer, 9, trusts_clients=False, max_failed_fraction=0.0)
+    assert not isinstance(caught.value, ExplodedError)
+
+
 def explodes_from(server_round: int) -> Any:
     return moving(loss=lambda _, number: 1e4 if number >= server_round else 0.5)
 
