@@ -24,6 +24,7 @@ class Watch:
         self._run = _version(path / EXPERIMENT)
         self._num_told = len(RunFolder(path).rounds()) if self._run else 0
         self._has_started = False
+        self._left_out: list[str] = []
 
     def follow(self, has_ended: Callable[[], bool]) -> bool:
         """Show the run until it has new results, or ended; return whether it has."""
@@ -65,6 +66,10 @@ class Watch:
             observer.round_finished(known)
             for line in failures_in(record):
                 say(line)
+            if (left_out := record.get("left_out", [])) != self._left_out:
+                self._left_out = left_out
+                named = ", ".join(left_out[:MOST_NAMED]) or "none"
+                say(f"round {record['server_round']}: clients left out: {named}")
         self._num_told = len(rounds)
 
 

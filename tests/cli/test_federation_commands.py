@@ -355,6 +355,33 @@ def test_results_from_before_do_not_count(tmp_path: Path) -> None:
     assert not Watch(tmp_path / "nowhere").until_done(told, lambda: True)
 
 
+def test_a_run_that_goes_back_is_followed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", experiment())
+    watch, told, looks = Watch(folder.path), Told(), 0
+
+    def has_ended() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            for number in (1, 2, 3):
+                folder.append_round(a_round(number))
+        if looks == 2:
+            folder.drop_rounds_after(1)
+        if looks == 3:
+            folder.append_round({**a_round(2), "left_out": ["b", "c"]})
+        return looks == 4
+
+    assert not watch.until_done(told, has_ended)
+    assert told.rounds == [1, 2, 3, 2]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "the run went back to round 1, see its log",
+        "round 2: clients left out: b, c",
+    ]
+
+
 def test_a_run_that_takes_the_place_of_another_is_followed_from_its_beginning(
     tmp_path: Path,
 ) -> None:
