@@ -165,7 +165,7 @@ def _raise(failure: Exception | None, sample: Tensor, name: str) -> NoReturn:
     """Raise an error with the inputs on which a network failed."""
     if isinstance(failure, OwnCodeError):  # it has the lines of the user's file
         error = _NoFormatError(str(failure))
-        error.place = failure.place
+        error.reasons = failure.reasons
         raise error from failure
     raise _NoFormatError(
         f"{name} failed on inputs {sample.dtype} of shape {tuple(sample.shape)}: "
