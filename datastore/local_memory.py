@@ -234,10 +234,11 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Remember examples, and choose λ, k and σ; what was known before is left out.
 
-        Chosen is on the validation examples with only the others in the memory, which
-        then holds both. With few of them, or none, each example is held against all
-        others. Give validation examples where the model was trained on ``X``: it knows
-        those too well to be compared on them.
+        With 50 validation examples or more (``tuning.min_validation``) they are scored,
+        with only the others in the memory, which then holds both. With fewer, or none,
+        leave-one-out scores every example, validation examples too, with all others in
+        the memory. A model that was trained on ``X`` knows those too well for that:
+        give enough validation examples, or ``tuning={"evidence": "validation"}``.
 
         Parameters
         ----------

@@ -6,12 +6,16 @@ results {files: [NAME], columns: [...]} -->`` and ``<!-- end of results -->``, w
 ``rows: [...]`` of these rows, with ``rows: seen_average`` sorted by it, the largest
 first, and with ``each_also_with: true`` or ``false`` of those that the file's
 key of this name makes, or of the others.
+``docs/results/points/NAME.csv`` is the points.csv beside it, a line for each row and
+seed. Of these a mark shows differences, seed by seed: ``<!-- results {files: [NAME],
+pairs: [[first, second]], columns: [...]} -->`` is the row ``first`` less ``second``.
 ``docs/results/FIGURE.md`` has the tables of a figure, as its command left them; its
 mark is ``<!-- results {figure: FIGURE} -->``, with ``table: 2`` the second alone.
 After a file came or changed::
 
     python -m docs.tables                  # rewrites what is between the marks
     python -m docs.tables --html all.html  # all results, one page that needs no net
+    python -m docs.tables --pair NAME FIRST SECOND  # prints one difference
 
 A hook of mkdocs puts all results into all_results.md.
 """
@@ -36,12 +40,19 @@ from mkdocs.structure.pages import Page
 
 from knnper.simulation.batches.plan import term_of
 from knnper.simulation.reports.report import render_page, template_environment
-from knnper.simulation.reports.runs import Estimate, Table, as_text, degraded_vs
+from knnper.simulation.reports.runs import (
+    Estimate,
+    Table,
+    as_text,
+    degraded_vs,
+    estimate,
+)
 from papers.reproduce import leading_comment, split_title
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 RESULTS = DOCS / "results"
+POINTS = "points"  # in the folder of results: the figures of each seed
 PLACES = ("simulation/experiments", "papers", "papers/small")
 PAGE, PLACEHOLDER = "all_results.md", "<!-- all results -->"
 OFFLINE = "all_results_offline.html"
@@ -163,6 +174,12 @@ def read_results(path: Path) -> Results:
 def _result(line: Mapping[str, str], is_sweep: bool) -> Result:
     if not is_sweep:
         return Result(line["row"], line["method"], json.loads(line["chosen"]), line)
+    found, varied = _swept(line)
+    return Result(line["variant"], line["title"], varied, found)
+
+
+def _swept(line: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return a sweep's figures by a comparison's names, and what it varies."""
     found, varied = dict[str, str](), dict[str, Any]()
     for key, text in line.items():
         if swept := _SWEPT.fullmatch(key):
@@ -177,7 +194,51 @@ def _result(line: Mapping[str, str], is_sweep: bool) -> Result:
                 if end is not None and key.endswith(end):
                     key = key.removesuffix(end) + other
             found[key] = text
-    return Result(line["variant"], line["title"], varied, found)
+    return found, varied
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row of a file of points: one run."""
+
+    name: str  # of its method, or its variant
+    seed: str
+    settings: Mapping[str, Any]  # what a sweep varies
+    line: Mapping[str, str]  # by column, those of a sweep by a comparison's names
+
+    def figure(self, column: str) -> float | None:
+        """Return a figure; None where the run failed, or has no such figure."""
+        text = self.line[column]
+        return float(text) if text else None
+
+
+def read_points(path: Path) -> list[Point]:
+    """Return the runs that a file of points is of."""
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    if "variant" not in lines[0]:
+        return [Point(one["row"], one["seed"], {}, one) for one in lines]
+    points = []
+    for line in lines:
+        found, varied = _swept(line)
+        points.append(Point(line["variant"], line["seed"], varied, found))
+    return points
+
+
+def differences(
+    points: Sequence[Point], first: str, second: str, column: str
+) -> list[tuple[Mapping[str, Any], Estimate]]:
+    """Return ``first`` less ``second``, seed by seed, for each of the values varied."""
+    found: dict[str, tuple[Mapping[str, Any], list[float | None]]] = {}
+    at = {(one.name, one.seed, as_text(dict(one.settings))): one for one in points}
+    for (name, seed, place), point in at.items():
+        if name != first:
+            continue
+        other = at[second, seed, place].figure(column)
+        mine = point.figure(column)
+        gain = None if mine is None or other is None else mine - other
+        found.setdefault(place, (point.settings, []))[1].append(gain)
+    return [(settings, estimate(gains)) for settings, gains in found.values()]
 
 
 def all_results(folder: Path = RESULTS) -> list[Results]:
@@ -212,8 +273,7 @@ def cell_of(column: str, result: Result, results: Results) -> str:
         return found.text(1, 0)
     if column in ("bytes_up", "bytes_down"):
         return "-" if found.mean is None else f"{found.mean / _KILO:,.0f}"
-    is_more = "_vs_" in column and (found.mean or 0) * 100 >= _SMALL
-    return f"{'+' if is_more else ''}{found.text()}"
+    return _signed(found) if "_vs_" in column else found.text()
 
 
 def marked_table(settings: Mapping[str, Any], folder: Path = RESULTS) -> str:
@@ -223,8 +283,11 @@ def marked_table(settings: Mapping[str, Any], folder: Path = RESULTS) -> str:
         if "table" in settings:
             text = text.split("\n\n")[settings["table"] - 1].strip() + "\n"
         return text
-    if unknown := settings.keys() - {"files", "columns", "rows", "each_also_with"}:
+    known = {"files", "columns", "rows", "each_also_with", "pairs"}
+    if unknown := settings.keys() - known:
         raise SystemExit(f"a mark of results has {', '.join(unknown)}")
+    if "pairs" in settings:
+        return paired_table(settings, folder)
     files = [read_results(folder / f"{name}.csv") for name in settings["files"]]
     columns = settings["columns"]
     cells = [[header_of(one, files[0]) for one in columns]]
@@ -234,6 +297,46 @@ def marked_table(settings: Mapping[str, Any], folder: Path = RESULTS) -> str:
             for result in _marked_rows(results, settings)
         ]
     return Table.of_cells("", cells).as_markdown()
+
+
+def paired_table(settings: Mapping[str, Any], folder: Path = RESULTS) -> str:
+    """Return the table of differences that a mark asks for."""
+    columns = settings["columns"]
+    wanted = [one for one in columns if one != "batch"]
+    cells = list[list[str]]()
+    for name in settings["files"]:
+        results = read_results(folder / f"{name}.csv")
+        path = folder / POINTS / f"{name}.csv"
+        if not path.is_file():
+            raise SystemExit(f"found no {path}: its figures of each seed are not kept")
+        points = read_points(path)
+        varied = list(points[0].settings)
+        headers = [header_of(one, results) for one in wanted]
+        if not cells:
+            batch = ["experiment"] if "batch" in columns else []
+            cells.append([*batch, "difference", *map(term_of, varied), *headers])
+        for first, second in settings["pairs"]:
+            if missing := {first, second} - results.titles.keys():
+                raise SystemExit(
+                    f"{name}.csv: no row {', '.join(missing)} in {[*results.titles]}"
+                )
+            of_columns = [differences(points, first, second, one) for one in wanted]
+            title = f"{results.titles[first]} less {results.titles[second]}"
+            for found in zip(*of_columns, strict=True):
+                cells.append(
+                    [
+                        *([results.title] if "batch" in columns else []),
+                        title,
+                        *(as_text(found[0][0][key]) for key in varied),
+                        *(_signed(gain) for _, gain in found),
+                    ]
+                )
+    return Table.of_cells("", cells).as_markdown()
+
+
+def _signed(found: Estimate) -> str:
+    is_more = (found.mean or 0) * 100 >= _SMALL
+    return f"{'+' if is_more else ''}{found.text()}"
 
 
 def _marked_rows(results: Results, settings: Mapping[str, Any]) -> Iterable[Result]:
@@ -254,6 +357,13 @@ def _marked_rows(results: Results, settings: Mapping[str, Any]) -> Iterable[Resu
                     f"{results.name}.csv: no row {', '.join(missing)} in {known}"
                 )
             return [one for name in names for one in rows if one.name == name]
+
+
+def marks(text: str) -> list[Mapping[str, Any]]:
+    """Return the settings of all marks on a page."""
+    parts = (one for one in FENCED.split(text) if not one.startswith("```"))
+    found = (_MARKED.finditer(one) for one in parts)
+    return [yaml.safe_load(one[2]) for some in found for one in some]
 
 
 def rewritten(text: str, folder: Path = RESULTS) -> str:
@@ -371,8 +481,14 @@ def main(arguments: Sequence[str]) -> None:
                 if (now := rewritten(text)) != text:
                     path.write_text(now, encoding="utf-8")
                     sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+        case ["--pair", name, first, second]:
+            columns = [f"{group}_average" for group in GROUPS]
+            pair = {"files": [name], "pairs": [[first, second]], "columns": columns}
+            sys.stdout.write(paired_table(pair))
         case _:
-            raise SystemExit("python -m docs.tables [--html FILE]")
+            raise SystemExit(
+                "python -m docs.tables [--html FILE | --pair NAME FIRST SECOND]"
+            )
 
 
 if __name__ == "__main__":

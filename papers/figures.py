@@ -25,6 +25,7 @@ from knnper.server.federation import Federation
 from knnper.server.rounds import RoundLoop
 from knnper.server.run_folder import LOCK, CheckpointFolder, RunFolder
 from knnper.simulation.batches.folder import (
+    code_commit,
     code_fingerprint,
     content_digest,
     inputs_of,
@@ -277,7 +278,8 @@ class FigureFolder:
             write_pictures(self.path, one.name, one.draw())
             seconds = round(sum(record["seconds"] for record in one.records), 1)
             about = {**self.identity, "figure": one.name, **one.details}
-            text = json.dumps({**about, "seconds": seconds}, indent=2) + "\n"
+            about |= {"seconds": seconds, "code": code_commit() or figure_code()}
+            text = json.dumps(about, indent=2) + "\n"
             write_atomically(self.path / f"{one.name}.json", text)
         return Shown(
             tuple(table for one in drawings for table in one.tables),

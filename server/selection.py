@@ -5,7 +5,13 @@ Participant Selection", OSDI 2021, Algorithm 1): part of a round are clients fro
 much is learnt in little time, and the rest is drawn uniformly. Departures: that rest is
 drawn from all other clients, not only from those that never took part, so that
 ``exploration: 1`` is uniform selection; the preferred duration is a fixed quantile, not
-adjusted in the course of the run; no client is left out after many rounds.
+adjusted in the course of the run; no client is left out after many rounds. Utilities
+are divided by their 95 % quantile; the authors' code takes the least one away and
+divides by the range, so that the client of least utility has its staleness alone. The
+first round has the whole ``exploration``, and later ones no less than
+``min_exploration``; in the code the first decay comes before the first round, and
+exploration ends when all clients have taken part. The cut-off is the paper's 95 %,
+where the code has 70 %.
 """
 
 import functools

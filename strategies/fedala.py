@@ -18,9 +18,13 @@ and the server takes the mean. What is evaluated is Θ̂_i, made of the last Θ 
 Departures: the paper does not say when W_i has converged. As in the authors' code, the
 standard deviation of the losses of the last 10 of at least 11 passes is below 0.1 then;
 there a pass has the loss of its last mini-batch, here the mean of all, and the number
-of passes has a limit. The part s is drawn example by example, not as a stretch of them.
-W_i is of parameters; buffers are Θ's, where the authors' code has each client keep its
-own. Layers are counted, as for FedPer, by `knnper.strategies.core.sharing`.
+of passes has a limit. The part s is drawn example by example, not as a stretch of them,
+and s n is rounded to the nearest number, at least 1, where the code rounds down. A
+client mixes and trains W_i in the rounds in which it takes part, as in Algorithm 1, and
+once more for the evaluation, then on validation data too; in the code every client does
+in every round, so that Θ_i and W_i move in rounds without it as well. W_i is of
+parameters; buffers are Θ's, where the authors' code has each client keep its own.
+Layers are counted, as for FedPer, by `knnper.strategies.core.sharing`.
 """
 
 from dataclasses import dataclass

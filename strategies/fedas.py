@@ -19,8 +19,12 @@ synchronisation): clients that are under-trained are to count less. A client is 
 
 Departures: the trace is that of the authors' code, of mini-batches, where the
 information matrix is of single examples; it is taken in training mode, without the
-incomplete last mini-batch, and of the loss that the training section chooses. The
-alignment makes steps of the training section's optimizer and batch size. Unseen clients
+incomplete last mini-batch, and of the loss that the training section chooses (the code
+takes it in evaluation mode). The alignment makes steps of the training section's
+optimizer and batch size. At its first visit a client aligns nothing, since it has no
+body of its own yet; in the code it aligns to the body that all clients begin with. Each
+client aligns the body that the server sent; in the code the steps change the server's
+own model, and the next client of the round begins with the changed one. Unseen clients
 are not in the paper: they train a head on the last body.
 """
 

@@ -15,13 +15,15 @@ of which the gradient is that of the last term alone. The consensus z̄ is the m
 all clients' z̄_i, weighted by examples, and taken once. The server averages φ and g as
 FedAvg does. A client is served g(φ(x) + b_i); b_i starts at 0, and makes plain steps.
 
-Departures: the paper takes z̄ in a training of all clients before the rounds, which is
-then thrown away. Here it is that of the participants of the first round, whose models
-are averaged like those of any other, and which has no mean regularisation. Each gives
-the mean over its training examples after that round, not the last moving average, which
-with μ = 1 is that of one mini-batch. In later rounds the moving average starts with the
-first mini-batch, where the authors' code starts at 0, which is far off for clients of
-few mini-batches. Unseen clients are not in the paper: they train b alone.
+Departures: the paper has an initial phase, in which all clients train once, without b
+and without the regularisation; z̄ is taken from it, and its models are thrown away.
+Here the first round is that phase. So z̄ is that of the round's participants alone,
+their models are averaged like those of any other round, b is trained in it, and one
+round less has the regularisation. Each gives the mean over its training examples after
+that round, not the last moving average, which with μ = 1 is that of one mini-batch. In
+later rounds the moving average starts with the first mini-batch, where the authors'
+code starts at 0, which is far off for clients of few mini-batches. Unseen clients are
+not in the paper: they train b alone.
 """
 
 from collections.abc import Sequence

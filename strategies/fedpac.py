@@ -22,9 +22,11 @@ Departures: the pull to a class that no client has had is left out, and a class 
 participant has keeps its c_y (the paper has all clients in all rounds, the authors'
 code takes the client's own mean). The quadratic programme is solved exactly, as one of
 non-negative least squares; the code zeroes weights below 0.001. Means and V are of the
-embeddings in evaluation mode; the last training is on both splits. A client without a
-head of its own has the mean of those of the last round, weighted by examples, and
-trains it longer in the end, at the first round's rate.
+embeddings in evaluation mode, and clients train in training mode; the code trains in
+evaluation mode too, as a test before the training leaves the network in it, which
+matters with dropout or normalisation. The last training is on both splits. A client
+without a head of its own has the mean of those of the last round, weighted by examples,
+and trains it longer in the end, at the first round's rate.
 """
 
 import math

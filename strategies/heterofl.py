@@ -18,9 +18,13 @@ are held by those clients only that have the label.
 Departures: a network with BatchNorm is refused, so that the paper's static one, whose
 statistics are collected after training, is not needed. A client's width is the same in
 all rounds (the paper's "fix", not its "dynamic"). Each client draws its width by
-itself, so that the shares of the widths hold on average. A sub-model is served as it
-was trained, with its Scaler, which the paper has in training alone, as it evaluates the
-whole model; there r = 1. Masks are not applied to what is served.
+itself, so that the shares of the widths hold on average. Gradients are clipped only
+where the training section says so; the authors' code clips those of each mini-batch to
+a norm of 1. A row of the head is averaged over all participants unless ``mask_labels``
+is set; in the code over those that have its label, with or without the mask. A
+sub-model is served as it was trained, with its Scaler, which the paper has in training
+alone, as it evaluates the whole model; there r = 1. Masks are not applied to what is
+served.
 """
 
 import bisect

@@ -2,6 +2,11 @@
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
 Memorization", ICML 2022, Algorithm 1.
+
+The paper tunes λ for each client, on validation data or by cross-validation (section
+3). The authors' code chooses no λ: it scores each value of a grid, shared by all
+clients, on their test data, and averages over the clients. Here each client chooses
+its own, see `knnper.datastore.tuning`, and never on test data.
 """
 
 from dataclasses import replace

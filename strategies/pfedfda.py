@@ -23,7 +23,9 @@ Departures: the authors' code estimates in a round from the embeddings that its 
 saw on the way, and adds 1e-4 to all of Σ̂_i as well; it minimises by L-BFGS without
 bounds and clips. As there, μ is drawn uniformly from [0, 1) at first, Σ is I and ρ 1, π
 has 1e-4 added to each class, and classes of one example are left out of both halves.
-The last estimate is from both splits. The global model is that of equal π.
+Every round has the same number of clients; in the code each client takes part by a draw
+of its own, and all of them do in the last round. The last estimate is from both splits.
+The global model is that of equal π.
 """
 
 from collections.abc import Sequence

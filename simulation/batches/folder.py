@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import re
+import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,7 +23,10 @@ from knnper.server.run_folder import LOCK, RunFolder
 from knnper.simulation.partition.split import fingerprint, make_partition
 from knnper.weight_files import as_names, is_file_name, located
 
-CODE = "code.txt"  # in a run's folder: the fingerprint of the code that made it
+# In a run's folder: the fingerprint of the code that made it and, in a clone of the
+# repository, the commit on a second line.
+CODE = "code.txt"
+SHORT = 12  # characters of a commit or a fingerprint that name it
 _ROOT = Path(__file__).resolve().parents[2]
 _ROOMS = ("datastore", "strategies", "client", "server", "simulation")
 
@@ -40,21 +44,52 @@ def code_fingerprint() -> str:
     return digest.hexdigest()
 
 
+@functools.cache
+def code_commit(root: Path = _ROOT) -> str:
+    """Return the commit of the clone in ``root``, with "-dirty" if files differ.
+
+    Empty for an installed package, even one inside somebody else's repository.
+    """
+    if not (root / ".git").exists():
+        return ""
+    # Without optional locks it never gets in the way of a commit.
+    command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*"]
+    command += ["--dirty", f"--abbrev={SHORT}"]
+    try:
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""  # no git on this machine, or no commit yet
+    return done.stdout.strip()
+
+
 def sign(folder: Path) -> None:
     """Note in a run's folder that this code makes it, unless other code began it."""
     if not (folder / CODE).is_file():
-        write_atomically(folder / CODE, code_fingerprint())
+        lines = filter(None, (code_fingerprint(), code_commit()))
+        write_atomically(folder / CODE, "\n".join(lines))
 
 
 def sign_as(folder: Path, origin: Path) -> None:
     """Note that a run has a part of the one in ``origin``: older code made both."""
-    if _signature(folder) in ("", code_fingerprint()):
-        write_atomically(folder / CODE, _signature(origin))
+    if fingerprint_in(folder) in ("", code_fingerprint()):
+        write_atomically(folder / CODE, "\n".join(_signature(origin)))
 
 
 def is_of_this_code(folder: Path) -> bool:
     """Return whether no other code had a part in a run."""
-    return _signature(folder) == code_fingerprint()
+    return fingerprint_in(folder) == code_fingerprint()
+
+
+def code_of(folder: Path) -> str:
+    """Return which code made a run: its commit, else its files' fingerprint."""
+    match _signature(folder):
+        case [_, commit]:
+            return f"commit {commit}"
+        case [files]:
+            return f"files {files[:SHORT]}"
+    return "unknown"
 
 
 def num_made_otherwise(folders: Iterable[Path]) -> int:
@@ -72,9 +107,16 @@ def older_code(folders: Iterable[Path], batch: Path) -> Iterator[str]:
         )
 
 
-def _signature(folder: Path) -> str:
+def fingerprint_in(folder: Path) -> str:
+    """Return the fingerprint of the code that made a run; empty if unknown."""
+    return next(iter(_signature(folder)), "")
+
+
+def _signature(folder: Path) -> list[str]:
     path = folder / CODE
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    if not path.is_file():
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").split()
 
 
 BATCH = ".batch.json"  # in a batch's folder: what it is

@@ -31,6 +31,7 @@ from knnper.simulation.batches.runner import Outcome, failure_remark, folder_of
 from knnper.simulation.batches.tables import (
     Row,
     column_of,
+    compared_run_rows,
     csv_of,
     is_percent,
     label_of,
@@ -231,7 +232,12 @@ def write_batch(
     below = "".join(f"\n{line}\n" for line in spread)
     write_atomically(folder / TABLE, table.as_markdown() + below)
     write_atomically(folder / "table.csv", csv_of(plan, outcomes, rows))
-    charts = _write_plot(plan, outcomes, rows, folder)
+    if isinstance(plan, Sweep):
+        points = run_rows(outcomes)
+    else:
+        points = compared_run_rows(plan, outcomes, rows)
+    write_atomically(folder / "points.csv", csv_text(points))
+    charts = _write_plot(plan, rows, folder)
     chosen = _write_choice(plan, rows, folder)
     tuning = [one.point.tuning for outcome in outcomes for one in outcome.tried]
     runs = {
@@ -274,13 +280,10 @@ def _failures(plan: Plan, outcomes: Sequence[Outcome], folder: Path) -> Iterator
             yield failure_remark(what, seed, reason, run)
 
 
-def _write_plot(
-    plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row], folder: Path
-) -> tuple[Chart, ...]:
+def _write_plot(plan: Plan, rows: Sequence[Row], folder: Path) -> tuple[Chart, ...]:
     if not isinstance(plan, Sweep):
         return ()
     settings = plan.settings
-    write_atomically(folder / "points.csv", csv_text(run_rows(outcomes)))
     figure = plot_of(rows, settings)
     if figure is None:
         return ()

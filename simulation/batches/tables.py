@@ -14,6 +14,7 @@ from knnper.errors import RunError
 from knnper.metrics import ACCURACY, called
 from knnper.server.results import OVER_CLIENTS, figure_of
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.folder import code_of
 from knnper.simulation.batches.plan import (
     FIGURES,
     GLOBAL,
@@ -82,6 +83,8 @@ class Row:
     num_failed: int
     # By column. In a comparison the fraction degraded is against the reference row.
     estimates: Mapping[str, Estimate] = field(repr=False)
+    # By seed: what the estimates are of.
+    figures: Mapping[int, Figures] = field(default_factory=dict, repr=False)
 
 
 def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
@@ -96,12 +99,12 @@ def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
     for outcome in outcomes:
         place = _place(plan, outcome)
         bases = {name: runs.get((name, place), {}) for name in plan.references}
-        figures = [
-            _figures(
+        figures = {
+            seed: _figures(
                 plan, run, {name: by[seed] for name, by in bases.items() if seed in by}
             )
             for seed, run in outcome.runs.items()
-        ]
+        }
         rows.append(
             Row(
                 outcome.point.variant,
@@ -109,7 +112,11 @@ def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
                 outcome.point.values,
                 len(outcome.runs),
                 len(outcome.failures),
-                {name: estimate(one[name] for one in figures) for name in columns},
+                {
+                    name: estimate(one[name] for one in figures.values())
+                    for name in columns
+                },
+                figures,
             )
         )
     return rows
@@ -229,7 +236,10 @@ def documents_of(
 ) -> list[dict[str, Any]]:
     """Return the rows as plain values, as ``--json`` prints them."""
     if not isinstance(plan, Comparison):
-        return [asdict(row) for row in rows]
+        documents = [asdict(row) for row in rows]
+        for document in documents:
+            del document["figures"]  # points.csv has those of each seed
+        return documents
     columns = compared_columns(plan)
     return [
         {
@@ -288,6 +298,7 @@ def _origin(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         "personalization_name": first.results.get("personalization", ""),
         "seeds": " ".join(str(seed) for seed in outcome.runs),
         "splits": " ".join(run.split_hash[:FINGERPRINT] for run in runs),
+        "code": "; ".join(sorted({code_of(run.path) for run in runs})),
         "hardware": f"{cores} CPU cores; {versions_text(first.manifest)}",
     }
 
@@ -319,14 +330,47 @@ def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         {
             "variant": outcome.point.variant,
             **outcome.point.values,
-            "seed": seed,
-            "run": outcome.runs[seed].name if seed in outcome.runs else None,
-            "failure": outcome.failures.get(seed),
+            **_run_of(outcome, seed),
             **(figures_of(outcome.runs[seed]) if seed in outcome.runs else {}),
         }
         for outcome in outcomes
         for seed in outcome.point.runs
     ]
+
+
+def compared_run_rows(
+    plan: Comparison, outcomes: Sequence[Outcome], rows: Sequence[Row]
+) -> list[dict[str, Any]]:
+    """Return every tested run of a comparison with its figures, as plain values."""
+    columns = {
+        f"{group}_{name}": column
+        for (group, name), column in compared_columns(plan).items()
+    }
+    columns |= {name: name for name in (SECONDS, *BYTES)}
+    return [
+        {
+            "row": row.variant,
+            **_run_of(outcome, seed),
+            **{
+                name: row.figures[seed].get(column)
+                for name, column in columns.items()
+                if seed in row.figures
+            },
+        }
+        for outcome, row in zip(outcomes, rows, strict=True)
+        for seed in outcome.point.runs
+    ]
+
+
+def _run_of(outcome: Outcome, seed: int) -> dict[str, Any]:
+    """Return which run a row of points.csv is of, and which code made it."""
+    run = outcome.runs.get(seed)
+    return {
+        "seed": seed,
+        "run": None if run is None else run.name,
+        "failure": outcome.failures.get(seed),
+        "code": None if run is None else code_of(run),
+    }
 
 
 # By one of `OVER_CLIENTS`, or the name of a figure of all clients together.

@@ -43,7 +43,7 @@ from knnper.server.results import (
     summarise,
 )
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
-from knnper.simulation.batches.folder import CODE, read_inputs
+from knnper.simulation.batches.folder import CODE, fingerprint_in, read_inputs
 from knnper.simulation.batches.plan import TERMS
 from knnper.simulation.partition.schemes import PARTITIONS
 from knnper.simulation.workbench import ClientCounts, experiment_catalogue
@@ -617,9 +617,8 @@ def comparability(setups: Sequence[Setup]) -> Iterator[str]:
             "Runs with the same seed have different splits of the data: compare their "
             "averages with care, and their clients not at all."
         )
-    files = [run.path / CODE for run in runs if (run.path / CODE).is_file()]
-    texts = [path.read_text("utf-8", errors="replace").strip() for path in files]
-    versions = list(filter(None, texts))
+    fingerprints = (fingerprint_in(run.path) for run in runs)
+    versions = list(filter(None, fingerprints))
     if len(set(versions)) > 1:
         yield (
             f"The runs were not made by the same code: {CODE} has {len(set(versions))} "

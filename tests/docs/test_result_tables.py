@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import re
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from docs import tables
 from knnper.simulation.batches.plan import Comparison, Sweep
+from knnper.simulation.reports.runs import estimate
 from papers.reproduce import read_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +32,17 @@ def known() -> set[tuple[str, str]]:
                 if f"{column}_half_width" in result.line:
                     text = result.figure(column).text()
                     found |= {one.groups() for one in QUOTED.finditer(text)}
-    for path in tables.RESULTS.glob("*.md"):
-        found |= {one.groups() for one in QUOTED.finditer(path.read_text())}
+    texts = [path.read_text() for path in tables.RESULTS.glob("*.md")]
+    for text in (*texts, *differences()):
+        found |= {one.groups() for one in QUOTED.finditer(text)}
     return found  # type: ignore[return-value]
+
+
+def differences() -> list[str]:
+    """Return all tables of differences that pages have."""
+    pages = (page.read_text(encoding="utf-8") for page in tables.pages())
+    marks = itertools.chain.from_iterable(map(tables.marks, pages))
+    return [tables.marked_table(one) for one in marks if "pairs" in one]
 
 
 def quoted(page: str) -> list[str]:
@@ -81,6 +91,29 @@ def test_a_file_is_of_the_shipped_one(name: str) -> None:
     text = (tables.RESULTS / f"{name}.csv").read_text(encoding="utf-8")
     assert not re.search(r"(^|[\s\"'=])/(tmp|home|work|root)\b", text)
     assert results.command.split()[0] in ("knnper", "python")
+
+
+@pytest.mark.parametrize(
+    "name", [path.stem for path in (tables.RESULTS / tables.POINTS).glob("*.csv")]
+)
+def test_points_are_those_of_the_table(name: str) -> None:
+    results = tables.read_results(tables.RESULTS / f"{name}.csv")
+    points = tables.read_points(tables.RESULTS / tables.POINTS / f"{name}.csv")
+    for result in results.results:
+        runs = [
+            point
+            for point in points
+            if point.name == result.name
+            and point.settings == (result.settings if results.is_sweep else {})
+        ]
+        found = [one for one in runs if one.figure("seen_average") is not None]
+        assert [one.seed for one in found] == result.line["seeds"].split()
+        for column in ("seen_average", "unseen_average", "seen_bottom_decile"):
+            expected = result.figure(column)
+            counted = estimate(one.figure(column) for one in found)
+            assert counted.mean == pytest.approx(expected.mean)
+            assert counted.half_width == pytest.approx(expected.half_width)
+        assert {one.line["code"] for one in found} == {*result.line["code"].split("; ")}
 
 
 HEADER = "seen_average,seen_average_half_width,seen_vs_a,seen_vs_a_half_width,bytes_up"
@@ -133,6 +166,59 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
         tables.marked_table(
             {"files": ["few"], "columns": ["title"], "rows": ["c"]}, tmp_path
         )
+
+
+SEEDS = """row,seed,run,failure,code,seen_average
+a,0,x,,commit 1,0.5
+a,1,y,,commit 1,0.75
+b,0,z,,commit 1,0.625
+b,1,w,,commit 1,1
+"""
+SWEPT_SEEDS = """variant,training.num_rounds,seed,run,failure,code,\
+unseen.accuracy_weighted
+a,5,0,x,,commit 1,0.5
+b,5,0,y,,commit 1,0.25
+a,9,0,z,,commit 1,0.5
+b,9,0,,diverged,,
+"""
+
+
+def test_difference_of_two_rows_is_taken_seed_by_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / tables.POINTS).mkdir()
+    swept = SWEPT + "b,5,1,0.25,,,0.25,-0.125,B,0\n"
+    for name, table, points in (
+        ("few", BY_HAND, SEEDS),
+        ("swept", swept, SWEPT_SEEDS),
+    ):
+        (tmp_path / f"{name}.csv").write_text(table)
+        (tmp_path / tables.POINTS / f"{name}.csv").write_text(points)
+    pair = {"files": ["few"], "pairs": [["b", "a"]], "columns": ["seen_average"]}
+    table = tables.marked_table(pair, tmp_path)
+    # 12.5 and 25 points: the mean is 18.75, t · 8.839 / √2 = 79.4.
+    assert table == (
+        "| difference |         seen |\n"
+        "| ---------- | -----------: |\n"
+        "| B less A   | +18.8 ± 79.4 |\n"
+    )
+    of_sweep = {**pair, "files": ["swept"], "columns": ["unseen_average"]}
+    lines = tables.marked_table(of_sweep, tmp_path).splitlines()
+    assert lines == [
+        "| difference | rounds | unseen |",
+        "| ---------- | -----: | -----: |",
+        "| B less A   |      5 |  -25.0 |",
+        "| B less A   |      9 |      - |",
+    ]
+    monkeypatch.setattr(tables.paired_table, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(tables, "GROUPS", ("seen",))
+    tables.main(["--pair", "few", "b", "a"])
+    assert capsys.readouterr().out == table
+    with pytest.raises(SystemExit, match=r"few\.csv: no row c"):
+        tables.marked_table({**pair, "pairs": [["c", "a"]]}, tmp_path)
+    (tmp_path / tables.POINTS / "few.csv").unlink()
+    with pytest.raises(SystemExit, match="figures of each seed are not kept"):
+        tables.marked_table(pair, tmp_path)
 
 
 def test_the_page_of_all_results_needs_no_net() -> None:

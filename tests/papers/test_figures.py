@@ -277,7 +277,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_what_is_written_is_the_same_each_time(tmp_path: Path) -> None:
+def test_what_is_written_is_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("papers.figures.code_commit", lambda: "50f3a71eca7a")
+
     def draw() -> Figure:
         figure = Figure()
         figure.add_subplot().plot([1, 2], label="line")
@@ -296,6 +300,7 @@ def test_what_is_written_is_the_same_each_time(tmp_path: Path) -> None:
     assert contents[0] == contents[1]
     assert (tmp_path / "t.csv").read_text() == 'a,b\n1,\n"x,y",0.5\n'
     expected = {"figure": "t", "seed": 1, "a": [1], "seconds": 3.8}
+    expected["code"] = "50f3a71eca7a"
     assert json.loads((tmp_path / "t.json").read_text()) == expected
     assert shown.tables == (table,)
     assert [(one.name, one.title) for one in shown.charts] == [("t", "T")]

@@ -25,6 +25,7 @@ from knnper.simulation.batches.tables import (
     SECONDS,
     Row,
     all_columns,
+    compared_run_rows,
     csv_of,
     documents_of,
     rows_of,
@@ -333,6 +334,8 @@ def made(folder: Path, seed: int, accuracy: float) -> Path:
         results[group]["num_clients"] = 3
     (folder / "results.json").write_text(json.dumps(results))
     (folder / "experiment.yaml").touch()
+    commit = "\n50f3a71eca7a" if seed == 1 else ""
+    (folder / "code.txt").write_text("a" * 64 + commit)
     (folder / "rounds.jsonl").write_text(
         '{"num_clients": 3, "num_failed": 1, "bytes_down": 40, "bytes_up": 24}\n'
         '{"num_clients": 1, "num_failed": 0, "bytes_down": 10, "bytes_up": 8}\n'
@@ -381,6 +384,27 @@ def test_a_comparison_by_hand(comparison: Comparison, outcomes: list[Outcome]) -
     assert (one["batch"], one["seeds"]) == ("small", "1 2")
     assert one["splits"] == f"{'1' * 12} {'2' * 12}"
     assert one["hardware"] == "2 CPU cores; torch 2.9"
+    assert one["code"] == "commit 50f3a71eca7a; files aaaaaaaaaaaa"
+
+
+def test_points_of_a_comparison_have_each_seed(
+    comparison: Comparison, outcomes: list[Outcome]
+) -> None:
+    failed = replace(outcomes[1], runs={1: outcomes[1].runs[1]}, failures={2: "why"})
+    both = [outcomes[0], failed]
+    lines = compared_run_rows(comparison, both, rows_of(comparison, both))
+    found = list(csv.DictReader(io.StringIO(csv_text(lines))))
+    columns = ("row", "seed", "run", "seen_average", "seen_vs_mean", "failure")
+    assert [tuple(one[name] for name in columns[:4]) for one in found] == [
+        ("mean", "1", "mean-1", "0.5"),
+        ("mean", "2", "mean-2", "0.7"),
+        ("other", "1", "other-1", "0.4"),
+        ("other", "2", "", ""),
+    ]
+    assert float(found[2]["seen_vs_mean"]) == pytest.approx(-0.1)
+    assert found[3]["failure"] == "why"
+    assert found[0]["code"] == "commit 50f3a71eca7a"
+    assert (found[1]["seconds"], found[1]["bytes_up"]) == ("5.0", "8.0")
 
 
 @pytest.mark.parametrize("content", [None, "client,seen\na,true\n"])

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,8 +36,12 @@ from knnper.simulation.batches.folder import (
     Identity,
     Inputs,
     batch_folder,
+    code_commit,
     code_fingerprint,
+    code_of,
     content_digest,
+    fingerprint_in,
+    is_of_this_code,
     keep_inputs,
     led,
     num_made_otherwise,
@@ -102,7 +108,7 @@ def make_by(monkeypatch: pytest.MonkeyPatch) -> MakeBy:
 
 
 def signatures(found: Family) -> list[str]:
-    return [(folder / CODE).read_text() for folder in found.runs]
+    return [fingerprint_in(folder) for folder in found.runs]
 
 
 def test_who_takes_a_training_over_takes_its_code_over(
@@ -535,6 +541,42 @@ def test_all_code_counts(
     before = code_fingerprint.__wrapped__()
     (tmp_path / file).write_text("two")
     assert code_fingerprint.__wrapped__() != before
+
+
+def git(root: Path, *arguments: str) -> None:
+    as_somebody = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", *as_somebody, *arguments], cwd=root, check=True)
+
+
+def test_code_commit_is_the_clones_own(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "code.py").write_text("one")
+    git(tmp_path, "add", "code.py")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    read = code_commit.__wrapped__
+    assert re.fullmatch("[0-9a-f]{12}", read(tmp_path))
+    # A package inside of a user's repository is not at the commit of that.
+    assert read(installed) == ""
+    (tmp_path / "notes.txt").write_text("not tracked")
+    clean = read(tmp_path)
+    (tmp_path / "code.py").write_text("two")
+    assert read(tmp_path) == f"{clean}-dirty"
+
+
+@pytest.mark.parametrize(
+    ("commit", "expected"), [("50f3a71eca7a", "commit 50f3a71eca7a"), ("", "files ")]
+)
+def test_run_names_commit_or_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str, expected: str
+) -> None:
+    assert code_of(tmp_path) == "unknown"
+    monkeypatch.setattr(inputs, "code_commit", lambda: commit)
+    sign(tmp_path)
+    named = expected if commit else f"{expected}{code_fingerprint()[:12]}"
+    assert code_of(tmp_path) == named
+    assert is_of_this_code(tmp_path)
 
 
 def test_what_this_code_failed_at_is_not_tried_again(
