@@ -56,7 +56,7 @@ from knnper.experiment import (
     parse_settings,
     parse_yaml,
 )
-from knnper.files import parse_json, require_plain
+from knnper.files import parse_json, read_plain, require_plain
 from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
@@ -501,7 +501,8 @@ def read_task(path: Path) -> SiteTask:
     """Return the task that an exported model's folder, or an experiment, describes."""
     card = path if path.name == MODEL_CARD else path / MODEL_CARD
     if card.is_file():
-        require_plain(path)
+        if path.is_dir():
+            require_plain(path)
         return _of_card(card)
     if not path.is_file():
         raise DataError(
@@ -520,7 +521,7 @@ def read_task(path: Path) -> SiteTask:
 
 def _of_card(card: Path) -> SiteTask:
     try:
-        document = parse_json(card.read_bytes())
+        document = parse_json(read_plain(card))
     except ValueError as error:
         raise DataError(
             f"{card} is no JSON: {error}; export the model again"

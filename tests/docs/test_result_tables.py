@@ -198,9 +198,9 @@ def test_difference_of_two_rows_is_taken_seed_by_seed(
     table = tables.marked_table(pair, tmp_path)
     # 12.5 and 25 points: the mean is 18.75, t · 8.839 / √2 = 79.4.
     assert table == (
-        "| difference |         seen |\n"
-        "| ---------- | -----------: |\n"
-        "| B less A   | +18.8 ± 79.4 |\n"
+        "| difference |          seen |\n"
+        "| ---------- | ------------: |\n"
+        "| B less A   | +18.8 ± 79.4* |\n"
     )
     of_sweep = {**pair, "files": ["swept"], "columns": ["unseen_average"]}
     lines = tables.marked_table(of_sweep, tmp_path).splitlines()

@@ -347,7 +347,7 @@ def test_means_over_runs_by_hand() -> None:
     (found,) = over_runs([[one], [more]])
     assert found.header == ("d", "m", "x")
     # Half of the interval of two values is 12.706 / 2 times their distance.
-    assert found.rows == (("a", "2", "0.60 ± 1.27"), ("b", "4 ± 6", "1005 ± 13"))
+    assert found.rows == (("a", "2", "0.60 ± 1.27*"), ("b", "4 ± 6*", "1005 ± 13*"))
 
 
 def test_several_runs_have_a_folder_each(run: Path, tmp_path: Path) -> None:

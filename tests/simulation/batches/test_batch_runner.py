@@ -262,7 +262,7 @@ def test_what_diverges_is_neither_chosen_nor_in_the_table(tmp_path: Path) -> Non
     cells = table_of(comparison, rows).rows[1]
     assert cells == ("Hot (2 failed)", *(9 * ["-"]))
     # What failed is told with what to delete.
-    _, tuned, *tested = write_batch(comparison, outcomes, rows, folder).remarks
+    _, _, tuned, *tested = write_batch(comparison, outcomes, rows, folder).remarks
     assert tuned.startswith("1 of 2 candidates failed on validation data and were not")
     for seed, remark in zip((1, 2), tested, strict=True):
         run = folder_of(comparison.points[-1].runs[seed], folder)

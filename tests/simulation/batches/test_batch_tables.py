@@ -337,8 +337,10 @@ def made(folder: Path, seed: int, accuracy: float) -> Path:
     commit = "\n50f3a71eca7a" if seed == 1 else ""
     (folder / "code.txt").write_text("a" * 64 + commit)
     (folder / "rounds.jsonl").write_text(
-        '{"num_clients": 3, "num_failed": 1, "bytes_down": 40, "bytes_up": 24}\n'
-        '{"num_clients": 1, "num_failed": 0, "bytes_down": 10, "bytes_up": 8}\n'
+        '{"server_round": 1, "num_clients": 3, "num_failed": 1, '
+        '"bytes_down": 40, "bytes_up": 24}\n'
+        '{"server_round": 2, "num_clients": 1, "num_failed": 0, '
+        '"bytes_down": 10, "bytes_up": 8}\n'
     )
     (folder / "clients.csv").write_text(
         "client,seen,num_test,accuracy,accuracy_global\n"
