@@ -130,7 +130,8 @@ def _content(path: Path) -> object:
             reason = "it is a TorchScript archive, which holds code"
         if isinstance(error, IsADirectoryError):
             reason = (
-                f"it is a folder without {WEIGHTS}, which `knnper fed export` writes"
+                f"it is a folder without {WEIGHTS}; of a finished run, `knnper fed "
+                f"export {path} FOLDER` writes a folder to name here"
             )
         message = (
             f"expected a readable file of tensors, of safetensors or torch.save, at "

@@ -121,7 +121,7 @@ name: "{name}"
 server: {server}
 {security}
 state: state                  # what the client keeps: its models and its memory
-data: {{name: image_folder, path: data}}  # its own data; see: knnper data check
+data: {{name: image_folder, path: data}}  # its own data; see: knnper site check
 train: true                   # false: only gets the model, does not train it
 share_metrics: true           # false: the server learns no accuracy of this client
 limits:                       # what a run may do here; see docs/security.md

@@ -253,7 +253,9 @@ def test_scripted_network_and_folder_without_a_model_are_refused(
 ) -> None:
     torch.jit.trace(Net().eval(), torch.zeros(2, 6)).save(file)  # type: ignore[no-untyped-call]
     assert "a TorchScript archive, which holds code; correct" in refused(file)
-    assert "a folder without model.safetensors" in refused(tmp_path)
+    why = refused(tmp_path)
+    assert "a folder without model.safetensors" in why
+    assert f"knnper fed export {tmp_path} FOLDER" in why
 
 
 # --- types of numbers
