@@ -61,7 +61,9 @@ def verdict_of(setups: Sequence[Setup], rows: Sequence[Row]) -> list[str]:
     if others:
         sentences.append(_runner_up(setup, _setup_of(others[0], setups), group))
     losers = losers_of(setup)
-    if listed := losers or worst_of(setup):
+    # A client whose test examples are all right is not served badly.
+    lowest = [served for served in worst_of(setup) if served.client.accuracy < 1]
+    if listed := losers or lowest:
         which = "Loses most" if losers else "Lowest accuracy"
         named = (_named(client, setup) for client in listed[:_IN_A_SENTENCE])
         sentences.append(f"{which}: {'; '.join(named)}.")
@@ -99,7 +101,7 @@ def _points(difference: Estimate) -> str:
 def _gain_phrase(setup: Setup, row: Row) -> str:
     """Return by how much a model is better than the one it goes on from, if any."""
     gain, reference = row.figures["gain"], setup.runs[0].reference_title
-    if gain.mean is None or not is_apart(setup, row.group):
+    if gain.mean is None or setup.title == reference:
         return ""
     if abs(gain.mean) < _EQUAL:
         return f", as often as {reference}"
@@ -126,7 +128,8 @@ def _degraded_phrase(setup: Setup, group: str) -> str:
         return ""
     seeds = f" in {len(setup.runs)} seeds" if len(setup.runs) > 1 else ""
     number = str(worse) if worse else "none"
-    return f"; {number} of {total} clients{seeds} {_are(worse)} worse off"
+    clients = "client" if total == 1 else "clients"
+    return f"; {number} of {total} {clients}{seeds} {_are(worse)} worse off"
 
 
 def _are(number: int) -> str:

@@ -50,6 +50,7 @@ def test_one_run_is_compared_with_its_global_model() -> None:
     ("method", "own", "reference", "expected"),
     [
         ("knn_per", 0.5, 0.6, "examples, 10.0 points less than FedAvg; 1 of 4"),
+        ("knn_per", 0.6, 0.6, "examples, as often as FedAvg"),
         ("fedavg", 0.6, 0.6, "FedAvg is right for 60.0 % of the seen clients' test"),
         # Its global model means nothing.
         ("local", 0.6, 0.1, "Local is right for 60.0 % of the seen clients' test"),
@@ -62,6 +63,22 @@ def test_gain_is_told_where_there_is_a_model_to_compare_with(
     assert expected in first
     if method != "knn_per":
         assert first.endswith("test examples.")
+
+
+def test_group_of_one_client_is_singular() -> None:
+    made = run("knn_per", 0.8, 0.6)
+    results = {**made.results, "unseen": group(0.7, 0.5, num_clients=1)}
+    unseen = verdict(Run(Path("demo"), results))[1]
+    assert unseen.endswith("; none of 1 client is worse off.")
+
+
+def test_clients_without_errors_are_not_named_lowest(tmp_path: Path) -> None:
+    lines = ["right,true,8,1.0,1.0", "ward,true,4,0.75,0.5"]
+    made = with_clients(run("knn_per", 0.9, 0.8), tmp_path / "a", lines)
+    assert verdict(made)[-1].startswith("Lowest accuracy: ward (75.0 %")
+    assert "right" not in verdict(made)[-1]
+    made = with_clients(run("knn_per", 0.9, 0.8), tmp_path / "b", lines[:1])
+    assert not any(line.startswith("Lowest") for line in verdict(made))
 
 
 def test_unseen_clients_have_a_sentence() -> None:
