@@ -162,8 +162,7 @@ def _asked(
 
 
 def _show(found: "DataCheck", *, with_task: bool) -> None:
-    shape = "x".join(map(str, found.input_shape))
-    tell(f"inputs: {shape} (height x width x channels) of {found.input_type}")
+    tell(f"inputs: {_form(found)} of {found.input_type}")
     counts = {split: one.class_counts for split, one in found.splits.items()}
     rows = [
         (name, *(str(of_split[label]) for of_split in counts.values()))
@@ -195,6 +194,14 @@ def _show(found: "DataCheck", *, with_task: bool) -> None:
         say(f"Error: {problem}.")
     verdict = "cannot be used as it is" if found.problems else "can be used"
     tell(f"This data {verdict}. Nothing was sent anywhere.")
+
+
+def _form(found: "DataCheck") -> str:
+    """Return the shape of an input: that of an image, or a number of features."""
+    height, width, channels = found.input_shape
+    if found.input_type == "float32" and (height, width) == (1, 1):
+        return f"{channels} feature{'s' if channels > 1 else ''}"
+    return f"{height}x{width}x{channels} (height x width x channels)"
 
 
 def _list(what: str, lines: "Iterable[str]", count: int | None = None) -> None:
@@ -417,7 +424,10 @@ def refresh(
     )
     changes = refreshed.changes
     if as_json:
-        about = {"client": refreshed.site_state.name, "changed": not dry_run}
+        about = {
+            "client": refreshed.site_state.name,
+            "changed": bool(changes) and not dry_run,
+        }
         outcome = {"changes": asdict(changes), "serving": asdict(refreshed.serving)}
         print_json({**about, **outcome})
         return
@@ -429,6 +439,7 @@ def refresh(
         tell(_KEPT)
     if dry_run or not changes:
         return
+    tell("The memory has been brought up to date.")
     tell(describe_choice(refreshed.serving))
     tell(describe_gain(refreshed.serving))
     if refreshed.serving.accuracy.num_examples:

@@ -67,6 +67,12 @@ def test_sound_data(config: Path) -> None:
     assert lines[-1] == "This data can be used. Nothing was sent anywhere."
 
 
+def test_rows_are_told_by_their_number_of_features(config: Path) -> None:
+    put(config, [1, 2, 3, 4], inputs=np.arange(12, dtype=np.float32).reshape(4, 3))
+    result = check(config)
+    assert result.stdout.splitlines()[1] == "inputs: 3 features of float32"
+
+
 def test_as_json(config: Path) -> None:
     result = check(config, "--json")
     assert result.exit_code == 0

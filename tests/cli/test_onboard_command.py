@@ -93,6 +93,8 @@ def test_a_memory_is_brought_up_to_date_by_one_command(
     inputs[5] = 0
     file = client_file.parent / "digits.npz"
     np.savez(file, inputs=inputs, labels=labels, names=names)
+    only_looked = run_command("site", "refresh", client_file, "--dry-run")
+    assert "brought up to date" not in only_looked.stdout
     looked = run_command("site", "refresh", client_file, "--dry-run", "--json")
     document = json.loads(looked.stdout)
     assert not document["changed"]
@@ -107,6 +109,7 @@ def test_a_memory_is_brought_up_to_date_by_one_command(
     done = run_command("site", "refresh", client_file)
     assert done.exit_code == 0, done.output
     assert f"new: {found['new']}\n" in done.stdout
+    assert "The memory has been brought up to date.\n" in done.stdout
     assert "λ = " in done.stdout
     assert ("--forget-vanished" in done.stdout) == bool(found["vanished"])
     last = run_command("site", "refresh", client_file, "--forget-vanished", "--json")
@@ -119,6 +122,15 @@ def test_a_memory_is_brought_up_to_date_by_one_command(
     }
     again = run_command("site", "refresh", client_file)
     assert again.stdout == "differences between data and memory: none\n"
+
+
+def test_refresh_without_differences_changes_nothing(
+    exported: Path, client_file: Path
+) -> None:
+    onboarded = ("site", "onboard", client_file, "--model", exported, "--no-serve")
+    assert run_command(*onboarded).exit_code == 0
+    refreshed = run_command("site", "refresh", client_file, "--json")
+    assert json.loads(refreshed.stdout)["changed"] is False
 
 
 def test_data_that_cannot_be_read_is_no_reason_not_to_serve(
