@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -388,7 +388,8 @@ def require_runnable(
     prepare(order)
     with control_port(settings) as control:
         nodes = [node for node in control.nodes() if node.status != UNREGISTERED]
-    least = order.experiment.run.federation.min_clients or 1
+    rules = order.experiment.run.federation
+    least = rules.min_clients or 1
     if settings.insecure:  # whoever comes is a client
         return
     if len(nodes) < least:
@@ -396,13 +397,30 @@ def require_runnable(
             f"expected at least {counted(least, 'client')}, found {len(nodes)} "
             f"registered; let some in: knnper fed add-client {federation} NAME"
         )
-    online = sum(node.status == "online" for node in nodes)
-    if online < least:
-        wait_s = order.experiment.run.federation.wait_for_clients_s
+    away = [node.name for node in nodes if node.status != "online"]
+    waits_for_all = not order.resume and rules.min_clients is None
+    awaited = len(nodes) if waits_for_all else least
+    if len(nodes) - len(away) < awaited:
         say(
-            f"{online} of {counted(len(nodes), 'client')} online; the run waits up to "
-            f"{wait_s:g} s for {least} (run.federation.wait_for_clients_s)"
+            f"{len(nodes) - len(away)} of {counted(len(nodes), 'client')} online; the "
+            f"run waits up to {rules.wait_for_clients_s:g} s for {awaited} "
+            f"(run.federation.wait_for_clients_s){_absence(away, waits_for_all)}"
         )
+
+
+_MOST_AWAY = 5  # clients that are named
+
+
+def _absence(away: Sequence[str], waits_for_all: bool) -> str:
+    """Return who is away, and what happens if they do not come."""
+    more = ", ..." if len(away) > _MOST_AWAY else ""
+    named = f"; away: {', '.join(away[:_MOST_AWAY])}{more}"
+    if not waits_for_all:
+        return named
+    return (
+        f"{named}. Then it begins with those who are there; to begin sooner, set "
+        "run.federation.min_clients"
+    )
 
 
 OptionalRun = Annotated[

@@ -17,7 +17,7 @@ from knnper.transport.waiting import duration
 from knnper_cli.terminal import print_table, say, tell
 from knnper_cli.watching import failures_in
 
-RunState = Literal["finished", "running", "stopped", "unreadable"]
+RunState = Literal["finished", "running", "staying", "stopped", "unreadable"]
 _FIGURES: Mapping[str, str] = MappingProxyType(
     {
         "train_loss": "loss",
@@ -92,7 +92,9 @@ def run_folder(settings: ServerSettings, run: Path | None) -> RunFolder:
     if run is not None:
         places = (run, settings.runs_folder / run)
         return RunFolder.open(next(filter(is_run, places), run))
-    under_way = [folder for folder in _runs(settings) if folder.is_led()]
+    led = [folder for folder in _runs(settings) if folder.is_led()]
+    # A run that has its results only hands its model to clients that come late.
+    under_way = [folder for folder in led if not folder.is_finished()] or led
     if len(under_way) == 1:
         return under_way[0]
     names = ", ".join(folder.path.name for folder in under_way) or "none"
@@ -116,12 +118,15 @@ def _snapshot(folder: RunFolder) -> RunSnapshot:
     except (KnnPerError, OSError) as error:
         return RunSnapshot(name, path, "unreadable", problem=str(error))
     state: RunState = "finished" if folder.is_finished() else "stopped"
+    last = rounds[-1] if rounds else None
     if folder.is_led():
-        state = "running"
+        num_done = 0 if last is None else int(last["server_round"])
+        # One that was taken back to an earlier round may have its old results still.
+        is_done = folder.is_finished() and num_done >= num_rounds
+        state = "staying" if is_done else "running"
     written = [path / file for file in ("rounds.jsonl", "results.json")]
     times = [file.stat().st_mtime for file in written if file.exists()]
     changed = max(times, default=path.stat().st_mtime)
-    last = rounds[-1] if rounds else None
     return RunSnapshot(name, path, state, changed, num_rounds, last)
 
 

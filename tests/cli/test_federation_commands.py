@@ -181,6 +181,24 @@ def test_a_run_needs_as_many_clients_as_it_waits_for(operator: Operator) -> None
     assert "0 of 1 client online; the run waits up to 5 s for 1" in said.stderr
 
 
+@with_keys
+def test_new_run_names_the_clients_that_it_waits_for(
+    operator: Operator, tmp_path: Path
+) -> None:
+    file = tmp_path / "experiment.yaml"
+    file.write_text(to_yaml(over_sites(experiment())))
+    nodes = [Node("1", "site-a", "SHA256:a", "online")]
+    submitted = (file, "--output", tmp_path / "new", "--detach")
+    operator.pretend(nodes=nodes)
+    assert "online; the run waits" not in operator.submits(*submitted).stderr
+    operator.pretend(nodes=[*nodes, Node("2", "site-b", "SHA256:b", "offline")])
+    said = operator.submits(*submitted).stderr
+    assert "1 of 2 clients online; the run waits up to 5 s for 2" in said
+    assert "away: site-b. Then it begins with those who are there" in said
+    few = ("--set", "run.federation.min_clients=1")
+    assert "online; the run waits" not in operator.submits(*submitted, *few).stderr
+
+
 @pytest.mark.parametrize("resumes", [True, False])
 def test_a_run_that_failed_says_why_and_only_what_helps(
     operator: Operator, resumes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -305,6 +323,24 @@ def test_the_status_is_a_snapshot(operator: Operator, tmp_path: Path) -> None:
     nowhere = operator.types("status", operator.folder.path, "third")
     assert nowhere.exit_code == 1
     assert "third holds no run" in nowhere.stderr
+
+
+def test_finished_run_that_is_led_is_staying(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = operator.folder.server / "state" / "runs"
+    done = RunFolder.create(runs / "done", over_sites(experiment()))
+    done.append_round(a_round(experiment().training.num_rounds))
+    done.write_results({})
+    RunFolder.create(runs / "next", over_sites(experiment()))
+    monkeypatch.setattr(RunFolder, "is_led", lambda _: True)
+    said = operator.types("status", operator.folder.path, "--json")
+    states = {run["name"]: run["state"] for run in json.loads(said.stdout)["runs"]}
+    assert states == {"done": "staying", "next": "running"}
+    monkeypatch.setattr(Watch, "follow", lambda *_: False)
+    monkeypatch.setattr(RunFolder, "is_finished", lambda run: run.path == done.path)
+    followed = operator.types("status", operator.folder.path, "--follow")
+    assert f"nobody leads the run in {runs / 'next'}" in followed.stderr
 
 
 def test_the_run_under_way_is_followed(
