@@ -14,6 +14,7 @@ from markupsafe import escape
 from pydantic_core import to_jsonable_python
 from torch import Tensor, nn
 
+from knnper.data.arrays import own_inputs
 from knnper.data.examples import ClientData, Examples
 from knnper.errors import KnnPerError, RunError, printable
 from knnper.experiment import (
@@ -47,6 +48,7 @@ from knnper.strategies.core.exported_model import GlobalModel
 from knnper.strategies.core.task import Predictor
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
     from pandas import DataFrame
 
 _COMMAND = ("knnper.simulate",)  # what a run's manifest says that began it
@@ -264,11 +266,31 @@ class Run:
         found.task.model.load(found.weights)
         return copy.deepcopy(found.task.model.module).eval()
 
+    def inputs(self, rows: "ArrayLike | DataFrame") -> Tensor:
+        """Return inputs of your own in the form that `data` and `test` return.
+
+        `predictor` and `preprocess` take them.
+
+        Parameters
+        ----------
+        rows
+            A table or an array of n rows of features, or n images of the run's size,
+            uint8. Where the run's data names its features, a table's columns are found
+            by these names, in any order and beside others; else by their position.
+
+        Raises
+        ------
+        DataError
+            If a feature is missing or no number, or the shape is another.
+        """
+        return own_inputs(rows, self._bench.dataset)
+
     def preprocess(self, inputs: Tensor) -> Tensor:
         """Return inputs as the model takes them, from those that data sets hold.
 
         From uint8 images (n, height, width, channels), which `data` and `test` return,
-        to normalised ones, float32 (n, channels, height, width).
+        to normalised ones, float32 (n, channels, height, width). Rows of your own go
+        through `inputs` first.
         """
         return self._global_model.task.normalize(inputs)
 
@@ -276,7 +298,8 @@ class Run:
         """Return what a client of the run serves: from inputs to probabilities (n, c).
 
         It is personalised anew from the end of the training, as in the run. It takes
-        inputs as `data` and `test` return them. A `LocalMemory`'s also has ``explain``.
+        inputs as `data`, `test` and `inputs` return them. A `LocalMemory`'s also has
+        ``explain``.
 
         Parameters
         ----------

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
 from knnper.data.cache import (
     Contents,
@@ -42,6 +44,7 @@ from knnper.data.examples import (
 from knnper.data.features import (
     clean_features,
     numbered_features,
+    order_by_name,
     warn_of_coarse,
     warn_of_row_numbers,
     without_index,
@@ -523,6 +526,27 @@ def _as_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
     except (TypeError, ValueError, RuntimeError) as error:
         raise OwnCodeError(f"{source} returned what is no array: {error}") from error
     return {"feature_names": np.array(columns), **arrays} if columns else arrays
+
+
+def own_inputs(rows: Any, dataset: Dataset) -> Tensor:
+    """Return a user's rows or images in the form of the data set's, (n, h, w, ch).
+
+    The columns of a table are found by the names of the data set's features, whatever
+    their order; where either names none, and in arrays, positions count.
+    """
+    source, spec = "the rows", dataset.spec
+    columns = list(getattr(rows, "columns", ()))
+    if columns and dataset.feature_names:
+        names = list(map(str, columns))
+        order = order_by_name(names, dataset.feature_names, source)
+        rows = rows[[columns[position] for position in order]]
+    # Columns of a table may have types of their own, which NumPy would make objects.
+    dtype = np.float64 if spec.dtype == "float32" else None
+    try:
+        array = np.asarray(rows, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{source} are no array of numbers: {error}") from error
+    return torch.from_numpy(fit_inputs(array, spec, source).copy())
 
 
 def _is_input(key: str) -> bool:

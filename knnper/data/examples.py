@@ -445,6 +445,20 @@ def normalizer(
     return TokenIds(spec) if spec.dtype in TEXTS else Normalizer(spec, device)
 
 
+def require_tensor(inputs: object, num_dimensions: int | None = None) -> None:
+    """Refuse tables, arrays and rows that are not in the form of stored inputs."""
+    found = type(inputs).__name__
+    if isinstance(inputs, Tensor):
+        if num_dimensions in (None, inputs.ndim):
+            return
+        found = f"tensor of shape {tuple(inputs.shape)}"
+    raise DataError(
+        f"found a {found}, expected a tensor of inputs (n, height, width, channels), "
+        "rows as (n, 1, 1, features); knnper.Run.inputs makes one of a table or an "
+        "array"
+    )
+
+
 class TokenIds:
     """Passes the ids of text on as they are, in the order of axes that models take."""
 
@@ -482,5 +496,6 @@ class Normalizer:
         The result keeps the channels innermost in memory (``channels_last``), which
         is how convolutions are fastest, at no cost of a copy.
         """
+        require_tensor(images, num_dimensions=4)
         scaled = images.to(torch.float32, copy=True).mul_(self._scale)
         return scaled.add_(self._shift).permute(0, 3, 1, 2)

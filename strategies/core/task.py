@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from knnper.data.examples import Examples, InputSpec
+from knnper.data.examples import Examples, InputSpec, require_tensor
 from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel
 from knnper.experiment import TrainingSettings
 from knnper.metrics import Compute
@@ -219,6 +219,7 @@ class Task:
         self, inputs: Tensor, function: Callable[[Tensor], Tensor], width: int
     ) -> Tensor:
         """Return the rows (n, width) of a function that trains nothing."""
+        require_tensor(inputs)
         if len(inputs) == 0:
             return torch.empty((0, width))
         num_batches = math.ceil(len(inputs) / self.evaluation_batch_size)

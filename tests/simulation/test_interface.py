@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from knnper.datastore.local_memory import LocalMemory
 from knnper.datastore.prediction import KnnPredictor
-from knnper.errors import ConfigError, FolderTakenError, RunError
+from knnper.errors import ConfigError, DataError, FolderTakenError, RunError
 from knnper.experiment import load_experiment
 from knnper.simulation.experiments import find_experiment, shipped_experiments
 from knnper.simulation.interface import Run, simulate
@@ -109,6 +110,61 @@ def test_the_model_is_the_global_one(run: Run) -> None:
         found = torch.softmax(model(run.preprocess(images)), dim=1)
     expected_rows = expected.head(expected.embed(images))
     torch.testing.assert_close(found, expected_rows)
+
+
+@pytest.fixture(scope="module")
+def run_of_rows(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("rows")
+    generator = np.random.default_rng(0)
+    wards, kinds = np.repeat(["a", "b", "c"], 20), np.tile(["low", "high"], 30)
+    table = pandas.DataFrame(generator.normal(size=(60, 3)), columns=["x", "y", "z"])
+    table.assign(ward=wards, kind=kinds).to_csv(folder / "rows.csv", index=False)
+    source = {"name": "table", "train": str(folder / "rows.csv")}
+    experiment = {
+        "name": "rows",
+        "data": {**source, "label": "kind", "client": "ward"},
+        "partition": {"name": "natural"},
+        "model": {"name": "mlp"},
+        "method": {"name": "knn_per"},
+        "training": {"num_rounds": 1, "learning_rate": 0.05},
+        "run": {"engine": "serial"},
+    }
+    return simulate(experiment, output=folder / "run", progress=False)
+
+
+def test_columns_of_own_rows_are_found_by_name(run_of_rows: Run) -> None:
+    rows = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    table = pandas.DataFrame(rows, columns=["x", "y", "z"])
+    others = table.assign(kind="low")[["z", "kind", "x", "y"]]
+    expected = torch.tensor(rows, dtype=torch.float32).reshape(2, 1, 1, 3)
+    for given in (rows, torch.tensor(rows), table, others, others.convert_dtypes()):
+        assert torch.equal(run_of_rows.inputs(given), expected)
+    predictor = run_of_rows.predictor("a")
+    assert predictor(run_of_rows.inputs(others)).shape == (2, 2)
+
+
+def test_own_rows_that_do_not_fit_are_refused(run_of_rows: Run) -> None:
+    table = pandas.DataFrame([[1.0, 2.0]], columns=["x", "z"])
+    with pytest.raises(DataError, match="has no feature 'y'"):
+        run_of_rows.inputs(table)
+    with pytest.raises(DataError, match="are missing"):
+        run_of_rows.inputs(table.assign(y=np.nan))
+    with pytest.raises(DataError, match="could not convert string to float"):
+        run_of_rows.inputs(table.assign(y="high"))
+    with pytest.raises(DataError, match=r"of shape \(1, 2\)"):
+        run_of_rows.inputs(table.to_numpy())
+    # What has not been brought to the form of the run's data says how to do so.
+    for given in (table, table.to_numpy(), torch.ones((1, 3))):
+        for use in (run_of_rows.predictor("a"), run_of_rows.preprocess):
+            with pytest.raises(DataError, match=r"knnper\.Run\.inputs"):
+                use(given)
+
+
+def test_own_images_have_the_size_of_the_runs(run: Run) -> None:
+    images = run.test(run.clients.index[0]).images[:2]
+    assert torch.equal(run.inputs(images.numpy()[..., 0]), images)
+    with pytest.raises(DataError, match="expected uint8 of shape"):
+        run.inputs(np.zeros((2, 5, 5), np.uint8))
 
 
 @pytest.mark.parametrize("trained", ["all", "head"])
