@@ -412,7 +412,7 @@ _MOST_AWAY = 5  # clients that are named
 
 
 def _absence(away: Sequence[str], waits_for_all: bool) -> str:
-    """Return who is away, and what happens if they do not come."""
+    """Describe the absent clients, and when the run begins without them."""
     more = ", ..." if len(away) > _MOST_AWAY else ""
     named = f"; away: {', '.join(away[:_MOST_AWAY])}{more}"
     if not waits_for_all:

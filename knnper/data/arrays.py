@@ -534,7 +534,7 @@ def own_inputs(rows: Any, dataset: Dataset) -> Tensor:
     The columns of a table are found by the names of the data set's features, whatever
     their order; where either names none, and in arrays, positions count.
     """
-    source, spec = "the rows", dataset.spec
+    source, spec = "the input", dataset.spec
     columns = list(getattr(rows, "columns", ()))
     if columns and dataset.feature_names:
         names = list(map(str, columns))
@@ -545,7 +545,7 @@ def own_inputs(rows: Any, dataset: Dataset) -> Tensor:
     try:
         array = np.asarray(rows, dtype=dtype)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{source} are no array of numbers: {error}") from error
+        raise DataError(f"{source} is no array of numbers: {error}") from error
     return torch.from_numpy(fit_inputs(array, spec, source).copy())
 
 

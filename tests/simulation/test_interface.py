@@ -153,7 +153,7 @@ def test_own_rows_that_do_not_fit_are_refused(run_of_rows: Run) -> None:
         run_of_rows.inputs(table.assign(y="high"))
     with pytest.raises(DataError, match=r"of shape \(1, 2\)"):
         run_of_rows.inputs(table.to_numpy())
-    # What has not been brought to the form of the run's data says how to do so.
+    # Predictors take the form of the run's data, and name the method that makes it.
     for given in (table, table.to_numpy(), torch.ones((1, 3))):
         for use in (run_of_rows.predictor("a"), run_of_rows.preprocess):
             with pytest.raises(DataError, match=r"knnper\.Run\.inputs"):
