@@ -127,6 +127,19 @@ def test_bodies_of_strangers_take_no_memory(who: str, scene: Scene) -> None:
     scene.beat()
 
 
+def test_long_headers_are_refused(scene: Scene) -> None:
+    path, long = f"{FLEET}pull-messages", 9_000 * ";"
+    for target, headers in (
+        (path, {**PROTOBUF, "content-type": f'a/b; x="{long}"'}),
+        (path, {**signed(scene.evil.key), "flwr-signature": long}),
+        (f"{path}?{long}", PROTOBUF),
+    ):
+        with connected(scene.server.gateway, scene.ca) as connection:
+            connection.sendall(head(target, 0, headers))
+            assert connection.recv(1000).startswith(b"HTTP/1.1 431 ")
+    scene.beat()
+
+
 def nested(depth: int) -> bytes:
     """Return a tree of that depth: no parser of protobuf follows so far."""
     body = b""
