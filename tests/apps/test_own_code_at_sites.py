@@ -363,7 +363,8 @@ def test_weights_of_others_lie_where_each_site_says(
         trained_model(simulated(serial, head).path),
     )
     # A site embeds its own examples, a simulation the whole set: in other batches.
-    torch.testing.assert_close(exported.weights, expected.weights)
+    # Rounding errors grow with the steps; other frozen weights would differ by tenths.
+    torch.testing.assert_close(exported.weights, expected.weights, rtol=1e-4, atol=1e-4)
     save_model(tmp_path / "exported", exported)
     with pytest.raises(ConfigError, match=r"pretrained: \{tiny_cnn: FILE\}"):
         load_model(tmp_path / "exported")
