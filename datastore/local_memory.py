@@ -873,12 +873,22 @@ def _unusable(network: nn.Module) -> str:
             "run the network once on an input before"
         )
     for name, value in network.state_dict().items():
-        if not isinstance(value, Tensor) or value.is_quantized:
+        if not _is_plain(value):
             return (
-                f"found {name!r}, which is no tensor of numbers, as quantised layers "
-                f"have; {instead}"
+                f"found {name!r}, which is no plain tensor of numbers (it is sparse, "
+                f"quantised, without values or no tensor); {instead}"
             )
     return ""
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a tensor has its numbers one beside the other in memory."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and not value.is_quantized
+        and not value.is_meta
+    )
 
 
 def _fingerprint(model: nn.Module | None) -> str:
@@ -887,13 +897,6 @@ def _fingerprint(model: nn.Module | None) -> str:
         return NO_MODEL
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided
-        if not is_plain or tensor.is_quantized or tensor.is_meta:
-            kind = "quantised, sparse or empty tensor"
-            if not isinstance(tensor, Tensor):
-                kind = type(tensor).__name__
-            message = f"found a {kind} in {name}, expected a model of plain tensors"
-            raise ConfigError([Problem("model", message)], _OURS)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         plain = tensor.detach().cpu().contiguous().flatten()
         digest.update(plain.view(torch.uint8).numpy().data)

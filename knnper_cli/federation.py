@@ -28,6 +28,7 @@ from knnper_cli.terminal import (
     Verbose,
     counted,
     how_to_resume,
+    listed,
     print_json,
     print_table,
     require_start,
@@ -400,26 +401,24 @@ def require_runnable(
     away = [node.name for node in nodes if node.status != "online"]
     waits_for_all = not order.resume and rules.min_clients is None
     awaited = len(nodes) if waits_for_all else least
-    if len(nodes) - len(away) < awaited:
+    num_online = len(nodes) - len(away)
+    if num_online < awaited:
+        absence = _absence(away, waits_for_all=waits_for_all)
         say(
-            f"{len(nodes) - len(away)} of {counted(len(nodes), 'client')} online; the "
-            f"run waits up to {rules.wait_for_clients_s:g} s for {awaited} "
-            f"(run.federation.wait_for_clients_s){_absence(away, waits_for_all)}"
+            f"{num_online} of {counted(len(nodes), 'client')} online; the run waits up "
+            f"to {rules.wait_for_clients_s:g} s for {awaited} "
+            f"(run.federation.wait_for_clients_s){absence}"
         )
 
 
-_MOST_AWAY = 5  # clients that are named
-
-
-def _absence(away: Sequence[str], waits_for_all: bool) -> str:
-    """Describe the absent clients, and when the run begins without them."""
-    more = ", ..." if len(away) > _MOST_AWAY else ""
-    named = f"; away: {', '.join(away[:_MOST_AWAY])}{more}"
+def _absence(away: Sequence[str], *, waits_for_all: bool) -> str:
+    """Name the clients that are offline, and when the run begins without them."""
+    named = f"; offline: {listed(away)}"
     if not waits_for_all:
         return named
     return (
-        f"{named}. Then it begins with those who are there; to begin sooner, set "
-        "run.federation.min_clients"
+        f"{named}. After that it begins with the clients that are online; to begin "
+        "sooner, set run.federation.min_clients"
     )
 
 

@@ -200,7 +200,7 @@ def _form(found: "DataCheck") -> str:
     """Return the shape of an input: that of an image, or a number of features."""
     height, width, channels = found.input_shape
     if found.input_type == "float32" and (height, width) == (1, 1):
-        return f"{channels} feature{'s' if channels > 1 else ''}"
+        return counted(channels, "feature")
     return f"{height}x{width}x{channels} (height x width x channels)"
 
 

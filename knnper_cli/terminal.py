@@ -378,6 +378,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+MOST_NAMED = 10  # clients in a line
+
+
+def listed(clients: Sequence[str]) -> str:
+    """Return the first names, separated by commas: a federation may have hundreds."""
+    more = ", ..." if len(clients) > MOST_NAMED else ""
+    return ", ".join(clients[:MOST_NAMED]) + more
+
+
 def typed_command() -> list[str]:
     """Return the command and its arguments, the program by its name alone."""
     program = Path(sys.argv[0])

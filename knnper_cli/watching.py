@@ -9,10 +9,9 @@ from typing import Any
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.workbench import experiment_catalogue
-from knnper_cli.terminal import say
+from knnper_cli.terminal import MOST_NAMED, listed, say
 
 LOOK_EVERY_S = 0.5
-MOST_NAMED = 10
 
 
 class Watch:
@@ -68,7 +67,7 @@ class Watch:
                 say(line)
             if (left_out := record.get("left_out", [])) != self._left_out:
                 self._left_out = left_out
-                named = ", ".join(left_out[:MOST_NAMED]) or "none"
+                named = listed(left_out) or "none"
                 say(f"round {record['server_round']}: clients left out: {named}")
         self._num_told = len(rounds)
 

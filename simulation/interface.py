@@ -289,8 +289,8 @@ class Run:
         """Return inputs as the model takes them, from those that data sets hold.
 
         From uint8 images (n, height, width, channels), which `data` and `test` return,
-        to normalised ones, float32 (n, channels, height, width). Rows of your own go
-        through `inputs` first.
+        to normalised images, float32 (n, channels, height, width). `inputs` brings
+        your own rows and images into the first form.
         """
         return self._global_model.task.normalize(inputs)
 

@@ -447,13 +447,13 @@ def normalizer(
 
 def require_tensor(inputs: object, num_dimensions: int | None = None) -> None:
     """Refuse tables, arrays and rows that are not in the form of stored inputs."""
-    found = type(inputs).__name__
+    kind = type(inputs).__name__
     if isinstance(inputs, Tensor):
         if num_dimensions in (None, inputs.ndim):
             return
-        found = f"tensor of shape {tuple(inputs.shape)}"
+        kind = f"tensor of shape {tuple(inputs.shape)}"
     raise DataError(
-        f"found a {found}, expected a tensor of inputs (n, height, width, channels), "
+        f"found a {kind}, expected a tensor of inputs (n, height, width, channels), "
         "rows as (n, 1, 1, features); knnper.Run.inputs makes one of a table or an "
         "array"
     )

@@ -61,7 +61,7 @@ def verdict_of(setups: Sequence[Setup], rows: Sequence[Row]) -> list[str]:
     if others:
         sentences.append(_runner_up(setup, _setup_of(others[0], setups), group))
     losers = losers_of(setup)
-    # A client whose test examples are all right is not served badly.
+    # A client without an error on its test examples is not served badly.
     lowest = [served for served in worst_of(setup) if served.client.accuracy < 1]
     if listed := losers or lowest:
         which = "Loses most" if losers else "Lowest accuracy"

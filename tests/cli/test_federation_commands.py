@@ -194,7 +194,9 @@ def test_new_run_names_the_clients_that_it_waits_for(
     operator.pretend(nodes=[*nodes, Node("2", "site-b", "SHA256:b", "offline")])
     said = operator.submits(*submitted).stderr
     assert "1 of 2 clients online; the run waits up to 5 s for 2" in said
-    assert "away: site-b. Then it begins with those who are there" in said
+    assert (
+        "offline: site-b. After that it begins with the clients that are online" in said
+    )
     few = ("--set", "run.federation.min_clients=1")
     assert "online; the run waits" not in operator.submits(*submitted, *few).stderr
 

@@ -588,7 +588,7 @@ def lazy() -> nn.Module:
     [
         (scripted, "found a RecursiveScriptModule, whose layers cannot"),
         (traced_part, "as its layer '0', whose layers cannot"),
-        (quantised, "which is no tensor of numbers, as quantised layers have"),
+        (quantised, "which is no plain tensor of numbers"),
         (lazy, "the parameter '0.weight' of a lazy layer"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A run that was killed, and whose newest checkpoint's history was changed since."""
+"""Resuming a run after a digit in its newest checkpoint's history has changed."""
 
 import re
 import shutil
