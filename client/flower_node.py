@@ -357,7 +357,7 @@ def log_to_stderr(*, verbose: bool = False) -> None:
 
 
 READY = b"ready\n"  # what a runner writes once everything is loaded
-CLIENT_APP = "knnper_cli.flower_apps:client_app"
+CLIENT_APP = "knnper.cli.flower_apps:client_app"
 
 
 @dataclass(frozen=True)

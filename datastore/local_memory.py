@@ -202,7 +202,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     _choice: TunedParameters
     _folder: Path | None  # that `load` opened
 
-    def __init__(  # noqa: PLR0913 (one parameter a setting)
+    def __init__(
         self,
         model: nn.Module | None = None,
         *,

@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from typer.core import TyperGroup
 
+from knnper.cli.app import app
 from knnper.client.settings import ClientDocument
 from knnper.experiment import RunSettings, Settings, TrainingSettings
 from knnper.server.settings import ServerSettings
@@ -24,7 +25,6 @@ from knnper.simulation.batches.plan import ComparisonSettings, SweepSettings
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method, Personalizer
-from knnper_cli.app import app
 from papers.catalogue import FIGURES, FigureFileSettings
 
 PYTHON = {

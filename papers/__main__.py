@@ -5,6 +5,14 @@ from typing import Annotated
 
 import typer
 
+from knnper.cli.terminal import (
+    RUN_FAILED,
+    ErrorReportingGroup,
+    Overrides,
+    interruptible,
+    print_shown,
+    say,
+)
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import Experiment, parse_yaml, read_experiment
 from knnper.files import write_atomically
@@ -15,14 +23,6 @@ from knnper.simulation.experiments import find_experiment
 from knnper.simulation.reports.runs import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import experiment_catalogue
-from knnper_cli.terminal import (
-    RUN_FAILED,
-    ErrorReportingGroup,
-    Overrides,
-    interruptible,
-    print_shown,
-    say,
-)
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
 from papers.figures import markdown_of, over_runs
 from papers.gains import read_gains, write_gains

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from knnper.cli.terminal import Overrides, print_shown
 from knnper.data.examples import Examples
 from knnper.errors import ConfigError, Problem, RunError
 from knnper.experiment import Experiment, TrainingSettings
@@ -27,7 +28,6 @@ from knnper.simulation.batches.plan import Comparison, read_comparison
 from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.reports.runs import Shown, Table
 from knnper.simulation.workbench import Workbench, open_workbench
-from knnper_cli.terminal import Overrides, print_shown
 from papers import rounds
 from papers.rounds import Reading
 

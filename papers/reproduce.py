@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from knnper.cli.terminal import run_counter, say
 from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
@@ -81,7 +82,6 @@ from knnper.simulation.workbench import (
     require_central,
     simulate,
 )
-from knnper_cli.terminal import run_counter, say
 from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure
 from papers.figures import OnPart
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ROOMS = [
-    *("knnper", "knnper_cli", "client", "server", "simulation", "strategies"),
+    *("knnper", "client", "server", "simulation", "strategies"),
     *("datastore", "papers", "docker"),
 ]
 ALLOWED = {"client/flower_node.py", "simulation/flower_engine.py"}

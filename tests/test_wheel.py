@@ -11,10 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FOREIGN = ("client", "server", "simulation", "strategies", "datastore")
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-import knnper, knnper_cli
-for package in (knnper, knnper_cli):
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        importlib.import_module(module.name)
+import knnper
+for module in pkgutil.walk_packages(knnper.__path__, "knnper."):
+    importlib.import_module(module.name)
 assert knnper.__file__.startswith(sys.argv[1]), knnper.__file__
 """
 
@@ -39,16 +38,16 @@ def python(installed: Path, folder: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_wheel_leaves_two_packages(installed: Path) -> None:
+def test_wheel_installs_only_the_package_knnper(installed: Path) -> None:
     found = {entry.name for entry in installed.iterdir()}
     own = {name for name in found if not name.endswith(".dist-info")}
-    assert own - {"bin", "__pycache__"} == {"knnper", "knnper_cli"}
+    assert own - {"bin", "__pycache__"} == {"knnper"}
     for room in FOREIGN:
         assert (installed / "knnper" / room / "__init__.py").is_file()
     for files in (
         "knnper/simulation/experiments/*.yaml",
-        "knnper_cli/new_experiment/*",
-        "knnper_cli/new_comparison/*",
+        "knnper/cli/new_experiment/*",
+        "knnper/cli/new_comparison/*",
     ):
         expected = {one.name for one in ROOT.glob(files) if one.is_file()}
         assert {one.name for one in installed.glob(files)} - {"__pycache__"} == expected
@@ -65,7 +64,7 @@ def test_a_new_experiment_and_the_demo_run_beside_a_users_own(
     installed: Path, users_folder: Path
 ) -> None:
     def knnper(*arguments: str) -> None:
-        command = "import sys; from knnper_cli.app import main; sys.exit(main())"
+        command = "import sys; from knnper.cli.app import main; sys.exit(main())"
         python(installed, users_folder, "-c", command, *arguments)
 
     knnper("init", "mine")

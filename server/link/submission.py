@@ -23,8 +23,8 @@ from knnper.server.settings import ServerSettings
 _MODULE = "installed"
 _CODE = '''"""Nothing of its own: the installed server and client."""
 
-from knnper_cli.flower_apps import client_app
-from knnper_cli.flower_apps import server_app
+from knnper.cli.flower_apps import client_app
+from knnper.cli.flower_apps import server_app
 
 __all__ = ["client_app", "server_app"]
 '''

@@ -141,7 +141,7 @@ def _tensors_of(batch: Batch) -> list[Tensor]:
 class LocalModel:
     """What a local step works with; made by `local_sgd`, with its arguments."""
 
-    def __init__(  # noqa: PLR0913 (as `local_sgd`)
+    def __init__(
         self,
         task: Task,
         examples: Examples,
@@ -520,7 +520,7 @@ def step_beside(own: FlatModel, optimizer: Sgd) -> LocalStep:
     return step
 
 
-def local_sgd(  # noqa: PLR0913 (the functions are how methods differ)
+def local_sgd(
     task: Task,
     weights: Tensor,
     examples: Examples,

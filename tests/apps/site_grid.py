@@ -5,11 +5,11 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
+from knnper.cli.flower_apps import client_app
 from knnper.experiment import Experiment, load_experiment
 from knnper.simulation.partition.split import export_shares
 from knnper.simulation.workbench import experiment_catalogue, open_workbench
 from knnper.transport.messages import Purpose
-from knnper_cli.flower_apps import client_app
 from tests.server.fake_grid import FakeGrid
 
 CLIENTS = ("0000", "0001", "0002", "0003")

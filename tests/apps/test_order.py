@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from knnper.cli.flower_apps import order_of
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import to_json
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.workbench import over_sites
-from knnper_cli.flower_apps import order_of
 from tests.apps.site_grid import experiment
 
 DEFAULTS: dict[str, object] = {

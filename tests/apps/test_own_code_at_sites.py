@@ -14,6 +14,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save_file
 
+from knnper.cli.flower_apps import Order, client_app, lead_sites, order_of
 from knnper.client.install import SiteState, open_served
 from knnper.client.limits import Limits
 from knnper.client.onboarding import onboard
@@ -48,7 +49,6 @@ from knnper.transport.messages import (
     read_introduction,
     to_content,
 )
-from knnper_cli.flower_apps import Order, client_app, lead_sites, order_of
 from tests.apps.site_grid import SiteGrid, experiment, make_sites, own_experiment
 
 pytestmark = pytest.mark.usefixtures("inside_a_run", "own_modules")

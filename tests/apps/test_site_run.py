@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from knnper.cli.flower_apps import Order, lead_sites
 from knnper.client import install
 from knnper.client.install import SiteState
 from knnper.client.site import _SiteSource
@@ -24,7 +25,6 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation.trained_model import find_model
 from knnper.simulation.workbench import open_workbench, over_sites, simulate
 from knnper.strategies.core import task
-from knnper_cli.flower_apps import Order, lead_sites
 from tests.apps.site_grid import SiteGrid, experiment
 from tests.simulation.knnper_process import validations
 

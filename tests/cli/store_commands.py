@@ -7,9 +7,9 @@ from pathlib import Path
 from click.testing import Result
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
 from knnper.datastore.examples import Selection
 from knnper.datastore.store import open_store
-from knnper_cli.app import app
 
 NUM_EXAMPLES = 40
 """In the store of the fixture ``folder``."""

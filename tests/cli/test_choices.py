@@ -7,11 +7,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
+from knnper.cli.choices import Choosable, entries_of
 from knnper.experiment import load_experiment
 from knnper.simulation.experiments import shipped_experiments
 from knnper.simulation.workbench import experiment_catalogue
-from knnper_cli.app import app
-from knnper_cli.choices import Choosable, entries_of
 
 
 def listed(*words: str) -> Result:

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 import knnper
 import knnper.simulation.workbench
+from knnper.cli.app import Root, app, with_new_names
 from knnper.errors import RunError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import CODE, is_of_this_code
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
-from knnper_cli.app import Root, app, with_new_names
 
 DOCUMENT: dict[str, Any] = {
     "name": "tiny",
@@ -83,7 +83,7 @@ def pretend(
 
 def test_help_is_quick() -> None:
     code = (
-        "import sys, knnper_cli.app;"
+        "import sys, knnper.cli.app;"
         "assert not {'torch', 'flwr', 'ray', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from knnper_cli.site import site
+from knnper.cli.site import site
 
 SITES = {
     "name": "sites",

@@ -11,12 +11,12 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
+from knnper.cli.federation import federation
+from knnper.cli.site import site
 from knnper.files import FileLock
 from knnper.server.link.setup import LOCK, FederationFolder, add_client, found
 from knnper.server.settings import read_server
 from knnper.transport.credentials import Address
-from knnper_cli.federation import federation
-from knnper_cli.site import site
 from tests.client.doctor.scripted_server import Script, answering
 from tests.processes import free_port
 
@@ -133,7 +133,7 @@ def test_a_wrong_file(place: FederationFolder) -> None:
 
 def test_a_server_needs_no_torch(place: FederationFolder) -> None:
     code = (
-        "import sys; from pathlib import Path; from knnper_cli.federation import doctor"
+        "import sys; from pathlib import Path; from knnper.cli.federation import doctor"
         f"\ntry: doctor(Path({str(place.server_file)!r}))\n"
         "except Exception: pass\n"
         "sys.exit('torch' in sys.modules)"

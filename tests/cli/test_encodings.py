@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
+from knnper.cli.plain_text import in_encoding_of
 from knnper.experiment import dump_yaml
-from knnper_cli.app import app
-from knnper_cli.plain_text import in_encoding_of
 from tests.simulation.reporting.made_runs import made_run
 
 EXPERIMENT = {

@@ -12,6 +12,9 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from knnper.cli import federation as submit_command
+from knnper.cli.app import app
+from knnper.cli.watching import Watch
 from knnper.experiment import to_yaml
 from knnper.server.link import doctor, registration, submission
 from knnper.server.link.registration import Node, RunStatus
@@ -28,9 +31,6 @@ from knnper.transport.credentials import (
     replaced_keys,
     write_node_key,
 )
-from knnper_cli import federation as submit_command
-from knnper_cli.app import app
-from knnper_cli.watching import Watch
 from tests.apps.site_grid import experiment
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from knnper_cli.app import app
+from knnper.cli.app import app
 from tests.processes import KNNPER
 
 LINES = ["&0 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"]

@@ -11,12 +11,12 @@ import typer
 from typer.testing import CliRunner
 
 import knnper
+from knnper.cli.app import app
 from knnper.errors import ConfigError
 from knnper.experiment import read_experiment
 from knnper.simulation.batches.plan import read_comparison, read_sweep
 from knnper.simulation.experiments import find_experiment, shipped_experiments
 from knnper.simulation.workbench import experiment_catalogue
-from knnper_cli.app import app
 from tests.conftest import ROOT
 
 

@@ -8,12 +8,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
+from knnper.cli.site import describe_gain
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.digits import DigitsSettings
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from knnper.simulation.trained_model import find_model, trained_model
-from knnper_cli.app import app
-from knnper_cli.site import describe_gain
 
 
 def run_command(*arguments: object) -> Result:

@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-import knnper_cli.store
+import knnper.cli.store
+from knnper.cli.app import app
+from knnper.cli.store import as_section
+from knnper.cli.terminal import Counter, as_time
 from knnper.data.digits import DigitsSettings
 from knnper.datastore.index import ScalarSettings
 from knnper.datastore.store import DATABASE, open_store
-from knnper_cli.app import app
-from knnper_cli.store import as_section
-from knnper_cli.terminal import Counter, as_time
 from tests.cli.store_commands import (
     NUM_EXAMPLES,
     described,
@@ -332,7 +332,7 @@ def test_delete_asks_on_a_terminal(
     class System:
         stdin = Terminal
 
-    monkeypatch.setattr(knnper_cli.store, "sys", System)
+    monkeypatch.setattr(knnper.cli.store, "sys", System)
     arguments = ["store", "delete", str(folder), "--id", "1"]
     kept = CliRunner().invoke(app, arguments, input="n\n")
     assert kept.exit_code == 1

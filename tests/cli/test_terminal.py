@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from typer.testing import CliRunner
 
+from knnper.cli.terminal import ErrorReportingGroup, print_table, system_error
 from knnper.server.observer import TerminalObserver
-from knnper_cli.terminal import ErrorReportingGroup, print_table, system_error
 
 
 def record(server_round: int, **more: float) -> Mapping[str, float | int]:

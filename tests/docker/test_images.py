@@ -106,7 +106,7 @@ def test_images_have_all_that_the_project_needs_in_a_tested_version() -> None:
 
 def test_what_runs_in_containers_needs_nothing_that_was_left_out() -> None:
     modules = (
-        "knnper_cli.app, knnper_cli.flower_apps, knnper.server.link.supervisor, "
+        "knnper.cli.app, knnper.cli.flower_apps, knnper.server.link.supervisor, "
         "knnper.server.link.submission, knnper.simulation.workbench, "
         "knnper.client.node, knnper.client.service.app, knnper.client.onboarding"
     )

@@ -12,10 +12,10 @@ import click
 import pytest
 import typer
 
+from knnper.cli.app import app
 from knnper.client.settings import read_client
 from knnper.experiment import SECTIONS, load_experiment, parse_yaml, read_experiment
 from knnper.simulation.workbench import experiment_catalogue
-from knnper_cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(

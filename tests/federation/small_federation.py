@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 from typer.testing import CliRunner
 
-from knnper_cli.app import app
+from knnper.cli.app import app
 from tests.federation.site_tricks import APP, Tricks
 from tests.processes import KNNPER, LOCALHOST, Commands, Running, free_ports, wait_until
 

@@ -13,12 +13,12 @@ from flwr.proto.recorddict_pb2 import RecordDict
 from torch import Tensor
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
 from knnper.client.install import SiteState, open_served
 from knnper.datastore.store import open_store
 from knnper.simulation.trained_model import find_model
 from knnper.strategies.core.records import ModelUpdate
 from knnper.transport.messages import job_of, packed_of, unpack
-from knnper_cli.app import app
 from tests.client.service.small_service import asking, small_served
 from tests.client.state.small_site import NAME, queries
 from tests.datastore.small_store import examples

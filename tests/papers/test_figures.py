@@ -13,7 +13,7 @@ from click.testing import Result
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-import knnper_cli.app
+import knnper.cli.app
 from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import FolderTakenError, RunError
@@ -192,7 +192,7 @@ def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["reproduce", "figure"])
 def test_the_earlier_commands_say_where_they_went(name: str) -> None:
-    result = CliRunner().invoke(knnper_cli.app.app, [name, "a.yaml", "--clients", "3"])
+    result = CliRunner().invoke(knnper.cli.app.app, [name, "a.yaml", "--clients", "3"])
     assert result.exit_code == 2
     assert f"python -m papers {name}" in " ".join(result.output.split())
 

@@ -87,7 +87,7 @@ def test_a_plain_flower_app_gives_its_clients_a_memory(
 ) -> None:
     project, _, _ = listing("toml").partition("[tool.flwr.app.config]")
     for side in ("server", "client"):
-        ours = f"knnper_cli.flower_apps:{side}_app"
+        ours = f"knnper.cli.flower_apps:{side}_app"
         assert ours in project
         project = project.replace(ours, f"app:{side}")
     (tmp_path / "app").mkdir()

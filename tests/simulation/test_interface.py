@@ -11,6 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
 from knnper.datastore.local_memory import LocalMemory
 from knnper.datastore.prediction import KnnPredictor
 from knnper.errors import ConfigError, DataError, FolderTakenError, RunError
@@ -19,7 +20,6 @@ from knnper.simulation.experiments import find_experiment, shipped_experiments
 from knnper.simulation.interface import Run, simulate
 from knnper.simulation.trained_model import trained_model
 from knnper.simulation.workbench import experiment_catalogue
-from knnper_cli.app import app
 from tests.simulation.reporting.parsed_page import Page
 
 SMALL: dict[str, Any] = {

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from knnper_cli.app import app
+from knnper.cli.app import app
 from tests.processes import KNNPER, Commands, Running, wait_until
 from tests.simulation.knnper_process import descendants, outcome, validations
 

@@ -122,8 +122,8 @@ def test_arrays_on_their_way_are_asked_for_sooner() -> None:
     "module",
     [
         *(
-            "knnper_cli.app",
-            "knnper_cli.flower_apps",
+            "knnper.cli.app",
+            "knnper.cli.flower_apps",
             "knnper.simulation.flower_engine",
         ),
         *("knnper.server.federation", "knnper.client.flower_node"),

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from knnper.cli.terminal import print_json, print_table, say, tell
 from knnper.errors import MOST_LOGGED, HarmlessFormatter, harmless, printable
-from knnper_cli.terminal import print_json, print_table, say, tell
 
 CLEAR, OSC, C1, BACKWARDS = "\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "\u202egnp.exe"
 

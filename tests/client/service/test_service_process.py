@@ -16,12 +16,12 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
 from knnper.client.install import SiteState
 from knnper.client.service.access import Tokens
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.transport.credentials import issue_server_certificate, new_authority
-from knnper_cli.app import app
 from tests.client.service.small_service import (
     CLASSES,
     IMAGE,

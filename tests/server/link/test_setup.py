@@ -8,6 +8,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from knnper.cli.federation import federation
 from knnper.errors import ConfigError
 from knnper.experiment import parse_yaml
 from knnper.server.settings import ServerSettings, read_server
@@ -24,7 +25,6 @@ from knnper.transport.credentials import (
     read_public_key,
     write_node_key,
 )
-from knnper_cli.federation import federation
 
 
 def ask(*arguments: object) -> Result:

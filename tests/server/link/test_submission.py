@@ -186,7 +186,7 @@ def test_the_bundle_has_settings_and_no_code_of_its_own(tmp_path: Path) -> None:
     assert app["config"] == {"document": '{"name": "x"}', "resume": True}
     code = (tmp_path / "installed.py").read_text()
     for name in ("client", "server"):
-        assert f"from knnper_cli.flower_apps import {name}_app" in code
+        assert f"from knnper.cli.flower_apps import {name}_app" in code
 
 
 def test_the_bundle_takes_every_key_of_the_project(tmp_path: Path) -> None:
@@ -195,6 +195,6 @@ def test_the_bundle_takes_every_key_of_the_project(tmp_path: Path) -> None:
     keys = {"experiment", "document", "set", "output", "overwrite", "resume"}
     assert app["config"].keys() == keys | {"registry"}
     assert app["components"] == {
-        "serverapp": "knnper_cli.flower_apps:server_app",
-        "clientapp": "knnper_cli.flower_apps:client_app",
+        "serverapp": "knnper.cli.flower_apps:server_app",
+        "clientapp": "knnper.cli.flower_apps:client_app",
     }

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
 from knnper.errors import ConfigError
 from knnper.simulation.batches.outputs import best_points
 from knnper.simulation.batches.runner import Outcome, run_batch
@@ -24,7 +25,6 @@ from knnper.simulation.batches.tables import (
 )
 from knnper.simulation.reports.report import as_html, as_markdown_report, report_of
 from knnper.simulation.reports.runs import estimate, load_run
-from knnper_cli.app import app
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import (
     BASE,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
 from knnper.simulation.batches.folder import CODE, Inputs, keep_inputs
 from knnper.simulation.reports.figure import INK, SERIES
 from knnper.simulation.reports.report import (
@@ -20,7 +21,6 @@ from knnper.simulation.reports.report import (
     write_figures,
 )
 from knnper.simulation.reports.runs import by_data, load_run, markdown_text
-from knnper_cli.app import app
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from knnper.cli.app import app
 from knnper.simulation.reports.report import as_html, as_markdown_report, report_of
 from knnper.simulation.reports.runs import (
     WEAK_NOTE,
@@ -16,7 +17,6 @@ from knnper.simulation.reports.runs import (
     table_of,
 )
 from knnper.simulation.reports.verdict import verdict_of, worst_table
-from knnper_cli.app import app
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 from tests.simulation.reporting.test_runs import group, run

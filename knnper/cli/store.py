@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from pydantic_core import to_jsonable_python
 
-from knnper.errors import DataError
-from knnper_cli.terminal import (
+from knnper.cli.terminal import (
     RUN_FAILED,
     WRONG_USAGE,
     AsJson,
@@ -25,6 +24,7 @@ from knnper_cli.terminal import (
     set_option,
     tell,
 )
+from knnper.errors import DataError
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def store_settings(
 
 
 @store.command()
-def create(  # noqa: PLR0913 (one parameter an option)
+def create(
     folder: StoreFolder,
     run: ModelRun,
     policy: Annotated[
@@ -336,7 +336,7 @@ def _show_salvage(found: "Salvage") -> None:
 
 
 @store.command()
-def delete(  # noqa: PLR0913 (one parameter an option)
+def delete(
     folder: StoreFolder,
     ids: Annotated[
         list[int] | None, typer.Option("--id", help="Of an example; may be repeated.")

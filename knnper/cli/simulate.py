@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from knnper.errors import (
-    CheckpointError,
-    FolderTakenError,
-    OwnCodeError,
-    RunError,
-)
-from knnper.server.observer import progress_observer
-from knnper_cli.terminal import (
+from knnper.cli.terminal import (
     INTERRUPTED,
     AsJson,
     ExperimentFile,
@@ -36,6 +29,13 @@ from knnper_cli.terminal import (
     tell,
     typed_command,
 )
+from knnper.errors import (
+    CheckpointError,
+    FolderTakenError,
+    OwnCodeError,
+    RunError,
+)
+from knnper.server.observer import progress_observer
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ ContinueFrom = Annotated[
 ]
 
 
-def simulate(  # noqa: PLR0913 (one parameter an option)
+def simulate(
     experiment: OptionalExperimentFile = None,
     overrides: Overrides = None,
     engine: ChosenEngine = None,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from knnper.cli.terminal import AsJson, print_json, say, tell
 from knnper.simulation.experiments import shipped_experiments
-from knnper_cli.terminal import AsJson, print_json, say, tell
 
 # Modules that load torch are imported inside functions: `knnper --help` need not wait.
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from knnper.cli.terminal import MOST_NAMED, listed, say
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
 from knnper.simulation.workbench import experiment_catalogue
-from knnper_cli.terminal import MOST_NAMED, listed, say
 
 LOOK_EVERY_S = 0.5
 

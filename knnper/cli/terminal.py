@@ -20,10 +20,10 @@ from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
 
+from knnper.cli.plain_text import in_encoding_of, is_unicode, use_plain_text
 from knnper.errors import ConfigError, FolderTakenError, KnnPerError, harmless
 from knnper.server.observer import SECONDS_BETWEEN_LINES, bars
 from knnper.simulation.experiments import find_experiment
-from knnper_cli.plain_text import in_encoding_of, is_unicode, use_plain_text
 
 # What loads torch is imported inside the functions: `knnper --help` need not wait.
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knnper.errors import ConfigError, KnnPerError, RunError, write_harmlessly
-from knnper_cli.terminal import (
+from knnper.cli.terminal import (
     INTERRUPTED,
     WRONG_USAGE,
     AsJson,
@@ -36,12 +35,13 @@ from knnper_cli.terminal import (
     set_option,
     show_run,
 )
+from knnper.errors import ConfigError, KnnPerError, RunError, write_harmlessly
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
+    from knnper.cli.watching import Watch
     from knnper.server.link.authorized import AuthorizedFolder
     from knnper.server.settings import ServerSettings
-    from knnper_cli.watching import Watch
 
 Federation = Annotated[
     Path,
@@ -285,7 +285,7 @@ Detach = Annotated[
 ]
 
 
-def submit(  # noqa: PLR0913 (one parameter an option)
+def submit(
     federation: Federation,
     experiment: OptionalExperimentFile = None,
     overrides: Overrides = None,
@@ -301,9 +301,9 @@ def submit(  # noqa: PLR0913 (one parameter an option)
     The server runs on this machine. What can be known beforehand is checked first; the
     exit code is 2 when the run is refused, and nothing was changed then.
     """
+    from knnper.cli.watching import Watch
     from knnper.server.link import submission
     from knnper.server.run_folder import RunFolder
-    from knnper_cli.watching import Watch
 
     require_start(experiment, resume, from_round, output, overwrite)
     changes = list(overrides or ())
@@ -332,7 +332,7 @@ def _run_config(
     resume: Path | None,
     overwrite: bool,
 ) -> dict[str, str | bool]:
-    """Return the run configuration; see `knnper_cli.flower_apps.order_of`."""
+    """Return the run configuration; see `knnper.cli.flower_apps.order_of`."""
     from knnper.experiment import read_experiment, to_json
     from knnper.models import with_whole_paths
     from knnper.simulation.workbench import experiment_catalogue, over_sites
@@ -373,10 +373,10 @@ def require_runnable(
     federation: Path, settings: "ServerSettings", config: Mapping[str, str | bool]
 ) -> None:
     """Refuse a run that would end before its first round, as far as can be known."""
+    from knnper.cli.flower_apps import order_of, prepare
     from knnper.server.link.doctor import is_running
     from knnper.server.link.registration import UNREGISTERED, control_port
     from knnper.server.run_folder import RunFolder
-    from knnper_cli.flower_apps import order_of, prepare
 
     if not is_running(settings.state):
         raise RunError(
@@ -449,8 +449,8 @@ def status(
 
     With --follow, the exit code is 1 when the run ends without results.
     """
-    from knnper_cli.overview import run_folder, show, take_snapshot
-    from knnper_cli.watching import Watch
+    from knnper.cli.overview import run_folder, show, take_snapshot
+    from knnper.cli.watching import Watch
 
     if follow and as_json:
         raise typer.BadParameter("--json is for a snapshot: not with --follow")
@@ -475,10 +475,10 @@ def doctor(federation: Federation, as_json: AsJson = False) -> None:
     Nothing is changed, and a server that runs is not disturbed. The exit code is 1
     when something is wrong, 2 when server.yaml is.
     """
+    from knnper.cli.diagnosis import diagnose, server_verdict
     from knnper.server.link.doctor import server_checks
     from knnper.server.link.setup import server_file
     from knnper.server.settings import read_server
-    from knnper_cli.diagnosis import diagnose, server_verdict
 
     file = server_file(federation)
     settings = read_server(file)

@@ -9,13 +9,13 @@ import click
 import typer
 
 import knnper
-from knnper_cli.batches import compare, moved, report, sweep
-from knnper_cli.choices import list_choices
-from knnper_cli.federation import federation
-from knnper_cli.simulate import init, partition, simulate
-from knnper_cli.site import site
-from knnper_cli.store import store
-from knnper_cli.terminal import ErrorReportingGroup, say
+from knnper.cli.batches import compare, moved, report, sweep
+from knnper.cli.choices import list_choices
+from knnper.cli.federation import federation
+from knnper.cli.simulate import init, partition, simulate
+from knnper.cli.site import site
+from knnper.cli.store import store
+from knnper.cli.terminal import ErrorReportingGroup, say
 
 # Names of 0.1.0, which still work for one version.
 COMMANDS: Mapping[str, str] = MappingProxyType(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from knnper_cli.terminal import RUN_FAILED, counted, print_json, tell
+from knnper.cli.terminal import RUN_FAILED, counted, print_json, tell
 
 # What loads httpx is imported inside the functions: `knnper --help` need not wait.
 if TYPE_CHECKING:

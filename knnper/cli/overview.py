@@ -7,6 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from knnper.cli.terminal import print_table, say, tell
+from knnper.cli.watching import failures_in
 from knnper.errors import KnnPerError, RunError
 from knnper.server.link import doctor
 from knnper.server.link.registration import ClientStatus, census
@@ -14,8 +16,6 @@ from knnper.server.run_folder import RunFolder, is_run
 from knnper.server.settings import ServerSettings
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.transport.waiting import duration
-from knnper_cli.terminal import print_table, say, tell
-from knnper_cli.watching import failures_in
 
 RunState = Literal["finished", "running", "staying", "stopped", "unreadable"]
 _FIGURES: Mapping[str, str] = MappingProxyType(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from knnper_cli.terminal import (
+from knnper.cli.terminal import (
     RUN_FAILED,
     AsJson,
     ClientFile,
@@ -221,9 +221,9 @@ def doctor(config: ClientFile, as_json: AsJson = False) -> None:
     when something is wrong, 2 when the client's file is.
     """
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
+    from knnper.cli.diagnosis import client_verdict, diagnose
     from knnper.client.doctor import client_checks
     from knnper.client.settings import read_client
-    from knnper_cli.diagnosis import client_verdict, diagnose
 
     settings = read_client(config)
     checks = client_checks(settings)
@@ -346,7 +346,7 @@ TOOK_PART = {
 }
 
 
-def onboard(  # noqa: PLR0913 (one parameter an option)
+def onboard(
     config: ClientFile,
     model: ModelFolder = None,
     overrides: ClientOverrides = None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from knnper_cli.terminal import (
+from knnper.cli.terminal import (
     AsJson,
     Overrides,
     counted,
@@ -117,7 +117,7 @@ FigureFolder = Annotated[
 ]
 
 
-def report(  # noqa: PLR0913 (one parameter an option)
+def report(
     runs: RunFolders,
     as_json: AsJson = False,
     markdown: AsMarkdown = False,

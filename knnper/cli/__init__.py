@@ -1,0 +1,1 @@
+"""The command line and the Flower apps, on top of all packages: nothing imports it."""
