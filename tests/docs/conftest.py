@@ -1,47 +1,40 @@
-"""What the pages hold: listings and tables."""
+"""Fixtures of the tests of the documentation."""
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.docs.pages import read_listings, read_page
 
 
 @pytest.fixture
 def listings() -> Callable[[str, str], list[str]]:
-    """Return the fenced blocks of a page, named from the root, in one language."""
-
-    def read(page: str, language: str) -> list[str]:
-        text = (ROOT / page).read_text(encoding="utf-8")
-        fenced = rf"^```{language}\n(.*?)^```$"
-        return re.findall(fenced, text, re.MULTILINE | re.DOTALL)
-
-    return read
+    """Return a function from a page and a language to the page's listings."""
+    return read_listings
 
 
 @pytest.fixture
 def tables() -> Callable[[str], dict[tuple[str, str], dict[str, list[str]]]]:
-    """Return the tables of a page by their headings of level 2 and 3.
+    """Return a function from a page to its tables by their headings of level 2 and 3.
 
-    Each is a dict from the first cell of a row, less its back-quotes, to the others.
+    A table is a dict from the first cell of a row, without back-quotes, to the others.
     """
 
-    def read(page: str) -> dict[tuple[str, str], dict[str, list[str]]]:
-        found: dict[tuple[str, str], dict[str, list[str]]] = {}
-        place = ("", "")
-        for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+    def read_tables(page: str) -> dict[tuple[str, str], dict[str, list[str]]]:
+        tables_by_heading: dict[tuple[str, str], dict[str, list[str]]] = {}
+        heading = ("", "")
+        for line in read_page(page).splitlines():
             if line.startswith("## "):
-                place = (line[3:], "")
+                heading = (line[3:], "")
             elif line.startswith("### "):
-                place = (place[0], line[4:])
+                heading = (heading[0], line[4:])
             elif line.startswith(("| `", "| [")):
                 key, *cells = re.split(r"(?<!\\)\|", line.strip("|"))
-                name = key.strip().strip("`")
-                found.setdefault(place, {})[name] = [cell.strip() for cell in cells]
+                table = tables_by_heading.setdefault(heading, {})
+                table[key.strip().strip("`")] = [cell.strip() for cell in cells]
             if line.startswith("#"):
-                found.setdefault(place, {})
-        return found
+                tables_by_heading.setdefault(heading, {})
+        return tables_by_heading
 
-    return read
+    return read_tables

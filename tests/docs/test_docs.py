@@ -1,48 +1,56 @@
-"""Links, experiments, commands and paths in the pages are those of the code."""
+"""Links, experiments, commands and paths on the pages exist in the project.
 
-import itertools
+Each test runs on the pages that have something for it to check.
+"""
+
 import pkgutil
 import re
-import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import unquote
 
 import click
 import pytest
 import typer
+from mkdocs.config import load_config
 
+from docs.menu import add_methods
 from knnper.cli.app import app
 from knnper.client.settings import read_client
 from knnper.experiment import SECTIONS, load_experiment, parse_yaml, read_experiment
 from knnper.simulation.workbench import experiment_catalogue
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for pattern in ("*.md", "[!.]*/*.md", "docs/tutorials/*.md")
-    for path in ROOT.glob(pattern)
-    if path.parent.name != "runs"
+from knnper.strategies.catalogue import METHODS
+from tests.docs.pages import (
+    PAGES,
+    ROOT,
+    find_anchors,
+    find_commands,
+    find_knnper_commands,
+    find_links,
+    find_make_targets,
+    find_quoted_commands,
+    pages_with,
+    read_listings,
+    read_page,
+    read_prose,
 )
-FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
 FOLDERS = [
     *("papers", "client", "server", "strategies", "datastore", "simulation"),
     *("knnper", "tests", "docs"),
 ]
-# What the guides tell the reader to write.
-YET_TO_BE_WRITTEN = {
+# Files that the guides ask the reader to write.
+FILES_OF_THE_READER = {
     "docs/methods/tempered_mean.md",
     "strategies/tempered_mean.py",
     "tests/strategies/test_tempered_mean.py",
     "knnper/data/json_lines.py",
     "tests/knnper_data/test_json_lines.py",
 }
-# The experiments of the others choose what their readers have just written.
-PAGES_OF_WHAT_IS_THERE = [
-    page for page in PAGES if not page.startswith("docs/tutorials/add_")
-]
+# Their experiments and modules use code that the reader has just written.
+GUIDES_WITH_CODE_OF_THE_READER = ("docs/tutorials/add_",)
 # Completes the excerpts of experiments.
-REST = {
+REST_OF_THE_EXPERIMENT = {
     "name": "page",
     "data": {"name": "digits"},
     "partition": {"name": "iid", "num_clients": 10},
@@ -50,81 +58,89 @@ REST = {
     "method": {"name": "knn_per"},
 }
 
-Listings = Callable[[str, str], list[str]]
+
+def find_clients(page: str) -> list[str]:
+    """Return the client files in the listings of a page."""
+    texts = read_listings(page, "ya?ml")
+    return [text for text in texts if "server" in parse_yaml(text, page)]
 
 
-def prose(page: str) -> str:
-    """Return the text of a page without its listings."""
-    return FENCED.sub("", (ROOT / page).read_text(encoding="utf-8"))
+def find_experiments(page: str) -> list[Mapping[str, object]]:
+    """Return the experiments, whole or in part, in the listings of a page."""
+    if page.startswith(GUIDES_WITH_CODE_OF_THE_READER):
+        return []
+    documents = [parse_yaml(text, page) for text in read_listings(page, "ya?ml")]
+    return [
+        document
+        for document in documents
+        if "server" not in document and {*document} & {*SECTIONS} - {"name"}
+    ]
 
 
-def anchors(page: Path) -> set[str]:
-    """Return the headings of a page as links name them."""
-    text = FENCED.sub("", page.read_text(encoding="utf-8"))
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-")
-        for one in headings
-    }
+def find_files_in_commands(page: str) -> set[str]:
+    """Return the tests and strategies that the commands of a page name."""
+    words = {word for command in find_commands(page) for word in command}
+    return {word for word in words if re.fullmatch(r"(tests|strategies)/.+", word)}
 
 
-def commands(page: str, listings: Listings) -> Iterator[list[str]]:
-    """Yield the words of each command line in the listings of a page.
-
-    They end where the command does: at a pipe, a redirection, an ampersand.
-    """
-    for block in listings(page, "(?:sh|bash|console)"):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
-            words = list(itertools.takewhile(lambda one: one not in "|>&", words))
-            if words:
-                yield words
+def find_named_files(page: str) -> list[str]:
+    """Return the paths of the project that the prose of a page names."""
+    return re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`", read_prose(page))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if re.match(r"[a-z]+:", link):
-            continue
+def find_named_modules(page: str) -> set[str]:
+    """Return the modules and attributes of knnper that a page names."""
+    if page == "CHANGELOG.md" or page.startswith(GUIDES_WITH_CODE_OF_THE_READER):
+        return set()
+    return set(re.findall(r"\bknnper(?:\.\w+)+", read_page(page)))
+
+
+def command_group() -> click.Group:
+    """Return the command ``knnper``."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    return group
+
+
+@pytest.mark.parametrize("page", pages_with(find_links))
+def test_links_lead_to_pages_and_headings(page: str) -> None:
+    for link in find_links(page):
         name, _, anchor = unquote(link).partition("#")
         target = (ROOT / page).parent / name if name else ROOT / page
         assert target.exists(), f"{page} links to {link}, which does not exist"
         if anchor:
-            assert anchor in anchors(target), f"{page} links to {link}: no such heading"
+            known = find_anchors(target)
+            assert anchor in known, f"{page} links to {link}: no such heading"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_files_in_listings_can_be_read(
-    page: str, listings: Listings, tmp_path: Path
-) -> None:
-    for code in listings(page, "python"):
-        if named := re.match(r"# (\w+\.py)", code):
-            (tmp_path / named[1]).write_text(code)
-    for text in listings(page, "ya?ml"):
-        document = parse_yaml(text, page)
-        if "server" in document:
-            (tmp_path / "client.yaml").write_text(text)
-            read_client(tmp_path / "client.yaml")
-        elif page in PAGES_OF_WHAT_IS_THERE and {*document} & {*SECTIONS} - {"name"}:
-            catalogue = experiment_catalogue()
-            load_experiment(REST | document, catalogue, source=page, folder=tmp_path)
+@pytest.mark.parametrize("page", pages_with(find_clients))
+def test_client_files_in_listings_are_valid(page: str, tmp_path: Path) -> None:
+    for text in find_clients(page):
+        (tmp_path / "client.yaml").write_text(text)
+        assert read_client(tmp_path / "client.yaml")
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_can_be_typed(page: str, listings: Listings) -> None:
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
-    for program, *words in commands(page, listings):
-        if Path(program).name != "knnper":
-            continue
-        name, *arguments = words
-        if name.startswith("-"):
-            continue
+@pytest.mark.parametrize("page", pages_with(find_experiments))
+def test_experiments_in_listings_are_valid(page: str, tmp_path: Path) -> None:
+    # An experiment may name classes in the modules that the page lists.
+    for code in read_listings(page, "python"):
+        if title := re.match(r"# (\w+\.py)", code):
+            (tmp_path / title[1]).write_text(code)
+    catalogue = experiment_catalogue()
+    for document in find_experiments(page):
+        complete = REST_OF_THE_EXPERIMENT | dict(document)
+        assert load_experiment(complete, catalogue, source=page, folder=tmp_path)
+
+
+@pytest.mark.parametrize("page", pages_with(find_knnper_commands))
+def test_commands_in_listings_have_valid_arguments(page: str) -> None:
+    group = command_group()
+    for name, *words in find_knnper_commands(page):
         assert name in group.commands, f"{page}: knnper has no command {name}"
-        command = group.commands[name]
+        command, arguments = group.commands[name], words
         while isinstance(command, click.Group) and arguments:
             command = command.commands[arguments.pop(0)]
-        # Parses the arguments and complains; runs nothing.
+        # Parses the arguments without running the command.
         context = command.make_context(name, arguments)
         path = ROOT / str(context.params.get("experiment"))
         if path.is_file():
@@ -132,54 +148,55 @@ def test_commands_can_be_typed(page: str, listings: Listings) -> None:
             read_experiment(path, experiment_catalogue(), overrides)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_files_in_commands_exist(page: str, listings: Listings) -> None:
-    for words in commands(page, listings):
-        code = {one for one in words if re.fullmatch(r"(tests|strategies)/.+", one)}
-        there = {one for one in code if (ROOT / one).exists()}
-        assert code - there <= YET_TO_BE_WRITTEN, words
+@pytest.mark.parametrize("page", pages_with(find_files_in_commands))
+def test_files_in_commands_exist(page: str) -> None:
+    for name in find_files_in_commands(page):
+        assert (ROOT / name).exists() or name in FILES_OF_THE_READER, name
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_in_the_text_exist(page: str) -> None:
-    group = typer.main.get_command(app)
-    assert isinstance(group, click.Group)
-    for text in re.findall(r"`knnper ([a-z][^`]*)`", prose(page)):
-        command: click.Command = group
+@pytest.mark.parametrize("page", pages_with(find_quoted_commands))
+def test_commands_in_prose_have_valid_options(page: str) -> None:
+    for text in find_quoted_commands(page):
+        command: click.Command = command_group()
         arguments = text.split()
         while isinstance(command, click.Group) and arguments:
             command = command.commands[arguments.pop(0)]
-        known = {option for one in command.params for option in one.opts}
-        known |= {"--help", "-h"}
+        known = {name for parameter in command.params for name in parameter.opts}
         options = {word for word in arguments if word.startswith("-")}
-        assert options <= known, f"{page}: knnper {text}"
+        assert options <= known | {"--help", "-h"}, f"{page}: knnper {text}"
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_make_targets_exist(page: str, listings: Listings) -> None:
+@pytest.mark.parametrize("page", pages_with(find_make_targets))
+def test_make_targets_exist(page: str) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     targets |= {f"bench-{path.stem}" for path in (ROOT / "benchmarks").glob("*.py")}
-    named = {words[1] for words in commands(page, listings) if words[0] == "make"}
-    named |= set(re.findall(r"`make ([a-z_-]+)`", prose(page)))
-    assert named <= targets
+    assert find_make_targets(page) <= targets
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_files_that_are_named_exist(page: str) -> None:
-    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`", prose(page))
-    places = (ROOT, (ROOT / page).parent)
-    missing = {
-        name for name in named if not any((one / name).exists() for one in places)
-    }
-    assert missing <= YET_TO_BE_WRITTEN
+@pytest.mark.parametrize("page", pages_with(find_named_files))
+def test_files_named_in_prose_exist(page: str) -> None:
+    folders = (ROOT, (ROOT / page).parent)
+    for name in find_named_files(page):
+        exists = any((folder / name).exists() for folder in folders)
+        assert exists or name in FILES_OF_THE_READER, f"{page}: {name}"
 
 
-@pytest.mark.parametrize("page", sorted({*PAGES_OF_WHAT_IS_THERE} - {"CHANGELOG.md"}))
-def test_modules_that_are_named_exist(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for name in set(re.findall(r"\bknnper(?:_cli)?(?:\.\w+)+", text)):
-        # A name with capitals, or the last one, may be an attribute.
-        path = re.sub(r"\.[A-Z].*", "", name)
-        found = pkgutil.resolve_name(path)
-        assert found is not None
+@pytest.mark.parametrize("page", pages_with(find_named_modules))
+def test_modules_named_on_pages_exist(page: str) -> None:
+    for name in find_named_modules(page):
+        # A name with capitals is an attribute; so may be the last part.
+        module = re.sub(r"\.[A-Z].*", "", name)
+        assert pkgutil.resolve_name(module) is not None
+
+
+def test_every_page_is_in_the_menu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    config = load_config("mkdocs.yml")
+    add_methods(config)
+    menu = re.findall(r"[\w/]+\.md", str(config.nav))
+    assert len(menu) == len(set(menu))
+    written = {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
+    written -= {page for page in written if page.startswith("results/")}
+    methods = {f"methods/{name}.md" for name in METHODS}
+    assert written | methods <= {*menu}
