@@ -1,10 +1,9 @@
 """Data as arrays: in an .npz file, or from a function of a site's own."""
 
-import inspect
 import logging
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,13 +62,11 @@ from knnper.data.site_data import (
 from knnper.data.split_names import SPLIT_WORDS, mentions_split
 from knnper.errors import DataError, OwnCodeError, warn_once
 from knnper.experiment import Choice, NonNegativeInt, Settings, alternatives
-from knnper.own import Door, Kind, arguments, explained, given_to
+from knnper.own import Kind, arguments, explained, given_to
 from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
 
-# Another number where the same file is read as other data, which a cache may hold.
-_READER = 2
 Arrays = Mapping[str, NDArray[Any]]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 WHOLE = ("inputs", "labels", "names", "split")
@@ -324,11 +321,9 @@ class NpzFileSettings(DataFormat):
         """
         path = Path(self.path).expanduser().absolute()
         source: Source = {
-            "reader": _READER,
             "file": state_of_files([path], path.parent),
             "test_fraction": self.test_fraction,
             "seed": self.seed,
-            "arrays": 2,  # other names of arrays are known than to the first version
         }
         return cached_dataset(self.name, source, lambda one: self._write(one, path))
 
@@ -452,39 +447,6 @@ OWN_SITE_DATA = Kind(
 ``base`` is the folder of the client's file, ``task`` the `SiteTask`, or None where none
 is known yet; a function that takes neither gets neither.
 """
-
-
-@dataclass(frozen=True)
-class PythonSettings(SiteSettings):
-    """The same with the function's name as a setting, as it was written before.
-
-    Attributes
-    ----------
-    entry
-        ``module:function``. The module is looked for beside the client's file first,
-        then among the installed ones.
-    arguments
-        Passed by name, after the folder that relative paths are relative to (a
-        `pathlib.Path`) and the task (`SiteTask`, or None where none is known yet).
-    """
-
-    name = "python"
-    title = "Python function"
-    summary = "your own code, as name: module:function says it in fewer words"
-
-    entry: Annotated[str, Field(pattern=r"^[^:]+:[^:]+$")]
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    def collect(self, base: Path, task: SiteTask | None) -> Collected:
-        """Return what a function gives: `SiteData`, or a mapping of arrays."""
-        own = Door(base).open(self.entry, OWN_SITE_DATA)
-        try:
-            inspect.signature(own.entry).bind(base, task, **self.arguments)
-        except TypeError as error:
-            raise OwnCodeError(f"{self.entry}: {error}; see data.arguments") from error
-        with explained():
-            returned = own.entry(base, task, **self.arguments)
-        return _of_own(returned, self.entry)
 
 
 def collect_own(

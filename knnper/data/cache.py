@@ -21,7 +21,6 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from knnper.data.dividing import clean_names
 from knnper.data.examples import (
     TEXTS,
     Dataset,
@@ -174,7 +173,7 @@ def rows_in_parts(path: Path) -> Iterator[NDArray[Any]]:
             yield np.fromfile(file, dtype, count * row_size).reshape(count, *shape[1:])
 
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 Split: TypeAlias = Literal["train", "test"]
 _MANIFEST = "manifest.json"
 
@@ -324,12 +323,8 @@ class EntryWriter:
 
 def read_entry(folder: Path) -> Dataset:
     """Return the data set stored in ``folder``, its arrays memory-mapped read-only."""
-    content = (folder / _MANIFEST).read_bytes()
-    manifest = TypeAdapter(Manifest).validate_json(content)
-    if "train_client_ids" in manifest.shapes and b'"client_names"' not in content:
-        raise ValueError("the entry was made when clients had no names")
-    if b'"feature_names"' not in content and _lacks_names(manifest):
-        raise ValueError("the entry was made when names were kept as they were written")
+    manifest = TypeAdapter(Manifest).validate_json((folder / _MANIFEST).read_bytes())
+
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"format {manifest.format_version}, expected {FORMAT_VERSION}")
     arrays = {
@@ -353,12 +348,6 @@ def read_entry(folder: Path) -> Dataset:
         client_names=manifest.client_names,
         num_skipped=manifest.num_skipped,
     )
-
-
-def _lacks_names(manifest: Manifest) -> bool:
-    """Return whether data may name features, or has names that are not clean."""
-    names = (*manifest.class_names, *manifest.client_names)
-    return manifest.dtype == "float32" or names != clean_names(names)
 
 
 def _mapped(

@@ -12,7 +12,6 @@ from knnper.data import (
     tables,
     text,
     torchvision_sets,
-    user_csv,
 )
 from knnper.data.examples import DataFormat, Dataset
 from knnper.data.site_data import SiteSettings
@@ -25,7 +24,6 @@ DATA_SETS: Mapping[str, type[DataFormat]] = {
         images.ImageFolderSettings,
         images.DomainFolderSettings,
         digits.DigitDomainsSettings,
-        user_csv.UserCsvSettings,
         tables.TableSettings,
         arrays.NpzFileSettings,
         hugging_face.HuggingFaceSettings,
@@ -50,7 +48,6 @@ SITE_DATA: Mapping[str, type[SiteSettings]] = {
         arrays.NpzSettings,
         tables.SiteTableSettings,
         text.SiteTextSettings,
-        arrays.PythonSettings,
     )
 }
 """What the section ``data`` of a client's file names."""

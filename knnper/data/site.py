@@ -272,8 +272,7 @@ def agree_labels(
         for name, target in settings.label_map.items()
     }
     known = {clean_name(name): label for label, name in enumerate(class_names)}
-    # Models of earlier versions may have classes that differ in white space alone.
-    known |= {name: label for label, name in enumerate(class_names)}
+
     for name, target in clean_map.items():
         if target not in known:
             raise DataError(

@@ -273,8 +273,8 @@ def natural(
         raise DataError(
             "the partition natural needs a data set that says whom each sample belongs "
             "to: set data.client of a table, give image folders for each client or "
-            "data.client_separator, arrays named clients, a user_csv without a "
-            "data.test that lacks users; or choose another partition"
+            "data.client_separator, or arrays named clients; or choose another "
+            "partition"
         )
     clients, owner = np.unique(
         np.concatenate([train_client_ids, test_client_ids]), return_inverse=True

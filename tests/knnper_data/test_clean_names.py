@@ -23,8 +23,7 @@ from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.data.tables import TableSettings
 from knnper.data.text import CHARACTER_NAMES, PlaysSettings, texts_of
 from knnper.data.text import read_files as read_plays
-from knnper.data.user_csv import UserCsvSettings
-from knnper.errors import DataError, Problem
+from knnper.errors import Problem
 from knnper.experiment import parse_settings
 from tests.knnper_data.leaf.leaf_files import image, write
 from tests.knnper_data.site.site_cases import classes, opened, surveyed
@@ -169,21 +168,6 @@ def test_folders_of_images(
         assert domains.class_names == (COMPOSED, "dog")
 
 
-def test_lists_of_users(tmp_path: Path) -> None:
-    rows = ["user_id,image_id,class"]
-    for at in range(12):
-        save_picture(tmp_path / f"i{at}.jpg", at)
-        rows.append(f"{CLIENTS[at]},i{at},{LABELS[at]}")
-    (tmp_path / "a.csv").write_text("\n".join(rows), encoding="utf-8")
-    path = str(tmp_path / "a.csv")
-    data = UserCsvSettings(train=path, root=str(tmp_path)).load()
-    assert (data.class_names, data.client_names) == CLEAN
-    torn = "\n".join([rows[0], "ann,i1,\u00a0"])
-    (tmp_path / "a.csv").write_text(torn, encoding="utf-8")
-    with pytest.raises(DataError, match="line 2: a user, an image or a class is miss"):
-        UserCsvSettings(train=path, root=str(tmp_path)).load()
-
-
 def test_users_of_leaf(tmp_path: Path) -> None:
     for split in ("train", "test"):
         users = {"ada": ([image(1)], [3]), "ada ": ([image(2)], [4])}
@@ -243,15 +227,6 @@ def test_a_site_and_a_federation_write_a_label_otherwise(
     np.testing.assert_array_equal(found.labels, places % 3 > 0)
 
 
-def test_classes_of_an_earlier_model_stay_apart(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x=np.ones((2, 1)), y=["cat", "dog "])
-    two = InputSpec((1, 1, 1), 3, (0.0,), (1.0,), "float32")
-    task = SiteTask(two, ("cat", "cat ", "dog "))
-    splits = {"fractions": {"validation": 0, "test": 0}}
-    data = opened("npz", tmp_path, task, path="a.npz", **splits)
-    assert sorted(data.train.examples.labels.tolist()) == [0, 2]
-
-
 def test_ids_stay_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("name,x,kind\np,1,cat\np ,2,cat \n 7,3,dog\n")
     chosen: dict[str, Any] = {"path": "a.csv", "label": "kind", "id": "name"}
@@ -267,24 +242,3 @@ def test_numbers_with_white_space_are_numbers(tmp_path: Path) -> None:
     assert data.class_names == ("9", "10", "11")
     site = surveyed("table", tmp_path, path="a.csv", label="kind")
     assert site.task.class_names == ("9", "10", "11")
-
-
-def test_an_entry_of_the_cache_with_names_as_they_were_written(
-    tmp_path: Path, cache_folder: Path
-) -> None:
-    for at in range(8):
-        save_picture(tmp_path / "own" / ("cat", "cat ")[at % 2] / f"{at}.png", at)
-    settings = ImageFolderSettings(str(tmp_path / "own"))
-    settings.load()
-    (manifest,) = cache_folder.glob("*/manifest.json")
-    # As earlier versions left it.
-    document = json.loads(manifest.read_text())
-    del document["feature_names"]
-    manifest.write_text(json.dumps({**document, "class_names": ["cat", "cat "]}))
-    assert settings.load().class_names == ("cat",)
-    # What is in order is taken as it is.
-    del (document := json.loads(manifest.read_text()))["feature_names"]
-    manifest.write_text(json.dumps(document))
-    written = manifest.stat().st_mtime_ns
-    assert settings.load().class_names == ("cat",)
-    assert manifest.stat().st_mtime_ns == written

@@ -9,7 +9,6 @@ from knnper.experiment import Settings
 REQUIRED = {
     "image_folder": {"root": "/data"},
     "domain_folder": {"root": "/data"},
-    "user_csv": {"root": "/data", "train": "train.csv"},
     "table": {"train": "rows.csv", "label": "kind"},
     "npz": {"path": "own.npz"},
     "hugging_face": {"path": "own", "label": "kind"},

@@ -183,8 +183,7 @@ def own_code(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_names_of_columns_that_own_code_returns(own_code: Path) -> None:
-    chosen = {"entry": "own_tables:arrays", **ALL}
-    data = opened("python", own_code, TASK, **chosen)
+    data = opened("own_tables:arrays", own_code, TASK, **ALL)
     np.testing.assert_array_equal(rows_of(data), EXPECTED)
 
 

@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -139,18 +138,6 @@ def test_changed_files_are_decoded_again(root: Path) -> None:
     os.utime(file, ns=(1, 1))
     found = ImageFolderSettings(str(root)).load()
     assert found.test.images[0, 0, 0, 0] == 99
-
-
-def test_what_was_decoded_when_clients_had_no_names(
-    root: Path, cache_folder: Path
-) -> None:
-    ImageFolderSettings(root=str(root), client_separator="_").load()
-    (manifest,) = cache_folder.glob("*/manifest.json")
-    document = json.loads(manifest.read_text())
-    assert document.pop("client_names") == ["u0", "u1", "u2"]
-    manifest.write_text(json.dumps(document))
-    found = ImageFolderSettings(root=str(root), client_separator="_").load()
-    assert found.client_names == ("u0", "u1", "u2")
 
 
 def test_test_images_that_are_copies_are_counted(

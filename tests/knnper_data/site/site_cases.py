@@ -7,12 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from knnper.data.arrays import OWN_SITE_DATA
 from knnper.data.catalogue import SITE_DATA
 from knnper.data.examples import InputSpec
 from knnper.data.site import open_site, survey_site
 from knnper.data.site_data import SiteData, SiteSettings, SiteTask
 from knnper.errors import Problem
-from knnper.experiment import Choice, parse_settings
+from knnper.experiment import Choice, Settings, parse_settings
+from knnper.own import Door
 
 NAMES = ("cat", "dog", "fox")
 IMAGES = SiteTask(InputSpec((4, 4, 3), 3, (0.5,) * 3, (0.25,) * 3), NAMES)
@@ -31,14 +33,24 @@ def settings(name: str, **values: Any) -> SiteSettings:
     return parsed
 
 
+def choose(name: str, base: Path, **values: Any) -> Choice[Settings]:
+    """Return the choice of a format, or of a function called ``module:function``."""
+    if ":" not in name:
+        return Choice(name, settings(name, **values))
+    own, problems = Door(base).open(name, OWN_SITE_DATA), list[Problem]()
+    parsed = parse_settings(own.settings_type, values, "data", problems)
+    assert parsed is not None, problems
+    return Choice(name, parsed, own.entry)
+
+
 def opened(name: str, base: Path, task: SiteTask, **values: Any) -> SiteData:
-    return open_site(Choice(name, settings(name, **values)), base, task)
+    return open_site(choose(name, base, **values), base, task)
 
 
 def surveyed(
     name: str, base: Path, task: SiteTask | None = None, **values: Any
 ) -> SiteData:
-    return survey_site(Choice(name, settings(name, **values)), base, task)
+    return survey_site(choose(name, base, **values), base, task)
 
 
 def pixels(count: int, seed: int = 0) -> NDArray[np.uint8]:

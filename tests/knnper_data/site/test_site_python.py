@@ -54,21 +54,21 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_a_function_beside_the_clients_file(base: Path) -> None:
-    data = opened("python", base, IMAGES, entry="own_data:load", arguments={"count": 5})
+    data = opened("own_data:load", base, IMAGES, count=5)
     assert classes(data) == {f"{n:05d}": "cat" for n in range(5)}
     assert (base / "called").read_text() == "(4, 4, 3)"
     # Without a task there is none.
-    assert surveyed("python", base, entry="own_data:load").task.class_names == ("cat",)
+    assert surveyed("own_data:load", base).task.class_names == ("cat",)
 
 
 def test_a_changed_module_is_read_anew(base: Path) -> None:
-    opened("python", base, IMAGES, entry="own_data:load")
+    opened("own_data:load", base, IMAGES)
     module = base / "own_data.py"
     before = module.stat()
     module.write_text(ARRAYS.replace('["cat"]', '["dog"]'))
     # As if within the same second; the size is the same anyway.
     os.utime(module, ns=(before.st_atime_ns, before.st_mtime_ns))
-    data = opened("python", base, IMAGES, entry="own_data:load")
+    data = opened("own_data:load", base, IMAGES)
     assert set(classes(data).values()) == {"dog"}
 
 
@@ -81,7 +81,7 @@ def test_modules_beside_it_can_be_imported(tmp_path: Path) -> None:
         "def load(base, task):\n    return beside_the_file.load(base, task)\n"
     )
     (tmp_path / "beside_the_file.py").write_text(ARRAYS)
-    data = opened("python", tmp_path, IMAGES, entry="hospital.ward:load")
+    data = opened("hospital.ward:load", tmp_path, IMAGES)
     assert len(classes(data)) == 2
 
 
@@ -98,7 +98,7 @@ def ready(base: Path, task: SiteTask) -> SiteData:
 
 def test_site_data_goes_through_as_it_is(tmp_path: Path) -> None:
     expected = ready(tmp_path, IMAGES)
-    data = opened("python", tmp_path, IMAGES, entry=f"{__name__}:ready")
+    data = opened(f"{__name__}:ready", tmp_path, IMAGES)
     assert split_of(data) == split_of(expected)
     assert classes(data) == classes(expected)
     np.testing.assert_array_equal(
@@ -131,7 +131,7 @@ def wrong_labels(base: Path, task: SiteTask) -> SiteData:
 def test_what_goes_wrong_is_shown(base: Path, entry: str, message: str) -> None:
     (base / "broken_data.py").write_text("x = 1\ny = x +\n")
     with pytest.raises(OwnCodeError, match=message):
-        opened("python", base, IMAGES, entry=entry)
+        opened(entry, base, IMAGES)
 
 
 def test_the_reference_is_a_name_too(base: Path) -> None:
@@ -148,8 +148,3 @@ def test_the_reference_is_a_name_too(base: Path) -> None:
         read("{name: 'own_data:load', cuont: 3}")
     with pytest.raises(ConfigError, match=r"has no 'laod'; did you mean 'load'\?"):
         read("{name: 'own_data:laod'}")
-
-
-def test_wrong_arguments_are_shown(base: Path) -> None:
-    with pytest.raises(OwnCodeError, match=r"unexpected .*'size'; see data\.argum"):
-        opened("python", base, IMAGES, entry="own_data:load", arguments={"size": 3})
