@@ -48,7 +48,7 @@ FILES_OF_THE_READER = {
     "tests/knnper_data/test_json_lines.py",
 }
 # Their experiments and modules use code that the reader has just written.
-GUIDES_WITH_CODE_OF_THE_READER = ("docs/tutorials/add_",)
+GUIDES_WITH_CODE_OF_THE_READER = ("docs/adding_a_",)
 # Completes the excerpts of experiments.
 REST_OF_THE_EXPERIMENT = {
     "name": "page",

@@ -72,7 +72,7 @@ def test_type_checkers_see_what_is_imported(package: ModuleType) -> None:
 
 
 PAGES_OF_OWN_CODE = [
-    *("docs/own_code.md", "docs/adding_a_method.md", "docs/compression.md"),
+    *("docs/own_code.md", "docs/compression.md", "docs/configuration.md"),
     *("docs/tutorials/own_method.md", "docs/tutorials/own_model.md"),
     "docs/tutorials/own_data.md",
 ]
