@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from knnper.client.runtime import ClientRuntime, make_client_app
 from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
-from knnper.data.images import ImageFolderSettings
+from knnper.data.image_folders import ImageFolderSettings
 from knnper.errors import DataError
 from knnper.experiment import Experiment, load_experiment
 from knnper.process import compute_device, num_workers

@@ -26,7 +26,8 @@ from knnper.client.state import (
     read_serving,
     require_own,
 )
-from knnper.data.site import check_site, survey_site
+from knnper.data.site import survey_site
+from knnper.data.site_check import check_site
 from knnper.data.site_data import SiteData, SiteTask
 from knnper.datastore.examples import StoreError
 from knnper.datastore.store import DATABASE, StoreReader, open_store

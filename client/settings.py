@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from knnper.data.arrays import OWN_SITE_DATA
 from knnper.data.catalogue import SITE_DATA
+from knnper.data.own_data import OWN_SITE_DATA
 from knnper.errors import ConfigError, Problem
 from knnper.experiment import (
     Choice,

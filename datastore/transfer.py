@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.data.cache import Array, load_array, load_arrays
 from knnper.data.class_folders import list_class_folders
 from knnper.data.dividing import clean_name
 from knnper.data.folders import why_no_folder, why_unreachable
 from knnper.data.images import ImageShape, decoded
+from knnper.data.numpy_files import Array, load_array, load_arrays
 from knnper.datastore.database import ROWS_AT_ONCE, Rows, Version
 from knnper.datastore.examples import (
     Ids,

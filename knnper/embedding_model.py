@@ -19,12 +19,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import (
-    KINDS_OF_INPUT,
-    InputDtype,
-    InputSpec,
-    normalizer,
-)
+from knnper.data.examples import KINDS_OF_INPUT, InputDtype, InputSpec
+from knnper.data.normalization import normalizer
 from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (
     PositiveFloat,

@@ -9,11 +9,8 @@ import torch
 from torch import nn
 
 from knnper import weight_files
-from knnper.data.examples import (
-    KINDS_OF_INPUT,
-    InputSpec,
-    normalizer,
-)
+from knnper.data.examples import KINDS_OF_INPUT, InputSpec
+from knnper.data.normalization import normalizer
 from knnper.embedding_model import (
     NAME_IT,
     EmbeddingModel,

@@ -11,9 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import (
-    InputSpec,
-)
+from knnper.data.examples import InputSpec
 from knnper.embedding_model import ModelSettings, Network, require_input
 from knnper.experiment import (
     PositiveFraction,

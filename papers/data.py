@@ -27,16 +27,17 @@ from knnper.data.cache import (
     cached_dataset,
     state_of_files,
 )
-from knnper.data.dividing import DividingSettings, mark_tested, numbered
-from knnper.data.examples import DataFormat, Dataset
-from knnper.data.images import Encoded, read_image, require_all_read, write_images
-from knnper.data.leaf import WINDOW, WRITTEN_CHARACTERS, Part, User, write_parts
-from knnper.data.text import (
+from knnper.data.characters import (
     CHARACTER_NAMES,
     encode,
     target_positions,
     windows_before,
 )
+from knnper.data.dividing import DividingSettings, mark_tested, numbered
+from knnper.data.examples import DataFormat, Dataset
+from knnper.data.images import Encoded, read_image, require_all_read, write_images
+from knnper.data.leaf import WRITTEN_CHARACTERS, Part, write_parts
+from knnper.data.leaf_files import WINDOW, User
 from knnper.errors import DataError
 from knnper.experiment import PositiveInt
 

@@ -14,8 +14,8 @@ from markupsafe import escape
 from pydantic_core import to_jsonable_python
 from torch import Tensor, nn
 
-from knnper.data.arrays import own_inputs
 from knnper.data.examples import ClientData, Examples
+from knnper.data.own_data import own_inputs
 from knnper.errors import KnnPerError, RunError, printable
 from knnper.experiment import (
     Experiment,

@@ -22,14 +22,9 @@ from torch import Tensor
 
 from knnper.client.runtime import ClientRuntime
 from knnper.client.state_store import ClientStateStore
-from knnper.data.arrays import OWN_DATA
 from knnper.data.catalogue import DATA_SETS, load_data
-from knnper.data.examples import (
-    ClientData,
-    Dataset,
-    Examples,
-    LabelledArrays,
-)
+from knnper.data.examples import ClientData, Dataset, Examples, LabelledArrays
+from knnper.data.own_data import OWN_DATA
 from knnper.data.site_data import SITES, SitesSettings, sites_settings, task_of
 from knnper.errors import (
     ConfigError,

@@ -11,11 +11,8 @@ from typing import Any
 
 import torch
 
-from knnper.data.examples import (
-    InputSpec,
-    augmentation_problems,
-    require_augmentable,
-)
+from knnper.data.augmentation import augmentation_problems, require_augmentable
+from knnper.data.examples import InputSpec
 from knnper.data.site_data import SITES, SitesSettings
 from knnper.datastore.policy import OWN_POLICY, bring_policy
 from knnper.embedding_model import FlatModel, ModelSettings

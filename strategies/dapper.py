@@ -31,13 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from knnper.data.examples import (
-    AUGMENTATIONS,
-    ClientData,
-    Examples,
-    InputSpec,
-    no_examples,
-)
+from knnper.data.augmentation import AUGMENTATIONS
+from knnper.data.examples import ClientData, Examples, InputSpec, no_examples
 from knnper.data.site_data import SitesSettings
 from knnper.errors import Problem, RunError
 from knnper.experiment import Experiment, PositiveFloat, PositiveInt, Settings

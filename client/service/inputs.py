@@ -35,11 +35,11 @@ from pydantic import (
 )
 from torch import Tensor
 
+from knnper.data.characters import NUM_TOKENS, encode, plain
 from knnper.data.dividing import clean_name
 from knnper.data.examples import TEXTS, InputSpec
 from knnper.data.images import upright
 from knnper.data.pixel_depth import wide_pixels
-from knnper.data.text import NUM_TOKENS, encode, plain
 from knnper.datastore.examples import (
     Selection,
     StoreBusyError,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from knnper.client.service.access import Tokens
     from knnper.client.settings import ClientSettings
     from knnper.client.state import Accuracy, Serving
-    from knnper.data.site import DataCheck
+    from knnper.data.site_check import DataCheck
     from knnper.data.site_data import SiteData
     from knnper.experiment import Experiment
     from knnper.own import Door
@@ -78,7 +78,9 @@ def check(
     cannot work, or when training and test data overlap.
     """
     from knnper.client.settings import read_client
-    from knnper.data.site import check_site, read_task, survey_site
+    from knnper.data.site import survey_site
+    from knnper.data.site_check import check_site
+    from knnper.data.task_file import read_task
 
     settings = read_client(config, overrides or ())
     agreed = None if task is None else read_task(task)

@@ -1,24 +1,21 @@
-"""Data as arrays: in an .npz file, or from a function of a site's own."""
+"""Data sets and site data in .npz files."""
 
 import logging
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from knnper.data.cache import (
     Contents,
     EntryWriter,
     Source,
     cached_dataset,
-    load_arrays,
     state_of_files,
 )
 from knnper.data.cache import Split as CentralSplit
@@ -33,26 +30,18 @@ from knnper.data.dividing import (
     warn_of_joined,
     warn_of_merged,
 )
-from knnper.data.examples import (
-    DataFormat,
-    Dataset,
-    InputSpec,
-    LabelledArrays,
-    statistics_of,
-)
+from knnper.data.examples import DataFormat, Dataset, InputSpec, LabelledArrays
 from knnper.data.features import (
     clean_features,
     numbered_features,
-    order_by_name,
     warn_of_coarse,
     warn_of_row_numbers,
-    without_index,
 )
+from knnper.data.normalization import statistics_of
+from knnper.data.numpy_files import load_arrays
 from knnper.data.site_data import (
     ArrayInputs,
     Collected,
-    LabelSettings,
-    SiteData,
     SiteSettings,
     SiteTask,
     fit_inputs,
@@ -60,32 +49,33 @@ from knnper.data.site_data import (
     split_texts,
 )
 from knnper.data.split_names import SPLIT_WORDS, mentions_split
-from knnper.errors import DataError, OwnCodeError, warn_once
-from knnper.experiment import Choice, NonNegativeInt, Settings, alternatives
-from knnper.own import Kind, arguments, explained, given_to
+from knnper.errors import DataError, warn_once
+from knnper.experiment import NonNegativeInt
 from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
-
 Arrays = Mapping[str, NDArray[Any]]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 WHOLE = ("inputs", "labels", "names", "split")
 PER_SPLIT = tuple(f"{one}_{what}" for one in SPLITS for what in WHOLE[:3])
-
-
 KEYS = (*WHOLE, *PER_SPLIT, "class_names", "feature_names")
-_CLIENTS = ("clients", *(f"{one}_clients" for one in SPLITS))
-
 # As others call them: x and y, X_train and y_train, clients_test.
 _LETTERS = {"x": "inputs", "X": "inputs", "y": "labels", "Y": "labels"}
 _PARTS = {**_LETTERS, **{part: part for part in (*WHOLE[:3], "clients")}}
-_ALIASES = {
+ALIASES = {
     name: f"{split}_{part}"
     for called, part in _PARTS.items()
     for word, split in SPLIT_WORDS.items()
     for name in (f"{called}_{word}", f"{word}_{called}")
     if name != f"{split}_{part}"
 } | _LETTERS
+_LAYOUT = (
+    "expected inputs and labels (or x and y), or train_inputs and train_labels (or "
+    "x_train and y_train) and the same of validation and test"
+)
+
+
+CLIENT_KEYS = ("clients", *(f"{one}_clients" for one in SPLITS))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -95,8 +85,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             f"{path}: there is no such file; give that of an .npz file",
             reason=SafeReason(Code.MISSING_FILE),
         )
-    known = (*KEYS, *_CLIENTS, *_ALIASES)
-    arrays = _canonical(load_arrays(path, known), str(path))
+    known = (*KEYS, *CLIENT_KEYS, *ALIASES)
+    arrays = rename_aliases(load_arrays(path, known), str(path))
     with zipfile.ZipFile(path) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist()}
     unread = sorted(filter(mentions_split, names.difference(known)))
@@ -109,24 +99,18 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _canonical(found: Arrays, source: str) -> dict[str, NDArray[Any]]:
+def rename_aliases(found: Arrays, source: str) -> dict[str, NDArray[Any]]:
     """Return arrays by the names that `collect_arrays` knows."""
-    arrays = {name: found[name] for name in found if name not in _ALIASES}
+    arrays = {name: found[name] for name in found if name not in ALIASES}
     for name in found.keys() - arrays.keys():
-        if _ALIASES[name] in arrays:
+        if ALIASES[name] in arrays:
             raise DataError(
                 f"{source}: found the array {name} and another that means the same, "
-                f"{_ALIASES[name]}; leave out one of the two",
+                f"{ALIASES[name]}; leave out one of the two",
                 reason=SafeReason(Code.WRONG_LAYOUT),
             )
-        arrays[_ALIASES[name]] = found[name]
+        arrays[ALIASES[name]] = found[name]
     return arrays
-
-
-_LAYOUT = (
-    "expected inputs and labels (or x and y), or train_inputs and train_labels (or "
-    "x_train and y_train) and the same of validation and test"
-)
 
 
 def collect_arrays(arrays: Arrays, source: str) -> Collected:
@@ -412,7 +396,7 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
 def _clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
     """Return whose each input is, in the order of `collect_arrays`, if it is said."""
     keys = [f"{one}_clients" for one in _given(arrays, source)] or ["clients"]
-    if not any(key in arrays for key in _CLIENTS):
+    if not any(key in arrays for key in CLIENT_KEYS):
         return None
     missing = [key for key in keys if key not in arrays]
     if missing:
@@ -435,161 +419,3 @@ def _warn_of_features(
     names = names or numbered_features(inputs.array.shape[1])
     warn_of_coarse(inputs.array[is_train], names, inputs.source)
     warn_of_row_numbers(inputs.array, names, inputs.source)
-
-
-OWN_SITE_DATA = Kind(
-    "a function that returns SiteData, or a mapping of arrays (inputs and labels)",
-    base=LabelSettings,
-    given=("base", "task"),
-)
-"""What a site can bring as its data: ``f(base, task, **settings)``.
-
-``base`` is the folder of the client's file, ``task`` the `SiteTask`, or None where none
-is known yet; a function that takes neither gets neither.
-"""
-
-
-def collect_own(
-    choice: Choice[Settings], base: Path, task: SiteTask | None
-) -> Collected:
-    """Return what a site's own function gives; see `OWN_SITE_DATA`."""
-    given = given_to(choice.entry, base=base, task=task)
-    with explained():
-        returned = choice.entry(**given, **arguments(choice.settings, LabelSettings))
-    return _of_own(returned, choice.name)
-
-
-def _of_own(returned: object, source: str) -> Collected:
-    if isinstance(returned, SiteData):
-        return _of_site_data(returned, source)
-    return collect_arrays(
-        _canonical(_as_arrays(returned, source, KEYS), source), source
-    )
-
-
-def _as_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
-    """Return arrays that a function gave; refuse what is none, or has another name."""
-    if not isinstance(returned, Mapping):
-        raise OwnCodeError(
-            f"{source} returned {type(returned).__name__}, expected a mapping of "
-            f"arrays such as {', '.join(list(known)[:2])}, or a data set"
-        )
-    for key in returned:
-        if key not in known and key not in _ALIASES:
-            raise OwnCodeError(
-                f"{source} returned an array {key!r}; {alternatives(str(key), known)}"
-            )
-    columns = _columns_of(returned, source)
-    try:
-        arrays = {
-            key: np.asarray(value[columns] if columns and _is_input(key) else value)
-            for key, value in returned.items()
-        }
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise OwnCodeError(f"{source} returned what is no array: {error}") from error
-    return {"feature_names": np.array(columns), **arrays} if columns else arrays
-
-
-def own_inputs(rows: Any, dataset: Dataset) -> Tensor:
-    """Return a user's rows or images in the form of the data set's, (n, h, w, ch).
-
-    The columns of a table are found by the names of the data set's features, whatever
-    their order; where either names none, and in arrays, positions count.
-    """
-    source, spec = "the input", dataset.spec
-    columns = list(getattr(rows, "columns", ()))
-    if columns and dataset.feature_names:
-        names = list(map(str, columns))
-        order = order_by_name(names, dataset.feature_names, source)
-        rows = rows[[columns[position] for position in order]]
-    # Columns of a table may have types of their own, which NumPy would make objects.
-    dtype = np.float64 if spec.dtype == "float32" else None
-    try:
-        array = np.asarray(rows, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{source} is no array of numbers: {error}") from error
-    return torch.from_numpy(fit_inputs(array, spec, source).copy())
-
-
-def _is_input(key: str) -> bool:
-    return _ALIASES.get(key, key).endswith("inputs")
-
-
-def _columns_of(returned: Mapping[Any, Any], source: str) -> list[str]:
-    """Return the columns of inputs that are tables, of pandas or polars."""
-    columns: list[list[Any]] = [
-        list(getattr(value, "columns", ()))
-        for key, value in returned.items()
-        if _is_input(key)
-    ]
-    if not all(columns):
-        return []
-    if not all(isinstance(name, str) for names in columns for name in names):
-        return []  # Those of a table without names, 0, 1, ..., are positions.
-    for other in columns[1:]:
-        if set(other) != set(columns[0]):
-            odd = sorted(set(other) ^ set(columns[0]))
-            raise OwnCodeError(
-                f"{source} returned tables with different columns, only some with "
-                f"{odd[0]!r}; expected the same columns in the inputs of each split"
-            )
-    advice = "rename them to use them"
-    return list(without_index(columns[0], frozenset(), source, advice))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnDataSettings(Settings):
-    """How arrays are divided that a function returns without a test split.
-
-    Attributes
-    ----------
-    test_fraction, seed
-        As of `NpzFileSettings`.
-    """
-
-    test_fraction: TestFraction = 0.2
-    seed: NonNegativeInt = 0
-
-
-OWN_DATA = Kind(
-    "a function that returns a knnper.Dataset or a mapping of arrays, or a subclass of "
-    "knnper.DataFormat",
-    base=OwnDataSettings,
-)
-"""What an experiment can bring as its data."""
-
-
-def load_own(choice: Choice[Settings]) -> Dataset:
-    """Return the data set that a user's function returns; see `OWN_DATA`."""
-    settings = choice.settings
-    assert isinstance(settings, OwnDataSettings), "as `OWN_DATA` says"
-    with explained():
-        returned = choice.entry(**arguments(settings, OwnDataSettings))
-    if isinstance(returned, Dataset):
-        return returned
-    known = (*KEYS, *_CLIENTS)
-    arrays = _canonical(_as_arrays(returned, choice.name, known), choice.name)
-    return dataset_of(arrays, choice.name, settings.test_fraction, settings.seed)
-
-
-def _of_site_data(data: SiteData, source: str) -> Collected:
-    """Return data that is split and labelled as what a reader found."""
-    parts = list(data.splits())
-    class_of = dict(enumerate(data.task.class_names))
-    labels = [label for _, one in parts for label in one.examples.labels.tolist()]
-    wrong = sorted(set(labels) - class_of.keys())
-    if wrong:
-        raise OwnCodeError(
-            f"{source} returned the label {wrong[0]}, expected 0 to "
-            f"{len(class_of) - 1}: a place in its task's class_names"
-        )
-    images = np.concatenate([one.examples.images.numpy() for _, one in parts])
-    return Collected(
-        source=source,
-        names=tuple(name for _, one in parts for name in one.names),
-        labels=tuple(class_of[label] for label in labels),
-        inputs=ArrayInputs(source, images),
-        splits=tuple(split for split, one in parts for _ in one.names),
-        given_splits=frozenset(split for split, _ in parts),
-        feature_names=data.task.feature_names,
-    )

@@ -3,21 +3,15 @@
 import contextlib
 import hashlib
 import json
-import logging
 import math
 import os
 import shutil
-import time
-import tokenize
-import zipfile
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
@@ -28,154 +22,20 @@ from knnper.data.examples import (
     InputSpec,
     LabelledArrays,
     Vocabulary,
-    channel_statistics,
-    real_statistics,
 )
+from knnper.data.normalization import channel_statistics, real_statistics
+from knnper.data.numpy_files import RowFile, rows_in_parts
 from knnper.errors import DataError
-from knnper.files import UNFINISHED, FileLock, make_entry, read_if_sound, sync_to_disc
-from knnper.process import import_extra
+from knnper.files import FileLock, make_entry, read_if_sound, sync_to_disc
 from knnper.reasons import Code, SafeReason
 
-Array = NDArray[np.generic]
-_HEADERS: Mapping[tuple[int, int], Callable[..., Any]] = {
-    (1, 0): npy.read_array_header_1_0,
-    (2, 0): npy.read_array_header_2_0,
-}
-_DAMAGE = (
-    *(OSError, ValueError, EOFError, KeyError, RuntimeError, TypeError, SyntaxError),
-    *(MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
-)
-"""What NumPy and zipfile raise on files that are damaged, encrypted or no arrays."""
-_LARGE_BYTES, _LARGEST_RATIO = 2**30, 200
-"""An archive that expands to more than a gigabyte and to 200 times its size is refused
-as a decompression bomb; deflate reaches 1032 times on zeros alone."""
-
-
-def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
-    """Return those arrays of an .npz file that are called like one of ``names``."""
-    # Anything else would be taken for a single array, or for a pickle.
-    if not zipfile.is_zipfile(path):
-        raise DataError(
-            f"{path} cannot be read as .npz: it is not an archive",
-            reason=SafeReason(Code.UNREADABLE_FILE),
-        )
-    try:
-        _require_stated_sizes(path, names)
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names if name in arrays}
-    except _DAMAGE as error:
-        raise _unreadable(path, "an archive") from error
-
-
-def load_array(path: Path) -> Array:
-    """Return the array in an .npy file; a `DataError` where it is damaged."""
-    try:
-        with path.open("rb") as file:
-            _require_stated_size(file, path.stat().st_size)
-        found: Array = np.load(path, allow_pickle=False)
-    except _DAMAGE as error:
-        raise _unreadable(path, "an array") from error
-    return found
-
-
-def _require_stated_sizes(path: Path, names: Collection[str]) -> None:
-    """Refuse arrays whose headers claim what is not there, before memory is taken."""
-    with zipfile.ZipFile(path) as archive:
-        members = [
-            member
-            for member in archive.infolist()
-            if member.filename.removesuffix(".npy") in names
-        ]
-        for member in members:
-            with archive.open(member) as file:
-                _require_stated_size(file, member.file_size)
-    num_bytes = sum(member.file_size for member in members)
-    if num_bytes > max(_LARGE_BYTES, _LARGEST_RATIO * path.stat().st_size):
-        raise DataError(
-            f"{path} expands to {num_bytes / 1e9:.1f} GB, more than {_LARGEST_RATIO} "
-            "times its size, and is not read; save its arrays with numpy.savez, "
-            "without compression, if that is right"
-        )
-
-
-def _require_stated_size(file: IO[bytes], num_bytes: int) -> None:
-    """Refuse an .npy file of ``num_bytes`` if its header claims another size."""
-    shape, _, dtype = _HEADERS[npy.read_magic(file)](file)
-    # A shape may be negative.
-    stated = math.prod(shape) * dtype.itemsize if min(shape, default=0) >= 0 else -1
-    if not dtype.hasobject and stated != num_bytes - file.tell():
-        raise ValueError(
-            f"expected {stated} bytes of an array of shape {shape}, found "
-            f"{num_bytes - file.tell()}"
-        )
-
-
-def _unreadable(path: Path, what: str) -> DataError:
-    return DataError(
-        f"{path} cannot be read as {path.suffix}: it is damaged, or not {what} of "
-        "numbers or texts that NumPy saved",
-        reason=SafeReason(Code.UNREADABLE_FILE),
-    )
-
-
-_BYTES_AT_ONCE = 16 * 1024**2
 _ROWS_AT_ONCE = 1000
-
-
-class RowFile:
-    """A new .npy file that rows are added to; how many need not be known before."""
-
-    def __init__(
-        self, path: Path, row_shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> None:
-        self._path = path
-        self._row_shape = row_shape
-        self._dtype = dtype
-        self._num_rows = 0
-        path.touch(exist_ok=False)
-        self._write_header()
-
-    def append(self, rows: NDArray[Any]) -> None:
-        """Add ``rows``, shape (n, *row_shape), to the end."""
-        given = np.ascontiguousarray(rows, dtype=self._dtype)
-        if given.shape[1:] != self._row_shape:
-            raise ValueError(f"expected rows {self._row_shape}, found {given.shape}")
-        with self._path.open("ab") as file:
-            file.write(given.data)
-        self._num_rows += len(given)
-
-    def finish(self) -> tuple[int, ...]:
-        """End the file, which can then be read, and return its shape."""
-        # NumPy pads a header so that its length is the same whatever the first
-        # dimension is: this one fits into the place of the one before.
-        self._write_header()
-        return (self._num_rows, *self._row_shape)
-
-    def _write_header(self) -> None:
-        header = {
-            "descr": np.lib.format.dtype_to_descr(self._dtype),
-            "fortran_order": False,
-            "shape": (self._num_rows, *self._row_shape),
-        }
-        with self._path.open("r+b") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-
-
-def rows_in_parts(path: Path) -> Iterator[NDArray[Any]]:
-    """Read an .npy file in C order, about 16 MB at a time, or a row if that is more."""
-    with path.open("rb") as file:
-        np.lib.format.read_magic(file)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        row_size = math.prod(shape[1:])
-        at_once = max(1, _BYTES_AT_ONCE // max(1, row_size * dtype.itemsize))
-        for start in range(0, shape[0], at_once):
-            count = min(at_once, shape[0] - start)
-            yield np.fromfile(file, dtype, count * row_size).reshape(count, *shape[1:])
-
-
 FORMAT_VERSION = 2
 Split: TypeAlias = Literal["train", "test"]
 _MANIFEST = "manifest.json"
+_Integers: TypeAlias = Sequence[int] | NDArray[np.integer]
+T = TypeVar("T")
+Source: TypeAlias = Mapping[str, str | int | float | None]
 
 
 @dataclass(frozen=True)
@@ -201,9 +61,6 @@ class Manifest(Contents):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     shapes: dict[str, tuple[int, ...]]
-
-
-_Integers: TypeAlias = Sequence[int] | NDArray[np.integer]
 
 
 class EntryWriter:
@@ -328,7 +185,7 @@ def read_entry(folder: Path) -> Dataset:
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"format {manifest.format_version}, expected {FORMAT_VERSION}")
     arrays = {
-        name: _mapped(folder / f"{name}.npy", shape)
+        name: map_array(folder / f"{name}.npy", shape)
         for name, shape in manifest.shapes.items()
     }
     _, height, width, channels = arrays["train_images"].shape
@@ -350,9 +207,10 @@ def read_entry(folder: Path) -> Dataset:
     )
 
 
-def _mapped(
+def map_array(
     file: Path, shape: tuple[int, ...], mode: Literal["r", "c"] = "r"
 ) -> NDArray[Any]:
+    """Memory-map an .npy file read-only (``r``) or copy-on-write (``c``)."""
     array: NDArray[Any] = np.load(file, mmap_mode=mode, allow_pickle=False)
     if array.shape != shape:
         raise ValueError(f"{file.stem}: expected shape {shape}, found {array.shape}")
@@ -368,9 +226,6 @@ def _labelled(split: Split, arrays: dict[str, NDArray[Any]]) -> LabelledArrays:
     )
 
 
-T = TypeVar("T")
-
-
 def state_of_files(paths: Iterable[Path], root: Path) -> str:
     """Return a digest of all paths below ``root``, sizes and times of modification."""
     digest = hashlib.sha256()
@@ -384,7 +239,7 @@ def state_of_files(paths: Iterable[Path], root: Path) -> str:
     return digest.hexdigest()
 
 
-def _cached(
+def fill_once(
     entry: Path, lock: Path, read: Callable[[Path], T], fill: Callable[[Path], None]
 ) -> T:
     """Return what ``read`` makes of an entry, which one process at a time fills."""
@@ -396,7 +251,7 @@ def _cached(
             entry.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(lock, wait=True))
         except OSError as error:
-            raise _NoCacheError(str(error)) from error
+            raise UnwritableCacheError(str(error)) from error
         found = read_if_sound(entry, read)
         if found is not None:
             return found
@@ -404,11 +259,10 @@ def _cached(
         return read(entry)
 
 
-class _NoCacheError(Exception):
+class UnwritableCacheError(Exception):
     """Nothing can be written where the cache should be."""
 
 
-Source: TypeAlias = Mapping[str, str | int | float | None]
 Build: TypeAlias = Callable[[EntryWriter], Contents]
 
 
@@ -419,49 +273,6 @@ def cache_root() -> Path:
         return Path(chosen).expanduser().absolute()
     user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(user_cache).expanduser().absolute() / "knnper"
-
-
-def download_folder(root: str | None) -> Path:
-    """Return the absolute ``root``; without one, ``downloads`` in the cache."""
-    return Path(root).expanduser().absolute() if root else cache_root() / "downloads"
-
-
-def hub_folder(
-    name: str, *, download: bool, extra: str, repo_type: str = "model"
-) -> Path:
-    """Return a local folder, or that of what the Hugging Face Hub calls ``name``.
-
-    The latter is looked for in the Hub's cache on this machine, and is downloaded only
-    where ``download`` says so. Files of weights are not.
-    """
-    folder = Path(name).expanduser().absolute()
-    if folder.is_dir():
-        return folder
-    hub = import_extra("huggingface_hub", extra, f"{name!r}, which is no folder,")
-    is_model = repo_type == "model"
-
-    def kept(*, local: bool) -> Path:
-        found = hub.snapshot_download(
-            name,
-            repo_type=repo_type,
-            local_files_only=local,
-            allow_patterns=["*.json", "*.txt", "*.model"] if is_model else None,
-        )
-        return Path(found)
-
-    try:
-        # What is there is taken as it is: all processes of a run read the same.
-        with contextlib.suppress(OSError, ValueError):
-            return kept(local=True)
-        return kept(local=not download)
-    except (OSError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        wanted = "" if download else ", or set data.download=true"
-        raise DataError(
-            f"{folder} is no folder, and {name!r} is not to be had from the Hugging "
-            f"Face Hub or its cache ({reason}); give a local folder{wanted}",
-            reason=SafeReason(Code.MISSING_FILE),
-        ) from error
 
 
 def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
@@ -493,109 +304,10 @@ def cached(
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
     entry = (root or cache_root()) / f"{name}-{fingerprint}"
     try:
-        return _cached(entry, entry.with_name(f"{entry.name}.lock"), read, fill)
-    except _NoCacheError as error:
+        return fill_once(entry, entry.with_name(f"{entry.name}.lock"), read, fill)
+    except UnwritableCacheError as error:
         raise DataError(
             f"the data cache cannot be written ({error}); point KNNPER_CACHE to a "
             "folder that can",
             reason=SafeReason(Code.UNUSABLE_STATE),
         ) from error
-
-
-_LOG = logging.getLogger(__name__)
-_MOST_FORMS = 3
-
-# Longer than a tick of the clocks that file systems take their times from.
-_TICK_NS = 50_000_000
-
-Decoded: TypeAlias = tuple[NDArray[np.uint8], Mapping[int, str]]
-"""Images (m, height, width, channels), and why others, by position, have none."""
-
-
-class _UnreadableFilesError(Exception):
-    """Some files cannot be decoded, so that no entry is made."""
-
-
-def cached_images(
-    folder: Path,
-    paths: Sequence[str],
-    form: Sequence[object],
-    shape: tuple[int, ...],
-    decode: Callable[[], Decoded],
-) -> Decoded:
-    """Return what ``decode`` makes of a site's files, from the cache where it is there.
-
-    An entry in ``folder`` belongs to the path, size and times of *each* of the site's
-    files, and to the ``form``: what else decides on the images. When a file is new,
-    gone or another, all entries are removed; otherwise the three that were last used
-    are kept. Images of which some cannot be read are not kept: the reason may lie
-    outside of the files. What is returned can be written to without changing the entry.
-    """
-    listing, changed_ns = _state_of(paths)
-    digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]
-    decoded: list[Decoded] = []
-
-    def read(entry: Path) -> Decoded:
-        images = _mapped(entry / "images.npy", shape, "c")
-        if images.dtype != np.uint8:
-            raise ValueError(f"expected uint8, found {images.dtype}")
-        with contextlib.suppress(OSError):
-            os.utime(entry)
-        return images, {}
-
-    def fill(entry: Path) -> None:
-        _remove_unused(entry, listing)
-        # Let time pass until another change would be told by another time.
-        left = changed_ns + _TICK_NS - time.time_ns()
-        if 0 < left <= _TICK_NS:
-            time.sleep(left / 1e9)
-        decoded.append(decode())
-        images, unreadable = decoded[0]
-        if unreadable:
-            raise _UnreadableFilesError
-        # Not into a map: on a full disc that would kill the process.
-        np.save(entry / "images.npy", images)
-        sync_to_disc(entry / "images.npy")
-        sync_to_disc(entry)
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)
-        kept = _cached(folder / f"{listing}-{digest}", folder / "lock", read, fill)
-        return decoded[0] if decoded else kept
-    except _UnreadableFilesError:
-        return decoded[0]
-    except (OSError, _NoCacheError) as error:
-        _LOG.warning("images are decoded without a cache: %s", error)
-        return decoded[0] if decoded else decode()
-
-
-def _state_of(paths: Sequence[str]) -> tuple[str, int]:
-    """Return a digest of the state of all files, and when the last one changed."""
-    digest, changed_ns = hashlib.sha256(), 0
-    for path in paths:
-        try:
-            status = os.stat(path)  # noqa: PTH116 - 50,000 files
-        except (OSError, ValueError):
-            digest.update(f"{path}\0none\0".encode("utf-8", "surrogateescape"))
-            continue
-        # A file that was moved over another may have the same size and time of
-        # modification, but was changed by the move.
-        times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
-        line = f"{path}\0{status.st_size}\0{times}\0"
-        digest.update(line.encode("utf-8", "surrogateescape"))
-        changed_ns = max(changed_ns, status.st_ctime_ns)
-    return digest.hexdigest()[:32], changed_ns
-
-
-def _remove_unused(new: Path, listing: str) -> None:
-    """Remove what is of no use any more beside a new entry, and leave room for it."""
-    entries = {one for one in new.parent.iterdir() if one.is_dir()} - {new}
-    useful = [
-        one
-        for one in entries
-        if one.name.startswith(listing) and not one.name.endswith(UNFINISHED)
-    ]
-    useful.sort(key=lambda one: one.stat().st_mtime_ns)
-    for one in entries.difference(useful[-(_MOST_FORMS - 1) :]):
-        shutil.rmtree(one, ignore_errors=True)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.dividing import balanced_part
 from knnper.data.examples import DataFormat, Dataset
-from knnper.data.images import balanced_part
 from knnper.experiment import NonNegativeInt
 from knnper.seeding import RandomKey
 

@@ -153,6 +153,24 @@ def mark_alike(
     return [at in marked for at in range(len(names))]
 
 
+def balanced_part(
+    kinds: Sequence[str], fraction: float, key: RandomKey
+) -> NDArray[np.bool_]:
+    """Choose about a part of n images, of each kind the same number, shape (n,).
+
+    ``kinds`` are what the images are. The ``fraction``, (0, 1), is shared out among the
+    kinds: the nearest whole number of each, one at least, but of no kind more than
+    half. The choice within a kind does not depend on the others' names.
+    """
+    found, kind_of = np.unique(np.asarray(kinds), return_inverse=True)
+    wanted = max(1, int(fraction * len(kinds) / len(found) + 0.5))
+    chosen = np.zeros(len(kinds), dtype=np.bool_)
+    for number, kind in enumerate(found.tolist()):
+        places = key.child(kind).numpy().permutation(np.flatnonzero(kind_of == number))
+        chosen[places[: min(wanted, len(places) // 2)]] = True
+    return chosen
+
+
 def warn_of_joined(source: str, names: Iterable[str]) -> None:
     """Log that central validation data is trained on."""
     warn_once(

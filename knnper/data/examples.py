@@ -1,28 +1,19 @@
-"""Labelled inputs as every method sees them, and a client's share of a data set."""
+"""Labelled inputs as every method sees them, and the description of a data set."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
-from knnper.errors import ConfigError, DataError, Problem
-from knnper.experiment import (
-    Augmentation,
-    NonNegativeInt,
-    PositiveInt,
-    Settings,
-)
+from knnper.experiment import NonNegativeInt, PositiveInt, Settings
 
 InputDtype: TypeAlias = Literal["uint8", "float32", "token", "ids"]
 StoredDtype: TypeAlias = Literal["uint8", "float32", "int32"]
-
-
 KINDS_OF_INPUT: Mapping[InputDtype, str] = {
     "uint8": "images (uint8)",
     "float32": "rows of features (float32)",
@@ -30,9 +21,15 @@ KINDS_OF_INPUT: Mapping[InputDtype, str] = {
     "ids": "tokenised text (ids)",
 }
 """What inputs of each type are called where they are refused."""
-
 TEXTS: tuple[InputDtype, ...] = ("token", "ids")
 """The types that are whole numbers without a mean and a deviation."""
+LARGEST_PIXEL = 255
+_STORED: Mapping[InputDtype, StoredDtype] = {
+    "uint8": "uint8",
+    "float32": "float32",
+    "token": "uint8",
+    "ids": "int32",
+}
 
 
 @dataclass(frozen=True)
@@ -178,96 +175,10 @@ class InputSpec:
         return LARGEST_PIXEL if self.dtype == "uint8" else self.num_classes - 1
 
 
-LARGEST_PIXEL = 255
-_STORED: Mapping[InputDtype, StoredDtype] = {
-    "uint8": "uint8",
-    "float32": "float32",
-    "token": "uint8",
-    "ids": "int32",
-}
-
-
 def no_examples(spec: InputSpec) -> Examples:
     """Return an empty set of examples of the data set described by ``spec``."""
     images = torch.empty((0, *spec.image_shape), dtype=spec.torch_dtype)
     return Examples(images, torch.empty((0,), dtype=torch.int64))
-
-
-FRAME = 4
-"""Pixels by which a crop is moved at most; never so far that it holds no image."""
-
-
-def flip(images: Tensor, mirrored: Tensor) -> Tensor:
-    """Return the images, those that are ``mirrored``, bool (n,), left to right."""
-    return torch.where(mirrored[:, None, None, None], images.flip(2), images)
-
-
-def crop(images: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
-    """Return a crop of each image's own size from the image in a black frame.
-
-    ``tops`` and ``lefts`` are where in the framed image each crop begins, int64 of
-    shape (n,): from 0 to twice the frame's width, see `frame_of`.
-    """
-    num_images, height, width, _ = images.shape
-    rows, columns = frame_of(height), frame_of(width)
-    framed = functional.pad(images, (0, 0, columns, columns, rows, rows))
-    # A view of every crop there is; only the chosen ones are copied.
-    crops = framed.unfold(1, height, 1).unfold(2, width, 1)
-    which = torch.arange(num_images, device=images.device)
-    return crops[which, tops, lefts].permute(0, 2, 3, 1)
-
-
-def frame_of(length: int) -> int:
-    """Return how many black pixels are added at both ends of a side of ``length``."""
-    return min(FRAME, length - 1)
-
-
-def require_augmentable(augmentation: Augmentation, spec: InputSpec) -> None:
-    """Refuse, with a `ConfigError`, random changes to inputs that are no images."""
-    problems = list(augmentation_problems(augmentation, spec.dtype))
-    if problems:
-        raise ConfigError(problems)
-
-
-def augmentation_problems(
-    augmentation: Augmentation, dtype: InputDtype
-) -> Iterator[Problem]:
-    """Yield why inputs of this type cannot be changed so."""
-    if dtype != "uint8" and augmentation != "none":
-        message = (
-            f"found {augmentation!r}, but the inputs are {KINDS_OF_INPUT[dtype]}, "
-            "which cannot be flipped or cropped; expected 'none'"
-        )
-        yield Problem("training.augmentation", message)
-
-
-def _random_flip(images: Tensor, generator: np.random.Generator) -> Tensor:
-    mirrored = generator.integers(0, 2, len(images)).astype(bool)
-    return flip(images, torch.from_numpy(mirrored).to(images.device))
-
-
-def _random_crop_flip(images: Tensor, generator: np.random.Generator) -> Tensor:
-    num_images, height, width, _ = images.shape
-    tops, lefts = (
-        torch.from_numpy(generator.integers(0, 2 * frame_of(side) + 1, num_images))
-        for side in (height, width)
-    )
-    cropped = crop(images, tops.to(images.device), lefts.to(images.device))
-    return _random_flip(cropped, generator)
-
-
-AUGMENTATIONS: Mapping[
-    Augmentation, Callable[[Tensor, np.random.Generator], Tensor]
-] = {
-    "none": lambda images, generator: images,  # noqa: ARG005
-    "flip": _random_flip,
-    "crop_flip": _random_crop_flip,
-}
-"""``(images, generator) -> images`` by name.
-
-Images are uint8 of shape (n, height, width, channels) on any device; the generator
-alone decides what happens to them.
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,133 +280,3 @@ class DataFormat(Settings, ABC):
     @abstractmethod
     def load(self) -> Dataset:
         """Return the data set; a `DataError` says what is wrong with its files."""
-
-
-_PIXELS_AT_ONCE = 2**20
-
-
-def channel_statistics(
-    parts: Iterable[NDArray[np.uint8]],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel of pixels scaled to [0, 1].
-
-    ``parts`` are some of the images each, uint8 of shape (n, height, width, channels).
-    Computed from exact histograms, so that it does not depend on the parts. A channel
-    that never varies gets a standard deviation of 1, so that it can be divided by.
-    """
-    histograms = np.sum([_histograms(part) for part in parts], axis=0)
-    weights = histograms / histograms.sum(axis=1, keepdims=True)
-    values = np.arange(256) / 255.0
-    means = weights @ values
-    variances = (weights * (values - means[:, None]) ** 2).sum(axis=1)
-    constant = np.count_nonzero(histograms, axis=1) == 1
-    deviations = np.where(constant, 1.0, np.sqrt(variances))
-    return tuple(means.tolist()), tuple(deviations.tolist())
-
-
-def statistics_of(
-    images: NDArray[Any],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, in the unit of `InputSpec`."""
-    if images.dtype == np.uint8:
-        return channel_statistics([images])
-    return real_statistics([images])
-
-
-def real_statistics(
-    parts: Iterable[NDArray[np.float32]],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, as `channel_statistics`.
-
-    ``parts`` are float32 of shape (n, height, width, channels).
-    """
-    count, total, squares = 0, np.zeros(1), np.zeros(1)
-    smallest, largest = np.full(1, np.inf), np.full(1, -np.inf)
-    for part in parts:
-        rows = part.reshape(-1, part.shape[-1]).astype(np.float64)
-        # Sums of squares of deviations, joined as Chan, Golub and LeVeque (1979) do.
-        apart = rows.sum(axis=0) / len(rows) - total / max(count, 1)
-        both = count + len(rows)
-        squares = squares + ((rows - rows.mean(axis=0)) ** 2).sum(axis=0)
-        squares = squares + apart**2 * count * len(rows) / both
-        count, total = both, total + rows.sum(axis=0)
-        smallest = np.minimum(smallest, rows.min(axis=0))
-        largest = np.maximum(largest, rows.max(axis=0))
-    deviations = np.where(smallest == largest, 1.0, np.sqrt(squares / count))
-    return tuple((total / count).tolist()), tuple(deviations.tolist())
-
-
-def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Count each of the 256 values in each channel; shape (channels, 256)."""
-    channels = images.shape[-1]
-    counts = np.zeros((channels, 256), dtype=np.int64)
-    for channel in range(channels):
-        pixels = images[..., channel].ravel()
-        # NumPy counts a copy in which each pixel takes eight bytes.
-        for start in range(0, len(pixels), _PIXELS_AT_ONCE):
-            some = pixels[start : start + _PIXELS_AT_ONCE]
-            counts[channel] += np.bincount(some, minlength=256)
-    return counts
-
-
-def normalizer(
-    spec: InputSpec, device: torch.device = torch.device("cpu")
-) -> Callable[[Tensor], Tensor]:
-    """Return what brings stored inputs to the form that models take."""
-    return TokenIds(spec) if spec.dtype in TEXTS else Normalizer(spec, device)
-
-
-def require_tensor(inputs: object, num_dimensions: int | None = None) -> None:
-    """Refuse tables, arrays and rows that are not in the form of stored inputs."""
-    kind = type(inputs).__name__
-    if isinstance(inputs, Tensor):
-        if num_dimensions in (None, inputs.ndim):
-            return
-        kind = f"tensor of shape {tuple(inputs.shape)}"
-    raise DataError(
-        f"found a {kind}, expected a tensor of inputs (n, height, width, channels), "
-        "rows as (n, 1, 1, features); knnper.Run.inputs makes one of a table or an "
-        "array"
-    )
-
-
-class TokenIds:
-    """Passes the ids of text on as they are, in the order of axes that models take."""
-
-    def __init__(self, spec: InputSpec) -> None:
-        self._largest = spec.largest_whole
-        is_tokenised = spec.vocabulary is not None
-        self._maker = "the tokenizer" if is_tokenised else "knnper.data.text.encode"
-
-    def __call__(self, windows: Tensor) -> Tensor:
-        """Return int64 of shape (n, T, 1, 1) from stored ids of shape (n, 1, 1, T)."""
-        wrong = (windows < 0) | (windows > self._largest)
-        if wrong.any():
-            raise DataError(
-                f"found the id {windows[wrong][0]} in a text, expected ids from 0 to "
-                f"{self._largest}, as {self._maker} makes them"
-            )
-        return windows.to(torch.int64).permute(0, 3, 1, 2)
-
-
-class Normalizer:
-    """Standardises each channel; uint8 images are scaled to [0, 1] before."""
-
-    def __init__(
-        self, spec: InputSpec, device: torch.device = torch.device("cpu")
-    ) -> None:
-        mean = torch.tensor(spec.mean, dtype=torch.float32, device=device)
-        std = torch.tensor(spec.std, dtype=torch.float32, device=device)
-        largest = 255.0 if spec.dtype == "uint8" else 1.0
-        self._scale = 1.0 / (largest * std)
-        self._shift = -mean / std
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return float32 of shape (n, channels, height, width) from stored images.
-
-        The result keeps the channels innermost in memory (``channels_last``), which
-        is how convolutions are fastest, at no cost of a copy.
-        """
-        require_tensor(images, num_dimensions=4)
-        scaled = images.to(torch.float32, copy=True).mul_(self._scale)
-        return scaled.add_(self._shift).permute(0, 3, 1, 2)

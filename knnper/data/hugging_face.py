@@ -6,15 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from knnper.data.cache import cache_root, hub_folder, state_of_files
-from knnper.data.columns import (
-    ColumnSettings,
-    TableFile,
-    Wanted,
-    arrow,
-    columns_of,
-    number_columns,
-)
+from knnper.data.cache import cache_root, state_of_files
+from knnper.data.column_settings import ColumnSettings
+from knnper.data.columns import TableFile, Wanted, arrow, columns_of, number_columns
 from knnper.data.dividing import (
     clean_name,
     warn_of_joined,
@@ -22,6 +16,7 @@ from knnper.data.dividing import (
 )
 from knnper.data.features import pandas_index
 from knnper.data.folders import why_unreachable
+from knnper.data.hub import hub_folder
 from knnper.data.split_names import split_of
 from knnper.errors import DataError, warn_once
 from knnper.experiment import alternatives

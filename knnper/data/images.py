@@ -1,4 +1,4 @@
-"""Data sets of image files: folders of classes and of domains; how files are read."""
+"""Decode image files into arrays."""
 
 import contextlib
 import hashlib
@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import PIL
 import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
-from pydantic import Field
 from torch import Tensor
 
 from knnper.data.cache import (
@@ -28,49 +27,16 @@ from knnper.data.cache import (
     Source,
     Split,
     cached_dataset,
-    cached_images,
 )
-from knnper.data.class_folders import (
-    UNREADABLE_SUFFIXES,
-    FoundFile,
-    digest_of_files,
-    files_below,
-    files_of_users,
-    folder_names,
-    list_class_folders,
-    mixed,
-    require_folder,
-    suffix_of,
-    warn_of_merged_folders,
-    warn_of_unread,
-)
-from knnper.data.dividing import (
-    SPLITS,
-    clean_names,
-    mark_by_group,
-    numbered,
-    require_known,
-    warn_of_merged,
-)
-from knnper.data.dividing import Split as SiteSplit
+from knnper.data.class_folders import UNREADABLE_SUFFIXES, suffix_of
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
-from knnper.data.folders import folders_in, why_no_folder, why_unreachable
+from knnper.data.folders import why_unreachable
+from knnper.data.image_cache import cached_images
 from knnper.data.pixel_depth import wide_pixels
-from knnper.data.site_data import (
-    Collected,
-    InputForm,
-    Inputs,
-    OnError,
-    ReadInputs,
-    SiteSettings,
-    SiteTask,
-    place_of,
-)
-from knnper.data.split_names import is_split_name, refuse_splits, split_folders
-from knnper.errors import DataError, warn_once
-from knnper.experiment import NonNegativeInt, PositiveInt, alternatives
+from knnper.data.site_data import InputForm, Inputs, OnError, ReadInputs, SiteTask
+from knnper.errors import DataError
+from knnper.experiment import PositiveInt
 from knnper.reasons import Code, SafeReason
-from knnper.seeding import RandomKey
 
 _LOG = logging.getLogger(__name__)
 _MODES = {1: "L", 3: "RGB"}
@@ -79,10 +45,8 @@ _FORMATS_OF_SEQUENCES = ("GIF", "PNG", "WEBP", "TIFF", "AVIF")
 _FILES_PER_TASK = 256
 _MAX_THREADS = 16
 _MOST_SHOWN = 50
-
 DECODER = f"3, Pillow {PIL.__version__}"
 """What `read_image` makes of a file may be another with another one of these."""
-
 ImageShape: TypeAlias = tuple[int, int, int]
 """(height, width, channels)."""
 
@@ -376,386 +340,6 @@ class DecodedSettings(DataFormat):
         if self.on_error != "refuse":
             form["on_error"] = self.on_error
         return cached_dataset(self.name, {**source, **form}, build)
-
-
-_SPLITS: tuple[Split, ...] = ("train", "test")
-_LAYOUT = "CLASS/FILE, or train/CLASS/FILE and test/CLASS/FILE"
-_NO_SPLITS = "or set data.layout: classes if they are classes or clients"
-
-
-@dataclass(frozen=True)
-class ImageFolderSettings(DecodedSettings):
-    """Where the images are.
-
-    Attributes
-    ----------
-    root
-        The folder that holds one folder per class; or ``train`` and ``test``, each with
-        one folder per class. Instead of these, there may be one folder for each client,
-        with folders of classes in it. The partition ``natural`` needs clients. A folder
-        ``val`` beside ``train`` and ``test`` is added to the training data.
-    client_separator
-        Where file names begin with the name of the client whose image it is, the text
-        that ends this name: "_" for ``f0123_17.png``.
-    layout
-        ``auto`` takes a folder ``train`` for a split, and so names such as ``Training``
-        beside ``Testing``. ``classes`` takes all of them for classes (or clients).
-    test_fraction
-        Part of the images that is tested on where there are no splits, (0, 1), rounded:
-        of each class, or else of each client, of all of its classes alike. One image of
-        each is left to train on.
-    seed
-        Of the choice of these images, which depends on their names beside.
-    """
-
-    name = "image_folder"
-    title = "Image folder"
-    summary = "your own images: ROOT/CLASS/FILE, ROOT/train/CLASS/FILE, by user or not"
-    later = (*DecodedSettings.later, "layout", "test_fraction", "seed")
-
-    root: str
-    client_separator: Annotated[str, Field(min_length=1)] | None = None
-    layout: Literal["auto", "classes"] = "auto"
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    seed: NonNegativeInt = 0
-
-    def load(self) -> Dataset:
-        """Return the images below ``root``; the classes are those of training images.
-
-        A `DataError` says what is wrong with the folders.
-        """
-        root = Path(self.root).expanduser().absolute()
-        source: Source = {"client_separator": self.client_separator}
-        require_folder(root, _LAYOUT)
-        folders = self._split_folders(root)
-        if folders:
-            files = self._given(root, folders)
-        else:
-            files = self._divided(files_of_users(root, "", _LAYOUT), root)
-            source = {**source, "fraction": self.test_fraction, "seed": self.seed}
-        trained = root / folders["train"] if folders else root
-        class_names = self._class_names(files, trained)
-        everything = [*files["train"], *files["test"]]
-        warn_of_merged_folders(root, everything)
-        if self.on_error == "skip":
-            warn_of_unread(root, everything)
-        source = {**source, "files": digest_of_files(class_names, everything)}
-        paths = {
-            split: [f"{root}/{one.name}" for one in files[split]] for split in files
-        }
-        owners = self._owners(files)
-        names = tuple(sorted({name for part in owners.values() for name in part}))
-
-        def describe(writer: EntryWriter) -> Contents:
-            for split, part in files.items():
-                classes = (file.class_name for file in part)
-                writer.put_labels(split, numbered(classes, class_names))
-                if names:
-                    writer.put_client_ids(split, numbered(owners[split], names))
-            return Contents(class_names, client_names=names)
-
-        return self.decoded(source, paths, describe)
-
-    def _split_folders(self, root: Path) -> Mapping[SiteSplit, str]:
-        """Return the folders of train, test and validation; none where there are none.
-
-        Other folders beside them are named in a warning.
-        """
-        if self.layout == "classes":
-            return {}
-        names = folders_in(root)
-        folders = split_folders(root, names, _NO_SPLITS)
-        missing = [split for split in _SPLITS if split not in folders]
-        if folders and missing:
-            raise DataError(
-                f"{root / missing[0]} is not a folder, and {root} holds "
-                f"{', '.join(folders.values())}; data.root must hold {_LAYOUT}. If "
-                "these are no splits, set data.layout: classes"
-            )
-        others = sorted(set(names) - set(folders.values())) if folders else []
-        if others:
-            warn_once(
-                _LOG,
-                f"{root}: found {', '.join(others)} beside the splits "
-                f"{', '.join(folders.values())}; no image in them is read",
-            )
-        return folders
-
-    def _given(
-        self, root: Path, folders: Mapping[SiteSplit, str]
-    ) -> dict[Split, list[FoundFile]]:
-        """Return the files of each split, those for validation among the training's."""
-        files = {
-            split: files_of_users(root, folders[split], _LAYOUT) for split in _SPLITS
-        }
-        if "validation" in folders:
-            held_out = files_of_users(root, folders["validation"], _LAYOUT)
-            files["train"] += held_out
-            warn_once(
-                _LOG,
-                f"{root}: the {len(held_out)} images in {folders['validation']} are "
-                "added to the training data; each client holds out a part of its own "
-                "for validation",
-            )
-        return files
-
-    def _divided(
-        self, found: Sequence[FoundFile], root: Path
-    ) -> dict[Split, list[FoundFile]]:
-        """Return the files of each split: a part of each client, or of each class."""
-        kinds = [one.class_name for one in found]
-        groups = [one.class_name if one.user is None else one.user for one in found]
-        names = [one.name for one in found]
-        marks = mark_by_group(groups, names, kinds, self.test_fraction, self.seed)
-        files: dict[Split, list[FoundFile]] = {"train": [], "test": []}
-        for file, is_test in zip(found, marks, strict=True):
-            files["test" if is_test else "train"].append(file)
-        if not files["test"]:
-            raise DataError(
-                f"{root}: there are no images to test on; raise data.test_fraction, of "
-                "which a class's (or client's) only image is never taken"
-            )
-        return files
-
-    def _class_names(
-        self, files: Mapping[Split, Sequence[FoundFile]], trained: Path
-    ) -> tuple[str, ...]:
-        """Return the classes of training images, in whose folders there are some."""
-        class_names = tuple(sorted({one.class_name for one in files["train"]}))
-        if self.layout == "auto":
-            refuse_splits(trained, class_names, _NO_SPLITS)
-        if files["train"][0].user is None:
-            names = clean_names(folder_names(trained, _LAYOUT))
-            empty = sorted(set(names) - set(class_names))
-            if empty:
-                raise DataError(
-                    f"{trained} holds no images of the classes {', '.join(empty)}, "
-                    "expected one at least of each; add some, or remove these folders"
-                )
-        tested = (one.class_name for one in files["test"])
-        require_known(tested, class_names, str(trained.parent / "test"))
-        return class_names
-
-    def _owners(
-        self, files: Mapping[Split, Sequence[FoundFile]]
-    ) -> dict[Split, list[str]]:
-        """Return the client of each image; nothing where the data names none."""
-        separator = self.client_separator
-        has_users = files["train"][0].user is not None
-        for file in (*files["train"], *files["test"]):
-            if (file.user is not None) != has_users:
-                raise DataError(
-                    f"found {files['train'][0].name} and {file.name}; expected "
-                    "folders of clients in all splits, or in none of them"
-                )
-        if has_users and separator is not None:
-            raise DataError(
-                "found folders of clients below data.root and data.client_separator "
-                f"{separator!r}, expected one of the two; set the latter to null"
-            )
-        if separator is None:
-            return {
-                split: [str(one.user) for one in part] if has_users else []
-                for split, part in files.items()
-            }
-        owners: dict[Split, list[str]] = {}
-        for split, part in files.items():
-            pieces = [(one, Path(one.name).name.partition(separator)) for one in part]
-            for one, (owner, found, _) in pieces:
-                if not found or not owner:
-                    raise DataError(
-                        f"the name of {one.name} does not begin with a client's name "
-                        f"and {separator!r}; rename it, or set data.client_separator "
-                        "to null"
-                    )
-            owners[split] = [owner for _, (owner, _, _) in pieces]
-        written = [owner for part in owners.values() for owner in part]
-        warn_of_merged(written, "clients", "data.root")
-        return {split: list(clean_names(part)) for split, part in owners.items()}
-
-
-_DOMAIN_LAYOUT = "DOMAIN/CLASS/FILE"
-_RENAME = "and read them with data.name: image_folder; rename domains and classes"
-
-
-@dataclass(frozen=True)
-class DomainFolderSettings(DecodedSettings):
-    """Where the images are, and how many are test images.
-
-    Attributes
-    ----------
-    root
-        The folder that holds one folder per domain, each with one folder per class.
-    test_fraction
-        Part of each domain that is tested on, (0, 1), about: the same number of images
-        of every class, but at most half of those that a class has. 0.15 in
-        Chen et al. 2023, section 5.
-    seed
-        Of the choice of these images.
-    """
-
-    name = "domain_folder"
-    title = "Domain folder"
-    summary = "your own images of several domains: ROOT/DOMAIN/CLASS/FILE"
-
-    root: str
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    seed: NonNegativeInt = 0
-
-    def load(self) -> Dataset:
-        """Return the images below ``root`` with the domain that each is from."""
-        root = Path(self.root).expanduser().absolute()
-        domains = folder_names(root, _DOMAIN_LAYOUT, "domain")
-        if not domains:
-            raise DataError(
-                f"{root} holds no domains; data.root must hold {_DOMAIN_LAYOUT}"
-            )
-        for name in domains:
-            if is_split_name(name):
-                raise DataError(
-                    f"{root / name}: found the name of a split, expected that of a "
-                    "domain; rename the folder, or read train/CLASS/FILE and "
-                    "test/CLASS/FILE with data.name: image_folder"
-                )
-        refuse_splits(root, domains, _RENAME)
-        files = [files_below(root, name, _DOMAIN_LAYOUT) for name in domains]
-        class_names = tuple(sorted({one.class_name for part in files for one in part}))
-        refuse_splits(root, class_names, _RENAME)
-        everything = [file for part in files for file in part]
-        if self.on_error == "skip":
-            warn_of_unread(root, everything)
-        images = self._divided(dict(zip(domains, files, strict=True)))
-        if not images["test"]:
-            raise DataError(
-                f"{root}: there are no images to test on, since data.test_fraction "
-                "takes at most half of a class; some domain needs two images of a class"
-            )
-        source: Source = {
-            "files": digest_of_files(class_names, everything),
-            "test_fraction": self.test_fraction,
-            "seed": self.seed,
-        }
-
-        def describe(writer: EntryWriter) -> Contents:
-            for split, part in images.items():
-                classes = (file.class_name for _, file in part)
-                writer.put_labels(split, numbered(classes, class_names))
-                writer.put_domain_ids(split, [domain for domain, _ in part])
-            return Contents(class_names, domain_names=domains)
-
-        paths = {
-            split: [f"{root}/{file.name}" for _, file in part]
-            for split, part in images.items()
-        }
-        return self.decoded(source, paths, describe)
-
-    def _divided(
-        self, files: Mapping[str, Sequence[FoundFile]]
-    ) -> dict[Split, list[tuple[int, FoundFile]]]:
-        """Return the files of each split, each with the position of its domain."""
-        key = RandomKey(self.seed).child("domain test")
-        images: dict[Split, list[tuple[int, FoundFile]]] = {"train": [], "test": []}
-        for domain, (name, part) in enumerate(files.items()):
-            kinds = [file.class_name for file in part]
-            tested = balanced_part(kinds, self.test_fraction, key.child(name))
-            for file, is_test in zip(part, tested, strict=True):
-                images["test" if is_test else "train"].append((domain, file))
-        return images
-
-
-def balanced_part(
-    kinds: Sequence[str], fraction: float, key: RandomKey
-) -> NDArray[np.bool_]:
-    """Choose about a part of n images, of each kind the same number, shape (n,).
-
-    ``kinds`` are what the images are. The ``fraction``, (0, 1), is shared out among the
-    kinds: the nearest whole number of each, one at least, but of no kind more than
-    half. The choice within a kind does not depend on the others' names.
-    """
-    found, kind_of = np.unique(np.asarray(kinds), return_inverse=True)
-    wanted = max(1, int(fraction * len(kinds) / len(found) + 0.5))
-    chosen = np.zeros(len(kinds), dtype=np.bool_)
-    for number, kind in enumerate(found.tolist()):
-        places = key.child(kind).numpy().permutation(np.flatnonzero(kind_of == number))
-        chosen[places[: min(wanted, len(places) // 2)]] = True
-    return chosen
-
-
-@dataclass(frozen=True)
-class SiteImageFolderSettings(SiteSettings):
-    """Where the images are.
-
-    Attributes
-    ----------
-    path
-        The folder, with one folder of images for each class; or with the folders
-        ``train``, and ``validation`` and ``test`` where there are any, of which each
-        has one folder for each class.
-    layout
-        ``auto`` takes a folder ``train`` for a split, and so names such as ``Training``
-        beside ``val``. ``classes`` takes all of them for classes.
-    """
-
-    name = "image_folder"
-    title = "Image folder"
-    summary = "image files: PATH/CLASS/FILE, or PATH/train/CLASS/FILE and so on"
-
-    path: str
-    layout: Literal["auto", "classes"] = "auto"
-
-    def collect(self, base: Path, task: SiteTask | None) -> Collected:  # noqa: ARG002
-        """Return the images in a folder; their names are their paths in it."""
-        root = place_of(base, self.path)
-        if reason := why_no_folder(root):
-            raise DataError(
-                f"{root} {reason}; expected PATH/CLASS/IMAGE, or PATH/train/CLASS/"
-                "IMAGE and so on",
-                reason=SafeReason(Code.MISSING_FILE),
-            )
-        split_in = self._split_folders(root)
-        folders = {
-            f"{folder}/" if folder else "": list_class_folders(root / folder)
-            for folder in split_in or ("",)
-        }
-        class_of = {
-            f"{prefix}{name}": class_name
-            for prefix, found in folders.items()
-            for name, class_name in found.class_of.items()
-        }
-        names = tuple(mixed(class_of))
-        splits = None
-        if split_in:
-            splits = tuple(split_in[name.partition("/")[0]] for name in names)
-        return Collected(
-            source=str(root),
-            names=names,
-            labels=tuple(class_of[name] for name in names),
-            inputs=ImageFiles(root, names),
-            splits=splits,
-            given_splits=frozenset(split_in.values()),
-            num_ignored=sum(found.num_ignored for found in folders.values()),
-            warnings=tuple(
-                warning for found in folders.values() for warning in found.warnings
-            ),
-        )
-
-    def _split_folders(self, root: Path) -> dict[str, SiteSplit]:
-        """Return the split of each folder in ``root``; none where these are classes."""
-        if self.layout == "classes":
-            return {}
-        names = folders_in(root)
-        folders = split_folders(root, names, _NO_SPLITS)
-        if "train" not in folders:
-            return {}
-        for name in names:
-            if name not in folders.values():
-                raise DataError(
-                    f"{root / name}: found beside the folder {folders['train']}, "
-                    f"expected a split; {alternatives(name, SPLITS)}. If "
-                    f"{folders['train']} is a class, set data.layout: classes",
-                    reason=SafeReason(Code.WRONG_LAYOUT),
-                )
-        return {folder: split for split, folder in folders.items()}
 
 
 @dataclass(frozen=True, eq=False)

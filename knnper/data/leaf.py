@@ -1,31 +1,16 @@
-"""LEAF's FEMNIST and Shakespeare, from its JSON files or from the Hugging Face Hub."""
+"""LEAF's FEMNIST and Shakespeare, from its files or the Hugging Face Hub."""
 
-import contextlib
 import functools
-import itertools
-import json
 import logging
-import os
-import re
-from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter, ValidationError
 
-from knnper.data.cache import (
-    Contents,
-    EntryWriter,
-    Split,
-    cached_dataset,
-    download_folder,
-    state_of_files,
-)
-from knnper.data.csv_files import encoding_problem
+from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.characters import CHARACTER_NAMES, UnknownCharacters
 from knnper.data.dividing import (
     DividingSettings,
     clean_name,
@@ -33,305 +18,28 @@ from knnper.data.dividing import (
     warn_of_merged,
 )
 from knnper.data.examples import DataFormat, Dataset
-from knnper.data.folders import (
-    folders_in,
-    is_folder,
-    list_folder,
-    require_reachable,
-    why_no_folder,
+from knnper.data.hub import download_folder
+from knnper.data.leaf_files import (
+    PIXELS_SHAPE,
+    SPLIT_NAMES,
+    Decode,
+    LeafFiles,
+    User,
+    decode_images,
+    decode_text,
+    find_leaf_files,
+    read_users,
 )
-from knnper.data.split_names import is_split_name
-from knnper.data.text import CHARACTER_NAMES, UnknownCharacters, encode
-from knnper.errors import DataError, warn_once
+from knnper.errors import DataError
 from knnper.process import import_extra
 
 _LOG = logging.getLogger(__name__)
-_SPLITS: tuple[Split, ...] = ("train", "test")
-
-_LAYOUT = (
-    "expected ROOT/train/*.json and ROOT/test/*.json, or ROOT/all_data/*.json, in "
-    "data.root or in its folder data"
-)
-
-
-@dataclass(frozen=True)
-class LeafFiles:
-    """The files of one data set below ``root``, in the order of their names."""
-
-    root: Path
-    divided: Mapping[Split, tuple[Path, ...]]
-    whole: tuple[Path, ...]
-
-    def fingerprint(self) -> str:
-        """Return a digest of all relative paths, sizes and times of modification."""
-        files = itertools.chain(self.whole, *self.divided.values())
-        return state_of_files(files, self.root)
-
-
-def find_leaf_files(root: Path) -> LeafFiles:
-    """Return the files below ``root``, or else those below ``root/data``.
-
-    Where there is a split that LEAF has made, it is taken; else ``all_data``, or the
-    files that lie in ``root`` itself.
-    """
-    if reason := why_no_folder(root):
-        raise DataError(f"{root} {reason}; {_LAYOUT}")
-    for base in (root, root / "data"):
-        divided = {split: _json_files(base / split) for split in _SPLITS}
-        empty = [base / split for split, files in divided.items() if not files]
-        if len(empty) == 1:
-            raise DataError(
-                f"there are no .json files in {empty[0]}, but there are in the other "
-                f"split; {_LAYOUT}"
-            )
-        if not empty:
-            others = [name for name in folders_in(base) if is_split_name(name)]
-            for name in sorted(set(others) - set(_SPLITS)):
-                warn_once(
-                    _LOG, f"{base}: found {name} beside train and test; it is not read"
-                )
-            return LeafFiles(base, divided, ())
-        whole = _json_files(base / "all_data") or _json_files(base)
-        if whole:
-            return LeafFiles(base, {}, whole)
-    raise DataError(f"there are no .json files of LEAF in {root}; {_LAYOUT}")
-
-
-def _json_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder, which may not be there; refuse broken links."""
-    if not os.path.lexists(folder):
-        return ()
-    found = [entry for entry in list_folder(folder) if not is_folder(entry)]
-    for entry in found:
-        require_reachable(entry)
-    paths = (Path(entry.path) for entry in found)
-    return tuple(path for path in paths if path.suffix.lower() == ".json")
-
-
-PIXELS_SHAPE = (28, 28, 1)
-WINDOW = 80
-_NUM_PIXELS = 28 * 28
-_NAMED_AT_MOST = 3
-
-
-class User(NamedTuple):
-    """A user and what it has in one file."""
-
-    name: str
-    inputs: NDArray[np.uint8]  # uint8, shape (n, height, width, channels)
-    labels: NDArray[np.int64]  # int64, shape (n,)
-
-    def take(self, chosen: NDArray[np.bool_]) -> "User":
-        """Return the user with the chosen ones of the n samples."""
-        return User(self.name, self.inputs[chosen], self.labels[chosen])
-
-
-Decode: TypeAlias = Callable[[list[Any], list[Any]], tuple[NDArray[Any], NDArray[Any]]]
-"""Makes inputs and labels of a user's lists ``x`` and ``y``."""
-
-
-def decode_images(x: list[Any], y: list[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return FEMNIST's images, lists of 784 numbers where 1 is white, and labels."""
-    _require_kind("x", x, (list,), "lists of numbers")
-    _require_length(x, _NUM_PIXELS, "numbers of an image")
-    _require_kind("y", y, (int,), "whole numbers")
-    try:
-        values = np.asarray(x, dtype=np.float64)
-    except (ValueError, TypeError):
-        values = np.full(1, np.nan)
-    labels = np.asarray(y, dtype=np.int64)
-    if not np.isfinite(values).all():
-        for image in x:
-            _require_kind("x", image, (int, float), "lists of numbers")
-    for what, found, most in (("pixels", values, 1), ("labels", labels, 61)):
-        if not np.all((found >= 0) & (found <= most)):
-            raise DataError(
-                f"{what} go from {found.min():g} to {found.max():g}; expected 0 to "
-                f"{most}"
-            )
-    pixels = np.rint(values * 255).astype(np.uint8)
-    return pixels.reshape(-1, *PIXELS_SHAPE), labels
-
-
-def decode_text(
-    x: list[Any], y: list[Any], unknown: UnknownCharacters
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return windows of 80 characters, and what comes next; count what is unknown."""
-    for name, texts in (("x", x), ("y", y)):
-        _require_kind(name, texts, (str,), "texts")
-    _require_length(x, WINDOW, "characters of a text")
-    _require_length(y, 1, "characters of a label")
-    following = "".join(y)
-    unknown.count(following)
-    windows = encode("".join(x)).reshape(-1, 1, 1, WINDOW)
-    return windows, encode(following).astype(np.int64)
-
-
-def _require_kind(
-    name: str, values: Iterable[Any], kinds: tuple[type, ...], expected: str
-) -> None:
-    for value in values:
-        # Python takes true and false for numbers.
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            found = json.dumps(value, ensure_ascii=False)[:40]
-            raise DataError(f"in {name} found {found}, expected {expected}")
-
-
-def _require_length(values: Iterable[Any], expected: int, what: str) -> None:
-    wrong = {len(value) for value in values} - {expected}
-    if wrong:
-        raise DataError(f"found {min(wrong)} {what}; expected {expected}")
-
-
-@dataclass(frozen=True)
-class _Listing:
-    """What a file says of its users, besides their samples; the rest is passed over."""
-
-    users: tuple[str, ...]
-    num_samples: tuple[Annotated[int, Field(ge=0)], ...]
-
-
-def read_users(path: Path, decode: Decode) -> Iterator[User]:
-    """Yield the users of a file, one after the other, as they come in ``user_data``.
-
-    At the end the file's lists ``users`` and ``num_samples`` are compared with what was
-    there. A user that is not listed and has no samples is one that LEAF has left out.
-    """
-    ijson = import_extra("ijson", "leaf", "reading LEAF's files")
-    counts: dict[str, int] = {}
-    header: dict[str, Any] = {}
-    try:
-        with _opened(path) as file:
-            for name, found in ijson.kvitems(file, "user_data", use_float=True):
-                user = parse_user(path, name, found, decode)
-                counts[name] = len(user.labels)
-                yield user
-        for key in ("users", "num_samples"):
-            # LEAF writes both before the users, so that little is read again.
-            with _opened(path) as file:
-                header[key] = next(ijson.items(file, key), None)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
-    except (ijson.JSONError, UnicodeDecodeError, RecursionError) as error:
-        what = str(error).partition("\n")[0]  # a drawing of the place follows
-        what = f"{what}; if the file is cut off or damaged, make it again"
-        raise DataError(
-            f"{path} cannot be read as JSON: {encoding_problem(path) or what}"
-        ) from error
-    _require_agreement(path, _listed(path, header), counts)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator["_Shallow"]:
-    """Open a file behind its byte order mark, where it has one."""
-    with path.open("rb") as file:
-        file.seek(len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
-        yield _Shallow(path, file)
-
-
-_DEEPEST = 100
-"""Brackets inside each other; LEAF's files have four."""
-
-_MARK = re.compile(rb'\\.|["\[\]{}]', re.DOTALL)
-
-_OF_NUMBERS = b"0123456789.,- \n"
-"""Nearly all of a file of images, passed over fast."""
-
-
-class _Shallow:
-    """A file of JSON that is refused where brackets lie too deep inside each other.
-
-    ijson keeps a path of names for each of them, whose length grows with the depth: a
-    damaged file of 200 kB would take all memory.
-    """
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path = path
-        self._file = file
-        self._depth = 0
-        self._is_in_text = False
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes."""
-        part = self._file.read(size)
-        while part.endswith(b"\\") and (more := self._file.read(1)):
-            part += more  # what a backslash escapes lies beside it
-        for mark in _MARK.findall(part.translate(None, _OF_NUMBERS)):
-            if mark == b'"':
-                self._is_in_text = not self._is_in_text
-            elif not self._is_in_text and len(mark) == 1:
-                self._depth += 1 if mark in b"[{" else -1
-                if self._depth > _DEEPEST:
-                    raise DataError(
-                        f"{self._path} has more than {_DEEPEST} brackets inside each "
-                        "other; expected a file that LEAF has made"
-                    )
-        return part
-
-
-def parse_user(path: Path, name: str, found: Any, decode: Decode) -> User:
-    """Return a user with the samples that ``decode`` makes of what a file says."""
-    lists: list[Any] = (
-        [found.get(key) for key in "xy"] if isinstance(found, dict) else []
-    )
-    try:
-        if len(lists) < 2 or not all(isinstance(one, list) for one in lists):
-            raise DataError("found no object with the lists x and y")
-        inputs, labels = decode(*lists)
-        if len(inputs) != len(labels):
-            raise DataError(
-                f"x has {len(inputs)} samples and y {len(labels)}; expected as many"
-            )
-    except DataError as error:
-        raise DataError(f"{path}: user {name!r}: {error}") from error
-    return User(name, inputs, labels)
-
-
-def _require_agreement(
-    path: Path, listed: Mapping[str, int], counts: Mapping[str, int]
-) -> None:
-    wrong = [
-        f"user {name!r} has {counts.get(name, 0)} samples and is listed with "
-        f"{listed.get(name, 0)}"
-        for name in dict.fromkeys((*listed, *counts))
-        if counts.get(name, 0) != listed.get(name, 0)
-    ]
-    if wrong:
-        more = len(wrong) - _NAMED_AT_MOST
-        more_told = f" and {more} more" if more > 0 else ""
-        raise _disagreement(path, ", ".join(wrong[:_NAMED_AT_MOST]) + more_told)
-
-
-def _listed(path: Path, header: Mapping[str, Any]) -> Mapping[str, int]:
-    """Return the number of samples of each user that the file lists."""
-    try:
-        listing = TypeAdapter(_Listing).validate_python(header)
-    except ValidationError as error:
-        raise DataError(
-            f"{path}: expected lists users (texts) and num_samples (whole numbers) "
-            f"beside user_data: {error.errors()[0]['msg']}"
-        ) from error
-    num_users, num_counts = len(listing.users), len(listing.num_samples)
-    if num_users != num_counts:
-        raise _disagreement(path, f"{num_users} users, {num_counts} in num_samples")
-    listed = dict(zip(listing.users, listing.num_samples, strict=True))
-    if len(listed) < num_users:
-        raise _disagreement(path, f"{num_users} users, of which {len(listed)} differ")
-    return listed
-
-
-def _disagreement(path: Path, found: str) -> DataError:
-    return DataError(
-        f"{path} does not agree with itself: {found}; make the file again with LEAF"
-    )
-
-
 Part = tuple[Split, User]
 """What one user trains on, or is tested on."""
-
 WRITTEN_CHARACTERS = tuple(
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
+_NAME_ON_HUB = "flwrlabs/femnist"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,7 +119,7 @@ def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
             number = numbers.setdefault(clean_name(user.name), len(numbers))
             writer.append_of_client(split, user.inputs, user.labels, number)
             found.add(split)
-    missing = [split for split in _SPLITS if split not in found]
+    missing = [split for split in SPLIT_NAMES if split not in found]
     if missing:
         raise DataError(
             f"no user has samples for: {', '.join(missing)}; some are needed. Mind "
@@ -469,9 +177,6 @@ def _loading_users(paths: Iterable[Path], decode: Decode) -> Iterator[User]:
             if len(user.labels):
                 found_in[user.name] = path
             yield user
-
-
-_NAME_ON_HUB = "flwrlabs/femnist"
 
 
 @dataclass(frozen=True, kw_only=True)

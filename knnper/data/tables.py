@@ -8,21 +8,14 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import Field
 
-from knnper.data.cache import hub_folder, state_of_files
-from knnper.data.columns import (
-    ColumnSettings,
-    TableFile,
-    Wanted,
-    arrow,
-    columns_of,
-    number_columns,
-    require_one_kind,
-    require_paths,
-)
+from knnper.data.cache import state_of_files
+from knnper.data.column_settings import ColumnSettings, require_one_kind, require_paths
+from knnper.data.columns import TableFile, Wanted, arrow, columns_of, number_columns
 from knnper.data.csv_files import csv_problem, header_of, quote_problem, row_error
 from knnper.data.dividing import are_whole_numbers
 from knnper.data.examples import KINDS_OF_INPUT, Vocabulary
 from knnper.data.features import require_order
+from knnper.data.hub import hub_folder
 from knnper.data.images import ImageFiles
 from knnper.data.site_data import (
     ArrayInputs,

@@ -1,24 +1,28 @@
-"""Data sets of text: characters and their ids, plays, what each speaker says."""
+"""Data sets and site data in text files: plays, speakers and plain text."""
 
 import hashlib
 import itertools
 import json
 import logging
-import re
-import string
-import unicodedata
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
+from knnper.data.characters import (
+    CHARACTER_NAMES,
+    UnknownCharacters,
+    encode,
+    plain,
+    target_positions,
+    windows_before,
+)
 from knnper.data.csv_files import encoding_problem
 from knnper.data.dividing import (
     SPLITS,
@@ -39,215 +43,19 @@ from knnper.data.site_data import (
     SiteTask,
     place_of,
 )
+from knnper.data.speeches import speeches_of
 from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt, PositiveInt
 from knnper.reasons import Code, SafeReason
 
-ALPHABET = (
-    "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]"
-    + string.ascii_lowercase + "}"
-)  # fmt: skip
-
-UNKNOWN = len(ALPHABET)
-NUM_TOKENS = len(ALPHABET) + 1
-CHARACTER_NAMES = (*(repr(character) for character in ALPHABET), "unknown")
-_FIRST_OUTSIDE = 128
-
-# Curly quotation marks, and the two longer dashes.
-_TYPOGRAPHIC = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
-
-
-# The id of each code point up to the first that no character has.
-_IDS = np.full(_FIRST_OUTSIDE + 1, UNKNOWN, dtype=np.uint8)
-_IDS[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
-
-
-def encode(text: str) -> NDArray[np.uint8]:
-    """Return the id of each character of ``text``, uint8 of shape (len(text),).
-
-    The ids are those of LEAF's Shakespeare [1]_: a character's place among the 80 of
-    `ALPHABET`. Whatever is not among them, such as any character outside ASCII, has the
-    id `UNKNOWN`, 80.
-
-    References
-    ----------
-    .. [1] S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
-       ``models/utils/language_utils.py``.
-    """
-    stored = text.encode("utf-32-le", errors="surrogatepass")
-    codes = np.frombuffer(stored, dtype="<u4")
-    ids: NDArray[np.uint8] = _IDS[np.minimum(codes, _FIRST_OUTSIDE)]
-    return ids
-
-
-def plain(text: str) -> str:
-    """Return ``text`` without accents, with plain quotes, dashes and line ends."""
-    text = text.replace("\r\n", "\n")
-    if text.isascii():
-        return text
-    parts = unicodedata.normalize("NFKD", text.translate(_TYPOGRAPHIC))
-    return "".join(one for one in parts if not unicodedata.combining(one))
-
-
 _LOG = logging.getLogger(__name__)
-_MUCH = 0.1
-_HEADING = re.compile(r"\s*(?:ACT|SCENE)\b")
-_DIRECTION = re.compile(r"\[[^\]]*\]")
-
-# HAMLET. To be, or not to be    FIRST LORD:    1 CLOWN.    SECOND CLOWN 2.
-_IN_CAPITALS = re.compile(
-    r" {0,4}((?:\d+ )?[A-Z][A-Z][A-Z' &,-]*(?: \d+)?)[.:](?:\s+(.*))?$"
-)
-
-# First Citizen:    Citizen 2:
-_ABOVE = re.compile(r"((?:\d+ )?[A-Z][A-Za-z']*(?: [A-Za-z']+){0,3}(?: \d+)?):\s*()$")
-
-#   Ham. To be, or not to be     as LEAF reads Shakespeare's collected works
-_INDENTED = re.compile(
-    r"  ((?:\d+ )?[A-Z][A-Za-z]*(?: [A-Za-z]+){0,3}(?: \d+)?)\. (.*)$"
-)
-
-_ALL_FORMS = (_IN_CAPITALS, _ABOVE, _INDENTED)
-
-
-def speeches_of(play: str, source: str = "the play") -> Mapping[str, str]:
-    """Return what each speaker says in the order of the play, line by line.
-
-    A speech begins with the speaker's name and a full stop or a colon, on its first
-    line or on a line of its own. It ends with the next one, with a blank line after its
-    words, or with the heading of an act or a scene. Stage directions in square brackets
-    are left out. The names are in capitals.
-
-    Names in small letters look like ordinary lines. They count at the beginning, below
-    a blank line and below a heading; those of the indented form also within a speech
-    that began with one, since its other lines are indented further.
-    """
-    said = defaultdict[str | None, list[str]](list)
-    for speaker, line in _lines(play):
-        said[speaker].append(line)
-    nobodys = _without_directions("\n".join(said.pop(None, [])))
-    texts = {
-        speaker: _without_directions("\n".join(lines))
-        for speaker, lines in said.items()
-        if speaker is not None
-    }
-    found = {speaker: text for speaker, text in texts.items() if text}
-    if found:
-        _report(nobodys, sum(map(_num_characters, found.values())), source)
-    return found
-
-
-def _report(nobodys: str, num_said: int, source: str) -> None:
-    """Log how much text is neither a speech nor a name, heading or direction."""
-    num_lost = _num_characters(nobodys)
-    share = num_lost / (num_lost + num_said)
-    if share > _MUCH:
-        first = nobodys.partition("\n")[0]
-        _LOG.warning(
-            "%s: %.0f %% of the text belongs to no speaker and is left out, beginning "
-            "with %r; a speech ends with a blank line: take out those within speeches, "
-            "and see that each begins with a name",
-            source,
-            100 * share,
-            first,
-        )
-    else:
-        _LOG.info("%s: %.1f %% of the text belongs to no speaker", source, 100 * share)
-
-
-def _num_characters(text: str) -> int:
-    """Return how many characters are not blank."""
-    return sum(map(len, text.split()))
-
-
-def _without_directions(text: str) -> str:
-    lines = _DIRECTION.sub("", text).splitlines()
-    return "\n".join(" ".join(line.split()) for line in lines if line.strip())
-
-
-def _lines(play: str) -> Iterator[tuple[str | None, str]]:
-    """Yield each line with who says it, but for names, headings and blank lines."""
-    speaker, has_spoken, is_below_gap = None, False, True
-    # How another's speech may begin right below the last one.
-    within: tuple[re.Pattern[str], ...] = (_IN_CAPITALS,)
-    for line in play.splitlines():
-        forms = _ALL_FORMS if is_below_gap else within
-        begun = next(filter(None, (form.match(line) for form in forms)), None)
-        first = line.strip()
-        if begun is not None:
-            speaker, first = clean_name(begun[1]).upper(), (begun[2] or "").strip()
-            has_spoken = False
-            is_indented = begun.re is _INDENTED
-            within = (_IN_CAPITALS, _INDENTED) if is_indented else (_IN_CAPITALS,)
-        is_heading = _HEADING.match(line) is not None
-        if is_heading or (has_spoken and not first):
-            speaker = None
-        is_below_gap = speaker is None and (is_heading or not first)
-        if first and not is_heading:
-            has_spoken = speaker is not None
-            yield speaker, first
-
-
-_MANY = 0.05
-_MOST = 0.5
-_NUM_SHOWN = 5
-_WITHOUT_KNOWN = str.maketrans("", "", ALPHABET)
-
-
-class UnknownCharacters:
-    """Counts the characters that are outside of the alphabet: all are one class."""
-
-    def __init__(self) -> None:
-        self._counts = Counter[str]()
-        self._num_characters = 0
-
-    def count(self, text: str) -> None:
-        """Count the characters of ``text``."""
-        self._num_characters += len(text)
-        self._counts.update(text.translate(_WITHOUT_KNOWN))
-
-    def require_few(self, source: str) -> None:
-        """Warn if more than a twentieth is unknown; a `DataError` if more than half."""
-        share = self._counts.total() / max(self._num_characters, 1)
-        if share <= _MANY:
-            return
-        # Equally frequent ones in an order that does not depend on the text's.
-        ordered = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
-        commonest = ", ".join(repr(one) for one, _ in ordered[:_NUM_SHOWN])
-        message = (
-            f"{source}: {share:.0%} of the characters are none of the {len(ALPHABET)} "
-            f"that are told apart, most often {commonest}; all of them are one class, "
-            "'unknown': write them in Latin letters, or take them out"
-        )
-        if share > _MOST:
-            raise DataError(message)
-        _LOG.warning("%s", message)
-
-
-def target_positions(
-    num_characters: int, window: int, stride: int
-) -> NDArray[np.int64]:
-    """Return which characters of a text are predicted, int64 of shape (n,).
-
-    ``window`` characters must come before; ``stride`` is from one to the next.
-    """
-    return np.arange(window, num_characters, stride, dtype=np.int64)
-
-
-def windows_before(
-    ids: NDArray[np.uint8], targets: NDArray[np.int64], window: int
-) -> NDArray[np.uint8]:
-    """Return the T characters before n places in a text's ``ids``, (n, 1, 1, T)."""
-    if len(targets) == 0:
-        return np.empty((0, 1, 1, window), dtype=np.uint8)
-    found: NDArray[np.uint8] = sliding_window_view(ids, window)[targets - window]
-    return found[:, None, None, :]
-
-
 _PLAYS = (
     "a play as plain text (.txt), a folder of such plays, or a file .json with "
     '{"speaker": "text"}'
 )
+# Of one speaker, so that a long text's windows are never all in memory.
+_WINDOWS_AT_ONCE = 100_000
+_EXPECTED = "a file of plain text, or a folder of such files (.txt)"
 
 
 class TextFile(NamedTuple):
@@ -351,10 +159,6 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
             raise ValueError(f"{name!r} occurs more than once; put its texts into one")
         found[name] = said
     return found
-
-
-# Of one speaker, so that a long text's windows are never all in memory.
-_WINDOWS_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True)
@@ -471,9 +275,6 @@ def _clients(
             num_characters,
         )
     return sorted(long)
-
-
-_EXPECTED = "a file of plain text, or a folder of such files (.txt)"
 
 
 @dataclass(frozen=True)

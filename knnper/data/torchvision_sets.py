@@ -16,14 +16,9 @@ from typing import IO, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from knnper.data.cache import (
-    Contents,
-    EntryWriter,
-    Split,
-    cached_dataset,
-    download_folder,
-)
+from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
 from knnper.data.examples import DataFormat, Dataset
+from knnper.data.hub import download_folder
 from knnper.errors import DataError
 from knnper.process import import_torchvision
 

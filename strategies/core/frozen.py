@@ -25,8 +25,9 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
-from knnper.data.cache import RowFile, cached
+from knnper.data.cache import cached
 from knnper.data.examples import Dataset, Examples, InputSpec
+from knnper.data.numpy_files import RowFile
 from knnper.embedding_model import EmbeddingModel, FlatModel, seen_at
 from knnper.experiment import Choice, Settings, plain
 from knnper.files import UNFINISHED

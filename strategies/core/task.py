@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from knnper.data.examples import Examples, InputSpec, require_tensor
+from knnper.data.examples import Examples, InputSpec
+from knnper.data.normalization import require_tensor
 from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel
 from knnper.experiment import TrainingSettings
 from knnper.metrics import Compute

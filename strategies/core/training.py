@@ -19,7 +19,8 @@ from torch import Tensor, nn, optim
 from torch.optim import sgd as torch_sgd
 from torch.optim.lr_scheduler import LRScheduler
 
-from knnper.data.examples import AUGMENTATIONS, TEXTS, ClientData, Examples
+from knnper.data.augmentation import AUGMENTATIONS
+from knnper.data.examples import TEXTS, ClientData, Examples
 from knnper.embedding_model import Criterion, EmbeddingModel, FlatModel, OwnLoss
 from knnper.errors import ConfigError, OwnCodeError, Problem
 from knnper.experiment import (

@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord, Message
 from knnper.client import site as host
 from knnper.client.limits import ANSWERS
 from knnper.client.site import OWN_LOG
-from knnper.data.text import CHARACTER_NAMES
+from knnper.data.characters import CHARACTER_NAMES
 from knnper.datastore.examples import StoreBusyError
 from knnper.errors import DataError, KnnPerError, RefusedError, text_for_others
 from knnper.experiment import Experiment, load_experiment

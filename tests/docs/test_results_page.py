@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from knnper.data.examples import Normalizer
+from knnper.data.normalization import Normalizer
 from knnper.datastore.memory import KnnSettings
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer

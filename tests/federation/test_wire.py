@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from knnper.data.examples import Normalizer
+from knnper.data.normalization import Normalizer
 from knnper.strategies.core.exported_model import GlobalModel, load_model
 from tests.federation.site_tricks import KEEP_MODELS, LEAK
 from tests.federation.small_federation import SEEN, Federation, Found, Run

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from knnper.data import cache
-from knnper.data import cache as row_file
+from knnper.data import cache, numpy_files
 from knnper.data.examples import Dataset
 from knnper.errors import DataError
 
@@ -157,7 +156,7 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_numpy_reads_what_was_appended(tmp_path: Path, counts: tuple[int, ...]) -> None:
     path = tmp_path / "rows.npy"
     rows = np.arange(sum(counts) * 6, dtype=np.int64).reshape(-1, 2, 3)
-    written = cache.RowFile(path, (2, 3), rows.dtype)
+    written = numpy_files.RowFile(path, (2, 3), rows.dtype)
     for part in np.split(rows, np.cumsum(counts)[:-1] if counts else []):
         written.append(part)
     assert written.finish() == rows.shape
@@ -168,10 +167,10 @@ def test_numpy_reads_what_was_appended(tmp_path: Path, counts: tuple[int, ...]) 
 def test_parts_are_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(row_file, "_BYTES_AT_ONCE", 15)
+    monkeypatch.setattr(numpy_files, "_BYTES_AT_ONCE", 15)
     rows = np.arange(count * 4, dtype=np.uint8).reshape(count, 2, 2)
     np.save(tmp_path / "rows.npy", rows)
-    parts = list(cache.rows_in_parts(tmp_path / "rows.npy"))
+    parts = list(numpy_files.rows_in_parts(tmp_path / "rows.npy"))
     expected = [len(rows[at : at + 3]) for at in range(0, count, 3)]
     assert [len(part) for part in parts] == expected
     assert all(not isinstance(part, np.memmap) for part in parts)

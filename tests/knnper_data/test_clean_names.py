@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from knnper.data.arrays import NpzFileSettings
-from knnper.data.columns import ColumnSettings
+from knnper.data.characters import CHARACTER_NAMES
+from knnper.data.column_settings import ColumnSettings
 from knnper.data.dividing import clean_name, clean_names
+from knnper.data.domain_folder import DomainFolderSettings
 from knnper.data.examples import Dataset, InputSpec
 from knnper.data.hugging_face import HuggingFaceSettings
-from knnper.data.images import DomainFolderSettings, ImageFolderSettings
+from knnper.data.image_folders import ImageFolderSettings
 from knnper.data.leaf import LeafSettings
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.data.tables import TableSettings
-from knnper.data.text import CHARACTER_NAMES, PlaysSettings, texts_of
+from knnper.data.text import PlaysSettings, texts_of
 from knnper.data.text import read_files as read_plays
 from knnper.errors import Problem
 from knnper.experiment import parse_settings

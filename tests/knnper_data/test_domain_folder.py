@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from knnper.data.dividing import balanced_part
+from knnper.data.domain_folder import DomainFolderSettings
 from knnper.data.examples import LabelledArrays
-from knnper.data.images import DomainFolderSettings, balanced_part
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.data.arrays import OWN_DATA, NpzFileSettings, load_own
+from knnper.data.arrays import NpzFileSettings
 from knnper.data.examples import Dataset, InputSpec
 from knnper.data.features import order_by_name, pandas_index
+from knnper.data.own_data import OWN_DATA, load_own
 from knnper.data.site_data import SiteData, SiteTask, task_of
 from knnper.data.tables import TableSettings
 from knnper.errors import DataError, OwnCodeError

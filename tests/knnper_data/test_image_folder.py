@@ -8,7 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from knnper.data.images import ImageFolderSettings, open_image, read_image
+from knnper.data.image_folders import ImageFolderSettings
+from knnper.data.images import open_image, read_image
 from knnper.errors import DataError
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from knnper.data.dividing import mark_alike
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.images import ImageFolderSettings
+from knnper.data.image_folders import ImageFolderSettings
 from knnper.errors import DataError
 
 

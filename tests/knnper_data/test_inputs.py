@@ -7,19 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.data.examples import (
+from knnper.data.augmentation import (
     AUGMENTATIONS,
     FRAME,
-    InputSpec,
-    Normalizer,
-    channel_statistics,
     crop,
     flip,
     frame_of,
-    no_examples,
-    normalizer,
     require_augmentable,
 )
+from knnper.data.examples import InputSpec, no_examples
+from knnper.data.normalization import Normalizer, channel_statistics, normalizer
 from knnper.errors import ConfigError, DataError
 from knnper.experiment import Augmentation
 from knnper.seeding import RandomKey

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from knnper.data.arrays import NpzFileSettings, NpzSettings
-from knnper.data.cache import load_array, load_arrays
+from knnper.data.numpy_files import load_array, load_arrays
 from knnper.datastore.transfer import read_inputs
 from knnper.errors import DataError
 
@@ -70,7 +70,7 @@ def test_an_array_that_is_as_large_as_it_claims_is_read(tmp_path: Path) -> None:
 def test_an_archive_that_expands_without_measure_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("knnper.data.cache._LARGE_BYTES", 10**6)
+    monkeypatch.setattr("knnper.data.numpy_files._LARGE_BYTES", 10**6)
     bomb = npz(tmp_path / "bomb.npz", npy((2000, 1000, 1), 2_000_000))
     assert bomb.stat().st_size < 10_000
     with pytest.raises(DataError, match=r"expands to 0\.0 GB, more than 200 times"):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from knnper.data.domain_folder import DomainFolderSettings
 from knnper.data.examples import Dataset
-from knnper.data.images import DomainFolderSettings, ImageFolderSettings
-from knnper.data.site import check_site
+from knnper.data.image_folders import ImageFolderSettings
+from knnper.data.site_check import check_site
 from knnper.datastore.transfer import open_source
 from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import (

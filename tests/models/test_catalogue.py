@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from knnper.data.examples import InputSpec, normalizer
+from knnper.data.examples import InputSpec
+from knnper.data.normalization import normalizer
 from knnper.embedding_model import FlatModel
 from knnper.errors import ConfigError
 from knnper.experiment import Choice

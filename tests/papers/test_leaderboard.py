@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from knnper.data.examples import Normalizer
+from knnper.data.normalization import Normalizer
 from knnper.errors import DataError
 from papers.leaderboard import PooledCifar100Sheets, four_layer_cnn, pooled_dirichlet
 

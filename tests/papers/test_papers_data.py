@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from knnper.data.characters import encode
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.images import ImageFolderSettings
-from knnper.data.text import encode
+from knnper.data.image_folders import ImageFolderSettings
 from knnper.errors import DataError
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.schemes import PARTITIONS, PachinkoSettings

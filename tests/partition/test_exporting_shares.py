@@ -11,8 +11,9 @@ import torch
 
 from knnper.data.arrays import NpzSettings
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
-from knnper.data.site import open_site, read_task
+from knnper.data.site import open_site
 from knnper.data.site_data import SiteData
+from knnper.data.task_file import read_task
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey

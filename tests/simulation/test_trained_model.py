@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from knnper.data.site import read_task
 from knnper.data.site_data import task_of
+from knnper.data.task_file import read_task
 from knnper.errors import RunError
 from knnper.experiment import load_experiment
 from knnper.simulation.trained_model import find_model, model_with, trained_model

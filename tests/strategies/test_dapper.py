@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.data.examples import AUGMENTATIONS, ClientData, Examples
+from knnper.data.augmentation import AUGMENTATIONS
+from knnper.data.examples import ClientData, Examples
 from knnper.errors import RunError
 from knnper.experiment import TrainingSettings, load_experiment
 from knnper.own import CLOSED

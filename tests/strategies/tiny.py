@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from knnper.data.examples import ClientData, Examples, InputSpec, Normalizer
+from knnper.data.examples import ClientData, Examples, InputSpec
+from knnper.data.normalization import Normalizer
 from knnper.embedding_model import EmbeddingModel, FlatModel
 from knnper.experiment import Choice, TrainingSettings
 from knnper.layers import TolerantBatchNorm2d

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from knnper.data.site import read_task
+from knnper.data.task_file import read_task
 from knnper.datastore.memory import default_memory
 from knnper.errors import DataError
 from knnper.files import ForeignFileError

@@ -22,9 +22,9 @@ from knnper.client.service.app import make_server, make_service
 from knnper.client.service.inputs import Limits
 from knnper.client.settings import ServiceSettings
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
+from knnper.data.characters import CHARACTER_NAMES, NUM_TOKENS
 from knnper.data.examples import InputSpec
 from knnper.data.site_data import SiteTask
-from knnper.data.text import CHARACTER_NAMES, NUM_TOKENS
 from knnper.datastore.examples import InputLayout, StoreSpec
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import Names

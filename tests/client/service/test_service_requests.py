@@ -26,7 +26,7 @@ from knnper.client.service.access import (
     read_or_create_owner_token,
     revoke_token,
 )
-from knnper.data.text import encode
+from knnper.data.characters import encode
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from knnper.errors import RunError

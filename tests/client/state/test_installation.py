@@ -22,9 +22,9 @@ from knnper.client.install import (
 from knnper.client.onboarding import onboard
 from knnper.client.settings import read_client
 from knnper.client.state import Accuracy, Gain, SiteStateError, read_pending
+from knnper.data.characters import CHARACTER_NAMES
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
-from knnper.data.text import CHARACTER_NAMES
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
 from knnper.datastore.memory import KnnSettings, Tuned, fill_and_tune
 from knnper.datastore.prediction import KERNELS

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from knnper.data.leaf import User, decode_images, read_users
+from knnper.data.leaf_files import User, decode_images, read_users
 
 UserData = Mapping[str, tuple[Sequence[Any], Sequence[Any]]]
 """What each user has: x and y."""

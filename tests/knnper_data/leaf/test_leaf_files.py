@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.data.leaf import (
+from knnper.data.characters import UnknownCharacters
+from knnper.data.leaf_files import (
     User,
     decode_images,
     decode_text,
     find_leaf_files,
     parse_user,
 )
-from knnper.data.text import UnknownCharacters
 from knnper.errors import DataError
 from tests.knnper_data.leaf.leaf_files import (
     DATA,

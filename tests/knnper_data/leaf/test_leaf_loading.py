@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.data import cache as row_file
+from knnper.data import numpy_files
+from knnper.data.characters import ALPHABET, NUM_TOKENS, UNKNOWN
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.leaf import LeafSettings, LeafTextSettings
-from knnper.data.text import ALPHABET, NUM_TOKENS, UNKNOWN
 from knnper.errors import DataError
 from tests.knnper_data.leaf.leaf_files import UserData, images, write
 
@@ -146,7 +146,7 @@ def test_roles_in_another_script(
 def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_file, "_BYTES_AT_ONCE", 8 * 28 * 28)
+    monkeypatch.setattr(numpy_files, "_BYTES_AT_ONCE", 8 * 28 * 28)
     greys = np.arange(40) * 6
 
     def peak(num_users: int) -> int:

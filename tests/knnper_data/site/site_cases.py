@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from knnper.data.arrays import OWN_SITE_DATA
 from knnper.data.catalogue import SITE_DATA
 from knnper.data.examples import InputSpec
+from knnper.data.own_data import OWN_SITE_DATA
 from knnper.data.site import open_site, survey_site
 from knnper.data.site_data import SiteData, SiteSettings, SiteTask
 from knnper.errors import Problem

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic_core import to_jsonable_python
 
-from knnper.data.site import read_task
 from knnper.data.site_data import SitesSettings, SiteTask, site_task_of, sites_settings
+from knnper.data.task_file import read_task
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import parse_settings
 from tests.knnper_data.site.site_cases import FEATURES, IMAGES, THREE

@@ -240,7 +240,7 @@ def test_openings_at_once_decode_once(site: Site) -> None:
 KILLED = """
 import os, signal
 from pathlib import Path
-import knnper.data.cache as decoded_files
+import knnper.data.image_cache as decoded_files
 from tests.knnper_data.site.test_site_cache import Site
 
 decoded_files.sync_to_disc = lambda path: os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from knnper.data.examples import Examples
-from knnper.data.site import check_site, find_copies
+from knnper.data.site_check import check_site, find_copies
 from knnper.data.site_data import NamedExamples, SiteData
 from tests.knnper_data.site.site_cases import IMAGES, pixels, put_image, surveyed
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from knnper.data.characters import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
 from knnper.data.examples import InputSpec
-from knnper.data.site import check_site
+from knnper.data.site_check import check_site
 from knnper.data.site_data import ArrayInputs, SiteData, SiteTask, fit_inputs
-from knnper.data.text import ALPHABET, CHARACTER_NAMES, NUM_TOKENS, encode
 from knnper.errors import DataError
 from tests.knnper_data.site.site_cases import FEATURES, THREE, opened, surveyed
 

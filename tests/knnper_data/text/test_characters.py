@@ -3,17 +3,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knnper.data.text import (
+from knnper.data.characters import (
     ALPHABET,
     CHARACTER_NAMES,
     NUM_TOKENS,
     UNKNOWN,
     encode,
     plain,
-    speeches_of,
     target_positions,
     windows_before,
 )
+from knnper.data.speeches import speeches_of
 
 LEAF = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from knnper.data import text as plays
 from knnper.data import text as written
 from knnper.data.cache import EntryWriter, Split
+from knnper.data.characters import ALPHABET, encode
 from knnper.data.examples import Dataset, LabelledArrays
-from knnper.data.text import ALPHABET, PlaysSettings, encode
+from knnper.data.text import PlaysSettings
 from knnper.errors import DataError
 from knnper.experiment import Choice, Settings
 from knnper.seeding import RandomKey

@@ -1,0 +1,108 @@
+"""Text as windows of character ids."""
+
+import logging
+import string
+import unicodedata
+from collections import Counter
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from knnper.errors import DataError
+
+_LOG = logging.getLogger(__name__)
+ALPHABET = (
+    "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]"
+    + string.ascii_lowercase + "}"
+)  # fmt: skip
+UNKNOWN = len(ALPHABET)
+NUM_TOKENS = len(ALPHABET) + 1
+CHARACTER_NAMES = (*(repr(character) for character in ALPHABET), "unknown")
+_FIRST_OUTSIDE = 128
+# Curly quotation marks, and the two longer dashes.
+_TYPOGRAPHIC = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
+# The id of each code point up to the first that no character has.
+_IDS = np.full(_FIRST_OUTSIDE + 1, UNKNOWN, dtype=np.uint8)
+_IDS[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
+_MANY = 0.05
+_MOST = 0.5
+_NUM_SHOWN = 5
+_WITHOUT_KNOWN = str.maketrans("", "", ALPHABET)
+
+
+def encode(text: str) -> NDArray[np.uint8]:
+    """Return the id of each character of ``text``, uint8 of shape (len(text),).
+
+    The ids are those of LEAF's Shakespeare [1]_: a character's place among the 80 of
+    `ALPHABET`. Whatever is not among them, such as any character outside ASCII, has the
+    id `UNKNOWN`, 80.
+
+    References
+    ----------
+    .. [1] S. Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018,
+       ``models/utils/language_utils.py``.
+    """
+    stored = text.encode("utf-32-le", errors="surrogatepass")
+    codes = np.frombuffer(stored, dtype="<u4")
+    ids: NDArray[np.uint8] = _IDS[np.minimum(codes, _FIRST_OUTSIDE)]
+    return ids
+
+
+def plain(text: str) -> str:
+    """Return ``text`` without accents, with plain quotes, dashes and line ends."""
+    text = text.replace("\r\n", "\n")
+    if text.isascii():
+        return text
+    parts = unicodedata.normalize("NFKD", text.translate(_TYPOGRAPHIC))
+    return "".join(one for one in parts if not unicodedata.combining(one))
+
+
+class UnknownCharacters:
+    """Counts the characters that are outside of the alphabet: all are one class."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[str]()
+        self._num_characters = 0
+
+    def count(self, text: str) -> None:
+        """Count the characters of ``text``."""
+        self._num_characters += len(text)
+        self._counts.update(text.translate(_WITHOUT_KNOWN))
+
+    def require_few(self, source: str) -> None:
+        """Warn if more than a twentieth is unknown; a `DataError` if more than half."""
+        share = self._counts.total() / max(self._num_characters, 1)
+        if share <= _MANY:
+            return
+        # Equally frequent ones in an order that does not depend on the text's.
+        ordered = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        commonest = ", ".join(repr(one) for one, _ in ordered[:_NUM_SHOWN])
+        message = (
+            f"{source}: {share:.0%} of the characters are none of the {len(ALPHABET)} "
+            f"that are told apart, most often {commonest}; all of them are one class, "
+            "'unknown': write them in Latin letters, or take them out"
+        )
+        if share > _MOST:
+            raise DataError(message)
+        _LOG.warning("%s", message)
+
+
+def target_positions(
+    num_characters: int, window: int, stride: int
+) -> NDArray[np.int64]:
+    """Return which characters of a text are predicted, int64 of shape (n,).
+
+    ``window`` characters must come before; ``stride`` is from one to the next.
+    """
+    return np.arange(window, num_characters, stride, dtype=np.int64)
+
+
+def windows_before(
+    ids: NDArray[np.uint8], targets: NDArray[np.int64], window: int
+) -> NDArray[np.uint8]:
+    """Return the T characters before n places in a text's ``ids``, (n, 1, 1, T)."""
+    if len(targets) == 0:
+        return np.empty((0, 1, 1, window), dtype=np.uint8)
+    found: NDArray[np.uint8] = sliding_window_view(ids, window)[targets - window]
+    return found[:, None, None, :]

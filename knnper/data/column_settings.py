@@ -1,0 +1,376 @@
+"""Data sets in tables: the meaning of columns, and the split of rows."""
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from knnper.data.cache import (
+    Contents,
+    EntryWriter,
+    Split,
+    cached_dataset,
+    state_of_files,
+)
+from knnper.data.columns import TableFile, Wanted, is_any_type
+from knnper.data.dividing import (
+    DividingSettings,
+    FractionSettings,
+    mark_by_group,
+    mark_tested,
+    numbered,
+    require_known,
+    split_by_name,
+    values_in_order,
+    warn_of_merged,
+)
+from knnper.data.examples import Dataset, InputSpec, LabelledArrays
+from knnper.data.features import warn_of_coarse
+from knnper.data.hub import hub_folder
+from knnper.data.images import DecodedSettings, Encoded, Picture
+from knnper.data.tokens import open_tokenizer
+from knnper.errors import DataError
+from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction
+from knnper.reasons import Code, SafeReason
+
+# How PNG, JPEG, GIF, WebP and TIFF files begin in base64.
+_BASE64 = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "SUkqA", "TU0AK")
+
+
+def require_one_kind(settings: Any) -> None:
+    """Refuse columns of several kinds of inputs, and texts without a tokenizer."""
+    kinds = ("features", "image", "text")
+    given = [kind for kind in kinds if getattr(settings, kind) is not None]
+    if len(given) > 1:
+        raise ValueError(
+            f"found {' and '.join(given)}, expected one of them: inputs are of one kind"
+        )
+    text, tokenizer = settings.text, settings.tokenizer
+    if (text is None) != (tokenizer is None):
+        raise ValueError(
+            f"found the text {text!r} with the tokenizer {tokenizer!r}, expected both "
+            "or none of them"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSettings(DecodedSettings):
+    """What the columns mean.
+
+    Attributes
+    ----------
+    label
+        The column of labels.
+    features
+        The columns of features, numbers or lists of as many in each row; null is all
+        other columns but the index of a pandas table, where there is no `image` and no
+        `text`.
+    image
+        The column of images: paths of files, or files' contents.
+    text
+        The column of texts, which are classified as a whole.
+    tokenizer
+        What makes ids of the texts: the folder of a tokenizer of transformers, or a
+        name on the Hugging Face Hub.
+    max_tokens
+        T, the ids of a text: longer ones are cut off.
+    download
+        Whether what the Hub has, and this machine has not, may be downloaded.
+    id
+        The column of the rows' names, on which the split depends; null is their number.
+    client
+        The column of the client whose row it is. The partition ``natural`` needs it.
+    test_fraction, seed
+        Part of the rows that are tested on where there is no table of them, and what
+        chooses them: that part of each client's rows, or else of each class, rounded,
+        and one row of each is left to train on. Without `client`, it is about that part
+        of all rows with `id`, or of the features of a ``table``. Rows of the same name
+        stay together.
+    """
+
+    later: ClassVar[tuple[str, ...]] = (
+        *DecodedSettings.later,
+        *("image", "text", "tokenizer", "max_tokens", "download"),
+        *("image_size", "channels"),
+    )
+
+    label: str
+    features: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    image: str | None = None
+    text: str | None = None
+    tokenizer: str | None = None
+    max_tokens: PositiveInt = 128
+    download: bool = False
+    id: str | None = None
+    client: str | None = None
+    test_fraction: ProperFraction = 0.2
+    seed: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        require_one_kind(self)
+
+    @abstractmethod
+    def tables(self, wanted: Wanted) -> tuple[TableFile, TableFile | None]:
+        """Return the wanted columns of what is trained on, and of what is tested on.
+
+        The latter have the same features; None where there is no table of them.
+        """
+
+    @abstractmethod
+    def state(self) -> Mapping[str, str | None]:
+        """Return what tells whether the same settings mean the same data as before."""
+
+    @abstractmethod
+    def folder(self) -> Path:
+        """Return the folder that relative paths of images start at."""
+
+    def load(self) -> Dataset:
+        """Return the rows as inputs: features as float32 of shape (1, 1, d).
+
+        The classes are those of the training rows, in the order of their names, or of
+        their numbers where all are whole numbers. A `DataError` says what is wrong with
+        the files, or that test rows have labels that no training row has.
+        """
+        if self.image is None and self.text is None:
+            return self._of_features()
+        names = ("label", "image", "text", "max_tokens", "id", "client", "seed")
+        chosen = {name: getattr(self, name) for name in (*names, "test_fraction")}
+        source = {**self.state(), **chosen}
+        if self.image is not None:
+            return self.cached(source, self._write_images)
+        folder = self._tokenizer_folder()
+        files = sorted(one for one in folder.iterdir() if one.is_file())
+        source["tokenizer"] = state_of_files(files, folder)
+        return cached_dataset(self.name, source, self._write_texts)
+
+    def _tokenizer_folder(self) -> Path:
+        name = str(self.tokenizer)
+        return hub_folder(name, download=self.download, extra="transformers")
+
+    def _parts(self) -> "_Parts":
+        """Return the rows of each split."""
+        texts = (self.label, self.id, self.client, self.text)
+        is_row = self.image is None and self.text is None
+        features = self.features if is_row else ()
+        train, test = self.tables(Wanted.of(texts, features, self.image))
+        if test is None:
+            rows = _Rows.of(train, self)
+            # Features of tables were divided otherwise before there were other inputs.
+            is_alike = not is_row or self.name != "table"
+            is_test = _tested(rows, self, is_alike=is_alike)
+            parts = {"train": rows.taken(~is_test), "test": rows.taken(is_test)}
+        else:
+            parts = {"train": _Rows.of(train, self), "test": _Rows.of(test, self)}
+        _require_rows(parts["train"], parts["test"], given=test is not None)
+        tables = [train] if test is None else [train, test]
+        for column, kind in ((self.label, "labels"), (self.client, "clients")):
+            if column is not None:
+                written = (name for table in tables for name in table.texts[column])
+                warn_of_merged(written, kind, str(train.path))
+        class_names = train.class_names or values_in_order(parts["train"].labels)
+        where = str(parts["test"].table.path)
+        require_known(parts["test"].labels, class_names, where)
+        owned = [part.clients for part in parts.values() if part.clients is not None]
+        owners = values_in_order(name for part in owned for name in part)
+        return _Parts(parts["train"], parts["test"], class_names, owners)
+
+    def _of_features(self) -> Dataset:
+        parts = self._parts()
+        numbers = parts.train.numbers()
+        # A feature that never varies has a deviation of 1.
+        constant = np.ptp(numbers, axis=0) == 0
+        std = tuple(np.where(constant, 1.0, numbers.std(axis=0)).tolist())
+        mean = tuple(numbers.mean(axis=0).tolist())
+        warn_of_coarse(
+            numbers, parts.train.table.feature_names, str(parts.train.table.path)
+        )
+        num_classes = len(parts.class_names)
+        return Dataset(
+            name=self.name,
+            train=_labelled(parts.train, parts),
+            test=_labelled(parts.test, parts),
+            spec=InputSpec((1, 1, len(std)), num_classes, mean, std, "float32"),
+            class_names=parts.class_names,
+            feature_names=parts.train.table.feature_names,
+            client_names=parts.owners,
+        )
+
+    def _write_texts(self, writer: EntryWriter) -> Contents:
+        parts = self._parts()
+        tokenizer = open_tokenizer(self._tokenizer_folder(), self.max_tokens)
+        for split, part in parts.splits():
+            texts = part.table.filled_texts(str(self.text))
+            some = [texts[row] for row in part.rows]
+            writer.put_images(split, tokenizer(some, str(part.table.path)))
+        _describe(writer, parts)
+        names, vocabulary = parts.class_names, tokenizer.vocabulary
+        return Contents(
+            names, dtype="ids", vocabulary=vocabulary, client_names=parts.owners
+        )
+
+    def _write_images(self, writer: EntryWriter) -> Contents:
+        parts = self._parts()
+        files = {
+            split: Pictures(part.table, str(self.image), self.folder(), part.rows)
+            for split, part in parts.splits()
+        }
+        for _, part in parts.splits():
+            column = part.table.raw[str(self.image)]
+            if is_any_type(column.type, ("string", "large_string")):
+                require_paths(part.table, str(self.image), column.to_pylist())
+
+        def describe(writer: EntryWriter) -> Contents:
+            _describe(writer, parts)
+            return Contents(parts.class_names, client_names=parts.owners)
+
+        return self.written(writer, files, describe)
+
+
+def require_paths(table: TableFile, column: str, values: Sequence[str | None]) -> None:
+    """Refuse images in base64 where paths or contents of files are expected."""
+    for at, value in enumerate(values):
+        # Paths have suffixes, and base64 has no full stop.
+        if value and value.startswith(_BASE64) and "." not in value:
+            path, row = table.place_of(at)
+            raise DataError(
+                f"{path}: found an image in base64 in the column {column!r} in row "
+                f"{row + 1}, counting from 1, expected paths of image files, or in "
+                "Parquet files' contents (binary); decode the column "
+                "(base64.b64decode)",
+                reason=SafeReason(Code.WRONG_COLUMNS),
+            )
+
+
+@dataclass(frozen=True)
+class Pictures(Sequence[Picture]):
+    """The images in some rows of a column: paths below a folder, or files' contents."""
+
+    table: TableFile
+    column: str
+    folder: Path
+    rows: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        row = int(self.rows[at])
+        value = self.table.raw[self.column][row].as_py()
+        if isinstance(value, Mapping):  # as Hugging Face keeps images
+            content = value.get("bytes")
+            value = value.get("path") if content is None else content
+        if isinstance(value, str) and value:
+            return str(self.folder / value)
+        path, row = self.table.place_of(row)
+        name = f"{path}, row {row + 1}, counting from 1,"
+        return Encoded(name, value if isinstance(value, bytes) else b"")
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some rows of a table, ``rows`` (n,), with n texts each."""
+
+    table: TableFile
+    rows: NDArray[np.int64]
+    labels: NDArray[np.object_]
+    clients: NDArray[np.object_] | None
+
+    @classmethod
+    def of(cls, table: TableFile, settings: ColumnSettings) -> "_Rows":
+        labels = np.array(table.names(settings.label), dtype=object)
+        clients = None
+        if settings.client is not None:
+            clients = np.array(table.names(settings.client), dtype=object)
+        return cls(table, np.arange(len(labels)), labels, clients)
+
+    def taken(self, chosen: NDArray[np.bool_]) -> "_Rows":
+        clients = None if self.clients is None else self.clients[chosen]
+        return _Rows(self.table, self.rows[chosen], self.labels[chosen], clients)
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Return the features, shape (n, d)."""
+        return self.table.numbers[self.rows]
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Both splits, and the names of classes and clients in them."""
+
+    train: _Rows
+    test: _Rows
+    class_names: tuple[str, ...]
+    owners: tuple[str, ...]
+
+    def splits(self) -> tuple[tuple[Split, _Rows], ...]:
+        """Return the splits with their names."""
+        return ("train", self.train), ("test", self.test)
+
+
+def _tested(
+    rows: _Rows, settings: ColumnSettings, *, is_alike: bool
+) -> NDArray[np.bool_]:
+    """Mark the rows that are tested on where there is no table of them, shape (n,)."""
+    table, names = rows.table, rows.table.row_names()
+    fraction, seed = settings.test_fraction, settings.seed
+    if settings.id is not None:
+        names = table.filled_texts(settings.id)
+    elif settings.client is None and is_alike:
+        labels = rows.labels.tolist()
+        marks = mark_by_group(labels, names, labels, fraction, seed)
+        return np.array(marks, dtype=bool)
+    if settings.client is None:
+        splits = split_by_name(names, FractionSettings(0.0, fraction, seed))
+        return np.array([split == "test" for split in splits], dtype=bool)
+    # Of each client's rows, those with some of the names that it has.
+    dividing = DividingSettings(test_fraction=fraction, seed=seed)
+    pairs = list(zip(table.names(settings.client), names, strict=True))
+    names_of = defaultdict[str, set[str]](set)
+    for client, name in pairs:
+        names_of[client].add(name)
+    tested = set[tuple[str, str]]()
+    for client, own in names_of.items():
+        marks = mark_tested(len(own), client, dividing).tolist()
+        marked = zip(sorted(own), marks, strict=True)
+        tested.update((client, name) for name, is_test in marked if is_test)
+    return np.array([pair in tested for pair in pairs], dtype=bool)
+
+
+def _require_rows(train: _Rows, test: _Rows, *, given: bool) -> None:
+    if not len(train.labels):
+        raise DataError(f"{train.table.path}: there are no training rows; add some")
+    if len(test.labels):
+        return
+    if given:
+        raise DataError(
+            f"{test.table.path}: there are no test rows; add some, or leave out "
+            "data.test to test on data.test_fraction of the rows of data.train"
+        )
+    raise DataError(
+        f"{train.table.path}: there are no test rows among {len(train.labels)}; raise "
+        "data.test_fraction, of which a client's only row is never taken, or name a "
+        "file of test rows in data.test"
+    )
+
+
+def _labelled(rows: _Rows, parts: _Parts) -> LabelledArrays:
+    inputs = rows.numbers().astype(np.float32)
+    clients = None if rows.clients is None else numbered(rows.clients, parts.owners)
+    return LabelledArrays(
+        images=inputs.reshape(len(inputs), 1, 1, -1),
+        labels=numbered(rows.labels, parts.class_names),
+        client_ids=clients,
+    )
+
+
+def _describe(writer: EntryWriter, parts: _Parts) -> None:
+    """Store labels and clients of both splits."""
+    for split, part in parts.splits():
+        writer.put_labels(split, numbered(part.labels, parts.class_names))
+        if part.clients is not None:
+            writer.put_client_ids(split, numbered(part.clients, parts.owners))

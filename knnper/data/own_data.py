@@ -1,0 +1,191 @@
+"""Data that a user's function returns."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from knnper.data.arrays import (
+    ALIASES,
+    CLIENT_KEYS,
+    KEYS,
+    Arrays,
+    TestFraction,
+    collect_arrays,
+    dataset_of,
+    rename_aliases,
+)
+from knnper.data.examples import Dataset
+from knnper.data.features import order_by_name, without_index
+from knnper.data.site_data import (
+    ArrayInputs,
+    Collected,
+    LabelSettings,
+    SiteData,
+    SiteTask,
+    fit_inputs,
+)
+from knnper.errors import DataError, OwnCodeError
+from knnper.experiment import Choice, NonNegativeInt, Settings, alternatives
+from knnper.own import Kind, arguments, explained, given_to
+
+OWN_SITE_DATA = Kind(
+    "a function that returns SiteData, or a mapping of arrays (inputs and labels)",
+    base=LabelSettings,
+    given=("base", "task"),
+)
+"""What a site can bring as its data: ``f(base, task, **settings)``.
+
+``base`` is the folder of the client's file, ``task`` the `SiteTask`, or None where none
+is known yet; a function that takes neither gets neither.
+"""
+
+
+def collect_own(
+    choice: Choice[Settings], base: Path, task: SiteTask | None
+) -> Collected:
+    """Return what a site's own function gives; see `OWN_SITE_DATA`."""
+    given = given_to(choice.entry, base=base, task=task)
+    with explained():
+        returned = choice.entry(**given, **arguments(choice.settings, LabelSettings))
+    return _of_own(returned, choice.name)
+
+
+def _of_own(returned: object, source: str) -> Collected:
+    if isinstance(returned, SiteData):
+        return _of_site_data(returned, source)
+    return collect_arrays(
+        rename_aliases(_as_arrays(returned, source, KEYS), source), source
+    )
+
+
+def _as_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
+    """Return arrays that a function gave; refuse what is none, or has another name."""
+    if not isinstance(returned, Mapping):
+        raise OwnCodeError(
+            f"{source} returned {type(returned).__name__}, expected a mapping of "
+            f"arrays such as {', '.join(list(known)[:2])}, or a data set"
+        )
+    for key in returned:
+        if key not in known and key not in ALIASES:
+            raise OwnCodeError(
+                f"{source} returned an array {key!r}; {alternatives(str(key), known)}"
+            )
+    columns = _columns_of(returned, source)
+    try:
+        arrays = {
+            key: np.asarray(value[columns] if columns and _is_input(key) else value)
+            for key, value in returned.items()
+        }
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OwnCodeError(f"{source} returned what is no array: {error}") from error
+    return {"feature_names": np.array(columns), **arrays} if columns else arrays
+
+
+def own_inputs(rows: Any, dataset: Dataset) -> Tensor:
+    """Return a user's rows or images in the form of the data set's, (n, h, w, ch).
+
+    The columns of a table are found by the names of the data set's features, whatever
+    their order; where either names none, and in arrays, positions count.
+    """
+    source, spec = "the input", dataset.spec
+    columns = list(getattr(rows, "columns", ()))
+    if columns and dataset.feature_names:
+        names = list(map(str, columns))
+        order = order_by_name(names, dataset.feature_names, source)
+        rows = rows[[columns[position] for position in order]]
+    # Columns of a table may have types of their own, which NumPy would make objects.
+    dtype = np.float64 if spec.dtype == "float32" else None
+    try:
+        array = np.asarray(rows, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{source} is no array of numbers: {error}") from error
+    return torch.from_numpy(fit_inputs(array, spec, source).copy())
+
+
+def _is_input(key: str) -> bool:
+    return ALIASES.get(key, key).endswith("inputs")
+
+
+def _columns_of(returned: Mapping[Any, Any], source: str) -> list[str]:
+    """Return the columns of inputs that are tables, of pandas or polars."""
+    columns: list[list[Any]] = [
+        list(getattr(value, "columns", ()))
+        for key, value in returned.items()
+        if _is_input(key)
+    ]
+    if not all(columns):
+        return []
+    if not all(isinstance(name, str) for names in columns for name in names):
+        return []  # Those of a table without names, 0, 1, ..., are positions.
+    for other in columns[1:]:
+        if set(other) != set(columns[0]):
+            odd = sorted(set(other) ^ set(columns[0]))
+            raise OwnCodeError(
+                f"{source} returned tables with different columns, only some with "
+                f"{odd[0]!r}; expected the same columns in the inputs of each split"
+            )
+    advice = "rename them to use them"
+    return list(without_index(columns[0], frozenset(), source, advice))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDataSettings(Settings):
+    """How arrays are divided that a function returns without a test split.
+
+    Attributes
+    ----------
+    test_fraction, seed
+        As of `NpzFileSettings`.
+    """
+
+    test_fraction: TestFraction = 0.2
+    seed: NonNegativeInt = 0
+
+
+OWN_DATA = Kind(
+    "a function that returns a knnper.Dataset or a mapping of arrays, or a subclass of "
+    "knnper.DataFormat",
+    base=OwnDataSettings,
+)
+"""What an experiment can bring as its data."""
+
+
+def load_own(choice: Choice[Settings]) -> Dataset:
+    """Return the data set that a user's function returns; see `OWN_DATA`."""
+    settings = choice.settings
+    assert isinstance(settings, OwnDataSettings), "as `OWN_DATA` says"
+    with explained():
+        returned = choice.entry(**arguments(settings, OwnDataSettings))
+    if isinstance(returned, Dataset):
+        return returned
+    known = (*KEYS, *CLIENT_KEYS)
+    arrays = rename_aliases(_as_arrays(returned, choice.name, known), choice.name)
+    return dataset_of(arrays, choice.name, settings.test_fraction, settings.seed)
+
+
+def _of_site_data(data: SiteData, source: str) -> Collected:
+    """Return data that is split and labelled as what a reader found."""
+    parts = list(data.splits())
+    class_of = dict(enumerate(data.task.class_names))
+    labels = [label for _, one in parts for label in one.examples.labels.tolist()]
+    wrong = sorted(set(labels) - class_of.keys())
+    if wrong:
+        raise OwnCodeError(
+            f"{source} returned the label {wrong[0]}, expected 0 to "
+            f"{len(class_of) - 1}: a place in its task's class_names"
+        )
+    images = np.concatenate([one.examples.images.numpy() for _, one in parts])
+    return Collected(
+        source=source,
+        names=tuple(name for _, one in parts for name in one.names),
+        labels=tuple(class_of[label] for label in labels),
+        inputs=ArrayInputs(source, images),
+        splits=tuple(split for split, one in parts for _ in one.names),
+        given_splits=frozenset(split for split, _ in parts),
+        feature_names=data.task.feature_names,
+    )

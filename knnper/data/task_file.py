@@ -1,0 +1,75 @@
+"""Read the task of a federation from an experiment or an exported model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from knnper.data.catalogue import DATA_SETS
+from knnper.data.examples import DataFormat
+from knnper.data.site_data import SITES, SitesSettings, SiteTask, site_task_of, task_of
+from knnper.errors import ConfigError, DataError, Problem
+from knnper.experiment import Settings, alternatives, parse_settings, parse_yaml
+from knnper.files import parse_json, read_plain, require_plain
+
+MODEL_CARD = "model.json"
+_TASK_EXPECTED = "give an experiment's YAML file, or the folder of an exported model"
+
+
+def read_task(path: Path) -> SiteTask:
+    """Return the task that an exported model's folder, or an experiment, describes."""
+    card = path if path.name == MODEL_CARD else path / MODEL_CARD
+    if card.is_file():
+        if path.is_dir():
+            require_plain(path)
+        return _of_card(card)
+    if not path.is_file():
+        raise DataError(
+            f"{path}: found neither an experiment's YAML file nor a folder with "
+            f"{MODEL_CARD}; give what the federation's operator gave you"
+        )
+    try:
+        document = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} cannot be read as text in UTF-8: {error}; {_TASK_EXPECTED}"
+        ) from error
+    section = document.get("data") if isinstance(document, Mapping) else None
+    return _of_section(section if isinstance(section, Mapping) else {}, str(path))
+
+
+def _of_card(card: Path) -> SiteTask:
+    try:
+        document = parse_json(read_plain(card))
+    except ValueError as error:
+        raise DataError(
+            f"{card} is no JSON: {error}; export the model again"
+        ) from error
+    described = document.get("card") if isinstance(document, Mapping) else None
+    if not isinstance(described, Mapping):
+        raise DataError(f"{card} describes no model; export the model again")
+    return site_task_of(described, str(card))
+
+
+def _of_section(section: Mapping[str, Any], source: str) -> SiteTask:
+    kinds: dict[str, type[Settings]] = {SITES: SitesSettings, **DATA_SETS}
+    name = section.get("name")
+    if not isinstance(name, str) or name not in kinds:
+        raise DataError(
+            f"{source}: found data.name {name!r}, expected that of an experiment; "
+            f"{_TASK_EXPECTED}. {alternatives(str(name), kinds)}"
+        )
+    problems: list[Problem] = []
+    values = {key: value for key, value in section.items() if key != "name"}
+    settings = parse_settings(kinds[name], values, "data", problems)
+    if isinstance(settings, SitesSettings):
+        return settings.task()
+    if not isinstance(settings, DataFormat):
+        raise ConfigError(problems, source)
+    try:
+        return task_of(settings.load())
+    except DataError as error:
+        raise DataError(
+            f"{source} is over a data set that cannot be loaded here: {error}; ask the "
+            "federation's operator for the experiment as it was submitted, from the "
+            "run's folder, or for an exported model"
+        ) from error
