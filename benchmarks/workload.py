@@ -15,7 +15,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from knnper.client.runtime import ClientRuntime, make_client_app
+from knnper.client.client_app import make_client_app
+from knnper.client.runtime import ClientRuntime
 from knnper.data.examples import ClientData, Dataset, InputSpec, LabelledArrays
 from knnper.data.image_folders import ImageFolderSettings
 from knnper.errors import DataError

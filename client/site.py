@@ -321,7 +321,7 @@ class SiteNode:
     """A node with one client, whose data lies at the site."""
 
     def open(self, context: Context, job: Job) -> SiteWorker:
-        """See `knnper.client.runtime.Node`."""
+        """See `knnper.client.client_app.Node`."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
         discretion = Discretion(settings.share_metrics)
@@ -369,7 +369,7 @@ class SiteNode:
         )
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
-        """See `knnper.client.runtime.Node`: the server is on another machine."""
+        """See `knnper.client.client_app.Node`: the server is on another machine."""
         return IN_MESSAGE
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
@@ -402,14 +402,14 @@ class SiteNode:
         return introduction_content(found)
 
     def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.runtime.Node`."""
+        """See `knnper.client.client_app.Node`."""
         settings = _settings(context)
         if note_refusal(settings.state, "client", reason):
             told = "the server refuses this client: %s. Once mended, it is asked again"
             log.error(told, reason)
 
     def failed(self, message: Message, context: Context, error: Exception) -> Message:
-        """See `knnper.client.runtime.Node`; the error's text stays here."""
+        """See `knnper.client.client_app.Node`; the error's text stays here."""
         discretion = Discretion(share_metrics=False)
         # The error may be one of the file in which `share_metrics` is set.
         with contextlib.suppress(KnnPerError, OSError):

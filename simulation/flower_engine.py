@@ -38,7 +38,8 @@ from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.client.runtime import ClientRuntime, make_client_app
+from knnper.client.client_app import make_client_app
+from knnper.client.runtime import ClientRuntime
 from knnper.errors import KnnPerError, OwnCodeError, RunError
 from knnper.experiment import RunSettings, from_json, to_json
 from knnper.files import write_atomically
@@ -117,14 +118,14 @@ class VirtualNode:
     """A node of a simulation: it can run any virtual client."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
-        """See `knnper.client.runtime.Node`."""
+        """See `knnper.client.client_app.Node`."""
         try:
             return _resident_runtime(job.experiment, job.run_folder, job.session)
         except (KnnPerError, OSError) as error:
             raise CannotRunError(str(error)) from error
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
-        """See `knnper.client.runtime.Node`: a folder in memory, if in any."""
+        """See `knnper.client.client_app.Node`: a folder in memory, if in any."""
         if job.shared_folder == ObjectStore.name:
             return ObjectStore(shares=False)
         folder = Path(job.shared_folder)

@@ -15,8 +15,8 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from knnper.client.client_app import make_client_app
 from knnper.client.flower_node import quick_pulls
-from knnper.client.runtime import make_client_app
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.errors import ConfigError, KnnPerError, Problem, RunError

@@ -12,7 +12,8 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from knnper.client.runtime import ClientRuntime, make_client_app
+from knnper.client.client_app import make_client_app
+from knnper.client.runtime import ClientRuntime
 from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples, InputSpec
 from knnper.errors import CodecError, TrainingDivergedError

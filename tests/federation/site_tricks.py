@@ -19,7 +19,8 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from torch import Tensor
 
-from knnper.client.runtime import DataSource, Personalized, make_client_app
+from knnper.client.client_app import make_client_app
+from knnper.client.runtime import DataSource, Personalized
 from knnper.client.site import CONFIG, SiteNode, SiteWorker
 from knnper.data.examples import ClientData, Examples
 from knnper.strategies.core.task import ClientResults

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from knnper.client import limits
 from knnper.client import site as host
-from knnper.client.runtime import ClientRuntime, _record, _reply
+from knnper.client.client_app import _record, _reply
+from knnper.client.runtime import ClientRuntime
 from knnper.client.settings import read_client
 from knnper.client.site import (
     KEPT,
