@@ -40,6 +40,15 @@ run:
   save_predictions: true
   validate_every: 2
 """
+FEDAVG_WITH_KNN = """
+name: fedavg
+data: {name: digits}
+partition: {name: dirichlet, num_clients: 8, alpha: 0.3, unseen_fraction: 0.25}
+model: {name: tiny_cnn, embedding_dim: 64}  # large enough to travel as a file
+training: {num_rounds: 3, participation: 0.5, batch_size: 8, learning_rate: 0.05}
+method: {name: knn_per}
+run: {seed: 1, save_predictions: true}
+"""
 LONGER = ("--set", "training.num_rounds=20")
 SLOW_RAY = [pytest.mark.slow, pytest.mark.ray]
 
@@ -99,6 +108,19 @@ def test_engines_agree(
     assert validations(folder) == validations(whole)
     assert found[1].count(b"\n") == 15
     assert [one is None for one in validations(folder)] == [True, False] * 10
+
+
+@pytest.mark.ray
+def test_engines_agree_on_fedavg_with_knn_per(
+    tmp_path: Path, commands: Commands
+) -> None:
+    """The project's main case, without the processors and schedules of `EXPERIMENT`."""
+    path = tmp_path / "experiment.yaml"
+    path.write_text(FEDAVG_WITH_KNN)
+    in_this_process(path, "--engine", "serial", "--output", tmp_path / "serial")
+    over_ray = simulate(commands, tmp_path / "flower", path, "--workers", "2")
+    assert over_ray == outcome(tmp_path / "serial")
+    assert over_ray[1].count(b"\n") == 9  # a header and a line for each client
 
 
 OWN_NETWORK = """
