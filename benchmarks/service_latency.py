@@ -34,9 +34,10 @@ from benchmarks.bare_personalization import EMBEDDED_AT_ONCE, vote
 from benchmarks.measurement import Measurement, Turns, make_parser, rounded, say
 from benchmarks.store import IMAGE, NUM_CLASSES
 from benchmarks.workload import Workload
-from knnper.client.install import ServedModel, SiteState, open_served
+from knnper.client.served_model import ServedModel, open_served
 from knnper.client.service.app import make_service, serve
 from knnper.client.settings import ServiceSettings
+from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.memory import KnnSettings

@@ -18,7 +18,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from benchmarks.measurement import Measurement, make_parser, say
-from knnper.client.install import ServedModel, SiteState, open_served
+from knnper.client.served_model import ServedModel, open_served
 from knnper.client.service.access import EVERYBODY, Caller, Scope
 from knnper.client.service.endpoints import (
     InputPrediction,
@@ -26,6 +26,7 @@ from knnper.client.service.endpoints import (
     predictions,
     shown_to,
 )
+from knnper.client.site_state import SiteState
 from knnper.data.digits import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask

@@ -1,4 +1,4 @@
-"""How a site's data differs from what its memory was made of."""
+"""Differences between a site's data and the memory that was made of it."""
 
 import itertools
 import logging
@@ -16,8 +16,8 @@ from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import Contents, ExamplesMissingError, Ids
 from knnper.datastore.store import StoreReader
 
-AT_ONCE = 1024  # stored inputs that are compared together
-READ_ATTEMPTS = 10  # of a store from which others delete
+BATCH_SIZE = 1024  # stored inputs that are compared together
+READ_ATTEMPTS = 10  # to read a store from which another process deletes
 _LOG = logging.getLogger(__name__)
 R = TypeVar("R")
 
@@ -30,7 +30,7 @@ class DataChanges:
     ----------
     new
         In the training or validation split, and never offered to the memory. Examples
-        that were offered and are not stored were deleted, or evicted, and stay away.
+        that were offered and are not stored were deleted or evicted, and do not count.
     changed
         Stored with another input or label.
     vanished
@@ -59,8 +59,8 @@ class DataChanges:
 
 
 def find_changes(store: StoreReader, offered: Offered, data: SiteData) -> DataChanges:
-    """Return how ``data`` differs from the store that was made of it."""
-    return reading(lambda: _found_changes(store, offered, data))
+    """Compare ``data`` with the store that was made of it."""
+    return reading(lambda: _compare(store, offered, data))
 
 
 def all_new(data: SiteData) -> DataChanges:
@@ -69,69 +69,66 @@ def all_new(data: SiteData) -> DataChanges:
 
 
 def reading(read: Callable[[], R]) -> R:
-    """Call ``read`` again while another process deletes from the store."""
+    """Call ``read``, again if another process deletes examples that it reads."""
     for _ in range(READ_ATTEMPTS - 1):
         try:
             return read()
         except ExamplesMissingError as error:
-            _LOG.info("read again: %s", error)
+            _LOG.info("examples were deleted while they were read; again: %s", error)
     return read()
 
 
-def _found_changes(store: StoreReader, offered: Offered, data: SiteData) -> DataChanges:
+def _compare(store: StoreReader, offered: Offered, data: SiteData) -> DataChanges:
     contents = store.contents()
     names = store.external_ids(contents.ids)
     stored = {name for name in names if name is not None}
-    tested, unreadable = set(data.test.names), set(data.unreadable)
-    present = {*data.train.names, *data.validation.names}
+    tested = set(data.test.names)
+    in_data = {*data.train.names, *data.validation.names, *tested, *data.unreadable}
     arriving = itertools.chain(data.train.names, data.validation.names)
-    changed = set(_changed(store, contents, names, data))
+    changed = set(_changed_names(store, contents, names, data))
     return DataChanges(
         new=tuple(
             name for name in arriving if name not in stored and name not in offered
         ),
-        # Examples that were added through the service do not come from the data.
+        # Examples that were added through the service do not come from the data, and
+        # were not offered.
         changed=tuple(name for name in names if name in changed and name in offered),
         vanished=tuple(
             name
             for name in names
-            if name is not None
-            and name not in present
-            and name not in tested
-            and name not in unreadable
-            and name in offered
+            if name is not None and name not in in_data and name in offered
         ),
         tested=tuple(name for name in names if name is not None and name in tested),
     )
 
 
-def _changed(
+def _changed_names(
     store: StoreReader, contents: Contents, names: list[str | None], data: SiteData
 ) -> Iterator[str]:
-    """Yield the names under which another input or label is stored."""
+    """Yield the names of examples that are stored with another input or label."""
     for split in (data.train, data.validation):
-        places = {name: place for place, name in enumerate(split.names)}
-        both = [at for at, name in enumerate(names) if name in places]
-        for start in range(0, len(both), AT_ONCE):
-            part = np.array(both[start : start + AT_ONCE], dtype=np.int64)
-            named = [str(names[at]) for at in part]
-            in_split = torch.tensor([places[name] for name in named])
-            is_same = _same_inputs(store, contents.ids[part], split, in_split)
-            labels = split.examples.labels[in_split].numpy()
-            is_same &= labels == contents.labels[part]
-            yield from itertools.compress(named, ~is_same)
+        row_of = {name: row for row, name in enumerate(split.names)}
+        in_both = [at for at, name in enumerate(names) if name in row_of]
+        for start in range(0, len(in_both), BATCH_SIZE):
+            stored_rows = np.array(in_both[start : start + BATCH_SIZE], dtype=np.int64)
+            batch_names = [str(names[at]) for at in stored_rows]
+            rows = torch.tensor([row_of[name] for name in batch_names])
+            is_same = _same_inputs(store, contents.ids[stored_rows], split, rows)
+            labels = split.examples.labels[rows].numpy()
+            is_same &= labels == contents.labels[stored_rows]
+            yield from itertools.compress(batch_names, ~is_same)
 
 
 def _same_inputs(
-    store: StoreReader, ids: Ids, split: NamedExamples, places: Tensor
+    store: StoreReader, ids: Ids, split: NamedExamples, rows: Tensor
 ) -> NDArray[np.bool_]:
-    """Return which inputs are the same, bool (m,), bit by bit: NaN equals itself."""
-    stored, current = store.inputs(ids), split.examples.images[places]
+    """Return which inputs are equal bit by bit, bool (m,); so NaN equals itself."""
+    stored, current = store.inputs(ids), split.examples.images[rows]
     if stored.dtype != current.dtype or stored.shape != current.shape:
         return np.zeros(len(ids), dtype=np.bool_)
-    rows = [
+    stored_bytes, current_bytes = (
         np.ascontiguousarray(inputs.numpy()).reshape(len(ids), -1).view(np.uint8)
         for inputs in (stored, current)
-    ]
-    equal: NDArray[np.bool_] = (rows[0] == rows[1]).all(axis=1)
+    )
+    equal: NDArray[np.bool_] = (stored_bytes == current_bytes).all(axis=1)
     return equal

@@ -20,8 +20,8 @@ from knnper.client.limits import REFUSALS, Answers, last_refusal
 from knnper.client.settings import ClientSettings
 from knnper.client.state import (
     Offered,
-    Places,
     SiteStateError,
+    StateFolder,
     pending_serving,
     read_serving,
     require_own,
@@ -447,15 +447,15 @@ def _did_not_leave(folder: Path) -> bool:
 class _Site:
     def __init__(self, settings: ClientSettings) -> None:
         self._settings, self._folder = settings, settings.state
-        self._places = Places(settings.state)
+        self._state = StateFolder(settings.state)
 
     def folder_is_own(self) -> Finding:
-        if not self._places.identity.exists():
+        if not self._state.identity.exists():
             return fine(f"{self._folder} is nobody's yet")
         name, file = self._settings.name, self._settings.key
         key = None if file is None else fingerprint(read_node_key(file).public_key())
         replaced = () if file is None else replaced_keys(file)
-        require_own(self._places, name, key, replaced)
+        require_own(self._state, name, key, replaced)
         return fine(f"{self._folder} is that of {name}")
 
     def folder_is_private(self) -> Finding:
@@ -479,7 +479,7 @@ class _Site:
         if refusal is None:
             return fine("none was noted")
         when = f"{refusal.time:%Y-%m-%d %H:%M} UTC"
-        serving = read_serving(self._places.serving)
+        serving = read_serving(self._state.serving)
         if serving is not None and serving.installed > refusal.time.timestamp():
             return fine(f"the last one, of {when}, is older than the model")
         if refusal.about == "model":
@@ -549,10 +549,10 @@ class _Site:
         return fine(found)
 
     def models(self) -> Finding:
-        serving, folder = read_serving(self._places.serving), self._places.models
+        serving, folder = read_serving(self._state.serving), self._state.models
         if serving is None:
             return skipped("no model is installed yet")
-        if not self._places.model(serving.model).is_dir():
+        if not self._state.model(serving.model).is_dir():
             return problem(f"{serving.model[:12]} is not in {folder}", _AGAIN)
         broken = []
         for one in sorted(folder.iterdir()):
@@ -567,8 +567,8 @@ class _Site:
         return fine(f"{serving.model[:12]} of {serving.run}; its fingerprint is right")
 
     def memory(self) -> Finding:
-        serving = read_serving(self._places.serving)
-        pending, place = pending_serving(self._places), self._places.store
+        serving = read_serving(self._state.serving)
+        pending, place = pending_serving(self._state), self._state.store
         if not (place / DATABASE).is_file():
             mend = (
                 "knnper site onboard fills one; knnper site serve begins an empty one"
@@ -595,7 +595,7 @@ class _Site:
     def _changes(self, store: StoreReader) -> DataChanges | None:
         """Return how the data differs from the memory; None if it cannot be read."""
         try:
-            return find_changes(store, Offered(self._places), self._survey)
+            return find_changes(store, Offered(self._state), self._survey)
         except (DataError, SiteStateError, OSError):
             return None
 
@@ -632,8 +632,8 @@ class _Site:
         return told(Verdict.PROBLEM, exposed, expected)
 
     def _known_task(self) -> SiteTask | None:
-        serving = read_serving(self._places.serving)
+        serving = read_serving(self._state.serving)
         with contextlib.suppress(ModelError):
             if serving is not None:
-                return read_model(self._places.model(serving.model)).card.learned
+                return read_model(self._state.model(serving.model)).card.learned
         return None

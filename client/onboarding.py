@@ -1,4 +1,4 @@
-"""From "here is a model" to "this site serves it, with its own memory"."""
+"""Bringing a model and a site's data together: onboard, join a federation, refresh."""
 
 import contextlib
 import logging
@@ -14,10 +14,10 @@ import torch
 
 from knnper.client.data_changes import DataChanges
 from knnper.client.flower_node import holder, log_to_stderr
-from knnper.client.install import SiteState
 from knnper.client.node import NodeOptions, run_client
 from knnper.client.settings import ClientSettings
 from knnper.client.site import state_of
+from knnper.client.site_state import SiteState
 from knnper.client.state import Serving, SiteStateError, pending_serving
 from knnper.data.site import open_site
 from knnper.data.site_data import SiteData
@@ -27,25 +27,36 @@ from knnper.strategies.core.exported_model import GlobalModel
 from knnper.transport.waiting import FIRST_REMINDER_S, Reminder, duration
 
 POLL_S = 0.2
+_ORDERLY_END_S = 5.0
+_REPORT_S = 60.0
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Onboarded:
-    """A client that has something to serve."""
+    """A client that has a model to serve.
+
+    Attributes
+    ----------
+    took_part
+        Whether the model is taken as trained on this site's data; None if the server
+        knows.
+    was_served
+        Whether the model was installed before.
+    """
 
     site_state: SiteState
     serving: Serving
     took_part: bool | None = None
-    was_served: bool = False  # the model was there before
+    was_served: bool = False
 
 
 def onboard(
     settings: ClientSettings, model: GlobalModel, *, took_part: bool | None = None
 ) -> Onboarded:
-    """Let a client remember its own data by ``model``; nothing leaves the machine."""
+    """Install ``model`` with the client's own data; nothing leaves the machine."""
     site_state = SiteState(settings.state, settings.name, door=settings.door)
-    # As in the run, so that the last bits are those of the run, too.
+    # As in the run: the last bits depend on the number of threads.
     torch.set_num_threads(model.card.num_threads)
     data = open_site(settings.data, settings.base, model.card.learned, settings.cache)
     if took_part is None:
@@ -57,27 +68,26 @@ def onboard(
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What a memory was brought up to date with."""
+    """The outcome of a refresh; ``serving`` is unchanged if there were no changes."""
 
     site_state: SiteState
     changes: DataChanges
-    serving: Serving  # unchanged without changes
+    serving: Serving
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A client's data beside its memory."""
+    """A client's data, how it differs from the memory, and the model it is for."""
 
     changes: DataChanges
     data: SiteData
-    model: GlobalModel  # for which the data was read
+    model: GlobalModel
 
 
 def read_changes(settings: ClientSettings, site_state: SiteState) -> Compared | None:
-    """Compare a client's data with its memory; None without a model."""
-    places = site_state.places
-    # One that is prepared is going to be served.
-    serving = pending_serving(places) or site_state.served()
+    """Compare a client's data with its memory; return None without a model."""
+    # A pending installation is the next to be served.
+    serving = pending_serving(site_state.folder) or site_state.served()
     if serving is None:
         return None
     model = site_state.load(serving.model)
@@ -95,6 +105,13 @@ def refresh(
 
     Only new examples are embedded, and λ is chosen again. An interrupted call can be
     repeated. A running service loads the outcome within a second.
+
+    Parameters
+    ----------
+    forget_vanished
+        Delete examples that are no longer in the data.
+    only_look
+        Compare, and change nothing.
     """
     site_state = SiteState(settings.state, settings.name, door=settings.door)
     if not only_look:
@@ -106,47 +123,48 @@ def refresh(
             "model, or run knnper site onboard"
         )
     changes, model = compared.changes, compared.model
-    wanted = forget_vanished and changes.vanished
-    if only_look or not (wanted or changes.new or changes.changed or changes.tested):
+    is_forgetting = forget_vanished and changes.vanished
+    if only_look or not (
+        is_forgetting or changes.new or changes.changed or changes.tested
+    ):
         return Refreshed(site_state, changes, serving)
     torch.set_num_threads(model.card.num_threads)
-    # An earlier version did not keep it; a site that trains may be trained on.
-    took_part = settings.train if serving.took_part is None else serving.took_part
     decided = site_state.install(
-        model, compared.data, took_part=took_part, forget_vanished=forget_vanished
+        model,
+        compared.data,
+        took_part=serving.took_part,
+        forget_vanished=forget_vanished,
     )
     return Refreshed(site_state, changes, decided.serving)
-
-
-_ORDERLY_END_S = 5.0
-_REPORT_S = 60.0
 
 
 def join(
     settings: ClientSettings, patience_s: float, *, verbose: bool = False
 ) -> Onboarded:
-    """Be a node of the federation until it has distributed a model."""
+    """Run a node of the federation until it has distributed a model."""
     site_state = state_of(settings)
     began, reminder = time.monotonic(), Reminder()
-    deadline = began + patience_s
     if (serving := site_state.served()) is not None:
         return Onboarded(site_state, serving, was_served=True)
-    with _node(settings, site_state, patience_s, verbose) as node:
+    with _running_node(settings, site_state, patience_s, verbose) as node:
         while True:
+            # Read first: the node may install the model and end in between.
             has_ended = node is not None and node.exitcode is not None
             if (serving := site_state.served()) is not None:
                 return Onboarded(site_state, serving)
             if has_ended:
-                why = "its log says why, and knnper site doctor looks for the cause"
-                raise RunError(f"the node ended before it was handed a model; {why}")
-            now = time.monotonic()
-            if now >= began + FIRST_REMINDER_S and reminder.is_due("no model"):
+                raise RunError(
+                    "the node ended before it received a model; its log has the "
+                    "reason, and knnper site doctor looks for the cause"
+                )
+            waited_s = time.monotonic() - began
+            if waited_s >= FIRST_REMINDER_S and reminder.is_due("no model"):
                 log.info(
-                    "waiting for the server to hand over a model, %s of at most %s",
-                    duration(now - began),
+                    "waiting for the server to distribute a model, %s of at most %s",
+                    duration(waited_s),
                     duration(patience_s),
                 )
-            if now >= deadline:
+            if waited_s >= patience_s:
                 raise SiteStateError(
                     f"the server distributed no model within {patience_s:g} s; have it "
                     "do so (knnper fed submit FEDERATION --resume RUN --stay S), or "
@@ -156,21 +174,22 @@ def join(
 
 
 @contextlib.contextmanager
-def _node(
+def _running_node(
     settings: ClientSettings, site_state: SiteState, patience_s: float, verbose: bool
 ) -> Iterator[BaseProcess | None]:
-    """Run the client's node in a process of its own; None where it runs already."""
+    """Run the client's node in another process; yield None where one runs already."""
     if holder(settings.state) is not None:
         yield None
         return
     context = multiprocessing.get_context("spawn")
-    arguments = (settings, patience_s, verbose, os.getpid())
-    node = context.Process(target=_be_node, args=arguments)
+    node = context.Process(
+        target=_run_node, args=(settings, patience_s, verbose, os.getpid())
+    )
     node.start()
     try:
         yield node
     finally:
-        # It leaves by itself once the server knows that the model has arrived.
+        # It ends once the server knows that the model has arrived.
         if site_state.served() is not None:
             node.join(_REPORT_S)
         node.terminate()
@@ -180,7 +199,7 @@ def _node(
             node.join()
 
 
-def _be_node(
+def _run_node(
     settings: ClientSettings, patience_s: float, verbose: bool, parent: int
 ) -> None:
     die_with_parent(parent)

@@ -21,10 +21,10 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 
 from knnper.client.flower_node import Deadline
-from knnper.client.install import SiteState
 from knnper.client.limits import Limits, note_refusal
 from knnper.client.runtime import ClientRuntime, Personalized, Served
 from knnper.client.settings import ClientSettings, read_client
+from knnper.client.site_state import SiteState
 from knnper.client.state_store import ClientStateStore
 from knnper.data.examples import ClientData, Examples
 from knnper.data.site import open_site

@@ -1,4 +1,4 @@
-"""A client's state folder: its places, its locks, and what can go wrong with it."""
+"""A client's state folder: its files, its locks, and the errors of damaged ones."""
 
 import contextlib
 import hashlib
@@ -33,97 +33,134 @@ from knnper.files import (
 )
 from knnper.reasons import Code, SafeReason
 
+# Entries of a state folder that its owner may have linked elsewhere. A store's own
+# folder is checked when the store is opened.
+MAY_BE_LINKS = ("store", "cache", "flwr", "token")
+_NAME_DIGITS = 24  # of SHA-256: names themselves could reveal who was deleted
+_PENDING_SERVING, _PENDING_EXAMPLES = "serving.json", "examples.safetensors"
+_Identity = dict[str, str | None]
+_IDENTITY = TypeAdapter(_Identity)
+
+# How an accuracy was measured. On "test" the test split is predicted. Otherwise each
+# example is predicted from all other stored ones, with hyper-parameters chosen without
+# it: each example of the validation split, or ("leave_one_out") each stored one.
+MeasuredOn = Literal["test", "validation", "leave_one_out"]
+
 
 class SiteStateError(KnnPerError):
-    """A client's state folder is another's, is damaged, or holds nothing to serve."""
+    """A state folder is another client's, is damaged, or holds nothing to serve."""
 
     reasons = (SafeReason(Code.UNUSABLE_STATE),)
 
 
-MAY_BE_LINKS = ("store", "cache", "flwr", "token")
-"""Entries of a state folder that its owner may have put elsewhere; a store's own folder
-is looked at when it is opened."""
-_Identity = dict[str, str | None]
-_IDENTITY = TypeAdapter(_Identity)
+class StateFolder:
+    """Paths and locks of a client's state folder.
 
+    Attributes
+    ----------
+    identity
+        Name of the client, and the fingerprint of its key.
+    models
+        Exported models, one folder each, named by fingerprint.
+    store
+        The client's memory.
+    offered
+        Names of the examples that were ever offered to the memory.
+    serving
+        The model that is served, and its hyper-parameters.
+    pending
+        An installation that is prepared and not finished.
+    drafts
+        Unfinished files, of no use after a kill.
+    """
 
-class Places:
-    """The parts of a client's state folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.identity = folder / "identity.json"  # whose folder it is
-        self.models = folder / "models"  # a folder each, by fingerprint
-        self.store = folder / "store"  # the client's memory
-        self.offered = folder / "offered.json"  # what the memory was ever given
-        self.serving = folder / "serving.json"  # what is served
-        self.pending = folder / "next"  # what is to be served next
-        self.drafts = folder / ".drafts"  # what a kill leaves there is of no use
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity = path / "identity.json"
+        self.models = path / "models"
+        self.store = path / "store"
+        self.offered = path / "offered.json"
+        self.serving = path / "serving.json"
+        self.pending = path / "next"
+        self.drafts = path / ".drafts"
 
     def model(self, fingerprint: str) -> Path:
         """Return the folder of one model."""
         return self.models / fingerprint
 
-    # Both locks go with the process, however that ends.
+    # The kernel releases both locks when the process ends.
     def installing(self) -> FileLock:
-        """Return a block that one process at a time is in: whoever installs."""
-        return FileLock(self.folder / "installing.lock", wait=True)
+        """Return the lock held by the one process that installs a model."""
+        return FileLock(self.path / "installing.lock", wait=True)
 
     def committing(self) -> FileLock:
-        """Return a block that one process at a time is in, and never for long."""
-        return FileLock(self.folder / "committing.lock", wait=True)
+        """Return the lock held for the short time of changing several files."""
+        return FileLock(self.path / "committing.lock", wait=True)
 
 
 def claim(
-    places: Places,
+    folder: StateFolder,
     name: str,
     key_sha256: str | None,
     replaced: Collection[str] = (),
 ) -> None:
-    """Make the folder that of a client, or refuse it.
+    """Record the client as owner of a state folder; reject another client's folder.
 
-    ``replaced``: Fingerprints of earlier keys of this client.
+    Parameters
+    ----------
+    key_sha256
+        Fingerprint of the client's key, if it has one.
+    replaced
+        Fingerprints of earlier keys of this client.
     """
     try:
-        make_private(places.folder)
-        with places.committing():
-            known = require_own(places, name, key_sha256, replaced)
-            wanted = {"name": name, "key_sha256": key_sha256 or known.get("key_sha256")}
-            if wanted != known:
-                write_atomically(places.identity, json.dumps(wanted))
+        make_private(folder.path)
+        with folder.committing():
+            known = require_own(folder, name, key_sha256, replaced)
+            identity = {
+                "name": name,
+                "key_sha256": key_sha256 or known.get("key_sha256"),
+            }
+            if identity != known:
+                write_atomically(folder.identity, json.dumps(identity))
     except ForeignFileError:
         raise
     except OSError as error:
         raise SiteStateError(
-            f"{places.folder} cannot be written ({error}); give this user the right to "
+            f"{folder.path} cannot be written ({error}); give this user the right to "
             "write there, or set another `state` in the client's file"
         ) from error
 
 
 def require_own(
-    places: Places,
+    folder: StateFolder,
     name: str,
     key_sha256: str | None,
     replaced: Collection[str] = (),
 ) -> _Identity:
-    """Return whose folder it is; refuse another client's. Nothing is written."""
-    require_plain(places.folder, but=MAY_BE_LINKS)
+    """Reject another client's state folder; return the recorded owner.
+
+    Nothing is written. The owner is empty for a new folder.
+    """
+    require_plain(folder.path, but=MAY_BE_LINKS)
     known: _Identity = {}
     with contextlib.suppress(FileNotFoundError):
         try:
-            known = _IDENTITY.validate_json(read_plain(places.identity))
+            known = _IDENTITY.validate_json(read_plain(folder.identity))
         except ValidationError as error:
-            mend = f"remove it if {places.folder} is this client's"
-            raise SiteStateError(f"{places.identity} is damaged; {mend}") from error
+            raise SiteStateError(
+                f"{folder.identity} is damaged; remove it if {folder.path} is this "
+                "client's"
+            ) from error
     if known.get("name", name) != name:
         raise SiteStateError(
-            f"{places.folder} is the state of the client {known['name']!r}, found the "
+            f"{folder.path} is the state of the client {known['name']!r}, found the "
             f"name {name!r}; give every client a `state` folder of its own"
         )
     key = known.get("key_sha256")
     if None not in (key, key_sha256) and key not in (key_sha256, *replaced):
         raise SiteStateError(
-            f"{places.folder} is the state of the client {name!r} with the key "
+            f"{folder.path} is the state of the client {name!r} with the key "
             f"{str(key)[:12]}, found the key {str(key_sha256)[:12]}; bring the key "
             "back. If it was replaced (knnper fed rotate-key), copy the new key's file "
             ".replaces, too; for a key of your own remove identity.json there once it "
@@ -132,19 +169,20 @@ def require_own(
     return known
 
 
-_DIGITS = 24  # of SHA-256: names themselves may tell of whoever was deleted
-
-
 class Offered:
-    """The names that were offered to the store that is there."""
+    """Names of the examples that were ever offered to the present store.
 
-    def __init__(self, places: Places) -> None:
-        self._path = places.offered
-        self._store_id = read_identity(places.store).store_id
+    An example that was offered and is not stored was deleted or evicted, and is not
+    added again. Names are kept as hashes.
+    """
+
+    def __init__(self, folder: StateFolder) -> None:
+        self._path = folder.offered
+        self._store_id = read_identity(folder.store).store_id
         self._digests: set[str] = set()
         try:
             document = parse_json(read_plain(self._path))
-            # Of a store that was removed nothing is remembered.
+            # The names of a store that was removed do not count.
             if document["store"] == self._store_id:
                 self._digests = set(document["names"])
         except FileNotFoundError:
@@ -159,12 +197,12 @@ class Offered:
         return _digest(name) in self._digests
 
     def add(self, names: Iterable[str]) -> None:
-        """Note more names, for good."""
+        """Add names; they are on disk on return."""
         self._digests.update(_digest(name) for name in names)
         self._write()
 
     def withdraw(self, names: Iterable[str]) -> None:
-        """Let names come back that left only because they are tested on now."""
+        """Remove the names of examples that may be offered again."""
         self._digests.difference_update(_digest(name) for name in names)
         self._write()
 
@@ -174,17 +212,12 @@ class Offered:
 
 
 def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
-
-
-# Other than on "test", each example is looked up among all others that are stored, with
-# a choice that was made without it: the validation split's, or all.
-MeasuredOn = Literal["test", "validation", "leave_one_out"]
+    return hashlib.sha256(name.encode()).hexdigest()[:_NAME_DIGITS]
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of a site's examples that were predicted rightly; None is not known."""
+    """Fractions of a site's examples that were predicted correctly; None if unknown."""
 
     global_model: float | None = None
     knn: float | None = None
@@ -195,9 +228,10 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Gain:
-    """What the memory adds to the global model's accuracy; None is not known.
+    """Expected gain in accuracy over the global model; None if unknown.
 
-    ``margin`` is half its interval of 95 % (Agresti and Min 2005, matched proportions).
+    ``margin`` is half the width of the 95 % interval (Agresti and Min 2005, matched
+    proportions).
     """
 
     expected: float | None = None
@@ -206,7 +240,7 @@ class Gain:
 
     @property
     def is_loss(self) -> bool:
-        """Whether mixing is worse than the global model beyond doubt."""
+        """Whether mixing is worse than the global model, at 95 % confidence."""
         if self.expected is None or self.margin is None:
             return False
         return self.expected + self.margin < 0
@@ -214,16 +248,29 @@ class Gain:
 
 @dataclass(frozen=True)
 class TunedOn:
-    """On what λ, k, σ and the class prior were chosen."""
+    """Examples on which λ, k, σ and the class prior were chosen.
+
+    ``overruled``: the choice is not served, because it would lose accuracy.
+    """
 
     evidence: EvidenceKind
     num_examples: int
-    overruled: bool = False  # not served, since it was found to lose
+    overruled: bool = False
 
 
 @dataclass(frozen=True)
 class Serving:
-    """A model, and how a client mixes it with its memory."""
+    """The model that is served, how it is mixed with the memory, and its figures.
+
+    Attributes
+    ----------
+    model, previous
+        Fingerprints of this model and of the one before.
+    run, installed
+        Name of the experiment, and the time of installation (seconds since 1970).
+    took_part
+        Whether the model may have been trained on this site's training split.
+    """
 
     model: str
     knn_weight: float
@@ -238,9 +285,9 @@ class Serving:
     num_test: int
     run: str
     installed: float
-    previous: str | None = None  # the model before
+    previous: str | None = None
     class_prior: ClassPrior | None = None
-    took_part: bool | None = None  # None: as an earlier version wrote it
+    took_part: bool = False
     format: Literal[1] = 1
 
 
@@ -248,7 +295,7 @@ _SERVING = TypeAdapter(Serving)
 
 
 def read_serving(path: Path) -> Serving | None:
-    """Return what the file says; None without a file."""
+    """Read a serving file; return None if there is none."""
     try:
         return _SERVING.validate_json(read_plain(path))
     except FileNotFoundError:
@@ -261,77 +308,87 @@ def read_serving(path: Path) -> Serving | None:
 
 
 def write_serving(path: Path, serving: Serving) -> None:
-    """Write it down, atomically."""
+    """Write a serving file atomically."""
     write_atomically(path, _SERVING.dump_json(serving, indent=2))
-
-
-_PENDING_SERVING, _EXAMPLES = "serving.json", "examples.safetensors"
 
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """An installation that is prepared."""
+    """An installation that is prepared and not finished.
+
+    Attributes
+    ----------
+    serving
+        The model to serve.
+    new
+        Examples to add to the store.
+    embeddings
+        Their embeddings by that model, float32 (n, p).
+    leaving
+        Names of the examples to delete from the store.
+    """
 
     serving: Serving
     new: NamedExamples
-    moved: tuple[str, ...] = ()
-    # Of what is new, by the model that is to be served; None of an earlier version.
-    embeddings: Tensor | None = None
+    embeddings: Tensor
+    leaving: tuple[str, ...] = ()
 
 
-def write_pending(places: Places, pending: Pending) -> None:
-    """Write it down in place of any other; called inside `Places.committing`."""
-    draft = places.pending.with_name(f".{places.pending.name}.draft")
+def write_pending(folder: StateFolder, pending: Pending) -> None:
+    """Replace the pending installation; call it inside `StateFolder.committing`."""
+    draft = folder.pending.with_name(f".{folder.pending.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    new = pending.new
-    tensors = {"images": new.examples.images, "labels": new.examples.labels}
-    if pending.embeddings is not None:
-        tensors["embeddings"] = pending.embeddings
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    names = {"names": json.dumps(new.names), "moved": json.dumps(pending.moved)}
-    write_atomically(draft / _EXAMPLES, save(tensors, names))
+    tensors = {
+        "images": pending.new.examples.images.contiguous(),
+        "labels": pending.new.examples.labels.contiguous(),
+        "embeddings": pending.embeddings.contiguous(),
+    }
+    metadata = {
+        "names": json.dumps(pending.new.names),
+        "moved": json.dumps(pending.leaving),
+    }
+    write_atomically(draft / _PENDING_EXAMPLES, save(tensors, metadata))
     write_serving(draft / _PENDING_SERVING, pending.serving)
-    remove_pending(places)
-    draft.rename(places.pending)
-    sync_to_disc(places.folder)
+    remove_pending(folder)
+    draft.rename(folder.pending)
+    sync_to_disc(folder.path)
 
 
-def pending_serving(places: Places) -> Serving | None:
-    """Return what is to be served next; None if nothing is prepared."""
-    return read_serving(places.pending / _PENDING_SERVING)
+def pending_serving(folder: StateFolder) -> Serving | None:
+    """Read which model is to be served next; return None if none is pending."""
+    return read_serving(folder.pending / _PENDING_SERVING)
 
 
-def read_pending(places: Places) -> Pending | None:
-    """Return what is prepared, with the examples; None if nothing is."""
-    path = places.pending / _EXAMPLES
-    with places.committing():
-        serving = pending_serving(places)
+def read_pending(folder: StateFolder) -> Pending | None:
+    """Read the pending installation with its examples; return None if there is none."""
+    path = folder.pending / _PENDING_EXAMPLES
+    with folder.committing():
+        serving = pending_serving(folder)
         if serving is None:
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                images, labels = (file.get_tensor(one) for one in ("images", "labels"))
-                is_embedded = "embeddings" in file.keys()  # noqa: SIM118 (no mapping)
-                embeddings = file.get_tensor("embeddings") if is_embedded else None
-                said = file.metadata()
-            # A former version wrote no names of what has moved.
-            names = parse_json(said["names"])
-            moved = parse_json(said.get("moved", "[]"))
+                images, labels, embeddings = (
+                    file.get_tensor(name) for name in ("images", "labels", "embeddings")
+                )
+                metadata = file.metadata()
+            names = parse_json(metadata["names"])
+            leaving = parse_json(metadata["moved"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise SiteStateError(
-                f"{path} cannot be read ({error}); remove {places.pending}, and get "
+                f"{path} cannot be read ({error}); remove {folder.pending}, and get "
                 "the model again: knnper site onboard"
             ) from error
-    examples = Examples(images, labels.to(torch.int64))
-    new = NamedExamples(examples, tuple(names))
-    return Pending(serving, new, tuple(moved), embeddings)
+    new = NamedExamples(Examples(images, labels.to(torch.int64)), tuple(names))
+    return Pending(serving, new, embeddings, tuple(leaving))
 
 
-def remove_pending(places: Places) -> None:
-    """Remove what is prepared, as a whole; called inside `Places.committing`."""
-    gone = places.pending.with_name(f".{places.pending.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
-    if places.pending.exists():
-        places.pending.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+def remove_pending(folder: StateFolder) -> None:
+    """Remove the pending installation; call it inside `StateFolder.committing`."""
+    removed = folder.pending.with_name(f".{folder.pending.name}.gone")
+    shutil.rmtree(removed, ignore_errors=True)
+    if folder.pending.exists():
+        # Renamed first: a kill leaves it either whole or under a name nobody reads.
+        folder.pending.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)

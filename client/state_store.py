@@ -1,4 +1,4 @@
-"""Client states between rounds, in a bounded number of databases."""
+"""States that clients keep between rounds, in a bounded number of SQLite databases."""
 
 import contextlib
 import hashlib
@@ -24,9 +24,9 @@ from knnper.files import parse_json
 from knnper.records import Parts, canonical, put_together, take_apart
 
 R = TypeVar("R")
-MOST_BYTES = 999_000_000
-"""Of one state: SQLite takes rows of less than 10^9 bytes."""
-# With states of many pages, larger ones are written and read in half the time.
+
+MOST_BYTES = 999_000_000  # of a state: SQLite takes rows of less than 10^9 bytes
+# Larger pages halve the time to write and read states of many pages.
 _LARGE_BYTES, _LARGE_PAGE_BYTES = 2**20, 2**16
 _TABLE = """states (
     client TEXT NOT NULL,
@@ -35,40 +35,43 @@ _TABLE = """states (
     state BLOB NOT NULL,
     UNIQUE (client, aside, round)
 )"""
-_OWN = "client = ? AND aside = 0"
-_ASIDE = "aside"
+_CURRENT = "client = ? AND aside = 0"
 _CHECKSUM = "crc32"  # in the metadata of a state
 
 
 class ClientStateStore:
     """Client states in a folder, by client and round.
 
-    Workers of several machines may use it at once, each client being run by one. What
-    `save` has written is on disk when it returns, and whole or not there after a kill.
-    """
+    Workers of several machines may use the folder at once, each client being run by one
+    worker. A state that `save` has written is on disk when it returns; after a kill it
+    is there as a whole or not at all.
 
-    # After a kill a client resumes from the state it had at the server's checkpoint.
-    # Newer ones are put aside until the run has passed their round: the server may go
-    # back to them.
-    # A client's name says which of 256 databases has its states: a million clients are
-    # no million files, and workers seldom wait for each other.
+    After a kill a client resumes from the state it had at the server's checkpoint.
+    Newer states are put aside until the run has passed their round, since the server
+    may go back to them. A client's name decides which of 256 databases holds its
+    states: so a million clients do not need a million files, and workers seldom wait
+    for a lock.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self, record_type: type[R], client: str, after_round: int) -> R | None:
         """Return the newest state of a round or before; None if there is none."""
-        if not (self._path(client).exists() or self._former(client)):
+        if not self._path(client).exists():
             return None
         with self._opened(client) as connection:
             self._go_to(connection, client, after_round)
-            newest = f"SELECT round, state FROM states WHERE {_OWN} ORDER BY round DESC"
-            found = connection.execute(f"{newest} LIMIT 1", (client,)).fetchone()
-        if found is None:
+            row = connection.execute(
+                f"SELECT round, state FROM states WHERE {_CURRENT} "
+                "ORDER BY round DESC LIMIT 1",
+                (client,),
+            ).fetchone()
+        if row is None:
             return None
-        server_round, content = found
+        server_round, content = row
         try:
-            parts = _parts(content, client, server_round)
+            parts = _read_parts(content, client, server_round)
             return canonical(put_together(record_type, parts))
         except Exception as error:
             raise self._unreadable(client, error) from error
@@ -76,7 +79,7 @@ class ClientStateStore:
     def save(
         self, client: str, server_round: int, state: object, keep: Collection[int]
     ) -> None:
-        """Write the client's state; those stay that the rounds ``keep`` go back to."""
+        """Write a client's state; states to which the rounds ``keep`` go back stay."""
         parts = take_apart(state)
         tensors = {name: tensor.contiguous() for name, tensor in parts.tensors.items()}
         metadata = {
@@ -95,8 +98,8 @@ class ClientStateStore:
             self._opened(client, len(content)) as connection,
             transaction(connection, self._path(client), writing=True),
         ):
-            # Before others are deleted: pages that are freed in a transaction would be
-            # copied to its journal before they are used again.
+            # Inserted before others are deleted: pages that are freed in a transaction
+            # would be copied to its journal before they are used again.
             connection.execute(
                 "INSERT OR REPLACE INTO states VALUES (?, 0, ?, ?)",
                 (client, server_round, content),
@@ -104,14 +107,15 @@ class ClientStateStore:
             _prune(connection, client, keep)
 
     def _go_to(self, connection: Connection, client: str, server_round: int) -> None:
-        """Put aside what is newer than a round; restore what was put aside of it."""
-        own, aside = _rounds(connection, client)
-        is_missing = server_round in aside and server_round not in own
-        if not (is_missing or any(one > server_round for one in own)):
+        """Put aside states newer than a round; restore that round's if put aside."""
+        current, aside = _rounds(connection, client)
+        is_missing = server_round in aside and server_round not in current
+        if not (is_missing or any(number > server_round for number in current)):
             return
         with transaction(connection, self._path(client), writing=True):
             connection.execute(
-                f"UPDATE OR REPLACE states SET aside = 1 WHERE {_OWN} AND round > ?",
+                f"UPDATE OR REPLACE states SET aside = 1 WHERE {_CURRENT} "
+                "AND round > ?",
                 (client, server_round),
             )
             if is_missing:
@@ -132,36 +136,9 @@ class ClientStateStore:
                 understood(path),
             ):
                 connection.execute(f"CREATE TABLE IF NOT EXISTS {_TABLE}")
-                self._take_over(connection, client)
                 yield connection
         except StoreDamagedError as error:
             raise self._unreadable(client, error.found) from error
-
-    def _take_over(self, connection: Connection, client: str) -> None:
-        """Move here what version 0.1.0 has written."""
-        if not (former := self._former(client)):
-            return
-        rows = (
-            (client, path.parent.name == _ASIDE, _round_of(path), path.read_bytes())
-            for path in former
-        )
-        with transaction(connection, self._path(client), writing=True):
-            connection.executemany(
-                "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", rows
-            )
-        for path in former:
-            path.unlink()
-        for folder in (self._folder / client / _ASIDE, self._folder / client):
-            with contextlib.suppress(OSError):  # it may hold something else
-                folder.rmdir()
-
-    def _former(self, client: str) -> list[Path]:
-        """Return the files that version 0.1.0 has written, one a state."""
-        folder = self._folder / client
-        if not folder.is_dir():
-            return []
-        name = "round-*.safetensors"
-        return [*folder.glob(name), *folder.glob(f"{_ASIDE}/{name}")]
 
     def _unreadable(self, client: str, why: object) -> CheckpointError:
         return CheckpointError(
@@ -174,14 +151,10 @@ class ClientStateStore:
         return self._folder / f"{digits}.sqlite"
 
 
-def _round_of(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
-
-
 def _checksum(
     client: str, server_round: int, structure: str, tensors: Mapping[str, Tensor]
 ) -> str:
-    """Return the CRC-32 of a state together with its client and round."""
+    """Compute the CRC-32 of a state together with its client and round."""
     checksum = zlib.crc32(f"{client} {server_round} {structure}".encode())
     for name, tensor in sorted(tensors.items()):
         checksum = zlib.crc32(name.encode(), checksum)
@@ -189,36 +162,44 @@ def _checksum(
     return f"{checksum:08x}"
 
 
-def _parts(content: bytes, client: str, server_round: int) -> Parts:
+def _read_parts(content: bytes, client: str, server_round: int) -> Parts:
     size = int.from_bytes(content[:8], "little")
     if size > len(content):
         raise SafetensorError(f"its header would be {size} bytes long")
     metadata = parse_json(content[8 : 8 + size])["__metadata__"]
     structure, tensors = metadata["structure"], load(content)
-    found = _checksum(client, server_round, structure, tensors)
-    # Version 0.1.0 wrote none.
-    if metadata.get(_CHECKSUM, found) != found:
-        raise ValueError("it is not what was written")
+    if metadata[_CHECKSUM] != _checksum(client, server_round, structure, tensors):
+        raise ValueError("its checksum differs from what was written")
     return Parts(tensors, structure)
 
 
 def _rounds(connection: Connection, client: str) -> tuple[list[int], list[int]]:
-    """Return the rounds of which there is a state, and those that are put aside."""
-    found = connection.execute(
+    """Return the rounds of the current states, and of those that are put aside."""
+    rows = connection.execute(
         "SELECT aside, round FROM states WHERE client = ?", (client,)
     ).fetchall()
-    own, aside = ([one for put, one in found if put == kind] for kind in (0, 1))
-    return own, aside
+    current, aside = (
+        [number for kind, number in rows if kind == wanted] for wanted in (0, 1)
+    )
+    return current, aside
 
 
 def _prune(connection: Connection, client: str, keep: Collection[int]) -> None:
+    """Delete states to which no round of ``keep`` goes back."""
     latest = max(keep, default=0)
-    own, aside = _rounds(connection, client)
-    needed = {max((r for r in own if r <= one), default=0) for one in keep}
-    unneeded = [(client, r) for r in own if r <= latest and r not in needed]
+    current, aside = _rounds(connection, client)
+    needed = {
+        max((number for number in current if number <= kept_round), default=0)
+        for kept_round in keep
+    }
+    unneeded = [
+        (client, number)
+        for number in current
+        if number <= latest and number not in needed
+    ]
     if unneeded:
         connection.executemany(
-            f"DELETE FROM states WHERE {_OWN} AND round = ?", unneeded
+            f"DELETE FROM states WHERE {_CURRENT} AND round = ?", unneeded
         )
     if aside and max(aside) <= latest:
         connection.execute(

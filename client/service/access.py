@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
 from knnper.client.service.inputs import RequestError, answer
-from knnper.client.state import Places
+from knnper.client.state import StateFolder
 from knnper.errors import RunError
 from knnper.experiment import is_name
 from knnper.files import read_file, read_plain, write_atomically
@@ -118,7 +118,7 @@ def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
             f"a letter or digit first, and not {OWNER!r}"
         )
     secret = secrets.token_urlsafe(32)
-    with Places(state).committing():
+    with StateFolder(state).committing():
         known = read_tokens(state)
         if any(one.name == name for one in known):
             mend = f"another name, or run: knnper site token revoke {name}"
@@ -131,7 +131,7 @@ def add_token(state: Path, name: str, scopes: Iterable[Scope]) -> str:
 
 def revoke_token(state: Path, name: str) -> None:
     """Forget a token; a service that runs refuses it from then on."""
-    with Places(state).committing():
+    with StateFolder(state).committing():
         known = read_tokens(state)
         left = tuple(one for one in known if one.name != name)
         if len(left) == len(known):

@@ -24,7 +24,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp
 
 import knnper
-from knnper.client.install import ServedModel
+from knnper.client.served_model import ServedModel
 from knnper.client.service import inputs
 from knnper.client.service.access import Guard, Tokens
 from knnper.client.service.endpoints import PICTURE_PATH, Service, routes

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 import knnper
-from knnper.client.install import ServedModel
+from knnper.client.served_model import ServedModel
 from knnper.client.service.access import SCOPES, Caller, Scope, needs
 from knnper.client.service.inputs import (
     Bodies,

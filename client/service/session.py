@@ -19,7 +19,7 @@ from prometheus_client import (
 )
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from knnper.client.install import ServedModel, blank_input
+from knnper.client.served_model import ServedModel, blank_input
 from knnper.client.service.inputs import RequestError
 from knnper.errors import KnnPerError
 

@@ -255,11 +255,12 @@ def serve(
     no_token: NoToken = False,
 ) -> None:
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
-    from knnper.client.install import SiteState, open_served
+    from knnper.client.served_model import open_served
     from knnper.client.service.app import is_loopback, make_service
     from knnper.client.service.app import serve as serve_app
     from knnper.client.service.inputs import Limits
     from knnper.client.settings import read_client
+    from knnper.client.site_state import SiteState
 
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     settings = read_client(config, overrides or ())
@@ -462,8 +463,8 @@ _KEPT = (
 
 def tell_changes(settings: "ClientSettings", config: Path) -> None:
     """Say how a client's data differs from its memory, if it does."""
-    from knnper.client.install import SiteState
     from knnper.client.onboarding import read_changes
+    from knnper.client.site_state import SiteState
     from knnper.errors import KnnPerError
 
     try:
@@ -506,7 +507,7 @@ def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
     yield describe_gain(serving)
     if serving.accuracy.num_examples:
         yield _accuracy(serving.accuracy)
-    yield f"kept in {onboarded.site_state.places.folder}"
+    yield f"kept in {onboarded.site_state.folder.path}"
 
 
 def describe_choice(serving: "Serving") -> str:
@@ -619,10 +620,10 @@ def revoke(config: ClientFile, name: TokenName) -> None:
 
 def _claimed_state(config: Path) -> Path:
     from knnper.client.settings import read_client
-    from knnper.client.state import Places, claim
+    from knnper.client.state import StateFolder, claim
 
     settings = read_client(config)
-    claim(Places(settings.state), settings.name, None)
+    claim(StateFolder(settings.state), settings.name, None)
     return settings.state
 
 

@@ -15,11 +15,12 @@ from flwr.app import Context, Message, RecordDict
 from safetensors.torch import save_file
 
 from knnper.cli.flower_apps import Order, client_app, lead_sites, order_of
-from knnper.client.install import SiteState, open_served
 from knnper.client.limits import Limits
 from knnper.client.onboarding import onboard
+from knnper.client.served_model import open_served
 from knnper.client.settings import read_client
 from knnper.client.site import SiteNode, site_experiment
+from knnper.client.site_state import SiteState
 from knnper.errors import ConfigError, OwnCodeError
 from knnper.experiment import Choice, Experiment
 from knnper.models import located

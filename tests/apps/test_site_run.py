@@ -10,8 +10,8 @@ from torch import Tensor
 
 from knnper.cli.flower_apps import Order, lead_sites
 from knnper.client import install
-from knnper.client.install import SiteState
 from knnper.client.site import _SiteSource
+from knnper.client.site_state import SiteState
 from knnper.client.state import Accuracy, Gain
 from knnper.data.examples import Examples
 from knnper.datastore.prediction import KnnPredictor, Prediction

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from knnper.client.install import SiteState
-from knnper.client.state import Places, require_own
+from knnper.client.site_state import SiteState
+from knnper.client.state import StateFolder, require_own
 from knnper.experiment import load_experiment
 from knnper.files import ForeignFileError
 from knnper.server.run_folder import RunFolder
@@ -114,7 +114,7 @@ def test_a_clients_state_with_something_foreign_is_refused(
     with pytest.raises(ForeignFileError, match=f"{entry} is a "):
         SiteState(state, "site-a")
     with pytest.raises(ForeignFileError, match=f"{entry} is a "):
-        require_own(Places(state), "site-a", None)
+        require_own(StateFolder(state), "site-a", None)
     assert content_of(victim) == before
 
 

@@ -18,11 +18,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from safetensors.torch import save_file
 
 from knnper.client.state_store import ClientStateStore
 from knnper.errors import CheckpointError, RunError
-from knnper.records import take_apart
 from knnper.strategies.core.records import ModelState
 from tests.datastore.small_store import forked
 
@@ -243,52 +241,6 @@ def test_a_damaged_database_is_named(store: ClientStateStore, tmp_path: Path) ->
         store.load(ModelState, "0001", 1)
     with pytest.raises(CheckpointError, match=r"state of client '0001' in .*sqlite"):
         store.save("0001", 2, state(2.0), keep=[0])
-
-
-def write_former(folder: Path, rounds: dict[int, float]) -> None:
-    """Write states as version 0.1.0 did."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for number, value in rounds.items():
-        parts, name = take_apart(state(value)), f"round-{number:06d}.safetensors"
-        metadata = {"structure": parts.structure}
-        save_file(dict(parts.tensors), folder / name, metadata)
-
-
-def test_states_of_an_earlier_version_are_moved(
-    store: ClientStateStore, tmp_path: Path
-) -> None:
-    write_former(tmp_path / "0001", {3: 0.25, 5: 0.5})
-    write_former(tmp_path / "0001" / "aside", {8: 0.75})
-    write_former(tmp_path / "0002", {4: 7.0})
-    assert value_of(store, "0001", 5) == 0.5
-    assert kept(tmp_path, "0001") == [3, 5]
-    assert kept(tmp_path, "0001", aside=True) == [8]
-    assert not (tmp_path / "0001").exists()
-    assert value_of(store, "0001", 8) == 0.75
-    store.save("0002", 6, state(8.0), keep=[5])
-    assert kept(tmp_path, "0002") == [4, 6]
-    assert not (tmp_path / "0002").exists()
-
-
-def test_a_kill_amid_the_move_loses_nothing(
-    store: ClientStateStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_former(tmp_path / "0001", {3: 0.25, 5: 0.5})
-    (tmp_path / "0001" / "something else").touch()
-    unlink, removed = Path.unlink, itertools.count()
-
-    def killed(path: Path, missing_ok: bool = False) -> None:
-        if next(removed):
-            raise KeyboardInterrupt
-        unlink(path, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", killed)
-    with pytest.raises(KeyboardInterrupt):
-        store.load(ModelState, "0001", 5)
-    monkeypatch.undo()
-    assert [value_of(store, "0001", one) for one in (5, 4)] == [0.5, 0.25]
-    assert kept(tmp_path, "0001", aside=True) == [5]
-    assert [path.name for path in (tmp_path / "0001").iterdir()] == ["something else"]
 
 
 SIZES = {"small": 50, "large": 200_000}

@@ -14,7 +14,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.client.install import SiteState, open_served
+from knnper.client.served_model import open_served
+from knnper.client.site_state import SiteState
 from knnper.datastore.store import open_store
 from knnper.simulation.trained_model import find_model
 from knnper.strategies.core.records import ModelUpdate
@@ -89,11 +90,6 @@ def _resumed(run: Path) -> Found:
 def resume_run(folder: Path) -> Found:
     """Resume a run whose clients keep nothing between rounds."""
     return _resumed(folder / "run")
-
-
-def resume_with_states(folder: Path) -> Found:
-    """Resume a run whose clients go on from the state that they kept."""
-    return _resumed(folder / "stateful_run")
 
 
 def sweep_over_run(folder: Path) -> Found:
@@ -176,7 +172,6 @@ PARTS: Mapping[str, Callable[[Path], Found]] = MappingProxyType(
         "store": read_store,
         "run": read_run,
         "resume": resume_run,
-        "resume_with_states": resume_with_states,
         "sweep": sweep_over_run,
         "model": read_model,
         "site": read_site,

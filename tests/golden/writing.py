@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from flwr.common.serde import recorddict_to_proto
 
-from knnper.client.install import SiteState
+from knnper.client.site_state import SiteState
 from knnper.datastore.examples import NewExamples
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.store import create_store

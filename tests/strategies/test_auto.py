@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.client.install import open_served
+from knnper.client.served_model import open_served
 from knnper.data.examples import ClientData, Examples
 from knnper.datastore.examples import Selection
 from knnper.experiment import Choice, load_experiment, to_document

@@ -14,11 +14,11 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
 from knnper.client.doctor import client_checks
 from knnper.client.flower_node import Activation, holder, locked
-from knnper.client.install import SiteState
 from knnper.client.limits import Answer, Answers, note_refusal
 from knnper.client.runtime import Personalized
 from knnper.client.settings import read_client
 from knnper.client.site import installer_of
+from knnper.client.site_state import SiteState
 from knnper.experiment import load_experiment
 from knnper.files import write_atomically
 from knnper.simulation.workbench import experiment_catalogue
@@ -181,7 +181,7 @@ def test_a_refusal_from_before_the_model_is_past(
     file: Path, site_state: SiteState
 ) -> None:
     line = '{"time": "2001-01-01T00:00:00+00:00", "about": "model", "reason": "x"}\n'
-    (site_state.places.folder / "refusals.jsonl").write_text(line)
+    (site_state.folder.path / "refusals.jsonl").write_text(line)
     told(look(file, "refusals"), OK)
 
 
@@ -191,20 +191,20 @@ def test_a_model_and_a_memory_as_they_should_be(
     model, memory = kept(file)
     told(model, OK, MODEL.fingerprint[:12])
     told(memory, OK, "50 examples, embedded by")
-    site_state.places.store.rename(site_state.places.folder / "gone")
+    site_state.folder.store.rename(site_state.folder.path / "gone")
     told(kept(file)[1], WARNING)
 
 
 def test_the_served_model_is_missing_damaged_or_another(
     file: Path, site_state: SiteState
 ) -> None:
-    folder, other = site_state.places.model(MODEL.fingerprint), small_model(seed=1)
+    folder, other = site_state.folder.model(MODEL.fingerprint), small_model(seed=1)
     path = folder / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     told(kept(file)[0], PROBLEM, "it was damaged or replaced")
-    folder.rename(site_state.places.folder / "elsewhere")
+    folder.rename(site_state.folder.path / "elsewhere")
     model, memory = kept(file)
     told(model, PROBLEM, "not in", "knnper site onboard --model FOLDER")
     told(memory, SKIPPED)
@@ -216,10 +216,10 @@ def test_the_served_model_is_missing_damaged_or_another(
 
 def test_a_memory_of_another_model(file: Path, site_state: SiteState) -> None:
     other = small_model(seed=1)
-    save_model(site_state.places.model(other.fingerprint), other)
-    text = site_state.places.serving.read_text()
+    save_model(site_state.folder.model(other.fingerprint), other)
+    text = site_state.folder.serving.read_text()
     changed = text.replace(MODEL.fingerprint, other.fingerprint)
-    write_atomically(site_state.places.serving, changed)
+    write_atomically(site_state.folder.serving, changed)
     model, memory = kept(file)
     told(model, OK)
     told(memory, PROBLEM, mend="start knnper site serve")

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 from starlette.types import ASGIApp
 from torch import Tensor
+from typing_extensions import override
 
-from knnper.client.install import ServedModel
+from knnper.client.served_model import ModelInUse, ServedModel
 from knnper.client.service.access import Tokens
 from knnper.client.service.app import make_server, make_service
 from knnper.client.service.inputs import Limits
@@ -103,8 +104,9 @@ class SmallServed(ServedModel):
         self.is_closed = False
         self.predict(some_inputs(1, model.spec))
 
-    def _state(self) -> tuple[GlobalModel, Serving]:
-        return self._model, self.settings
+    @override
+    def _current(self) -> ModelInUse:
+        return self._use(self._model, self.settings)
 
     def refresh(self) -> bool:
         return False

@@ -19,12 +19,13 @@ from fastapi import Request
 from starlette.types import Message
 from torch import Tensor
 
-from knnper.client.install import ServedModel, SiteState, open_served
+from knnper.client.served_model import ServedModel, open_served
 from knnper.client.service.access import Tokens
 from knnper.client.service.app import is_loopback, make_server, make_service, serve
 from knnper.client.service.inputs import Bodies, Budget, Limits, RequestError
 from knnper.client.service.session import Current, Metrics, Workers
 from knnper.client.settings import ServiceCertificate, ServiceSettings
+from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.examples import Added, Ids, Selection

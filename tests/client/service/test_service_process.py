@@ -17,8 +17,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.client.install import SiteState
 from knnper.client.service.access import Tokens
+from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.transport.credentials import issue_server_certificate, new_authority

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from knnper.client.install import SiteState, open_served
+from knnper.client.served_model import open_served
+from knnper.client.site_state import SiteState
 from knnper.datastore.search import LiveView
 from knnper.datastore.store import Store
 from knnper.strategies.core.exported_model import GlobalModel
@@ -87,7 +88,7 @@ def trial(parent: Path, start: GlobalModel | None, steps: int) -> dict[str, obje
     found = answer(site_state)
     install(site_state, model, 8)
     after = answer(site_state)
-    leftovers = sorted(path.name for path in site_state.places.folder.iterdir())
+    leftovers = sorted(path.name for path in site_state.folder.path.iterdir())
     return {
         "was_killed": was_killed,
         "found": found,

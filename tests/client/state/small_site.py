@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from knnper.client.install import SiteState
+from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples, InputSpec
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.prediction import KnnPredictor
@@ -63,14 +63,13 @@ def untrained(document: dict[str, Any], learned: SiteTask) -> GlobalModel:
 def feature_model(
     names: tuple[str, ...] = ("age", "height", "weight"),
     seed: int = 0,
-    class_names: tuple[str, ...] = ("no", "yes"),
 ) -> GlobalModel:
     """Return an untrained model of rows of three features."""
     spec = InputSpec((1, 1, 3), 2, (1.0, 2.0, 3.0), (0.5, 0.5, 0.5), "float32")
     document = small_experiment(
         name="rows", model={"name": "mlp", "hidden_sizes": [6, 5]}, run={"seed": seed}
     )
-    learned = SiteTask(spec, class_names, names)
+    learned = SiteTask(spec, ("no", "yes"), names)
     return untrained(document, learned)
 
 
@@ -128,9 +127,9 @@ def queries(count: int = 16) -> torch.Tensor:
 
 def stored_names(site_state: SiteState) -> list[str | None]:
     """Return the names in the store, in the order of their ids."""
-    with open_store(site_state.places.store) as store:
+    with open_store(site_state.folder.store) as store:
         return store.external_ids(store.contents().ids)
 
 
 def model_folders(site_state: SiteState) -> set[str]:
-    return {path.name for path in site_state.places.models.iterdir()}
+    return {path.name for path in site_state.folder.models.iterdir()}

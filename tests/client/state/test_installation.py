@@ -12,15 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from knnper.client import install
-from knnper.client.install import (
-    SiteState,
-    estimate,
-    open_served,
-    paired_gain,
-    store_spec,
-)
+from knnper.client.expected_gain import estimate, paired_gain
+from knnper.client.install import store_spec
 from knnper.client.onboarding import onboard
+from knnper.client.served_model import open_served
 from knnper.client.settings import read_client
+from knnper.client.site_state import SiteState
 from knnper.client.state import Accuracy, Gain, SiteStateError, read_pending
 from knnper.data.characters import CHARACTER_NAMES
 from knnper.data.examples import Examples
@@ -102,7 +99,7 @@ def test_a_new_model_keeps_all_examples_and_adds_new_ones(tmp_path: Path) -> Non
     found = site_state.served()
     assert found is not None
     assert (found.model, found.previous) == (second.fingerprint, first.fingerprint)
-    with open_store(site_state.places.store) as store:
+    with open_store(site_state.folder.store) as store:
         assert store.fingerprint == second.fingerprint
         ids = store.contents().ids
         expected = second.embed(store.inputs(ids))
@@ -165,7 +162,7 @@ def test_a_memory_for_another_task_is_refused(tmp_path: Path) -> None:
 
 def test_a_removed_store_is_made_anew(tmp_path: Path) -> None:
     site_state = installed(tmp_path, small_model(), site(4, 2))
-    shutil.rmtree(site_state.places.store)
+    shutil.rmtree(site_state.folder.store)
     with open_served(site_state) as served:
         assert served.predict(queries(1)).vote.num_stored == 0
     site_state.install(small_model(), site(4, 2), took_part=False)
@@ -177,7 +174,7 @@ def test_nothing_installed_or_a_damaged_record_is_said_so(tmp_path: Path) -> Non
     assert site_state.served() is None
     with pytest.raises(SiteStateError, match="nothing is installed"):
         open_served(site_state)
-    site_state.places.serving.write_text("{}")
+    site_state.folder.serving.write_text("{}")
     with pytest.raises(SiteStateError, match=r"serving.json is damaged"):
         site_state.served()
 
@@ -185,7 +182,7 @@ def test_nothing_installed_or_a_damaged_record_is_said_so(tmp_path: Path) -> Non
 def test_a_model_that_was_tampered_with_is_not_served(tmp_path: Path) -> None:
     model = small_model()
     site_state = installed(tmp_path, model, site(4, 2))
-    path = site_state.places.model(model.fingerprint) / "model.safetensors"
+    path = site_state.folder.model(model.fingerprint) / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
@@ -237,9 +234,8 @@ def test_a_model_of_features_in_another_order_is_refused(tmp_path: Path) -> None
     expected = r"takes the features weight, height, age; .*order: age, height, weight\."
     with pytest.raises(SiteStateError, match=expected):
         site_state.install(other, data, took_part=False)
-    # Another model of the same features takes the place of the first, also where an
-    # earlier version kept the classes as they were written.
-    newer = feature_model(seed=2, class_names=("no ", "yes"))
+    # Another model of the same features takes the place of the first.
+    newer = feature_model(seed=2)
     data = dataclasses.replace(data, task=newer.card.learned)
     site_state.install(newer, data, took_part=False)
     served = site_state.served()
@@ -288,14 +284,14 @@ def test_the_service_lets_it_go(tmp_path: Path) -> None:
         images = data.train.examples.images
         assert served.predict(images).vote.names[5][0] == "train/5.png"
         site_state.install(MODEL, with_test_of(data, 1), took_part=False)
-        pending = read_pending(site_state.places)
+        pending = read_pending(site_state.folder)
         assert pending is not None
-        assert pending.moved == ("train/5.png",)
+        assert pending.leaving == ("train/5.png",)
         served.refresh()
         made = served.predict(images)
         assert made.vote.num_stored == 7
         assert not any("train/5.png" in row for row in made.vote.names)
-    assert read_pending(site_state.places) is None
+    assert read_pending(site_state.folder) is None
 
 
 def test_an_example_of_the_service_counts_as_well(tmp_path: Path) -> None:
@@ -309,7 +305,8 @@ def test_an_example_of_the_service_counts_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "step"), [(Store, "delete"), (Store, "reembed"), (install, "_arriving")]
+    ("owner", "step"),
+    [(Store, "delete"), (Store, "reembed"), (install, "_new_examples")],
 )
 def test_what_was_cut_short_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, step: str

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from knnper.client.data_changes import DataChanges
 from knnper.client.doctor import client_checks
-from knnper.client.install import SiteState, open_served
 from knnper.client.onboarding import onboard, refresh
+from knnper.client.served_model import open_served
 from knnper.client.settings import ClientSettings, read_client
+from knnper.client.site_state import SiteState
 from knnper.client.state import SiteStateError
 from knnper.data.site import open_site
 from knnper.datastore.examples import NewExamples, Selection, StoreFullError
@@ -112,7 +113,7 @@ class Site:
 
     def stored(self) -> dict[str, Tensor]:
         """Return the stored inputs by name."""
-        with open_store(self.state.places.store) as store:
+        with open_store(self.state.folder.store) as store:
             ids = store.contents().ids
             names = map(str, store.external_ids(ids))
             return dict(zip(names, store.inputs(ids), strict=True))
@@ -360,7 +361,7 @@ def test_without_a_model_there_is_nothing_to_bring_up_to_date(tmp_path: Path) ->
 
 def test_a_removed_memory_is_made_of_all_data(site: Site) -> None:
     splits = site.splits()
-    for path in sorted(site.state.places.store.rglob("*"), reverse=True):
+    for path in sorted(site.state.folder.store.rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     refreshed = refresh(site.settings)
     assert set(refreshed.changes.new) == splits["train"] | splits["validation"]

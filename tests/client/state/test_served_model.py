@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from knnper.client.install import ServedModel, SiteState, open_served
+from knnper.client.served_model import ServedModel, open_served
+from knnper.client.site_state import SiteState
 from knnper.client.state import (
     Accuracy,
     Gain,
@@ -106,7 +107,7 @@ def test_a_busy_store_is_left_to_who_serves(site_state: SiteState) -> None:
     found = site_state.served()
     assert found is not None
     assert (found.model, found.previous) == (second.fingerprint, first.fingerprint)
-    assert not site_state.places.pending.exists()
+    assert not site_state.folder.pending.exists()
 
 
 def test_the_last_of_several_models_and_choices_is_served(
@@ -129,17 +130,17 @@ def test_what_was_cut_short_after_the_switch_is_finished(site_state: SiteState) 
     second = small_model(seed=1, **FIXED)
     with open_served(site_state):
         site_state.install(second, site(33, 20), took_part=False)
-    with open_store(site_state.places.store, writable=True) as store:
+    with open_store(site_state.folder.store, writable=True) as store:
         store.reembed(second.embed, second.fingerprint)
     with open_served(site_state) as served:
         assert served.model.fingerprint == second.fingerprint
         assert len(served.store) == 53
-    assert not site_state.places.pending.exists()
+    assert not site_state.folder.pending.exists()
 
 
 def test_a_store_of_an_unknown_model_is_brought_back(site_state: SiteState) -> None:
     other = small_model(seed=9)
-    with open_store(site_state.places.store, writable=True) as store:
+    with open_store(site_state.folder.store, writable=True) as store:
         store.reembed(other.embed, other.fingerprint)
         with pytest.raises(SiteStateError, match=r"which was not installed"):
             ServedModel(site_state, store)
