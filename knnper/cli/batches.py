@@ -196,14 +196,6 @@ def _show(made: "Report", metric: str) -> None:
         say(remark)
 
 
-def moved(context: typer.Context) -> None:
-    """Say where the command went; for one version."""
-    raise typer.BadParameter(
-        "the papers' figures are no part of the package any more: in a clone of the "
-        f"repository, use python -m papers {context.info_name}"
-    )
-
-
 SweepFile = Annotated[Path, file_argument("SWEEP.yaml", "sweep")]
 SweepWorkers = Annotated[
     int | None, typer.Option(min=1, help="Trainings side by side; one a CPU core.")

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import re
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -123,9 +122,6 @@ BATCH = ".batch.json"  # in a batch's folder: what it is
 RUNS = "runs"  # in a batch's folder: the folders of its runs
 TABLE = "table.md"  # in a batch's folder: the table for people
 
-# What names a run's folder, see `knnper.simulation.batches.runner.folder_of`.
-_RUN = re.compile(r"[0-9a-f]{16}")
-
 
 @dataclass(frozen=True)
 class Identity:
@@ -194,17 +190,11 @@ def _require_own(folder: Path, identity: Identity) -> None:
 
 
 def _may_be_taken(folder: Path) -> bool:
-    """Return whether a folder without a name is empty, or one of earlier versions."""
+    """Return whether a folder does not exist, or has nothing but an empty batch."""
     if not folder.exists():
         return True
     names = {path.name for path in folder.iterdir()}
-    if names <= {LOCK, draft_of(folder / BATCH).name, RUNS}:
-        return True
-    # All runs of it may have been deleted.
-    if {LOCK, TABLE} <= names:
-        return True
-    runs = folder / RUNS
-    return runs.is_dir() and any(_RUN.fullmatch(run.name) for run in runs.iterdir())
+    return names <= {LOCK, draft_of(folder / BATCH).name, RUNS}
 
 
 INPUTS = "inputs.json"  # in a run's folder: the digests of what it was made from

@@ -34,7 +34,7 @@ from knnper.metrics import ACCURACY
 from knnper.own import Door
 from knnper.process import known_precision
 from knnper.seeding import RandomKey
-from knnper.server.results import EARLIER_NAMES, OVER_CLIENTS, Summary, figure_of
+from knnper.server.results import OVER_CLIENTS, Summary, figure_of
 from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import (
@@ -981,9 +981,6 @@ def read_sweep(path: Path, overrides: Sequence[str] = ()) -> Sweep:
         changes = parse_overrides(own, problems)
         document = apply_overrides(document, changes, problems)
     settings = _parsed(SweepSettings, document, source)
-    prefix, dot, figure = settings.y.rpartition(".")
-    y = prefix + dot + EARLIER_NAMES.get(figure, figure)
-    settings = replace(settings, y=y)
     problems.extend(_sweep_problems(settings, of_runs))
     _raise(problems, source)
     shared = shared_sections(settings.base, settings.experiment, path)

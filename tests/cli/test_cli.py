@@ -3,17 +3,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
 from click.testing import Result
-from typer.main import get_command
 from typer.testing import CliRunner
 
 import knnper
 import knnper.simulation.workbench
-from knnper.cli.app import Root, app, with_new_names
+from knnper.cli.app import app
 from knnper.errors import RunError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import CODE, is_of_this_code
@@ -233,36 +232,3 @@ def test_a_run_that_could_not_start_leaves_no_folder_and_deletes_none(
     assert run("simulate", experiment).exit_code == 0
     refused(1, "missing", "simulate", experiment, "--overwrite", "--set", data)
     assert Path("runs/tiny/results.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant", "notices"),
-    [
-        ("methods --json", "list methods --json", ["list methods"]),
-        ("datasets", "list data", ["list data"]),
-        ("federation list fed", "fed list fed", ["knnper fed"]),
-        ("server server.yaml", "fed server server.yaml", ["fed server"]),
-        ("client", "fed client", ["fed client"]),
-        ("client --config=c", "fed client c", ["fed client", "--config"]),
-        ("serve --set a=b --config c", "site serve c --set a=b", ["serve", "--config"]),
-        ("token add me --config c", "site token add c me", ["site token", "--config"]),
-        ("data check --config c", "site check c", ["site check", "--config"]),
-        ("store add s x --run r", "store add s x --model r", ["--model"]),
-        ("fed submit fed e.yaml", "fed submit fed e.yaml", []),
-        ("fed submit e.yaml --server fed", "fed submit fed e.yaml", ["--server"]),
-        ("figure drift --run r", "figure drift --run r", []),
-    ],
-)
-def test_old_names_still_work(typed: str, meant: str, notices: list[str]) -> None:
-    said: list[str] = []
-    names = cast("Root", get_command(app)).num_names
-    found = with_new_names(typed.split(), names, said.append)
-    assert found == meant.split()
-    assert len(said) == len(notices)
-    assert all(word in line for word, line in zip(notices, said, strict=True))
-
-
-def test_an_old_name_is_told_on_standard_error() -> None:
-    old, new = run("methods", "--json"), run("list", "methods", "--json")
-    assert json.loads(old.stdout) == json.loads(new.stdout)
-    assert "knnper list methods" in old.stderr
