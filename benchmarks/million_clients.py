@@ -32,12 +32,8 @@ from benchmarks.workload import Workload
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.split import make_partition
-from knnper.simulation.workbench import (
-    SerialFederation,
-    Workbench,
-    build_workbench,
-    runtime_of,
-)
+from knnper.simulation.serial_engine import SerialFederation
+from knnper.simulation.workbench import Workbench, build_workbench, runtime_of
 
 PARTICIPANTS = 1000
 NUM_TRAIN, NUM_TEST, NUM_CLASSES = 3, 1, 2

@@ -19,7 +19,8 @@ from benchmarks.rounds import rounds_of
 from benchmarks.workload import LEARNING_RATE, MOMENTUM, Workload, on_flower
 from knnper.process import prepare_process
 from knnper.server.federation import Federation
-from knnper.simulation.workbench import SerialFederation, Workbench, runtime_of
+from knnper.simulation.serial_engine import SerialFederation
+from knnper.simulation.workbench import Workbench, runtime_of
 
 WORKLOAD_FILE = "workload.json"
 

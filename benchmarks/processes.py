@@ -18,7 +18,7 @@ class Processes(contextlib.ExitStack):
     """Fresh processes, each of which gets its share of every work.
 
     They start at once, with the environment that plain torch would have: Ray's workers
-    are given another one, see `knnper.simulation.flower_engine`.
+    are given another one, see `knnper.simulation.flower_nodes`.
     """
 
     def __init__(self, count: int) -> None:

@@ -43,7 +43,7 @@ from knnper.data.site_data import NamedExamples, SiteData, SiteTask
 from knnper.datastore.memory import KnnSettings
 from knnper.experiment import load_experiment
 from knnper.seeding import RandomKey
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
 

@@ -24,8 +24,9 @@ from benchmarks.measurement import Measurement, make_parser, say
 from knnper.client.site import SiteNode, SiteWorker
 from knnper.errors import RefusedError
 from knnper.experiment import Experiment, load_experiment, to_json
+from knnper.simulation.catalogue import experiment_catalogue, over_sites
 from knnper.simulation.partition.split import export_shares
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, over_sites
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core.records import ModelPayload
 from knnper.strategies.core.training import mini_batches
 from knnper.transport.messages import Job

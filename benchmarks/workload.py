@@ -24,10 +24,9 @@ from knnper.experiment import Experiment, load_experiment
 from knnper.process import compute_device, num_workers
 from knnper.seeding import RandomKey
 from knnper.server.federation import Federation, FlowerFederation, TaskSize
-from knnper.simulation.flower_engine import (
-    NUM_NODES,
-    VirtualNode,
-    carrier_of,
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.flower_engine import NUM_NODES, VirtualNode, carrier_of
+from knnper.simulation.flower_nodes import (
     in_turn,
     num_places,
     requests_at_once,
@@ -40,12 +39,7 @@ from knnper.simulation.partition.split import (
     Partition,
     client_names,
 )
-from knnper.simulation.workbench import (
-    Workbench,
-    build_workbench,
-    experiment_catalogue,
-    runtime_of,
-)
+from knnper.simulation.workbench import Workbench, build_workbench, runtime_of
 from knnper.strategies.core.method import changed
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, NoState
 from knnper.transport.messages import Job

@@ -4,7 +4,7 @@ A thread cannot be ended from outside, a process can. So each message has a proc
 its own, forked from a runner that has everything loaded, and one that hangs does not
 block those that come later.
 
-What Flower keeps to itself is imported here and in `knnper.simulation.flower_engine`,
+What Flower keeps to itself is imported here and in `knnper.simulation.flower_nodes`,
 and nowhere else; `tests/test_flowers_private_names.py` sees to that. With
 ``KNNPER_PLAIN_FLOWER=1`` none of it is: the node is Flower's own ``flower-supernode``.
 Measured with three clients that have next to nothing to do, in seconds a round; Flower

@@ -22,7 +22,7 @@ from knnper.experiment import RunSettings, Settings, TrainingSettings
 from knnper.server.settings import ServerSettings
 from knnper.setting_docs import SettingDoc, documented, setting_docs
 from knnper.simulation.batches.plan import ComparisonSettings, SweepSettings
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method, Personalizer
 from papers.catalogue import FIGURES, FigureFileSettings

@@ -38,15 +38,12 @@ from markupsafe import Markup
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 
-from knnper.simulation.batches.plan import term_of
+from knnper.simulation.reports.accuracy_table import degraded_vs
+from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.report import render_page, template_environment
-from knnper.simulation.reports.runs import (
-    Estimate,
-    Table,
-    as_text,
-    degraded_vs,
-    estimate,
-)
+from knnper.simulation.reports.table import Table
+from knnper.simulation.reports.terms import term_of
+from knnper.simulation.reports.text import as_text
 from papers.reproduce import leading_comment, split_title
 
 DOCS = Path(__file__).parent

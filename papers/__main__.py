@@ -19,10 +19,10 @@ from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import EXPERIMENT
 from knnper.simulation.batches.plan import read_comparison
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment
-from knnper.simulation.reports.runs import Shown
+from knnper.simulation.reports.table import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
-from knnper.simulation.workbench import experiment_catalogue
 from papers.catalogue import FIGURES, NOTHING, RUN, make_figure, parse_options
 from papers.figures import markdown_of, over_runs
 from papers.gains import read_gains, write_gains

@@ -19,9 +19,9 @@ from knnper.experiment import (
 )
 from knnper.process import with_fixed_threads
 from knnper.simulation.batches.plan import shared_sections
-from knnper.simulation.reports.runs import Shown
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.reports.table import Shown
 from knnper.simulation.trained_model import TrainedModel
-from knnper.simulation.workbench import experiment_catalogue
 from papers.collapse import CollapseSettings, draw_collapse
 from papers.drift import DriftSettings, draw_drift
 from papers.figures import Drawing, FigureFolder, OnPart, identity_of

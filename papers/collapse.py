@@ -24,8 +24,9 @@ from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.rounds import untrained
 from knnper.server.run_folder import Checkpoint
+from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.figure import INK, SERIES, styled
-from knnper.simulation.reports.runs import Table, estimate
+from knnper.simulation.reports.table import Table
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.method import Method, changed
 from knnper.strategies.core.records import NoState

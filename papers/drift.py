@@ -30,7 +30,8 @@ from knnper.seeding import RandomKey
 from knnper.simulation.partition.schemes import DirichletSettings, Integers, dirichlet
 from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
-from knnper.simulation.reports.runs import Table, percent
+from knnper.simulation.reports.table import Table
+from knnper.simulation.reports.text import percent
 from knnper.simulation.trained_model import TrainedModel
 from papers.drift_alarm import DriftAlarm, Scores, label_scores, neighbor_scores
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings

@@ -24,17 +24,19 @@ from knnper.files import JsonLines, write_atomically
 from knnper.server.federation import Federation
 from knnper.server.rounds import RoundLoop
 from knnper.server.run_folder import LOCK, CheckpointFolder, RunFolder
-from knnper.simulation.batches.folder import (
+from knnper.simulation.origin import (
     code_commit,
     code_fingerprint,
     content_digest,
     inputs_of,
     split_of,
 )
+from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.figure import write_pictures
-from knnper.simulation.reports.runs import Chart, Shown, Table, estimate
+from knnper.simulation.reports.table import Chart, Shown, Table
+from knnper.simulation.serial_engine import SerialFederation
 from knnper.simulation.trained_model import TrainedModel
-from knnper.simulation.workbench import SerialFederation, Workbench, runtime_of
+from knnper.simulation.workbench import Workbench, runtime_of
 
 PartRecord = Mapping[str, Any]
 

@@ -23,15 +23,11 @@ from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.simulation.batches.plan import read_comparison
 from knnper.simulation.batches.runner import run_batch
+from knnper.simulation.label_counts import read_label_counts
+from knnper.simulation.reports.client_table import clients_of
+from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.figure import write_pictures
-from knnper.simulation.reports.runs import (
-    Estimate,
-    Table,
-    clients_of,
-    csv_text,
-    estimate,
-)
-from knnper.simulation.workbench import read_label_counts
+from knnper.simulation.reports.table import Table, csv_text
 
 Floats = NDArray[np.float64]
 NUM_GROUPS = 5

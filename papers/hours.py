@@ -21,15 +21,10 @@ from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import Comparison
 from knnper.simulation.batches.runner import run_batch
+from knnper.simulation.reports.client_table import ClientRow, clients_of
+from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.figure import write_pictures
-from knnper.simulation.reports.runs import (
-    ClientRow,
-    Estimate,
-    Table,
-    clients_of,
-    csv_text,
-    estimate,
-)
+from knnper.simulation.reports.table import Table, csv_text
 from papers.figures import markdown_of
 
 NUM_GROUPS = 5
@@ -38,7 +33,7 @@ HOUR_S = 3600
 
 
 @dataclass(frozen=True)
-class Run:
+class TimedRun:
     """A finished run."""
 
     rounds: Sequence[RoundRecord]
@@ -75,17 +70,17 @@ class Run:
         return [[ordered[place] for place in part] for part in parts if len(part)]
 
 
-def runs_in(plan: Comparison, folder: Path) -> dict[str, list[Run]]:
+def runs_in(plan: Comparison, folder: Path) -> dict[str, list[TimedRun]]:
     """Return the runs of a comparison by the title of the row, one a seed."""
     if any(one.training.devices is None for one in plan.experiments):
         raise RunError(
             f"{plan.name}: found rows without virtual time, expected training.devices "
             "in all of them"
         )
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[TimedRun]] = {}
     for made in run_batch(plan, folder, 1, lambda _: None):
         for path in made.runs.values():
-            run = Run(RunFolder(path).rounds(), list(clients_of(path)), path)
+            run = TimedRun(RunFolder(path).rounds(), list(clients_of(path)), path)
             found.setdefault(made.point.title, []).append(run)
     return found
 
@@ -96,7 +91,9 @@ def _hours(values: Sequence[float | None]) -> str:
     return estimate(known).text(1, 2) if len(known) == len(values) else "-"
 
 
-def time_table(found: Mapping[str, Sequence[Run]], targets: Sequence[float]) -> Table:
+def time_table(
+    found: Mapping[str, Sequence[TimedRun]], targets: Sequence[float]
+) -> Table:
     """Return how long each row took, and how late its updates were."""
     cells = [
         [
@@ -135,7 +132,7 @@ class Group:
     of_global: Estimate
 
 
-def groups_of(title: str, runs: Sequence[Run]) -> list[Group]:
+def groups_of(title: str, runs: Sequence[TimedRun]) -> list[Group]:
     """Return the fifths of a row's clients."""
     made = []
     for number, parts in enumerate(
@@ -185,7 +182,7 @@ def group_table(groups: Sequence[Group]) -> Table:
     return Table.of_cells("Clients by speed", cells)
 
 
-def draw(found: Mapping[str, Sequence[Run]]) -> Figure:
+def draw(found: Mapping[str, Sequence[TimedRun]]) -> Figure:
     """Draw the accuracy of the global model against virtual hours."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     panel = figure.subplots()

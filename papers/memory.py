@@ -56,7 +56,7 @@ from knnper.simulation.partition.schemes import (
 )
 from knnper.simulation.partition.split import ClientPart
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
-from knnper.simulation.reports.runs import Table
+from knnper.simulation.reports.table import Table
 from knnper.simulation.trained_model import TrainedModel
 from knnper.strategies.core.task import evaluate
 from papers.figures import (

@@ -26,7 +26,7 @@ from knnper.experiment import Experiment, TrainingSettings
 from knnper.process import with_fixed_threads
 from knnper.simulation.batches.plan import Comparison, read_comparison
 from knnper.simulation.partition.split import fingerprint
-from knnper.simulation.reports.runs import Shown, Table
+from knnper.simulation.reports.table import Shown, Table
 from knnper.simulation.workbench import Workbench, open_workbench
 from papers import rounds
 from papers.rounds import Reading

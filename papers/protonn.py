@@ -17,7 +17,8 @@ from knnper.errors import RunError
 from knnper.experiment import NonNegativeInt, PositiveFraction, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, styled
-from knnper.simulation.reports.runs import Table, percent
+from knnper.simulation.reports.table import Table
+from knnper.simulation.reports.text import percent
 from knnper.simulation.trained_model import TrainedModel
 from papers.figures import Drawing, FigureFolder, PartRecord, knn_settings
 from papers.memory import Embedded, classifier, embed

@@ -29,7 +29,8 @@ from knnper.experiment import (
 from knnper.seeding import RandomKey
 from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
-from knnper.simulation.reports.runs import Table, percent
+from knnper.simulation.reports.table import Table
+from knnper.simulation.reports.text import percent
 from knnper.simulation.trained_model import TrainedModel, model_with
 from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.records import ModelState

@@ -40,14 +40,7 @@ from knnper.files import JsonLines, write_atomically
 from knnper.process import known_precision, usable_cores, with_fixed_threads
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RunFolder, environment
-from knnper.simulation.batches.folder import (
-    inputs_of,
-    keep_inputs,
-    led,
-    older_code,
-    require_inputs,
-    sign,
-)
+from knnper.simulation.batches.folder import led
 from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.plan import (
     Comparison,
@@ -58,7 +51,19 @@ from knnper.simulation.batches.plan import (
 from knnper.simulation.batches.progress import Advance, Progress, TimeLeft
 from knnper.simulation.batches.runner import folder_of, num_steps, run_batch
 from knnper.simulation.batches.tables import rows_of
+from knnper.simulation.catalogue import experiment_catalogue, require_central
+from knnper.simulation.engines import simulate
+from knnper.simulation.origin import (
+    inputs_of,
+    keep_inputs,
+    older_code,
+    require_inputs,
+    sign,
+)
+from knnper.simulation.reports.accuracy_table import tables_of_run
 from knnper.simulation.reports.charts import Picture, as_svg
+from knnper.simulation.reports.finished_run import RESULT_FILES
+from knnper.simulation.reports.provenance import environment_text
 from knnper.simulation.reports.report import (
     as_html,
     render_page,
@@ -67,21 +72,9 @@ from knnper.simulation.reports.report import (
     write_figures,
     write_text,
 )
-from knnper.simulation.reports.runs import (
-    RESULT_FILES,
-    Chart,
-    Shown,
-    Table,
-    environment_text,
-    tables_of_run,
-)
+from knnper.simulation.reports.table import Chart, Shown, Table
 from knnper.simulation.trained_model import TrainedModel, trained_model
-from knnper.simulation.workbench import (
-    experiment_catalogue,
-    open_workbench,
-    require_central,
-    simulate,
-)
+from knnper.simulation.workbench import open_workbench
 from papers.catalogue import FIGURES, RUN, FigurePlan, make_figure, read_figure
 from papers.figures import OnPart
 

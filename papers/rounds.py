@@ -30,9 +30,9 @@ from knnper.server.run_folder import (
 )
 from knnper.simulation.batches.family import as_trained, training_identity
 from knnper.simulation.batches.plan import Comparison
-from knnper.simulation.reports.runs import Shown, Table, csv_text
+from knnper.simulation.reports.table import Shown, Table, csv_text
+from knnper.simulation.serial_engine import SerialFederation
 from knnper.simulation.workbench import (
-    SerialFederation,
     Workbench,
     build_workbench,
     open_workbench,

@@ -15,10 +15,12 @@ from knnper.files import write_atomically
 from knnper.seeding import RandomKey
 from knnper.server.observer import RoundRecord
 from knnper.simulation.batches.plan import Comparison
+from knnper.simulation.label_counts import PARTITION, read_label_counts
 from knnper.simulation.partition.split import client_names
-from knnper.simulation.reports.runs import ClientRow, Table, estimate
-from knnper.simulation.workbench import PARTITION, read_label_counts
-from papers.hours import Run, runs_in, weighted
+from knnper.simulation.reports.client_table import ClientRow
+from knnper.simulation.reports.estimate import estimate
+from knnper.simulation.reports.table import Table
+from papers.hours import TimedRun, runs_in, weighted
 
 GIGABYTE = 1e9
 
@@ -27,7 +29,7 @@ Halves = tuple[Sequence[ClientRow], Sequence[ClientRow], Sequence[ClientRow]]
 """The clients that train, and of these the weak and the strong ones."""
 
 
-def names_in(run: Run) -> Mapping[str, str]:
+def names_in(run: TimedRun) -> Mapping[str, str]:
     """Return what a run calls its clients, by what its results call them."""
     counts = read_label_counts(run.path)
     if counts is None:
@@ -38,7 +40,7 @@ def names_in(run: Run) -> Mapping[str, str]:
     return dict(zip(titles, client_names(len(titles)), strict=True))
 
 
-def halves(run: Run, seed: int, names: Mapping[str, str]) -> Halves:
+def halves(run: TimedRun, seed: int, names: Mapping[str, str]) -> Halves:
     """Return the halves of the clients that train; ``names`` as `names_in` has them."""
     key = RandomKey(seed)
     there = [one for one in run.clients if one.round_seconds is not None]
@@ -52,7 +54,7 @@ def _gigabytes(rounds: Sequence[RoundRecord], figure: str) -> float:
 
 
 def size_table(
-    found: Mapping[str, Sequence[tuple[Run, Halves]]],
+    found: Mapping[str, Sequence[tuple[TimedRun, Halves]]],
 ) -> Table:
     """Return hours, bytes and accuracy of each row, over its runs."""
     columns = ["method", "virtual hours", "GB down", "GB up", "seen", "weak", "strong"]

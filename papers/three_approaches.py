@@ -24,13 +24,11 @@ from knnper.experiment import (
     results_identity,
 )
 from knnper.server.rounds import untrained
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.figure import SOFT, colors_of, styled
-from knnper.simulation.reports.runs import Estimate, Table, estimate
-from knnper.simulation.workbench import (
-    Workbench,
-    experiment_catalogue,
-    open_workbench,
-)
+from knnper.simulation.reports.table import Table
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.task import evaluate
 from papers.figures import Drawing, FigureFolder, PartRecord, serial_rounds
 

@@ -14,14 +14,10 @@ from knnper.experiment import (
     shown,
 )
 from knnper.server.run_folder import EXPERIMENT, Checkpoint, CheckpointFolder, RunFolder
-from knnper.simulation.batches.folder import (
-    inputs_of,
-    keep_inputs,
-    require_inputs,
-    sign_as,
-)
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.origin import inputs_of, keep_inputs, require_inputs, sign_as
 from knnper.simulation.trained_model import ended_with
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.catalogue import method_of
 
 CLIENTS = "clients"  # in a run's folder: the clients' states, for methods that have any

@@ -29,20 +29,19 @@ from knnper.process import with_fixed_threads
 from knnper.server.distribution import ModelDistribution
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation import workbench
-from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign
+from knnper.simulation import engines
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.continuation import begin_continuation
 from knnper.simulation.experiments import find_experiment
+from knnper.simulation.origin import inputs_of, keep_inputs, sign
 from knnper.simulation.partition.split import MOST_DRAWN
-from knnper.simulation.reports.runs import GROUPS, load_run
-from knnper.simulation.trained_model import ended_run, find_model
-from knnper.simulation.workbench import (
-    SerialFederation,
-    Workbench,
-    experiment_catalogue,
-    open_workbench,
-    runtime_of,
+from knnper.simulation.reports.finished_run import (
+    GROUPS,
+    load_run,
 )
+from knnper.simulation.serial_engine import SerialFederation
+from knnper.simulation.trained_model import ended_run, find_model
+from knnper.simulation.workbench import Workbench, open_workbench, runtime_of
 from knnper.strategies.catalogue import without_start
 from knnper.strategies.core.exported_model import GlobalModel
 from knnper.strategies.core.task import Predictor
@@ -94,7 +93,7 @@ def simulate(
         changes = as_changes(overrides)
         bench, folder = begin(experiment, changes, output, overwrite=overwrite)
         with _observed(progress=progress) as observer:
-            workbench.simulate(bench, folder, observer, _COMMAND)
+            engines.simulate(bench, folder, observer, _COMMAND)
     return Run(folder.path)
 
 
@@ -207,7 +206,7 @@ class Run:
         with _threads_kept():
             bench, folder = reopen(self.path, as_changes(overrides))
             with _observed(progress=progress) as observer:
-                workbench.simulate(bench, folder, observer, _COMMAND)
+                engines.simulate(bench, folder, observer, _COMMAND)
         return self
 
     def continued(
@@ -248,7 +247,7 @@ class Run:
                 self.path, changes, Path(output), overwrite=overwrite
             )
             with _observed(progress=progress) as observer:
-                workbench.simulate(bench, folder, observer, _COMMAND)
+                engines.simulate(bench, folder, observer, _COMMAND)
         return Run(folder.path)
 
     def model(self) -> nn.Module:

@@ -18,8 +18,9 @@ from knnper.server.run_folder import (
     CheckpointFolder,
     RunFolder,
 )
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.split import Partition, fingerprint
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.catalogue import OpenDoor, without_start
 from knnper.strategies.core.exported_model import (
     GlobalModel,

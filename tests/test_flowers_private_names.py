@@ -12,7 +12,7 @@ ROOMS = [
     *("knnper", "client", "server", "simulation", "strategies"),
     *("datastore", "papers", "docker"),
 ]
-ALLOWED = {"client/flower_node.py", "simulation/flower_engine.py"}
+ALLOWED = {"client/flower_node.py", "simulation/flower_nodes.py"}
 
 PUBLIC = {
     *("flwr", "flwr.app", "flwr.clientapp", "flwr.clientapp.mod", "flwr.common"),

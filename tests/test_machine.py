@@ -21,7 +21,7 @@ from knnper.process import (
     require_precision,
     with_fixed_threads,
 )
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 
 CPU = torch.device("cpu")
 

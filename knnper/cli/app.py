@@ -47,7 +47,9 @@ def root(
 for _command in (init, simulate, sweep, compare, report, partition):
     app.command()(_command)
 
+
 app.command(name="list")(list_choices)
+
 
 for _group in (federation, site, store):
     app.add_typer(_group)

@@ -29,54 +29,6 @@ Output = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Runs side by side; one a CPU core.")
 ]
-
-
-def compare(
-    comparison: ComparisonFile,
-    overrides: Overrides = None,
-    output: Output = None,
-    workers: Workers = None,
-    as_json: AsJson = False,
-) -> None:
-    """Tune every method on validation data, then test them over several seeds.
-
-    Interrupted, it resumes with the same command; what is done is not done again.
-    """
-    # It loads torch, which `knnper --help` need not wait for.
-    from knnper.simulation.batches.plan import read_comparison
-
-    _run(read_comparison(comparison, overrides or ()), output, workers, as_json)
-
-
-def _run(
-    plan: "Plan",
-    output: Path | None,
-    workers: int | None,
-    as_json: bool,
-    trained: Sequence[Path] = (),
-) -> None:
-    from knnper.process import usable_cores
-    from knnper.simulation.batches.outputs import write_batch
-    from knnper.simulation.batches.runner import num_runs, num_steps, run_batch
-    from knnper.simulation.batches.tables import documents_of, rows_of
-
-    folder = output or Path("runs") / plan.name
-    total, there = num_runs(plan, folder)
-    say(f"{total} runs, {there} of them there")
-    with interruptible(folder), run_counter(num_steps(plan), "steps") as advance:
-        outcomes = run_batch(
-            plan, folder, workers or usable_cores(), advance, typed_command(), trained
-        )
-    rows = rows_of(plan, outcomes)
-    shown = write_batch(plan, outcomes, rows, folder)
-    print_shown(shown, documents_of(plan, outcomes, rows) if as_json else None)
-    say(f"Tables, and the plot of a sweep with x, are in {folder}")
-
-
-if TYPE_CHECKING:
-    from knnper.simulation.batches.plan import Plan
-    from knnper.simulation.reports.report import Report
-
 RunFolders = Annotated[
     list[Path],
     typer.Argument(
@@ -115,6 +67,69 @@ FigureFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write each chart as SVG and as PDF."),
 ]
+SweepFile = Annotated[Path, file_argument("SWEEP.yaml", "sweep")]
+SweepWorkers = Annotated[
+    int | None, typer.Option(min=1, help="Trainings side by side; one a CPU core.")
+]
+Trained = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trained",
+        metavar="RUN",
+        help="A finished run whose training is not made anew; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def compare(
+    comparison: ComparisonFile,
+    overrides: Overrides = None,
+    output: Output = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tune every method on validation data, then test them over several seeds.
+
+    Interrupted, it resumes with the same command; what is done is not done again.
+    """
+    # It loads torch, which `knnper --help` need not wait for.
+    from knnper.simulation.batches.plan import read_comparison
+
+    _run(read_comparison(comparison, overrides or ()), output, workers, as_json)
+
+
+def _run(
+    plan: "Plan",
+    output: Path | None,
+    workers: int | None,
+    as_json: bool,
+    trained: Sequence[Path] = (),
+) -> None:
+    from knnper.process import usable_cores
+    from knnper.simulation.batches.outputs import write_batch
+    from knnper.simulation.batches.runner import num_runs, num_steps, run_batch
+    from knnper.simulation.batches.tables import (
+        documents_of,
+        rows_of,
+    )
+
+    folder = output or Path("runs") / plan.name
+    total, there = num_runs(plan, folder)
+    say(f"{total} runs, {there} of them there")
+    with interruptible(folder), run_counter(num_steps(plan), "steps") as advance:
+        outcomes = run_batch(
+            plan, folder, workers or usable_cores(), advance, typed_command(), trained
+        )
+    rows = rows_of(plan, outcomes)
+    shown = write_batch(plan, outcomes, rows, folder)
+    print_shown(shown, documents_of(plan, outcomes, rows) if as_json else None)
+    say(f"Tables, and the plot of a sweep with x, are in {folder}")
+
+
+if TYPE_CHECKING:
+    from knnper.simulation.batches.plan import Plan
+    from knnper.simulation.reports.report import Report
 
 
 def report(
@@ -136,7 +151,10 @@ def report(
     _require_labels(labels or [], runs)
     # All below loads torch, which `knnper --help` need not wait for.
     from knnper.simulation.reports import report as reports
-    from knnper.simulation.reports.runs import as_csv, as_documents
+    from knnper.simulation.reports.accuracy_table import (
+        as_csv,
+        as_documents,
+    )
 
     made = reports.report_of(runs, labels or [])
     measured = list(dict.fromkeys(name for one in made.chapters for name in one.tables))
@@ -177,7 +195,8 @@ def _require_labels(labels: Sequence[str], runs: Sequence[Path]) -> None:
 
 
 def _show(made: "Report", metric: str) -> None:
-    from knnper.simulation.reports.runs import WEAK_NOTE, as_cells
+    from knnper.simulation.reports.accuracy_table import as_cells
+    from knnper.simulation.reports.estimate import WEAK_NOTE
 
     for number, chapter in enumerate(made.chapters):
         if number > 0:
@@ -194,21 +213,6 @@ def _show(made: "Report", metric: str) -> None:
             say(remark)
     for remark in made.remarks:
         say(remark)
-
-
-SweepFile = Annotated[Path, file_argument("SWEEP.yaml", "sweep")]
-SweepWorkers = Annotated[
-    int | None, typer.Option(min=1, help="Trainings side by side; one a CPU core.")
-]
-Trained = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--trained",
-        metavar="RUN",
-        help="A finished run whose training is not made anew; may be repeated.",
-        show_default=False,
-    ),
-]
 
 
 def sweep(

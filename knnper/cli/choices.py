@@ -21,6 +21,18 @@ _PROSE_WIDTH = 80  # characters, without a terminal
 _LEAST_SUMMARY = 20
 _GAP = "  "
 
+# By a key that its file has: an experiment, a sweep or a comparison.
+_COMMAND_OF = {
+    "data": "simulate",
+    "vary": "sweep",
+    "rows": "compare",
+    "extends": "compare",
+}
+Name = Annotated[
+    str | None,
+    typer.Argument(help="One of them: show it with its settings.", show_default=False),
+]
+
 
 class Choosable(StrEnum):
     """Parts of an experiment whose choices are listed."""
@@ -49,6 +61,8 @@ _SECTIONS: Mapping[Choosable, str] = {
     Choosable.POLICIES: "personalization.store.policy",
     Choosable.METRICS: "run.metrics",
 }
+
+
 _BY_NAME_ALONE = (Choosable.POLICIES, Choosable.METRICS)
 
 
@@ -228,13 +242,6 @@ def _experiments() -> Iterator[Entry]:
         yield Entry(f"knnper {command} {name}", "", about.rstrip(":."))
 
 
-# By a key that its file has: an experiment, a sweep or a comparison.
-_COMMAND_OF = {
-    "data": "simulate",
-    "vary": "sweep",
-    "rows": "compare",
-    "extends": "compare",
-}
 _FINDERS = {
     Choosable.METHODS: _methods,
     Choosable.PERSONALIZATIONS: _personalizations,
@@ -253,12 +260,6 @@ def _paragraphs_of(documented: Any) -> str:
     """Return a docstring without the fields of a dataclass."""
     text, _, _ = (inspect.getdoc(documented) or "").partition("\nAttributes\n-----")
     return text.strip()
-
-
-Name = Annotated[
-    str | None,
-    typer.Argument(help="One of them: show it with its settings.", show_default=False),
-]
 
 
 def list_choices(

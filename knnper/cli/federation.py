@@ -78,6 +78,92 @@ NumTrain = Annotated[
         show_default="as many as it says, within run.federation.max_share",
     ),
 ]
+_HOST_HELP = "Name or IP address under which clients reach the server; may be repeated."
+Hosts = Annotated[
+    list[str], typer.Option("--host", metavar="NAME_OR_IP", help=_HOST_HELP)
+]
+MoreHosts = Annotated[
+    list[str] | None, typer.Option("--host", metavar="NAME_OR_IP", help=_HOST_HELP)
+]
+Clients = Annotated[
+    list[str] | None,
+    typer.Option("--client", metavar="NAME", help="A first client; may be repeated."),
+]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port.")]
+ControlPort = Annotated[
+    int, typer.Option(min=1, max=65535, help="Flower's own port, on loopback only.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Neither encryption nor authentication.")
+]
+Days = Annotated[
+    int, typer.Option(min=1, help="How long the server's certificate is valid.")
+]
+NewFederation = Annotated[
+    Path, typer.Argument(metavar="FEDERATION", help="The federation's new folder.")
+]
+ServerOverrides = Annotated[list[str] | None, set_option("listen=0.0.0.0:9000")]
+SERVER_MAY_BE_AWAY_S = 60.0
+REMIND_S = 30.0
+Output = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="RUNS/NAME")
+]
+Stay = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        metavar="SECONDS",
+        help="How long the server hands the model to late clients. Shorthand for "
+        "--set run.federation.stay_s=...",
+    ),
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Do not wait until the run is done.")
+]
+OptionalRun = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's folder, or its name in the server's folder of runs.",
+        show_default="all runs",
+    ),
+]
+Follow = Annotated[
+    bool,
+    typer.Option(
+        "--follow",
+        help="Show the progress of RUN, or of the run under way, until it ends.",
+    ),
+]
+AllowAppCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-app-code",
+        help="Run the code that comes with a run instead of the installed client. "
+        "Whoever may submit runs may then run any code on this machine.",
+    ),
+]
+Patience = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="SECONDS", help="How long to try to get into the federation."
+    ),
+]
+RetryForever = Annotated[
+    bool, typer.Option("--retry-forever", help="Never give up trying.")
+]
+App = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:NAME", hidden=True, help="Another installed ClientApp."
+    ),
+]
+federation = typer.Typer(
+    name="fed",
+    cls=ErrorReportingGroup,
+    no_args_is_help=True,
+    help="Set up, run and train a federation of real clients.",
+)
 
 
 def add_client(
@@ -172,34 +258,6 @@ def _authorized(federation: Path) -> "AuthorizedFolder":
     return AuthorizedFolder(_settings(federation).authorized)
 
 
-_HOST_HELP = "Name or IP address under which clients reach the server; may be repeated."
-Hosts = Annotated[
-    list[str], typer.Option("--host", metavar="NAME_OR_IP", help=_HOST_HELP)
-]
-MoreHosts = Annotated[
-    list[str] | None, typer.Option("--host", metavar="NAME_OR_IP", help=_HOST_HELP)
-]
-Clients = Annotated[
-    list[str] | None,
-    typer.Option("--client", metavar="NAME", help="A first client; may be repeated."),
-]
-Port = Annotated[int, typer.Option(min=1, max=65535, help="The gateway's port.")]
-ControlPort = Annotated[
-    int, typer.Option(min=1, max=65535, help="Flower's own port, on loopback only.")
-]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Neither encryption nor authentication.")
-]
-Days = Annotated[
-    int, typer.Option(min=1, help="How long the server's certificate is valid.")
-]
-
-
-NewFederation = Annotated[
-    Path, typer.Argument(metavar="FEDERATION", help="The federation's new folder.")
-]
-
-
 def init(
     federation: NewFederation,
     host: Hosts,
@@ -243,9 +301,6 @@ def renew(federation: Federation, host: MoreHosts = None, days: Days = 825) -> N
     )
 
 
-ServerOverrides = Annotated[list[str] | None, set_option("listen=0.0.0.0:9000")]
-
-
 def server(federation: Federation, overrides: ServerOverrides = None) -> None:
     """Run the server: Flower's SuperLink, and the gateway that clients reach."""
     from knnper.server.link.setup import server_file
@@ -264,25 +319,6 @@ def server(federation: Federation, overrides: ServerOverrides = None) -> None:
     ready = f"Server {settings.name} is ready: clients connect to {settings.listen};"
     flowers = f"for Flower's commands: export FLWR_HOME={settings.flower_home}"
     run_server(settings, settings_file.resolve(), lambda: say(f"{ready} {flowers}"))
-
-
-SERVER_MAY_BE_AWAY_S = 60.0
-REMIND_S = 30.0
-Output = Annotated[
-    Path | None, typer.Option(help="The run's folder.", show_default="RUNS/NAME")
-]
-Stay = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        metavar="SECONDS",
-        help="How long the server hands the model to late clients. Shorthand for "
-        "--set run.federation.stay_s=...",
-    ),
-]
-Detach = Annotated[
-    bool, typer.Option("--detach", help="Do not wait until the run is done.")
-]
 
 
 def submit(
@@ -335,7 +371,7 @@ def _run_config(
     """Return the run configuration; see `knnper.cli.flower_apps.order_of`."""
     from knnper.experiment import read_experiment, to_json
     from knnper.models import with_whole_paths
-    from knnper.simulation.workbench import experiment_catalogue, over_sites
+    from knnper.simulation.catalogue import experiment_catalogue, over_sites
 
     document, place = "", (resume or Path()).resolve()
     if experiment is not None:
@@ -420,23 +456,6 @@ def _absence(away: Sequence[str], *, waits_for_all: bool) -> str:
         f"{named}. After that it begins with the clients that are online; to begin "
         "sooner, set run.federation.min_clients"
     )
-
-
-OptionalRun = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="RUN",
-        help="A run's folder, or its name in the server's folder of runs.",
-        show_default="all runs",
-    ),
-]
-Follow = Annotated[
-    bool,
-    typer.Option(
-        "--follow",
-        help="Show the progress of RUN, or of the run under way, until it ends.",
-    ),
-]
 
 
 def status(
@@ -560,31 +579,6 @@ def _enduring(has_ended: Callable[[], bool]) -> Callable[[], bool]:
     return ask
 
 
-AllowAppCode = Annotated[
-    bool,
-    typer.Option(
-        "--allow-app-code",
-        help="Run the code that comes with a run instead of the installed client. "
-        "Whoever may submit runs may then run any code on this machine.",
-    ),
-]
-Patience = Annotated[
-    float,
-    typer.Option(
-        min=0, metavar="SECONDS", help="How long to try to get into the federation."
-    ),
-]
-RetryForever = Annotated[
-    bool, typer.Option("--retry-forever", help="Never give up trying.")
-]
-App = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODULE:NAME", hidden=True, help="Another installed ClientApp."
-    ),
-]
-
-
 def client(
     config: ClientFile = Path("client.yaml"),
     allow_app_code: AllowAppCode = False,
@@ -633,16 +627,14 @@ def export(
     say(f"A site that joins runs: knnper site onboard client.yaml --model {folder}")
 
 
-federation = typer.Typer(
-    name="fed",
-    cls=ErrorReportingGroup,
-    no_args_is_help=True,
-    help="Set up, run and train a federation of real clients.",
-)
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(init, server, client, submit, status, doctor, export),
     *(add_client, register, rotate_key, remove_client, renew),
 )
+
+
 for _command in _COMMANDS:
     federation.command()(_command)
+
+
 federation.command(name="list")(list_clients)

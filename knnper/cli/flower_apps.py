@@ -39,18 +39,13 @@ from knnper.server.run import Conductor
 from knnper.server.run_folder import Checkpoint, Roster, RunFolder
 from knnper.server.settings import read_server
 from knnper.server.sites import OVER_NETWORK, Directory, LateClients, SiteFederation
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment
-from knnper.simulation.flower_engine import (
-    VirtualNode,
-    carrier_of,
-    flower_federation,
-)
-from knnper.simulation.reports.runs import Table, tables_of_run
-from knnper.simulation.workbench import (
-    experiment_catalogue,
-    keep_label_counts,
-    open_workbench,
-)
+from knnper.simulation.flower_engine import VirtualNode, carrier_of, flower_federation
+from knnper.simulation.label_counts import keep_label_counts
+from knnper.simulation.reports.accuracy_table import tables_of_run
+from knnper.simulation.reports.table import Table
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import (
     Assembly,
     assemble,
@@ -65,10 +60,14 @@ from knnper.strategies.core.exported_model import (
 from knnper.transport.messages import Purpose
 from knnper.transport.polling import Pace, announce
 
+log = logging.getLogger("flwr")
+
 # A site's node where a client is configured, else a simulation's.
 client_app = make_client_app(
     lambda context: SiteNode() if CONFIG in context.node_config else VirtualNode()
 )
+MODEL = "model"  # the folder in the run's folder that holds the trained model
+server_app = ServerApp()
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,6 @@ def _changes(text: str) -> Sequence[str]:
 
 def _absolute(path: str) -> Path:
     return Path(path).expanduser().resolve()
-
-
-MODEL = "model"  # the folder in the run's folder that holds the trained model
-log = logging.getLogger("flwr")
 
 
 def prepare(order: Order) -> tuple[SiteTask, Assembly]:
@@ -263,9 +258,6 @@ def _leave_model(
     save_model(folder.path / MODEL, model)
     log.info("the model %s is in %s", model.fingerprint[:12], folder.path / MODEL)
     return model.fingerprint
-
-
-server_app = ServerApp()
 
 
 @server_app.main()

@@ -14,7 +14,7 @@ from knnper.server.link import doctor
 from knnper.server.link.registration import ClientStatus, census
 from knnper.server.run_folder import RunFolder, is_run
 from knnper.server.settings import ServerSettings
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.transport.waiting import duration
 
 RunState = Literal["finished", "running", "staying", "stopped", "unreadable"]

@@ -11,6 +11,7 @@ import unicodedata
 from typing import TextIO
 
 _ERRORS = "knnper.plain"
+
 # A bar is the number of eighths that it is high, so that a row of bars stays as long.
 # Characters that are easily taken for others are named.
 _PLAIN = {bar: str(number) for number, bar in enumerate("▁▂▃▄▅▆▇█", start=1)} | {

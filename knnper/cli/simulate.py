@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from knnper.simulation.partition.split import Partition
     from knnper.simulation.workbench import Workbench
 
-
 _EXPERIMENT = Path(__file__).parent / "new_experiment"
 _COMPARISON = Path(__file__).parent / "new_comparison"
 NewFolder = Annotated[
@@ -51,6 +50,41 @@ NewFolder = Annotated[
 ]
 AsComparison = Annotated[
     bool, typer.Option("--compare", help="Begin a comparison of methods instead.")
+]
+_LARGEST_BUBBLE = 120.0  # square points
+_INCHES_PER_CLIENT, _INCHES_PER_CLASS = 0.12, 0.22
+PLOT_FORMATS = (".png", ".pdf", ".svg")
+_BARS = " ▁▂▃▄▅▆▇█"
+PlotFile = Annotated[
+    Path | None, typer.Option(metavar="FILE.png", help="Draw clients against labels.")
+]
+ExportFolder = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Write each client's share as an .npz file that a real client reads.",
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Shorthand for --set run.num_workers=...")
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Join this Ray cluster. Shorthand for --set run.ray_address=...",
+    ),
+]
+Output = Annotated[
+    Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
+]
+ContinueFrom = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Make more rounds of the finished run in this folder, N in all, in the "
+        "folder of --output: --set training.num_rounds=N.",
+    ),
 ]
 
 
@@ -78,22 +112,6 @@ def init(folder: NewFolder, compare: AsComparison = False) -> None:
     say(f"Next: knnper {command} {shlex.quote(str(folder / file))}")
 
 
-_LARGEST_BUBBLE = 120.0  # square points
-_INCHES_PER_CLIENT, _INCHES_PER_CLASS = 0.12, 0.22
-PLOT_FORMATS = (".png", ".pdf", ".svg")
-_BARS = " ▁▂▃▄▅▆▇█"
-PlotFile = Annotated[
-    Path | None, typer.Option(metavar="FILE.png", help="Draw clients against labels.")
-]
-ExportFolder = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER",
-        help="Write each client's share as an .npz file that a real client reads.",
-    ),
-]
-
-
 def partition(
     experiment: ExperimentFile,
     overrides: Overrides = None,
@@ -106,11 +124,9 @@ def partition(
         expected = ", ".join(PLOT_FORMATS)
         raise typer.BadParameter(f"{plot}: expected a file that ends in {expected}")
     from knnper.experiment import read_experiment
-    from knnper.simulation.workbench import (
-        count_labels,
-        experiment_catalogue,
-        open_workbench,
-    )
+    from knnper.simulation.catalogue import experiment_catalogue
+    from knnper.simulation.label_counts import count_labels
+    from knnper.simulation.workbench import open_workbench
 
     settings = read_experiment(experiment, experiment_catalogue(), overrides or ())
     bench = open_workbench(settings)
@@ -217,27 +233,6 @@ class Engine(StrEnum):
 ChosenEngine = Annotated[
     Engine | None, typer.Option(help="Shorthand for --set run.engine=...")
 ]
-Workers = Annotated[
-    int | None, typer.Option(min=1, help="Shorthand for --set run.num_workers=...")
-]
-RayAddress = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help="Join this Ray cluster. Shorthand for --set run.ray_address=...",
-    ),
-]
-Output = Annotated[
-    Path | None, typer.Option(help="The run's folder.", show_default="runs/NAME")
-]
-ContinueFrom = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Make more rounds of the finished run in this folder, N in all, in the "
-        "folder of --output: --set training.num_rounds=N.",
-    ),
-]
 
 
 def simulate(
@@ -265,7 +260,7 @@ def simulate(
     }
     changes = list(overrides or ())
     changes += [f"run.{k}={one}" for k, one in shorthands.items() if one is not None]
-    from knnper.simulation.workbench import simulate as run_simulation
+    from knnper.simulation.engines import simulate as run_simulation
 
     if continue_from is not None:
         bench, folder = _continued(continue_from, changes, output, overwrite)

@@ -52,8 +52,6 @@ TaskFile = Annotated[
         "the folder of an exported model. Without it, the data speaks for itself.",
     ),
 ]
-
-
 Describe = Annotated[
     bool,
     typer.Option(
@@ -62,6 +60,102 @@ Describe = Annotated[
         "site's data suggests it.",
     ),
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the owner's token, which may do everything; by default `token` "
+        "in the client's state folder. Made, with a new token, if it is missing. "
+        "`knnper site token` makes others."
+    ),
+]
+NoToken = Annotated[
+    bool,
+    typer.Option(
+        "--no-token", help="Answer without a token, on a loopback address only."
+    ),
+]
+ModelFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        metavar="FOLDER",
+        help="The exported model, or the folder of a finished run; no network is used.",
+        show_default="from the federation",
+    ),
+]
+OnboardPatience = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="SECONDS", help="How long to wait for the federation's model."
+    ),
+]
+TookPart = Annotated[
+    bool | None,
+    typer.Option(
+        "--took-part/--new",
+        help="Whether --model was trained with this site's training examples, too; "
+        "they then say nothing about what to expect.",
+        show_default="took part, unless the client's file says `train: false`",
+    ),
+]
+StartService = Annotated[
+    bool,
+    typer.Option("--serve/--no-serve", help="Whether to serve predictions afterwards."),
+]
+EVIDENCE = {
+    "validation": "the validation split",
+    "leave_one_out": "all stored examples, each left out in turn",
+}
+TOOK_PART = {
+    True: "taken as trained with this site, too (--took-part): only the validation "
+    "split says what to expect",
+    False: "taken as trained without this site (--new): all of its examples say what "
+    "to expect",
+}
+ForgetVanished = Annotated[
+    bool,
+    typer.Option(
+        "--forget-vanished",
+        help="Delete, without a trace, examples that are no longer in the data.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Report the differences; change nothing.")
+]
+_CHANGES = {
+    "new": "new",
+    "changed": "changed, with another input or label",
+    "vanished": "in the memory, and no longer in the data",
+    "tested": "in the memory, and in the test split now",
+}
+_KEPT = (
+    "What is no longer in the data stays in the memory; to forget it: knnper site "
+    "refresh --forget-vanished"
+)
+_NICENESS = 10
+token = typer.Typer(
+    name="token",
+    no_args_is_help=True,
+    help="Make, list and revoke the tokens of a client's service.",
+)
+TokenName = Annotated[
+    str, typer.Argument(metavar="NAME", help="Of the token, as in ward-3-tablet.")
+]
+Scopes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope",
+        metavar="SCOPE",
+        help="What it may; may be repeated: predict (the default), probabilities, "
+        "neighbors, read, add, delete, metrics.",
+    ),
+]
+site = typer.Typer(
+    name="site",
+    cls=ErrorReportingGroup,
+    no_args_is_help=True,
+    help="What a site does by itself: look at its data, join, serve, find faults.",
+)
 
 
 def check(
@@ -136,7 +230,7 @@ def _describe(data: "SiteData", *, is_agreed: bool) -> None:
 def _experiment(task: Path, door: "Door") -> "Experiment | None":
     """Return the experiment as the sites see it; None where the file holds none."""
     from knnper.experiment import parse_yaml, read_experiment
-    from knnper.simulation.workbench import experiment_catalogue, over_sites
+    from knnper.simulation.catalogue import experiment_catalogue, over_sites
 
     if not task.is_file() or "model" not in parse_yaml(
         task.read_text(encoding="utf-8"), str(task)
@@ -232,22 +326,6 @@ def doctor(config: ClientFile, as_json: AsJson = False) -> None:
     diagnose("client", settings.name, config, checks, client_verdict, as_json=as_json)
 
 
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="File with the owner's token, which may do everything; by default `token` "
-        "in the client's state folder. Made, with a new token, if it is missing. "
-        "`knnper site token` makes others."
-    ),
-]
-NoToken = Annotated[
-    bool,
-    typer.Option(
-        "--no-token", help="Answer without a token, on a loopback address only."
-    ),
-]
-
-
 def serve(
     config: ClientFile,
     overrides: ClientOverrides = None,
@@ -309,46 +387,6 @@ def _tokens(
     return tokens
 
 
-ModelFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--model",
-        metavar="FOLDER",
-        help="The exported model, or the folder of a finished run; no network is used.",
-        show_default="from the federation",
-    ),
-]
-OnboardPatience = Annotated[
-    float,
-    typer.Option(
-        min=0, metavar="SECONDS", help="How long to wait for the federation's model."
-    ),
-]
-TookPart = Annotated[
-    bool | None,
-    typer.Option(
-        "--took-part/--new",
-        help="Whether --model was trained with this site's training examples, too; "
-        "they then say nothing about what to expect.",
-        show_default="took part, unless the client's file says `train: false`",
-    ),
-]
-StartService = Annotated[
-    bool,
-    typer.Option("--serve/--no-serve", help="Whether to serve predictions afterwards."),
-]
-EVIDENCE = {
-    "validation": "the validation split",
-    "leave_one_out": "all stored examples, each left out in turn",
-}
-TOOK_PART = {
-    True: "taken as trained with this site, too (--took-part): only the validation "
-    "split says what to expect",
-    False: "taken as trained without this site (--new): all of its examples say what "
-    "to expect",
-}
-
-
 def onboard(
     config: ClientFile,
     model: ModelFolder = None,
@@ -389,18 +427,6 @@ def onboard(
     if onboarded.was_served:
         tell_changes(settings, config)
     say(f"To serve it: knnper site serve {config}")
-
-
-ForgetVanished = Annotated[
-    bool,
-    typer.Option(
-        "--forget-vanished",
-        help="Delete, without a trace, examples that are no longer in the data.",
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Report the differences; change nothing.")
-]
 
 
 def refresh(
@@ -449,18 +475,6 @@ def refresh(
         tell(_accuracy(refreshed.serving.accuracy))
 
 
-_CHANGES = {
-    "new": "new",
-    "changed": "changed, with another input or label",
-    "vanished": "in the memory, and no longer in the data",
-    "tested": "in the memory, and in the test split now",
-}
-_KEPT = (
-    "What is no longer in the data stays in the memory; to forget it: knnper site "
-    "refresh --forget-vanished"
-)
-
-
 def tell_changes(settings: "ClientSettings", config: Path) -> None:
     """Say how a client's data differs from its memory, if it does."""
     from knnper.client.onboarding import read_changes
@@ -487,9 +501,6 @@ def _tell_changes_apart(settings: "ClientSettings", config: Path, parent: int) -
     os.nice(_NICENESS)
     logging.getLogger().setLevel(logging.WARNING)
     tell_changes(settings, config)
-
-
-_NICENESS = 10
 
 
 def report(onboarded: "Onboarded", model: "GlobalModel") -> Iterator[str]:
@@ -555,25 +566,6 @@ def _accuracy(accuracy: "Accuracy") -> str:
     return f"accuracy on {where} ({accuracy.num_examples}): {', '.join(parts)}"
 
 
-token = typer.Typer(
-    name="token",
-    no_args_is_help=True,
-    help="Make, list and revoke the tokens of a client's service.",
-)
-TokenName = Annotated[
-    str, typer.Argument(metavar="NAME", help="Of the token, as in ward-3-tablet.")
-]
-Scopes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--scope",
-        metavar="SCOPE",
-        help="What it may; may be repeated: predict (the default), probabilities, "
-        "neighbors, read, add, delete, metrics.",
-    ),
-]
-
-
 @token.command()
 def add(config: ClientFile, name: TokenName, scopes: Scopes = None) -> None:
     """Make a token and write it to standard output; it is never shown again."""
@@ -627,13 +619,8 @@ def _claimed_state(config: Path) -> Path:
     return settings.state
 
 
-site = typer.Typer(
-    name="site",
-    cls=ErrorReportingGroup,
-    no_args_is_help=True,
-    help="What a site does by itself: look at its data, join, serve, find faults.",
-)
-
 for _command in (check, onboard, refresh, serve, doctor):
     site.command()(_command)
+
+
 site.add_typer(token)

@@ -29,7 +29,55 @@ from knnper.simulation.experiments import find_experiment
 if TYPE_CHECKING:
     from knnper.simulation.batches.progress import Advance
     from knnper.simulation.batches.progress import Progress as BatchProgress
-    from knnper.simulation.reports.runs import Shown
+    from knnper.simulation.reports.table import Shown
+
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Log every message of Flower's, too.")
+]
+ClientFile = Annotated[
+    Path, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
+]
+Resume = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")
+]
+FromRound = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="With --resume: go back to the checkpoint of round N; what came later is "
+        "put aside.",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Write JSON to standard output, nothing else.")
+]
+
+# Standard output may be read by a program or go to a file: no line is cut there.
+_FILE_WIDTH = 200
+_UNLIMITED_WIDTH = 10_000
+RUN_FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_FREE_SPACE = "free space, then give the same command again"
+_A_FOLDER = "expected a folder there; choose another path"
+_ALLOWED = "expected to be allowed; change its permissions or choose another path"
+_ADVICE: Mapping[int | None, str] = {
+    errno.ENOSPC: _FREE_SPACE,
+    errno.EDQUOT: _FREE_SPACE,
+    errno.EEXIST: _A_FOLDER,
+    errno.ENOTDIR: _A_FOLDER,
+    errno.EACCES: _ALLOWED,
+    errno.EPERM: _ALLOWED,
+    errno.EROFS: _ALLOWED,
+    errno.ENOENT: "expected it to be there; check the path or choose another",
+}
+_SECONDS_WITHOUT_NEWS = 60.0
+_MINUTES_WITHOUT_SECONDS = 10
+MOST_NAMED = 10  # clients in a line
 
 
 def file_argument(metavar: str, what: str) -> Any:
@@ -54,32 +102,10 @@ def set_option(example: str) -> Any:
 
 
 Overrides = Annotated[list[str] | None, set_option("training.num_rounds=50")]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Log every message of Flower's, too.")
-]
-ClientFile = Annotated[
-    Path, typer.Argument(metavar="CLIENT.yaml", help="The client's file.")
-]
+
+
 OptionalExperimentFile = Annotated[
     Path | None, file_argument("EXPERIMENT.yaml", "experiment")
-]
-Resume = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder.")
-]
-FromRound = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="With --resume: go back to the checkpoint of round N; what came later is "
-        "put aside.",
-    ),
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Delete the run that is in the folder.")
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Write JSON to standard output, nothing else.")
 ]
 
 
@@ -97,11 +123,6 @@ def require_start(
         raise typer.BadParameter("--from-round goes with --resume DIR")
     if resume is not None and (output is not None or overwrite):
         raise typer.BadParameter("--resume goes with neither --output, --overwrite")
-
-
-# Standard output may be read by a program or go to a file: no line is cut there.
-_FILE_WIDTH = 200
-_UNLIMITED_WIDTH = 10_000
 
 
 def print_json(document: Any) -> None:
@@ -159,7 +180,7 @@ def print_shown(shown: "Shown", document: Any = None) -> None:
 
 def show_run(folder: Path) -> None:
     """Write the figures of a finished run."""
-    from knnper.simulation.reports.runs import tables_of_run
+    from knnper.simulation.reports.accuracy_table import tables_of_run
     from knnper.simulation.reports.verdict import verdict_of_run
 
     for sentence in verdict_of_run(folder):
@@ -178,24 +199,6 @@ def say(message: str) -> None:
 def tell(message: str = "", *, nl: bool = True) -> None:
     """Write a line for people to standard output."""
     typer.echo(harmless(message), file=sys.stdout, nl=nl)
-
-
-RUN_FAILED = 1
-WRONG_USAGE = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
-_FREE_SPACE = "free space, then give the same command again"
-_A_FOLDER = "expected a folder there; choose another path"
-_ALLOWED = "expected to be allowed; change its permissions or choose another path"
-_ADVICE: Mapping[int | None, str] = {
-    errno.ENOSPC: _FREE_SPACE,
-    errno.EDQUOT: _FREE_SPACE,
-    errno.EEXIST: _A_FOLDER,
-    errno.ENOTDIR: _A_FOLDER,
-    errno.EACCES: _ALLOWED,
-    errno.EPERM: _ALLOWED,
-    errno.EROFS: _ALLOWED,
-    errno.ENOENT: "expected it to be there; check the path or choose another",
-}
 
 
 class ErrorReportingGroup(TyperGroup):
@@ -233,10 +236,6 @@ def system_error(error: OSError) -> str:
     where = "" if error.filename is None else f"{error.filename}: "
     advice = _ADVICE.get(error.errno)
     return f"{where}{reason}; {advice}" if advice else f"{where}{reason}"
-
-
-_SECONDS_WITHOUT_NEWS = 60.0
-_MINUTES_WITHOUT_SECONDS = 10
 
 
 @contextlib.contextmanager
@@ -378,9 +377,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-MOST_NAMED = 10  # clients in a line
-
-
 def listed(clients: Sequence[str]) -> str:
     """Return the first names, separated by commas: a federation may have hundreds."""
     more = ", ..." if len(clients) > MOST_NAMED else ""
@@ -402,7 +398,7 @@ def interruptible(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         command = shlex.join(typed_command())
-        from knnper.simulation.reports.runs import RESULT_FILES
+        from knnper.simulation.reports.finished_run import RESULT_FILES
 
         has_results = any(next(folder.rglob(name), None) for name in RESULT_FILES)
         done = f"what is done is in {folder}" if has_results else "nothing is done yet"

@@ -9,7 +9,7 @@ from typing import Any
 from knnper.cli.terminal import MOST_NAMED, listed, say
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RESULTS, RunFolder
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 
 LOOK_EVERY_S = 0.5
 

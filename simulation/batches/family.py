@@ -15,7 +15,10 @@ from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import CheckpointFolder, RunFolder
 from knnper.server.screening import ExplodedError
-from knnper.simulation.batches.folder import (
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.continuation import CLIENTS, copy_training
+from knnper.simulation.engines import simulate
+from knnper.simulation.origin import (
     Inputs,
     inputs_of,
     is_of_this_code,
@@ -24,16 +27,10 @@ from knnper.simulation.batches.folder import (
     sign,
     sign_as,
 )
-from knnper.simulation.continuation import CLIENTS, copy_training
 from knnper.simulation.partition.schemes import PartitionSettings
 from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.trained_model import ended_run
-from knnper.simulation.workbench import (
-    Workbench,
-    experiment_catalogue,
-    open_workbench,
-    simulate,
-)
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.catalogue import trained_as
 from knnper.strategies.core.method import AS_IT_IS, NoSettings
 from knnper.strategies.core.records import NoState, Record

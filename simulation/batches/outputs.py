@@ -15,7 +15,7 @@ from knnper.errors import RunError
 from knnper.experiment import dump_yaml, parse_overrides
 from knnper.files import write_atomically
 from knnper.simulation.batches.family import FAILED
-from knnper.simulation.batches.folder import TABLE, older_code
+from knnper.simulation.batches.folder import TABLE
 from knnper.simulation.batches.plan import (
     ALONE,
     VARIANT,
@@ -24,12 +24,11 @@ from knnper.simulation.batches.plan import (
     Sweep,
     SweepSettings,
     VariantSettings,
-    term_of,
     variants_of,
 )
 from knnper.simulation.batches.runner import Outcome, failure_remark, folder_of
 from knnper.simulation.batches.tables import (
-    Row,
+    PointRow,
     column_of,
     compared_run_rows,
     csv_of,
@@ -39,6 +38,8 @@ from knnper.simulation.batches.tables import (
     run_rows,
     table_of,
 )
+from knnper.simulation.origin import older_code
+from knnper.simulation.reports.estimate import WEAK_NOTE
 from knnper.simulation.reports.figure import (
     SERIES,
     accuracy_axis,
@@ -46,17 +47,13 @@ from knnper.simulation.reports.figure import (
     styled,
     write_pictures,
 )
-from knnper.simulation.reports.runs import (
-    GROUPS,
-    WEAK_NOTE,
-    Chart,
-    Shown,
-    as_text,
-    chart_text,
-    csv_text,
-)
+from knnper.simulation.reports.finished_run import GROUPS
+from knnper.simulation.reports.table import Chart, Shown, csv_text
+from knnper.simulation.reports.terms import term_of
+from knnper.simulation.reports.text import as_text, chart_text
 
 _SIZE_INCHES = (7.2, 4.2)
+
 # From this ratio of the largest to the smallest value on, the axis is logarithmic.
 _ORDERS_FOR_LOG = 100
 _LEAST_GAP = 0.04  # of the axis, between two values that are both named
@@ -64,8 +61,14 @@ _MARGIN = 0.02
 _MARKERS = "os^Dv"
 _DASHES = ("-", "--", ":", "-.")
 
+# Sections of a variant that stand in place of the base's, even if they are empty.
+_REPLACED = ("method", "personalization")
+_LEAST_SEEDS = 3  # from which an interval can be told
+PLOT = "plot"
+CHOSEN = "chosen.yaml"
 
-def plot_of(rows: Sequence[Row], settings: SweepSettings) -> Figure | None:
+
+def plot_of(rows: Sequence[PointRow], settings: SweepSettings) -> Figure | None:
     """Return the plot that a sweep asks for; None without ``x`` or any figure."""
     column = column_of(settings)
     rows = [row for row in rows if row.estimates[column].mean is not None]
@@ -75,13 +78,13 @@ def plot_of(rows: Sequence[Row], settings: SweepSettings) -> Figure | None:
 
 
 @styled
-def _plot(rows: Sequence[Row], settings: SweepSettings, key: str) -> Figure:
+def _plot(rows: Sequence[PointRow], settings: SweepSettings, key: str) -> Figure:
     figure = Figure(_SIZE_INCHES, layout="constrained")
     axes = figure.subplots()
     values = [_at(row, key) for row in rows]
     is_joined = settings.random is None and all(map(_is_number, values))
     places = _places(values, axes)
-    curves: dict[tuple[str, ...], list[tuple[float, Row]]] = {}
+    curves: dict[tuple[str, ...], list[tuple[float, PointRow]]] = {}
     for row, value in zip(rows, values, strict=True):
         curve = tuple(as_text(_at(row, key)) for key in settings.curve_keys())
         curves.setdefault(curve, []).append((places[as_text(value)], row))
@@ -121,7 +124,7 @@ def _plot(rows: Sequence[Row], settings: SweepSettings, key: str) -> Figure:
     return figure
 
 
-def _at(row: Row, key: str) -> Any:
+def _at(row: PointRow, key: str) -> Any:
     return row.title if key == VARIANT else row.values[key]
 
 
@@ -148,7 +151,7 @@ def _places(values: Sequence[Any], axes: Axes) -> dict[str, float]:
     return {as_text(value): float(value) for value in values}
 
 
-def best_points(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
+def best_points(sweep: Sweep, rows: Sequence[PointRow]) -> list[PointRow]:
     """Return the best point of each variant, of equal ones the first."""
     column, num_seeds = column_of(sweep.settings), len(sweep.seeds)
     is_loss = lower_is_better(sweep.settings.y)
@@ -171,11 +174,7 @@ def best_points(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
     return best
 
 
-# Sections of a variant that stand in place of the base's, even if they are empty.
-_REPLACED = ("method", "personalization")
-
-
-def chosen_sweep(sweep: Sweep, best: Sequence[Row]) -> str:
+def chosen_sweep(sweep: Sweep, best: Sequence[PointRow]) -> str:
     """Return the file of a sweep that tests the best points, each once a seed."""
     settings = sweep.settings
     variants = variants_of(settings)
@@ -216,13 +215,8 @@ def _fixed(
     }
 
 
-_LEAST_SEEDS = 3  # from which an interval can be told
-PLOT = "plot"
-CHOSEN = "chosen.yaml"
-
-
 def write_batch(
-    plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row], folder: Path
+    plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[PointRow], folder: Path
 ) -> Shown:
     """Write what a batch leaves beside its runs, and return what there is to show."""
     for name in (CHOSEN, *(f"{PLOT}.{ending}" for ending in ("svg", "pdf", "png"))):
@@ -249,7 +243,7 @@ def write_batch(
     return Shown((table,), charts, remarks)
 
 
-def _spread_remark(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+def _spread_remark(plan: Plan, rows: Sequence[PointRow]) -> Iterator[str]:
     """Yield what stands after ± in the table, where it stands anywhere."""
     columns = [f"{group}.accuracy_weighted" for group in GROUPS]
     figures = [row.estimates[column] for row in rows for column in columns]
@@ -280,7 +274,9 @@ def _failures(plan: Plan, outcomes: Sequence[Outcome], folder: Path) -> Iterator
             yield failure_remark(what, seed, reason, run)
 
 
-def _write_plot(plan: Plan, rows: Sequence[Row], folder: Path) -> tuple[Chart, ...]:
+def _write_plot(
+    plan: Plan, rows: Sequence[PointRow], folder: Path
+) -> tuple[Chart, ...]:
     if not isinstance(plan, Sweep):
         return ()
     settings = plan.settings
@@ -296,7 +292,7 @@ def _write_plot(plan: Plan, rows: Sequence[Row], folder: Path) -> tuple[Chart, .
     return (Chart(PLOT, title, lambda: figure),)
 
 
-def _write_choice(plan: Plan, rows: Sequence[Row], folder: Path) -> list[str]:
+def _write_choice(plan: Plan, rows: Sequence[PointRow], folder: Path) -> list[str]:
     """Write the sweep that tests the best points; return what they are."""
     if not isinstance(plan, Sweep) or plan.settings.evaluate_on != "validation":
         return []

@@ -35,8 +35,8 @@ from knnper.own import Door
 from knnper.process import known_precision
 from knnper.seeding import RandomKey
 from knnper.server.results import OVER_CLIENTS, Summary, figure_of
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.schemes import PartitionSettings
-from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.catalogue import (
     KINDS,
     METHODS,
@@ -49,10 +49,22 @@ from knnper.strategies.core.method import AS_IT_IS, Method
 
 # What a batch itself sets in every run.
 ITS_OWN = ("name", "run.seed", "run.engine", "partition.evaluate_on")
-
 Section = dict[str, Any]
 Values = Annotated[list[Any], Field(min_length=1)]
 PointsValues = Mapping[str, Any]  # from dotted keys to plain values
+
+# What there is of each group of clients, also of the unpersonalised model.
+FIGURES = tuple(one for one in Summary.__dataclass_fields__ if one != "metrics")
+S = TypeVar("S", bound=Settings)
+_NAME_METRICS = "Other metrics must be named in run.metrics of all that it runs"
+
+# Its keys that can be changed on the command line.
+OF_THE_FILE = (
+    *("name", "seeds", "evaluate_on", "x", "series", "y", "group", "reference"),
+)
+VARIANT = "variant"  # what ``x`` and ``series`` call the names of the variants
+GLOBAL = "global."  # what the figures of the unpersonalised model begin with
+ALONE = "alone"  # the name of the one variant of a sweep that names none
 
 
 @dataclass(frozen=True)
@@ -122,10 +134,6 @@ class _Batch:
             for name, points in self.variants.items()
             for point in ([best[name]] if name in best else points)
         ]
-
-
-# What there is of each group of clients, also of the unpersonalised model.
-FIGURES = tuple(one for one in Summary.__dataclass_fields__ if one != "metrics")
 
 
 def figures_of_all(points: Iterable[Point]) -> tuple[str, ...]:
@@ -351,9 +359,6 @@ def _combinations(lists: Mapping[str, Sequence[Any]]) -> list[PointsValues]:
     return [dict(zip(lists, one, strict=True)) for one in combinations]
 
 
-S = TypeVar("S", bound=Settings)
-
-
 def _parsed(settings_type: type[S], document: object, source: str) -> S:
     problems: list[Problem] = []
     settings = parse_settings(settings_type, document, "", problems)
@@ -516,9 +521,6 @@ def read_comparison(path: Path, overrides: Sequence[str] = ()) -> Comparison:
     _raise(problems, source)
     references = settings.references()
     return Comparison(settings.name, settings.seeds, tuple(points), references, metric)
-
-
-_NAME_METRICS = "Other metrics must be named in run.metrics of all that it runs"
 
 
 def _with_extended(path: Path, document: Any, within: tuple[Path, ...] = ()) -> Any:
@@ -713,16 +715,6 @@ def _names_own_code(values: object) -> bool:
     if isinstance(values, list):
         return any(map(_names_own_code, values))
     return is_reference(values)
-
-
-# Its keys that can be changed on the command line.
-OF_THE_FILE = (
-    *("name", "seeds", "evaluate_on", "x", "series", "y", "group", "reference"),
-)
-
-VARIANT = "variant"  # what ``x`` and ``series`` call the names of the variants
-
-GLOBAL = "global."  # what the figures of the unpersonalised model begin with
 
 
 @dataclass(frozen=True)
@@ -948,9 +940,6 @@ def _drawn(values: Sequence[Any] | RangeSettings, rng: np.random.Generator) -> A
     return min(max(float(f"{found:.4g}"), float(low)), float(high))
 
 
-ALONE = "alone"  # the name of the one variant of a sweep that names none
-
-
 @dataclass(frozen=True)
 class Sweep(_Batch):
     """An experiment at many settings."""
@@ -1064,27 +1053,3 @@ def _coincidences(
 
 def _named(point: Point) -> str:
     return f"the point {point.variant} {json.dumps(dict(point.values))}"
-
-
-# By dotted key, all different; the symbols are those of Marfoq et al. 2022.
-TERMS: Mapping[str, str] = {
-    "partition.alpha": "\N{GREEK SMALL LETTER ALPHA}",
-    "partition.beta": "β",
-    "partition.unseen_train_fraction": "capacity",
-    "personalization.num_neighbors": "k",
-    "personalization.kernel_scale": "\N{GREEK SMALL LETTER SIGMA}",
-    "personalization.knn_weights": "λ",
-    "training.batch_size": "batch size",
-    "training.learning_rate": "learning rate",
-    "training.local_epochs": "local epochs",
-    "training.local_steps": "local steps",
-    "training.momentum": "momentum",
-    "training.num_rounds": "rounds",
-    "training.participation": "client sampling rate",
-    "training.weight_decay": "weight decay",
-}
-
-
-def term_of(key: str) -> str:
-    """Return what people call a setting: its dotted key where there is no word."""
-    return TERMS.get(key, key)

@@ -40,15 +40,7 @@ from knnper.simulation.batches.family import (
     training_in,
     why_failed,
 )
-from knnper.simulation.batches.folder import (
-    INPUTS,
-    RUNS,
-    Identity,
-    batch_folder,
-    inputs_of,
-    require_inputs,
-    split_of,
-)
+from knnper.simulation.batches.folder import RUNS, Identity, batch_folder
 from knnper.simulation.batches.plan import (
     Comparison,
     Plan,
@@ -58,7 +50,14 @@ from knnper.simulation.batches.plan import (
     tuning_of,
 )
 from knnper.simulation.batches.progress import Advance, Told, Tracker
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.origin import INPUTS, inputs_of, require_inputs, split_of
+from knnper.simulation.workbench import open_workbench
+
+# What a batch calls some of the settings that results depend on.
+_TYPED = {"run.seed": "seeds", "run.gpu": "run.gpus_per_client"}
+SECONDS_BETWEEN_LOOKS = 1.0
+_queue: "SimpleQueue[Told] | None" = None
 
 
 @dataclass(frozen=True)
@@ -259,10 +258,6 @@ def require_same_inputs(families: Iterable[Family]) -> None:
             require_inputs(folder, replace(found, split=split))
 
 
-# What a batch calls some of the settings that results depend on.
-_TYPED = {"run.seed": "seeds", "run.gpu": "run.gpus_per_client"}
-
-
 def with_earlier_training(
     families: Sequence[Family], runs: Iterable[Path]
 ) -> list[Family]:
@@ -330,10 +325,6 @@ def _differences(expected: Experiment, found: Experiment) -> Iterator[str]:
         one, other = here.get(key, "nothing"), there.get(key, "nothing")
         if one != other:
             yield f"{_TYPED.get(key, key)}: found {one}, expected {other}"
-
-
-SECONDS_BETWEEN_LOOKS = 1.0
-_queue: "SimpleQueue[Told] | None" = None
 
 
 def _begin_worker(parent: int, queue: "SimpleQueue[Told]") -> None:

@@ -14,7 +14,6 @@ from knnper.errors import RunError
 from knnper.metrics import ACCURACY, called
 from knnper.server.results import OVER_CLIENTS, figure_of
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.folder import code_of
 from knnper.simulation.batches.plan import (
     FIGURES,
     GLOBAL,
@@ -24,29 +23,56 @@ from knnper.simulation.batches.plan import (
     Sweep,
     SweepSettings,
     figures_of_metric,
-    term_of,
     variants_of,
 )
 from knnper.simulation.batches.runner import Outcome
-from knnper.simulation.reports.runs import (
+from knnper.simulation.origin import code_of
+from knnper.simulation.reports.accuracy_table import (
+    VS_GLOBAL,
+    degraded_vs,
+)
+from knnper.simulation.reports.client_table import (
+    ClientRow,
+    clients_of,
+    fraction_degraded_against,
+)
+from knnper.simulation.reports.estimate import Estimate, estimate
+from knnper.simulation.reports.finished_run import (
     EVERYBODY,
-    FINGERPRINT,
     GROUPS,
     UNKNOWN,
-    VS_GLOBAL,
-    ClientRow,
-    Estimate,
-    Table,
-    as_text,
-    by_data,
-    clients_of,
-    csv_text,
-    degraded_vs,
-    estimate,
-    fraction_degraded_against,
     load_run,
-    versions_text,
 )
+from knnper.simulation.reports.provenance import FINGERPRINT, by_data, versions_text
+from knnper.simulation.reports.table import Table, csv_text
+from knnper.simulation.reports.terms import term_of
+from knnper.simulation.reports.text import as_text
+
+# Of a run, training and personalisation together.
+SECONDS = "seconds"
+
+# Of a client in a round: of the payload that it gets, of the update that it sends.
+BYTES = ("bytes_down", "bytes_up")
+_VS = "_vs_"
+Figures = Mapping[str, float | None]  # by column; None where there is no such figure
+
+# By one of `OVER_CLIENTS`, or the name of a figure of all clients together.
+_WORDS = {
+    "num_clients": "clients",
+    "num_empty": "clients without test examples",
+    "num_test_examples": "test examples",
+    "weighted": "average",
+    "mean": "mean over clients",
+    "bottom_decile": "bottom decile",
+    "worst": "worst client",
+    "std": "spread over clients",
+    "fraction_degraded": degraded_vs(VS_GLOBAL),
+    "num_undefined": "clients where it is not defined",
+    "ece": "calibration error",
+    "log_loss": "log-loss",
+}
+_COUNTS = ("num_clients", "num_empty", "num_test_examples", "num_undefined")
+_LOWER_IS_BETTER = ("std", "fraction_degraded", "num_undefined", "ece", "log_loss")
 
 
 def all_columns(figures: Sequence[str] = FIGURES) -> tuple[str, ...]:
@@ -59,21 +85,13 @@ def all_columns(figures: Sequence[str] = FIGURES) -> tuple[str, ...]:
     )
 
 
-# Of a run, training and personalisation together.
-SECONDS = "seconds"
-# Of a client in a round: of the payload that it gets, of the update that it sends.
-BYTES = ("bytes_down", "bytes_up")
-_VS = "_vs_"
-Figures = Mapping[str, float | None]  # by column; None where there is no such figure
-
-
 def versus(figure: str, reference: str) -> str:
     """Return the name of a figure less the reference's with the same seed."""
     return f"{figure}{_VS}{reference}"
 
 
 @dataclass(frozen=True)
-class Row:
+class PointRow:
     """How a point did, over its seeds."""
 
     variant: str
@@ -87,7 +105,7 @@ class Row:
     figures: Mapping[int, Figures] = field(default_factory=dict, repr=False)
 
 
-def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
+def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[PointRow]:
     """Return a row for each outcome, in their order."""
     if isinstance(plan, Comparison):
         columns = list(compared_columns(plan).values())
@@ -106,7 +124,7 @@ def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[Row]:
             for seed, run in outcome.runs.items()
         }
         rows.append(
-            Row(
+            PointRow(
                 outcome.point.variant,
                 outcome.point.title,
                 outcome.point.values,
@@ -232,7 +250,7 @@ def _clients(path: Path, metric: str) -> list[ClientRow]:
 
 
 def documents_of(
-    plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row]
+    plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[PointRow]
 ) -> list[dict[str, Any]]:
     """Return the rows as plain values, as ``--json`` prints them."""
     if not isinstance(plan, Comparison):
@@ -260,7 +278,7 @@ def documents_of(
     ]
 
 
-def _end(outcome: Outcome, row: Row) -> dict[str, Any]:
+def _end(outcome: Outcome, row: PointRow) -> dict[str, Any]:
     """Return what documents and lines of a comparison have after what was chosen."""
     scores = [one.score for one in outcome.tried if one.point is outcome.point]
     return {
@@ -270,7 +288,7 @@ def _end(outcome: Outcome, row: Row) -> dict[str, Any]:
     }
 
 
-def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[Row]) -> str:
+def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[PointRow]) -> str:
     """Return every figure of each row, fractions of 1; empty where there is none."""
     lines = []
     for outcome, row in zip(outcomes, rows, strict=True):
@@ -303,7 +321,7 @@ def _origin(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _swept_line(row: Row, settings: SweepSettings) -> dict[str, Any]:
+def _swept_line(row: PointRow, settings: SweepSettings) -> dict[str, Any]:
     line = {
         "variant": row.variant,
         **{key: row.values[key] for key in settings.varied()},
@@ -315,7 +333,7 @@ def _swept_line(row: Row, settings: SweepSettings) -> dict[str, Any]:
 
 
 def _compared_line(
-    outcome: Outcome, row: Row, columns: Mapping[tuple[str, str], str]
+    outcome: Outcome, row: PointRow, columns: Mapping[tuple[str, str], str]
 ) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.variant, "method": row.title}
     for (group, name), column in columns.items():
@@ -339,7 +357,7 @@ def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def compared_run_rows(
-    plan: Comparison, outcomes: Sequence[Outcome], rows: Sequence[Row]
+    plan: Comparison, outcomes: Sequence[Outcome], rows: Sequence[PointRow]
 ) -> list[dict[str, Any]]:
     """Return every tested run of a comparison with its figures, as plain values."""
     columns = {
@@ -371,25 +389,6 @@ def _run_of(outcome: Outcome, seed: int) -> dict[str, Any]:
         "failure": outcome.failures.get(seed),
         "code": None if run is None else code_of(run),
     }
-
-
-# By one of `OVER_CLIENTS`, or the name of a figure of all clients together.
-_WORDS = {
-    "num_clients": "clients",
-    "num_empty": "clients without test examples",
-    "num_test_examples": "test examples",
-    "weighted": "average",
-    "mean": "mean over clients",
-    "bottom_decile": "bottom decile",
-    "worst": "worst client",
-    "std": "spread over clients",
-    "fraction_degraded": degraded_vs(VS_GLOBAL),
-    "num_undefined": "clients where it is not defined",
-    "ece": "calibration error",
-    "log_loss": "log-loss",
-}
-_COUNTS = ("num_clients", "num_empty", "num_test_examples", "num_undefined")
-_LOWER_IS_BETTER = ("std", "fraction_degraded", "num_undefined", "ece", "log_loss")
 
 
 def _spread(figure: str) -> tuple[str, str]:
@@ -431,7 +430,7 @@ def column_of(settings: SweepSettings) -> str:
     return f"{settings.group}.{settings.y}"
 
 
-def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
+def table_of(plan: Plan, rows: Sequence[PointRow]) -> Table:
     """Return the table for people, fractions in percent."""
     if isinstance(plan, Sweep):
         return Table.of_cells(plan.name, _swept_cells(plan.settings, rows))
@@ -446,7 +445,7 @@ def table_of(plan: Plan, rows: Sequence[Row]) -> Table:
     return Table.of_cells(plan.name, [[*header, "s a run"], *cells])
 
 
-def _compared_cells(row: Row, columns: Iterable[str]) -> list[str]:
+def _compared_cells(row: PointRow, columns: Iterable[str]) -> list[str]:
     cells = [f"{row.title}{_failed(row)}"]
     for column in columns:
         figure = column.partition(".")[2]
@@ -462,11 +461,11 @@ def _spread_text(found: Estimate, figure: str) -> str:
     return f"{sign}{_number(found.mean, figure)}{half}{found.mark}"
 
 
-def _failed(row: Row) -> str:
+def _failed(row: PointRow) -> str:
     return f" ({row.num_failed} failed)" if row.num_failed else ""
 
 
-def _swept_cells(settings: SweepSettings, rows: Sequence[Row]) -> list[list[str]]:
+def _swept_cells(settings: SweepSettings, rows: Sequence[PointRow]) -> list[list[str]]:
     metric, _ = _spread(settings.y)
     names = ("weighted", "bottom_decile", "fraction_degraded")
     average, *more = (figure_of(metric, name) for name in names)

@@ -22,6 +22,11 @@ from knnper.seeding import RandomKey
 Integers: TypeAlias = NDArray[np.int64]
 ClassWeights: TypeAlias = NDArray[np.float64]
 
+# Remainders closer than this differ by rounding errors only, and count as equal.
+_DECIMALS = 9
+_LARGEST_DROP = 1e300
+_NOTHING: Integers = np.empty(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, eq=False)
 class Shares(Sequence[Integers]):
@@ -90,10 +95,6 @@ def _samples_by(values: Integers, num_values: int) -> Shares:
     """Return the positions of each value 0, 1, ..., ascending."""
     ordered = np.argsort(values, kind="stable")
     return Shares(ordered, np.cumsum(np.bincount(values, minlength=num_values)))
-
-
-# Remainders closer than this differ by rounding errors only, and count as equal.
-_DECIMALS = 9
 
 
 def apportion(
@@ -282,9 +283,6 @@ def natural(
     num_train = len(train_client_ids)
     found = assignment_of(owner[:num_train], owner[num_train:], len(clients))
     return replace(found, names=tuple(names[one] for one in clients) if names else ())
-
-
-_LARGEST_DROP = 1e300
 
 
 def draw_log_dirichlet(
@@ -621,9 +619,6 @@ def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignmen
             seen = number < settings.seen_clients_per_domain
             clients.append((train[samples], own_test, seen, weights))
     return Assignment(*zip(*clients, strict=True))
-
-
-_NOTHING: Integers = np.empty(0, dtype=np.int64)
 
 
 def _counts(totals: Integers, settings: PflbedSettings, key: RandomKey) -> Integers:

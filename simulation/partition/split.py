@@ -34,6 +34,12 @@ from knnper.simulation.partition.schemes import (
 # ``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
 # least, where there is any, is left to train on.
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
+_MIN_NAME_WIDTH = 4
+_LONGEST_TITLE = 60
+_UNFIT = re.compile(r"[^\w.-]")
+MOST_DRAWN = 100_000
+"""Clients that are all looked at when a run starts; drawing those of more is slow."""
+LABELS_FILE = "labels.json"
 
 
 def hold_out_random(
@@ -127,10 +133,6 @@ def _labels_at(arrays: LabelledArrays, positions: Integers) -> LabelledArrays:
         None if clients is None else clients[positions],
         None if domains is None else domains[positions],
     )
-
-
-_MIN_NAME_WIDTH = 4
-_LONGEST_TITLE = 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,9 +329,6 @@ def client_names(num_clients: int) -> tuple[str, ...]:
     return tuple(f"{number:0{width}d}" for number in range(num_clients))
 
 
-_UNFIT = re.compile(r"[^\w.-]")
-
-
 def titles_of(names: Sequence[str]) -> tuple[str, ...]:
     """Return names that files can have and that differ, also where case does not count.
 
@@ -349,10 +348,6 @@ def titles_of(names: Sequence[str]) -> tuple[str, ...]:
         taken.add(title.casefold())
         titles.append(title)
     return tuple(titles)
-
-
-MOST_DRAWN = 100_000
-"""Clients that are all looked at when a run starts; drawing those of more is slow."""
 
 
 def fingerprint(partition: Partition) -> str:
@@ -389,9 +384,6 @@ def _choose_seen(num_clients: int, fraction: float, key: RandomKey) -> NDArray[A
     seen = np.ones(num_clients, dtype=bool)
     seen[key.numpy().permutation(num_clients)[:count]] = False
     return seen
-
-
-LABELS_FILE = "labels.json"
 
 
 def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[str]:

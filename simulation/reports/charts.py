@@ -23,6 +23,14 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
 from knnper.server.results import PooledBins, Total
+from knnper.simulation.label_counts import LabelCounts, read_label_counts
+from knnper.simulation.reports.accuracy_table import ModelRow
+from knnper.simulation.reports.client_table import (
+    ClientRow,
+    client_rows,
+    note_on_sample,
+    sampled,
+)
 from knnper.simulation.reports.figure import (
     FAINT,
     INK,
@@ -32,19 +40,9 @@ from knnper.simulation.reports.figure import (
     boxes_told,
     ink,
 )
-from knnper.simulation.reports.runs import (
-    GROUPS,
-    ClientRow,
-    Row,
-    Setup,
-    chart_text,
-    client_rows,
-    note_on_sample,
-    one_line,
-    sampled,
-    split_of,
-)
-from knnper.simulation.workbench import LabelCounts, read_label_counts
+from knnper.simulation.reports.finished_run import GROUPS
+from knnper.simulation.reports.setups import Setup, split_of
+from knnper.simulation.reports.text import chart_text, one_line
 
 WIDTH = 8.6  # inches, that of the page's text
 PANEL_HEIGHT = 2.7  # inches
@@ -58,6 +56,44 @@ _TITLE_WIDTH = 26  # characters
 _MARGIN = 0.06  # of an axis of fractions beyond its ends, for marks there
 _FRACTIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _FRACTIONS_BOTH = (0.0, 0.5, 1.0)
+
+# What is drawn of ``rounds.jsonl``, with the name of its axis.
+FIGURES: Mapping[str, str] = {
+    "train_loss": "training loss (nats)",
+    "validation_accuracy": "validation accuracy, unpersonalised",
+}
+_PERSONAL = "validation_accuracy_personal"
+_BOTH = "validation accuracy, personalised; dashed: unpersonalised"
+_CURVES_HEIGHT = 2.8  # inches
+_LINE = 0.062  # of the height of a panel
+
+# A height above the largest loss, which a line at the very top would not have.
+_HEADROOM = 1.08
+
+# Colours that follow the page, light or dark, by the name of a CSS variable.
+THEMED: Mapping[str, Color] = {
+    "ink": INK,
+    "soft": SOFT,
+    "faint": FAINT,
+    **{f"series-{number}": color for number, color in enumerate(SERIES)},
+}
+_SVG = "{http://www.w3.org/2000/svg}"
+_SHADES = {
+    "#ffffff": "var(--paper)",
+    **{color.light: f"var(--{name})" for name, color in THEMED.items()},
+}
+_SHADE = re.compile("|".join(map(re.escape, _SHADES)), re.IGNORECASE)
+NUM_BINS = 20
+_ROW_HEIGHT, _FRAME_HEIGHT = 0.26, 0.9  # inches
+MOST_NAMED = 30  # labels that are named; of more, only some are
+MOST_CLIENTS_NAMED = 80
+_LONGEST_NAME = 14  # characters
+_CLASS_HEIGHT = 0.19  # inches
+_LEAST_OPAQUE = 0.16
+_BIN_AREA = 90.0  # square points, of all examples in one bin
+_LARGEST_AREA, _SMALLEST_AREA = 240.0, 9.0  # square points
+MOST_CLASSES, FEWEST_CLIENTS = 6, 5
+_WIDE_RANGE = 30.0
 
 
 @dataclass(frozen=True)
@@ -162,21 +198,6 @@ def write_title(axes: Axes, title: str, subtitle: str) -> None:
 def draw_diagonal(axes: Axes) -> None:
     """Draw the line on which both sides are equal, over fractions of 1."""
     axes.plot([0, 1], [0, 1], color=SOFT.light, linewidth=0.9, linestyle=(0, (4, 3)))
-
-
-# What is drawn of ``rounds.jsonl``, with the name of its axis.
-FIGURES: Mapping[str, str] = {
-    "train_loss": "training loss (nats)",
-    "validation_accuracy": "validation accuracy, unpersonalised",
-}
-
-_PERSONAL = "validation_accuracy_personal"
-_BOTH = "validation accuracy, personalised; dashed: unpersonalised"
-_CURVES_HEIGHT = 2.8  # inches
-_LINE = 0.062  # of the height of a panel
-
-# A height above the largest loss, which a line at the very top would not have.
-_HEADROOM = 1.08
 
 
 @dataclass(frozen=True)
@@ -319,21 +340,6 @@ def _apart(heights: Sequence[float], distance: float) -> list[float]:
     return moved
 
 
-# Colours that follow the page, light or dark, by the name of a CSS variable.
-THEMED: Mapping[str, Color] = {
-    "ink": INK,
-    "soft": SOFT,
-    "faint": FAINT,
-    **{f"series-{number}": color for number, color in enumerate(SERIES)},
-}
-_SVG = "{http://www.w3.org/2000/svg}"
-_SHADES = {
-    "#ffffff": "var(--paper)",
-    **{color.light: f"var(--{name})" for name, color in THEMED.items()},
-}
-_SHADE = re.compile("|".join(map(re.escape, _SHADES)), re.IGNORECASE)
-
-
 @boxes_told()
 def as_svg(picture: Picture, name: str) -> str:
     """Return a chart as an ``svg`` element for the inside of an HTML page."""
@@ -372,9 +378,6 @@ def _localise(element: ElementTree.Element, name: str) -> None:
         value = value.replace("url(#", f"url(#{name}-")
         shaded = _SHADE.sub(lambda found: _SHADES[found.group().lower()], value)
         element.attrib[plain] = shaded
-
-
-NUM_BINS = 20
 
 
 def weight_counts(clients: Iterable[ClientRow]) -> tuple[Counts, Counts, float] | None:
@@ -425,10 +428,9 @@ def draw_weights(setups: Sequence[Setup], colors: Colors) -> Picture | None:
     return Picture(figure, f"The clients' λ. {'. '.join(told)}.")
 
 
-_ROW_HEIGHT, _FRAME_HEIGHT = 0.26, 0.9  # inches
-
-
-def draw_averages(rows: Sequence[Row], colors: Colors, split: str) -> Picture | None:
+def draw_averages(
+    rows: Sequence[ModelRow], colors: Colors, split: str
+) -> Picture | None:
     """Draw the average of every row, a panel a group; None without rows."""
     if not rows:
         return None
@@ -458,7 +460,7 @@ def draw_averages(rows: Sequence[Row], colors: Colors, split: str) -> Picture | 
     return Picture(figure, f"Average {split} accuracy: {'; '.join(told)}.")
 
 
-def _draw_average(axes: Axes, height: int, row: Row, color: Color) -> None:
+def _draw_average(axes: Axes, height: int, row: ModelRow, color: Color) -> None:
     figure = row.figures["average"]
     if figure.mean is None:
         return
@@ -476,13 +478,6 @@ def _draw_average(axes: Axes, height: int, row: Row, color: Color) -> None:
         verticalalignment="center",
         fontsize=8,
     )
-
-
-MOST_NAMED = 30  # labels that are named; of more, only some are
-MOST_CLIENTS_NAMED = 80
-_LONGEST_NAME = 14  # characters
-_CLASS_HEIGHT = 0.19  # inches
-_LEAST_OPAQUE = 0.16
 
 
 def first_counts(setups: Sequence[Setup]) -> tuple[str, LabelCounts] | None:
@@ -612,9 +607,6 @@ def _mark_unseen(axes: Axes, num_seen: int) -> None:
         )
 
 
-_BIN_AREA = 90.0  # square points, of all examples in one bin
-
-
 @dataclass(frozen=True)
 class Reliability:
     """The bins of confidence of many test examples, those that hold any."""
@@ -718,9 +710,6 @@ def _draw_bins(axes: Axes, bins: Reliability, color: Color, marker: str) -> None
     axes.scatter(*at, s=areas, marker=marker, color=shade, linewidths=0)
 
 
-_LARGEST_AREA, _SMALLEST_AREA = 240.0, 9.0  # square points
-
-
 @dataclass(frozen=True)
 class Scatter:
     """How many clients of a setup, of all seeds, are at each point."""
@@ -803,10 +792,6 @@ def _draw_clients(
         linewidths=0 if seen else 1.0,
         clip_on=False,
     )
-
-
-MOST_CLASSES, FEWEST_CLIENTS = 6, 5
-_WIDE_RANGE = 30.0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import PercentFormatter
 
+_LOG = logging.getLogger(__name__)
+
 # Have Chinese, Japanese or Korean characters, which the first font lacks.
 FALLBACKS = (
     "Noto Sans CJK SC",
@@ -32,10 +34,17 @@ FALLBACKS = (
     "Malgun Gothic",
     "Arial Unicode MS",
 )
-
-_LOG = logging.getLogger(__name__)
 _MISSING = re.compile(r"Glyph (\d+) .*missing from")
 _TOLD: set[str] = set()  # characters that need not be told again
+
+# Without a date, and with named parts, the same figure is the same file.
+_FORMATS: Mapping[str, Any] = {
+    "svg": {"metadata": {"Date": None}},
+    "pdf": {"metadata": {"CreationDate": None}},
+    "png": {"dpi": 150},
+}
+_OF_METHOD = {"kNN-Per": 0, "FedAvg": 1, "FedAvg+": 2, "Local": 3}
+P = ParamSpec("P")
 
 
 def font_families() -> list[str]:
@@ -73,14 +82,6 @@ def boxes_told() -> Iterator[None]:
         )
 
 
-# Without a date, and with named parts, the same figure is the same file.
-_FORMATS: Mapping[str, Any] = {
-    "svg": {"metadata": {"Date": None}},
-    "pdf": {"metadata": {"CreationDate": None}},
-    "png": {"dpi": 150},
-}
-
-
 @boxes_told()
 def write_pictures(
     folder: Path, name: str, figure: Figure, endings: Iterable[str] = tuple(_FORMATS)
@@ -103,10 +104,13 @@ class Color:
 
 INK = Color("#1d2430", "#e9ecf1")  # text
 
+
 # Axes, and what is only compared with: the unpersonalised model, the diagonal.
 SOFT = Color("#5a6372", "#a3acba")
 
+
 FAINT = Color("#dcdfe4", "#343b46")  # grids
+
 
 # After Okabe and Ito, "Color universal design", 2008, darkened for thin lines.
 SERIES = (
@@ -119,8 +123,6 @@ SERIES = (
     Color("#7a3e1d", "#d29a78"),
     Color("#3d7f8f", "#7fd0e2"),
 )
-
-_OF_METHOD = {"kNN-Per": 0, "FedAvg": 1, "FedAvg+": 2, "Local": 3}
 
 
 def colors_of(titles: Iterable[str]) -> list[Color]:
@@ -150,9 +152,6 @@ def settle(figure: Figure) -> None:
         {"figure.autolayout": False, "figure.constrained_layout.use": False}
     ):
         figure.set_layout_engine(None)
-
-
-P = ParamSpec("P")
 
 
 def ink() -> Any:

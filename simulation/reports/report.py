@@ -14,6 +14,12 @@ from markupsafe import Markup
 from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.metrics import ACCURACY
+from knnper.simulation.reports.accuracy_table import (
+    ModelRow,
+    degraded_columns,
+    table_of,
+    table_of_group,
+)
 from knnper.simulation.reports.charts import (
     MOST_SHOWN,
     THEMED,
@@ -29,34 +35,41 @@ from knnper.simulation.reports.charts import (
     draw_weights,
     report_style,
 )
+from knnper.simulation.reports.estimate import WEAK_NOTE
 from knnper.simulation.reports.figure import colors_of, settle, write_pictures
-from knnper.simulation.reports.runs import (
+from knnper.simulation.reports.finished_run import (
     GROUPS,
-    WEAK_NOTE,
+    FinishedRun,
+    find_runs,
+)
+from knnper.simulation.reports.provenance import (
     FederatedData,
-    Row,
-    Run,
-    Setup,
-    Table,
     by_data,
-    comparability,
-    degraded_columns,
-    departures,
     environments,
     facts_of,
-    find_runs,
+    repetition_of,
+)
+from knnper.simulation.reports.setups import (
+    Setup,
+    comparability,
+    departures,
     in_common,
-    markdown_cell,
-    markdown_text,
     metrics_of,
     missing_files,
-    repetition_of,
     setups_of,
     split_of,
-    table_of,
-    table_of_group,
 )
+from knnper.simulation.reports.table import Table
+from knnper.simulation.reports.text import markdown_cell, markdown_text
 from knnper.simulation.reports.verdict import verdict_of, worst_table
+
+_AVERAGES = (
+    "A dot is the mean over the seeds, its line the 95 % interval of the mean, cut at "
+    "0 and 100 %, and dotted where it is of two seeds; diamonds are unpersonalised "
+    "models."
+)
+_DEPARTURES = "Settings with more than one value"
+_TEMPLATES = Path(__file__).with_name("templates")
 
 
 @dataclass(frozen=True)
@@ -80,12 +93,6 @@ class _Kind:
     draw: Callable[[Sequence[Setup], Colors], Picture | None]
     is_of_each_setup: bool = True
 
-
-_AVERAGES = (
-    "A dot is the mean over the seeds, its line the 95 % interval of the mean, cut at "
-    "0 and 100 %, and dotted where it is of two seeds; diamonds are unpersonalised "
-    "models."
-)
 
 _KINDS = (
     _Kind(
@@ -159,7 +166,7 @@ def average_of(setup: Setup) -> float:
 
 
 def draw_sections(
-    setups: Sequence[Setup], rows: Sequence[Row], prefix: str = ""
+    setups: Sequence[Setup], rows: Sequence[ModelRow], prefix: str = ""
 ) -> list[Section]:
     """Return all sections; a chart that the runs have no data for is left out."""
     ordered, split = list(setups), split_of(setups)
@@ -219,7 +226,7 @@ class Chapter:
     name: str
     over: FederatedData
     setups: tuple[Setup, ...]
-    tables: Mapping[str, tuple[Row, ...]]  # by metric, that of the accuracy first
+    tables: Mapping[str, tuple[ModelRow, ...]]  # by metric, that of the accuracy first
     remarks: tuple[str, ...]
     facts: Mapping[str, str]  # what stands at the top, by its name
     departures: Table  # in which settings the setups differ, a column each
@@ -231,7 +238,7 @@ class Chapter:
         return split_of(self.setups)
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[ModelRow, ...]:
         """Those of the accuracy."""
         return self.tables[ACCURACY]
 
@@ -316,11 +323,8 @@ class Report:
         return environments(self._runs)
 
     @property
-    def _runs(self) -> list[Run]:
+    def _runs(self) -> list[FinishedRun]:
         return [run for setup in self.setups for run in setup.runs]
-
-
-_DEPARTURES = "Settings with more than one value"
 
 
 def report_of(paths: Sequence[Path], labels: Sequence[str] = ()) -> Report:
@@ -352,9 +356,6 @@ def report_of(paths: Sequence[Path], labels: Sequence[str] = ()) -> Report:
             "one do not compare with those over another: each has a table of its own."
         )
     return Report(tuple(chapters), tuple(remarks))
-
-
-_TEMPLATES = Path(__file__).with_name("templates")
 
 
 def template_environment(*, autoescape: bool, more: Sequence[Path] = ()) -> Environment:

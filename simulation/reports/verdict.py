@@ -6,32 +6,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from knnper.simulation.reports.runs import (
-    GROUPS,
-    WEAK,
-    ClientRow,
-    Estimate,
-    Row,
-    Run,
-    Setup,
-    Table,
-    clients_of,
-    estimate,
-    has_clients,
+from knnper.simulation.reports.accuracy_table import (
+    ModelRow,
     is_apart,
-    load_run,
-    percent,
-    setups_of,
-    split_of,
     table_of,
 )
+from knnper.simulation.reports.client_table import ClientRow, clients_of, has_clients
+from knnper.simulation.reports.estimate import WEAK, Estimate, estimate
+from knnper.simulation.reports.finished_run import (
+    GROUPS,
+    FinishedRun,
+    load_run,
+)
+from knnper.simulation.reports.setups import Setup, setups_of, split_of
+from knnper.simulation.reports.table import Table
+from knnper.simulation.reports.text import percent
 
 MOST_NAMED = 5  # clients of a kind in a table, and in a sentence fewer
 _IN_A_SENTENCE = 3
 _EQUAL = 0.0005  # a difference that would be written as 0.0 points
 
 
-def verdict_of(setups: Sequence[Setup], rows: Sequence[Row]) -> list[str]:
+def verdict_of(setups: Sequence[Setup], rows: Sequence[ModelRow]) -> list[str]:
     """Return sentences on the best setup, the most important one first.
 
     Parameters
@@ -76,19 +72,19 @@ def verdict_of_run(folder: Path) -> list[str]:
     return verdict_of(setups, table_of(setups))
 
 
-def _is_measured(row: Row) -> bool:
+def _is_measured(row: ModelRow) -> bool:
     return not row.is_reference and row.figures["average"].mean is not None
 
 
-def _average(row: Row) -> float:
+def _average(row: ModelRow) -> float:
     return row.figures["average"].mean or 0.0
 
 
-def _percent(row: Row) -> str:
+def _percent(row: ModelRow) -> str:
     return percent(_average(row))
 
 
-def _setup_of(row: Row, setups: Sequence[Setup]) -> Setup:
+def _setup_of(row: ModelRow, setups: Sequence[Setup]) -> Setup:
     return next(setup for setup in setups if setup.label == row.setup)
 
 
@@ -98,7 +94,7 @@ def _points(difference: Estimate) -> str:
     return size.text().removesuffix(WEAK)
 
 
-def _gain_phrase(setup: Setup, row: Row) -> str:
+def _gain_phrase(setup: Setup, row: ModelRow) -> str:
     """Return by how much a model is better than the one it goes on from, if any."""
     gain, reference = row.figures["gain"], setup.runs[0].reference_title
     if gain.mean is None or setup.title == reference:
@@ -136,7 +132,7 @@ def _are(number: int) -> str:
     return "is" if number < 2 else "are"
 
 
-def _caution(best: Row) -> list[str]:
+def _caution(best: ModelRow) -> list[str]:
     """Return how far the gain can be trusted, where it cannot."""
     average, gain = best.figures["average"], best.figures["gain"]
     if average.count == 1:
@@ -178,7 +174,7 @@ def _runner_up(best: Setup, second: Setup, group: str) -> str:
 class Served:
     """A client and the run that it is of."""
 
-    run: Run
+    run: FinishedRun
     client: ClientRow
 
     @property

@@ -7,8 +7,9 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from knnper.cli.flower_apps import client_app
 from knnper.experiment import Experiment, load_experiment
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.split import export_shares
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import open_workbench
 from knnper.transport.messages import Purpose
 from tests.server.fake_grid import FakeGrid
 

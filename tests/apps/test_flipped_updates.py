@@ -11,8 +11,9 @@ from knnper.cli.flower_apps import Order, lead_sites
 from knnper.client.runtime import ClientRuntime
 from knnper.experiment import Experiment
 from knnper.server.observer import Observer
+from knnper.simulation.catalogue import over_sites
 from knnper.simulation.partition.split import export_shares
-from knnper.simulation.workbench import open_workbench, over_sites
+from knnper.simulation.workbench import open_workbench
 from tests.apps.site_grid import SiteGrid, experiment
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("inside_a_run")]

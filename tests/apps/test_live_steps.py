@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Error, Message
 
 from knnper.errors import RunError
-from knnper.simulation.reports.runs import clients_of
+from knnper.simulation.reports.client_table import clients_of
 from knnper.transport.messages import Purpose
 from tests.apps.site_grid import SiteGrid, experiment
 from tests.apps.test_site_run import SEEN, lead, simulated, three, weights_of

@@ -6,7 +6,7 @@ from knnper.cli.flower_apps import order_of
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import to_json
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.workbench import over_sites
+from knnper.simulation.catalogue import over_sites
 from tests.apps.site_grid import experiment
 
 DEFAULTS: dict[str, object] = {

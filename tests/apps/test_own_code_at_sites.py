@@ -29,12 +29,10 @@ from knnper.pretrained import TransformersSettings
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import over_sites
+from knnper.simulation.engines import simulate
 from knnper.simulation.trained_model import find_model, stored_model, trained_model
-from knnper.simulation.workbench import (
-    open_workbench,
-    over_sites,
-    simulate,
-)
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import for_sites, identity_at_sites
 from knnper.strategies.core.exported_model import (
     StoredModel,

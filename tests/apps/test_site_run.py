@@ -22,8 +22,10 @@ from knnper.predictions import FILE
 from knnper.server import sites
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import over_sites
+from knnper.simulation.engines import simulate
 from knnper.simulation.trained_model import find_model
-from knnper.simulation.workbench import open_workbench, over_sites, simulate
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core import task
 from tests.apps.site_grid import SiteGrid, experiment
 from tests.simulation.knnper_process import validations

@@ -11,7 +11,9 @@ from knnper.data.digits import DigitsSettings
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
 from tests.cli.store_commands import done
 
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from knnper.cli.app import app
 from knnper.cli.choices import Choosable, entries_of
 from knnper.experiment import load_experiment
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import shipped_experiments
-from knnper.simulation.workbench import experiment_catalogue
 
 
 def listed(*words: str) -> Result:

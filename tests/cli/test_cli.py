@@ -11,11 +11,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import knnper
-import knnper.simulation.workbench
+import knnper.simulation.engines
 from knnper.cli.app import app
 from knnper.errors import RunError
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.folder import CODE, is_of_this_code
+from knnper.simulation.origin import CODE, is_of_this_code
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 
@@ -76,7 +76,7 @@ def pretend(
         folder.write_results(RESULTS)
         return RESULTS
 
-    monkeypatch.setattr(knnper.simulation.workbench, "simulate", simulate)
+    monkeypatch.setattr(knnper.simulation.engines, "simulate", simulate)
     return calls
 
 

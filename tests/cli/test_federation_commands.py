@@ -22,7 +22,7 @@ from knnper.server.link.setup import FederationFolder, found
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.server.settings import ServerSettings
-from knnper.simulation.workbench import over_sites
+from knnper.simulation.catalogue import over_sites
 from knnper.transport.credentials import (
     fingerprint,
     new_node_key,

@@ -13,10 +13,10 @@ from knnper.experiment import load_experiment
 from knnper.files import ForeignFileError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.folder import Identity, batch_folder
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.interface import Run
-from knnper.simulation.reports.runs import load_run
+from knnper.simulation.reports.finished_run import load_run
 from knnper.simulation.trained_model import find_model, stored_model
-from knnper.simulation.workbench import experiment_catalogue
 from knnper.strategies.core.exported_model import save_model
 from tests.client.state.small_site import small_experiment
 from tests.datastore.small_store import small_store

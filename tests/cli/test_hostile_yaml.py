@@ -15,7 +15,7 @@ LINES += [f"&{n} [{', '.join(10 * [f'*{n - 1}'])}]" for n in range(1, 10)]
 BOMB = "".join(f"a{number}: {line}\n" for number, line in enumerate(LINES))
 COMMANDS = (
     *("simulate FILE", "sweep FILE", "compare FILE", "partition FILE"),
-    *("fed server FILE", "fed client FILE", "fed submit GOOD --server FILE"),
+    *("fed server FILE", "fed client FILE", "fed submit FILE GOOD"),
     *("site check FILE", "site check GOOD --task FILE", "site serve FILE"),
     *("site onboard FILE", "site doctor FILE", "site token list FILE"),
 )

@@ -15,8 +15,8 @@ from knnper.cli.app import app
 from knnper.errors import ConfigError
 from knnper.experiment import read_experiment
 from knnper.simulation.batches.plan import read_comparison, read_sweep
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment, shipped_experiments
-from knnper.simulation.workbench import experiment_catalogue
 from tests.conftest import ROOT
 
 

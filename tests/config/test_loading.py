@@ -16,7 +16,7 @@ from knnper.experiment import (
     read_experiment,
     results_identity,
 )
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from tests.config.conftest import Basis
 
 

@@ -18,7 +18,7 @@ from docs.menu import add_methods
 from knnper.cli.app import app
 from knnper.client.settings import read_client
 from knnper.experiment import SECTIONS, load_experiment, parse_yaml, read_experiment
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS
 from tests.docs.pages import (
     PAGES,

@@ -10,10 +10,7 @@ import pytest
 
 from knnper.experiment import Experiment, dump_yaml, parse_yaml, read_yaml
 from knnper.simulation.batches.family import training_identity
-from knnper.simulation.batches.plan import (
-    Comparison,
-    Sweep,
-)
+from knnper.simulation.batches.plan import Comparison, Sweep
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.partition.schemes import PartitionSettings
 from papers.catalogue import FigurePlan

@@ -15,7 +15,7 @@ from knnper.experiment import (
     parse_yaml,
     read_yaml,
 )
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method
 

@@ -11,7 +11,7 @@ import pytest
 
 from docs import tables
 from knnper.simulation.batches.plan import Comparison, Sweep
-from knnper.simulation.reports.runs import estimate
+from knnper.simulation.reports.estimate import estimate
 from papers.reproduce import read_file
 
 ROOT = Path(__file__).resolve().parents[2]

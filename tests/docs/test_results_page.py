@@ -16,8 +16,10 @@ from knnper.datastore.memory import KnnSettings
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
 from knnper.simulation.trained_model import trained_model
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.simulation.workbench import open_workbench
 
 read_schema = pytest.importorskip("pyarrow.parquet").read_schema
 Listings = Callable[[str, str], list[str]]

@@ -19,7 +19,7 @@ from knnper.errors import ConfigError
 from knnper.experiment import Experiment, load_experiment
 from knnper.process import import_torchvision
 from knnper.seeding import RandomKey
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import (
     GlobalModel,

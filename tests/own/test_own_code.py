@@ -36,11 +36,9 @@ from knnper.own import Door, Kind, explained
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.workbench import (
-    experiment_catalogue,
-    open_workbench,
-    simulate,
-)
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core.frozen import of_embeddings
 from knnper.strategies.core.training import local_sgd
 

@@ -22,8 +22,10 @@ from knnper.metrics import computations
 from knnper.server.observer import Observer
 from knnper.server.results import evaluation_problem
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
 from knnper.simulation.reports.report import as_markdown_report, report_of
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core.task import Evaluation
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")

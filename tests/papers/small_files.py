@@ -8,7 +8,7 @@ from typing import Any
 from knnper.experiment import Experiment, dump_yaml, load_experiment
 from knnper.server.observer import Observer
 from knnper.simulation.batches.progress import Advance, Progress
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from papers.figures import OnPart
 from papers.reproduce import File, Watcher
 

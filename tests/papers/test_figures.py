@@ -18,7 +18,7 @@ from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import FolderTakenError, RunError
 from knnper.files import JsonLines
-from knnper.simulation.reports.runs import Table
+from knnper.simulation.reports.table import Table
 from knnper.simulation.trained_model import trained_model
 from papers.__main__ import app
 from papers.catalogue import FIGURES, make_figure

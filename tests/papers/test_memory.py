@@ -17,7 +17,7 @@ from knnper.datastore.tuning import candidates
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.split import Clients
-from knnper.simulation.reports.runs import Shown
+from knnper.simulation.reports.table import Shown
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from papers.catalogue import make_figure
 from papers.figures import OnPart, PartRecord

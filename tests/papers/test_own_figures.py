@@ -17,9 +17,10 @@ from knnper.experiment import Experiment
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.engines import simulate
+from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.figure import colors_of
-from knnper.simulation.reports.runs import estimate
-from knnper.simulation.workbench import Workbench, open_workbench, simulate
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.training import local_sgd
 from knnper.strategies.fedbasis import FedBasisSettings, local_round
 from papers.catalogue import make_figure

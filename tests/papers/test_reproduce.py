@@ -19,7 +19,8 @@ from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import Family
 from knnper.simulation.batches.progress import Told
-from knnper.simulation.workbench import Workbench, experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.workbench import Workbench
 from papers.__main__ import app
 from papers.catalogue import FIGURES, FigureName, read_figure
 from papers.collapse import CollapseSettings

@@ -8,8 +8,8 @@ import pytest
 
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
-from knnper.simulation.workbench import PARTITION, ClientCounts, LabelCounts
-from papers.hours import Run, runs_in
+from knnper.simulation.label_counts import PARTITION, ClientCounts, LabelCounts
+from papers.hours import TimedRun, runs_in
 from papers.sizes import halves, names_in, size_table, write_sizes
 from tests.papers.test_hours import client
 from tests.simulation.batches.small_comparison import plan
@@ -17,7 +17,7 @@ from tests.simulation.batches.small_comparison import plan
 
 def test_halves_are_by_the_device_whatever_a_round_takes() -> None:
     clients = [client(number, 10.0 - number, 1) for number in range(9)]
-    run = Run([], [*clients, client(9, None, 0)])  # the last one is unseen
+    run = TimedRun([], [*clients, client(9, None, 0)])  # the last one is unseen
     names = {str(number): f"000{number}" for number in range(9)}
     everyone, weak, strong = halves(run, 3, names)
     speeds = [RandomKey(3).device(names[one.client])[0] for one in everyone]
@@ -34,7 +34,7 @@ def test_a_row_by_hand() -> None:
     ]
     clients = [client(number, 1.0, 1) for number in (3, 8)]
     parts = clients, clients[1:], clients[:1]
-    table = size_table({"a": [(Run(rounds, clients), parts)]}).as_markdown()
+    table = size_table({"a": [(TimedRun(rounds, clients), parts)]}).as_markdown()
     cells = [one.strip() for one in table.splitlines()[2].split("|")[1:-1]]
     # 0.3 with 4 test examples, and 0.8 with 9.
     assert cells == ["a", "1.00", "6.00", "2.00", "64.6", "80.0", "30.0"]
@@ -75,7 +75,7 @@ def test_clients_are_found_by_what_results_call_them(tmp_path: Path) -> None:
     ]
     counts = LabelCounts(("a",), tuple(counted), 0)
     (tmp_path / PARTITION).write_text(json.dumps(asdict(counts)))
-    run = Run([], [], tmp_path)
+    run = TimedRun([], [], tmp_path)
     assert names_in(run) == {"zoe": "0000", "adam": "0001"}
     (tmp_path / PARTITION).unlink()
     with pytest.raises(RunError, match=r"has no partition\.json"):

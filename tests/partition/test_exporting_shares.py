@@ -28,7 +28,7 @@ from knnper.simulation.partition.split import (
     export_shares,
     partition_of,
 )
-from knnper.simulation.workbench import VirtualClients
+from knnper.simulation.virtual_clients import VirtualClients
 
 CHOICES: dict[str, dict[str, Any]] = {
     "iid": {"num_clients": 5, "unseen_fraction": 0.4},

@@ -10,8 +10,9 @@ import pytest
 
 from knnper.errors import ConfigError, OwnCodeError
 from knnper.experiment import load_experiment, results_identity
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.split import fingerprint
-from knnper.simulation.workbench import Workbench, experiment_catalogue, open_workbench
+from knnper.simulation.workbench import Workbench, open_workbench
 
 CODE = '''
 import numpy as np

@@ -20,7 +20,7 @@ from knnper.simulation.partition.schemes import (
     pflbed,
 )
 from knnper.simulation.partition.split import Partition, fingerprint, make_partition
-from knnper.simulation.workbench import VirtualClients
+from knnper.simulation.virtual_clients import VirtualClients
 from tests.partition.toy_data import DATASET
 
 KEY = RandomKey(5)

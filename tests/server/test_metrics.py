@@ -37,7 +37,7 @@ from knnper.server.results import (
     write_clients_csv,
 )
 from knnper.server.run_folder import DistributionLog
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.task import ClientResult, Evaluation, score
 
 

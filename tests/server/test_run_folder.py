@@ -32,7 +32,7 @@ from knnper.server.run_folder import (
     rounds_in,
 )
 from knnper.server.screening import Norms
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.records import ModelState
 from knnper.strategies.core.task import ClientResult, Evaluation
 from tests.apps.site_grid import experiment

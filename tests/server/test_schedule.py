@@ -38,12 +38,10 @@ from knnper.server.schedule import (
     staleness_factor,
 )
 from knnper.server.selection import Uniform
-from knnper.simulation.reports.runs import clients_of
-from knnper.simulation.workbench import (
-    experiment_catalogue,
-    open_workbench,
-    simulate,
-)
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.reports.client_table import clients_of
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.compression import Compressed
 from knnper.strategies.core.method import UNSEEN_CLIENT

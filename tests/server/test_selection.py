@@ -15,11 +15,9 @@ from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.server.selection import ByUtility, Uniform, gain, selection_of
-from knnper.simulation.workbench import (
-    experiment_catalogue,
-    open_workbench,
-    simulate,
-)
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
 from tests.server.test_schedule import run, state_of
 
 KEY = RandomKey(0)

@@ -21,11 +21,9 @@ from knnper.seeding import RandomKey
 from knnper.server.fleet import Devices
 from knnper.server.observer import Observer
 from knnper.server.traces import Device, Times, Traces, digests
-from knnper.simulation.workbench import (
-    experiment_catalogue,
-    open_workbench,
-    simulate,
-)
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
 from tests.server.test_schedule import METHOD, run, schedule, state_of, steps
 from tests.strategies.method_checks import document
 

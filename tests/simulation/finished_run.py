@@ -5,7 +5,9 @@ from pathlib import Path
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
 
 
 def finished_run(

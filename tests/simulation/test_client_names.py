@@ -14,13 +14,11 @@ from knnper.client.runtime import ClientRuntime
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.label_counts import PARTITION
 from knnper.simulation.partition.split import export_shares, titles_of
-from knnper.simulation.workbench import (
-    PARTITION,
-    experiment_catalogue,
-    open_workbench,
-    simulate,
-)
+from knnper.simulation.workbench import open_workbench
 
 
 def put_images(root: Path, users: tuple[str, ...]) -> None:

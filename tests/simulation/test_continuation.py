@@ -11,9 +11,11 @@ from knnper.errors import ConfigError, FolderTakenError, RunError
 from knnper.experiment import load_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.folder import inputs_of, keep_inputs, sign
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.continuation import begin_continuation
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.simulation.engines import simulate
+from knnper.simulation.origin import inputs_of, keep_inputs, sign
+from knnper.simulation.workbench import open_workbench
 from tests.simulation.knnper_process import outcome
 
 EXPERIMENT: dict[str, Any] = {

@@ -9,16 +9,18 @@ import pytest
 from knnper.server.results import fraction_degraded
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.runner import Outcome
-from knnper.simulation.batches.tables import figures_of, rows_of
-from knnper.simulation.reports.runs import (
+from knnper.simulation.batches.tables import (
+    figures_of,
+    rows_of,
+)
+from knnper.simulation.reports.accuracy_table import (
     VS_FEDAVG,
     as_cells,
-    load_run,
-    setups_of,
     table_of,
 )
+from knnper.simulation.reports.finished_run import load_run
+from knnper.simulation.reports.setups import setups_of
 from tests.simulation.batches.small_comparison import ROWS, plan
-from tests.simulation.batches.small_sweep import read
 from tests.simulation.reporting.made_runs import client_result, made_run
 
 
@@ -119,6 +121,3 @@ def test_the_earlier_name_is_still_read(tmp_path: Path) -> None:
     (run / "results.json").write_text(text.replace("_degraded", "_hurt"))
     assert figures_of(run) == before
     assert "fraction_hurt" not in json.dumps(load_run(run).results)
-    assert read(tmp_path, y="global.fraction_hurt").settings.y == (
-        "global.fraction_degraded"
-    )

@@ -14,13 +14,10 @@ from safetensors.torch import load_file
 from knnper.experiment import read_experiment
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
 from knnper.simulation.partition.schemes import PflbedSettings
-from knnper.simulation.workbench import (
-    Workbench,
-    experiment_catalogue,
-    open_workbench,
-    simulate,
-)
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.core.task import ModelPredictor
 from tests.simulation.knnper_process import simulate as simulate_in_a_process
 

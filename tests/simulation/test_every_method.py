@@ -15,9 +15,11 @@ from knnper.errors import ConfigError
 from knnper.experiment import Experiment, load_experiment, to_yaml
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder, asides
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.continuation import begin_continuation
+from knnper.simulation.engines import simulate
 from knnper.simulation.trained_model import trained_model
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.exported_model import save_model
 from knnper.strategies.core.method import AS_IT_IS

@@ -17,14 +17,16 @@ from knnper.errors import CodecError, RunError
 from knnper.experiment import RunSettings
 from knnper.simulation.flower_engine import (
     SESSION_FILE,
-    ObjectStore,
     carrier_of,
+    require_same_folder,
+)
+from knnper.simulation.flower_nodes import (
     requests_at_once,
     require_cluster,
-    require_same_folder,
     run_nodes,
     short_ray_folder,
 )
+from knnper.simulation.object_store import ObjectStore
 from knnper.strategies.core.records import ModelPayload
 from knnper.transport import messages as shared_memory
 from knnper.transport.messages import (
@@ -160,7 +162,7 @@ import torch
 from flwr.app import RecordDict
 
 from knnper.records import fingerprint
-from knnper.simulation.flower_engine import ObjectStore
+from knnper.simulation.object_store import ObjectStore
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport.messages import pack, packed_of, to_content, unpack, unpack_shared
 

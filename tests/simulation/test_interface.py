@@ -16,10 +16,10 @@ from knnper.datastore.local_memory import LocalMemory
 from knnper.datastore.prediction import KnnPredictor
 from knnper.errors import ConfigError, DataError, FolderTakenError, RunError
 from knnper.experiment import load_experiment
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment, shipped_experiments
 from knnper.simulation.interface import Run, simulate
 from knnper.simulation.trained_model import trained_model
-from knnper.simulation.workbench import experiment_catalogue
 from tests.simulation.reporting.parsed_page import Page
 
 SMALL: dict[str, Any] = {

@@ -15,9 +15,11 @@ from knnper.experiment import Experiment, load_experiment
 from knnper.predictions import FILE, Predictions
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
 from knnper.simulation.interface import Run
-from knnper.simulation.reports.runs import clients_of
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.simulation.reports.client_table import clients_of
+from knnper.simulation.workbench import open_workbench
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")
 

@@ -11,8 +11,9 @@ from knnper.data.site_data import task_of
 from knnper.data.task_file import read_task
 from knnper.errors import RunError
 from knnper.experiment import load_experiment
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.trained_model import find_model, model_with, trained_model
-from knnper.simulation.workbench import experiment_catalogue, open_workbench
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.exported_model import ModelError, save_model
 from tests.simulation.finished_run import finished_run

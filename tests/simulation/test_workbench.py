@@ -13,16 +13,15 @@ import torch
 from knnper import simulation
 from knnper.errors import ConfigError, RunError
 from knnper.experiment import load_experiment, read_experiment
-from knnper.simulation import workbench
+from knnper.simulation import precision
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.interface import begin, reopen
-from knnper.simulation.workbench import (
-    Workbench,
+from knnper.simulation.label_counts import (
     count_labels,
-    experiment_catalogue,
     keep_label_counts,
-    open_workbench,
     read_label_counts,
 )
+from knnper.simulation.workbench import Workbench, open_workbench
 from knnper.strategies.catalogue import assemble
 
 
@@ -70,7 +69,7 @@ def test_counts_of_very_many_clients_are_not_written(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = len(bench.partition.clients) - 1
-    monkeypatch.setattr("knnper.simulation.workbench.MOST_DRAWN", most)
+    monkeypatch.setattr("knnper.simulation.label_counts.MOST_DRAWN", most)
     keep_label_counts(bench.clients, tmp_path)
     assert read_label_counts(tmp_path) is None
 
@@ -175,11 +174,11 @@ def test_a_simulation_takes_the_faster_precision_and_stays_with_it(
     expected: str,
 ) -> None:
     # With these, any time is too long, or short enough, for bfloat16.
-    monkeypatch.setattr(workbench, "_WORTH_IT", most)
+    monkeypatch.setattr(precision, "_WORTH_IT", most)
     made, folder = begin(MEASURED, output=tmp_path / "run")
     assert made.experiment.training.precision == expected
     assert f"training.precision is {expected} here" in caplog.text
-    monkeypatch.setattr(workbench, "_WORTH_IT", math.inf if most == 0.0 else 0.0)
+    monkeypatch.setattr(precision, "_WORTH_IT", math.inf if most == 0.0 else 0.0)
     again, _ = reopen(folder.path)
     assert again.experiment.training.precision == expected
 
@@ -191,7 +190,7 @@ def test_where_bfloat16_cannot_be_run_it_is_not_chosen(
         if precision == "bfloat16":
             raise RunError("this CPU cannot")
 
-    monkeypatch.setattr(workbench, "_WORTH_IT", math.inf)
+    monkeypatch.setattr(precision, "_WORTH_IT", math.inf)
     monkeypatch.setattr("knnper.strategies.catalogue.require_precision", refuse)
     experiment = load_experiment(MEASURED, experiment_catalogue())
     assert open_workbench(experiment).experiment.training.precision == "float32"

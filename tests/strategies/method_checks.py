@@ -15,7 +15,7 @@ from knnper.experiment import (
     TrainingSettings,
     load_experiment,
 )
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.method import Method, Personalizer
 from knnper.strategies.core.task import Task
 

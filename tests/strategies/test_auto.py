@@ -13,7 +13,7 @@ from knnper.client.served_model import open_served
 from knnper.data.examples import ClientData, Examples
 from knnper.datastore.examples import Selection
 from knnper.experiment import Choice, load_experiment, to_document
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.auto import (
     CANDIDATES,
     Auto,

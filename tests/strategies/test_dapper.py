@@ -13,7 +13,7 @@ from knnper.experiment import TrainingSettings, load_experiment
 from knnper.own import CLOSED
 from knnper.records import fingerprint, put_together, take_apart
 from knnper.seeding import RandomKey
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import site_catalogue
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.records import ModelState

@@ -22,7 +22,7 @@ from knnper.models import build_model, can_be_narrower, narrower
 from knnper.networks import LeafCnnSettings, TinyCnnSettings
 from knnper.seeding import RandomKey
 from knnper.server.fleet import Devices
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import task_of_experiment
 from knnper.strategies.core.compression import COMPRESSORS, Compressed
 from knnper.strategies.core.method import UNSEEN_CLIENT

@@ -10,7 +10,7 @@ from knnper.data.examples import ClientData
 from knnper.datastore.memory import KnnSettings
 from knnper.experiment import TrainingSettings, load_experiment
 from knnper.seeding import RandomKey
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, title_of
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import ModelPredictor, Task

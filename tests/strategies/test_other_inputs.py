@@ -16,7 +16,9 @@ from knnper.experiment import load_experiment
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.workbench import experiment_catalogue, open_workbench, simulate
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.agnostic import shares_and_losses
 from knnper.strategies.core.task import ModelPredictor, Task, evaluate
 from knnper.strategies.core.training import local_sgd

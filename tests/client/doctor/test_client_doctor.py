@@ -21,7 +21,7 @@ from knnper.client.site import installer_of
 from knnper.client.site_state import SiteState
 from knnper.experiment import load_experiment
 from knnper.files import write_atomically
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import ModelError, save_model
 from knnper.strategies.core.records import ModelPayload

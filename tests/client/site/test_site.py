@@ -34,8 +34,8 @@ from knnper.client.state_store import ClientStateStore
 from knnper.errors import CodecError, DataError, RefusedError, RunError
 from knnper.experiment import Experiment, results_identity, to_json
 from knnper.files import is_private
+from knnper.simulation.catalogue import over_sites
 from knnper.simulation.flower_engine import VirtualNode
-from knnper.simulation.workbench import over_sites
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport.messages import (

@@ -13,7 +13,7 @@ from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.store import open_store
 from knnper.experiment import load_experiment
 from knnper.seeding import RandomKey
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import assemble
 from knnper.strategies.core.exported_model import GlobalModel, global_model
 from knnper.strategies.core.task import ModelPredictor

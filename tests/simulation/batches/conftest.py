@@ -7,7 +7,7 @@ import pytest
 
 import knnper.simulation.batches.family as family_runs
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.workbench import simulate
+from knnper.simulation.engines import simulate
 from tests.simulation.batches.small_sweep import WORKERS, in_this_process
 
 

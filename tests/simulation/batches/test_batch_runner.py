@@ -31,9 +31,14 @@ from knnper.simulation.batches.runner import (
     num_steps,
     run_batch,
 )
-from knnper.simulation.batches.tables import csv_of, rows_of, run_rows, table_of
-from knnper.simulation.reports.runs import csv_text
-from knnper.simulation.workbench import simulate
+from knnper.simulation.batches.tables import (
+    csv_of,
+    rows_of,
+    run_rows,
+    table_of,
+)
+from knnper.simulation.engines import simulate
+from knnper.simulation.reports.table import csv_text
 from knnper.strategies.core.task import EmbeddingPool, Task
 from tests.simulation.batches.doomed import Doomed, chat, die
 from tests.simulation.batches.small_comparison import ROWS, plan

@@ -23,7 +23,7 @@ from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.batches.tables import (
     BYTES,
     SECONDS,
-    Row,
+    PointRow,
     all_columns,
     compared_run_rows,
     csv_of,
@@ -32,7 +32,8 @@ from knnper.simulation.batches.tables import (
     table_of,
     versus,
 )
-from knnper.simulation.reports.runs import csv_text, estimate
+from knnper.simulation.reports.estimate import estimate
+from knnper.simulation.reports.table import csv_text
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import BASE, NEIGHBORS, read
 
@@ -46,23 +47,25 @@ def row(
     values: Mapping[str, Any],
     figures: Mapping[str, Sequence[float | None]],
     variant: str = "alone",
-) -> Row:
+) -> PointRow:
     estimates = {column: estimate(figures.get(column, ())) for column in all_columns()}
-    return Row(variant, variant.upper(), values, 3, 0, estimates)
+    return PointRow(variant, variant.upper(), values, 3, 0, estimates)
 
 
-def right(values: Mapping[str, Any], accuracy: float, variant: str = "alone") -> Row:
+def right(
+    values: Mapping[str, Any], accuracy: float, variant: str = "alone"
+) -> PointRow:
     return row(values, {"seen.accuracy_weighted": [accuracy]}, variant)
 
 
-def rows(*accuracies: Sequence[float | None]) -> list[Row]:
+def rows(*accuracies: Sequence[float | None]) -> list[PointRow]:
     return [
         row({NEIGHBORS: place}, {"seen.accuracy_weighted": accuracy})
         for place, accuracy in zip((1, 5), accuracies, strict=False)
     ]
 
 
-def cells(sweep: Sweep, found: Sequence[Row]) -> list[list[str]]:
+def cells(sweep: Sweep, found: Sequence[PointRow]) -> list[list[str]]:
     table = table_of(sweep, found)
     return [list(table.header), *map(list, table.rows)]
 
@@ -118,13 +121,13 @@ def test_a_row_of_a_failed_run_has_empty_cells() -> None:
 # What is drawn is what the rows say.
 
 
-def drawn(sweep: Sweep, found: Sequence[Row]) -> Figure:
+def drawn(sweep: Sweep, found: Sequence[PointRow]) -> Figure:
     figure = plot_of(found, sweep.settings)
     assert figure is not None
     return figure
 
 
-def axes_of(sweep: Sweep, found: Sequence[Row]) -> Axes:
+def axes_of(sweep: Sweep, found: Sequence[PointRow]) -> Axes:
     (axes,) = drawn(sweep, found).axes
     return axes
 

@@ -27,15 +27,17 @@ from knnper.server.distribution import DistributionError
 from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches import folder as inputs
+from knnper.simulation import origin as inputs
 from knnper.simulation.batches.family import FAILED, Event, Family, is_done, why_failed
-from knnper.simulation.batches.folder import (
-    BATCH,
+from knnper.simulation.batches.folder import BATCH, Identity, batch_folder, led
+from knnper.simulation.batches.plan import Sweep
+from knnper.simulation.batches.runner import Outcome, families_of, run_batch
+from knnper.simulation.batches.tables import run_rows
+from knnper.simulation.engines import simulate
+from knnper.simulation.origin import (
     CODE,
     INPUTS,
-    Identity,
     Inputs,
-    batch_folder,
     code_commit,
     code_fingerprint,
     code_of,
@@ -43,17 +45,13 @@ from knnper.simulation.batches.folder import (
     fingerprint_in,
     is_of_this_code,
     keep_inputs,
-    led,
     num_made_otherwise,
     require_inputs,
     sign,
     sign_as,
 )
-from knnper.simulation.batches.plan import Sweep
-from knnper.simulation.batches.runner import Outcome, families_of, run_batch
-from knnper.simulation.batches.tables import run_rows
 from knnper.simulation.partition.split import Partition, make_partition
-from knnper.simulation.workbench import open_workbench, simulate
+from knnper.simulation.workbench import open_workbench
 from tests.simulation.batches.small_sweep import (
     BASE,
     NEIGHBORS,
@@ -64,7 +62,7 @@ from tests.simulation.batches.small_sweep import (
 )
 
 RATE = "training.learning_rate"
-FINGERPRINT = "knnper.simulation.batches.folder.code_fingerprint"
+FINGERPRINT = "knnper.simulation.origin.code_fingerprint"
 
 
 def family(folder: Path, neighbors: list[int], rate: float = 0.1) -> Family:
@@ -429,13 +427,9 @@ def test_what_is_somebody_elses_is_left(tmp_path: Path, files: list[str]) -> Non
     [
         [],
         [".lock"],
-        ["runs/0123456789abcdef/experiment.yaml", "table.csv", "report.html"],
-        [".lock", "table.csv", "table.md"],
     ],
 )
-def test_folders_of_earlier_versions_are_taken(
-    tmp_path: Path, files: list[str]
-) -> None:
+def test_empty_folder_is_taken(tmp_path: Path, files: list[str]) -> None:
     folder = filled(tmp_path / "old", files)
     take(folder)
     take(folder)

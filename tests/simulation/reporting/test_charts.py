@@ -14,18 +14,14 @@ import numpy as np
 import pytest
 
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.reports import charts, runs
+from knnper.simulation.label_counts import ClientCounts, LabelCounts
+from knnper.simulation.reports import charts, client_table
+from knnper.simulation.reports.accuracy_table import table_of
+from knnper.simulation.reports.client_table import client_rows, sampled
 from knnper.simulation.reports.figure import SERIES
+from knnper.simulation.reports.finished_run import load_run
 from knnper.simulation.reports.report import draw_sections
-from knnper.simulation.reports.runs import (
-    Setup,
-    client_rows,
-    load_run,
-    sampled,
-    setups_of,
-    table_of,
-)
-from knnper.simulation.workbench import ClientCounts, LabelCounts
+from knnper.simulation.reports.setups import Setup, setups_of
 from tests.simulation.reporting.made_runs import client_result, made_run
 
 
@@ -73,7 +69,7 @@ def test_of_many_clients_a_sample_is_drawn(
     setup: Setup, rows: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = charts.scatters([setup])["kNN-Per"]
-    monkeypatch.setattr(runs, "MOST_CLIENTS", 15)
+    monkeypatch.setattr(client_table, "MOST_CLIENTS", 15)
     # In whatever order they come, and of both runs the same ones.
     by_hash = sorted(rows, key=lambda row: sha256(row["client"].encode()).digest())
     drawn = [row for row in rows if row in by_hash[:15]]
@@ -95,7 +91,7 @@ def test_of_many_clients_a_sample_is_drawn(
         f"Drawn are 15 of the {len(rows)} clients of kNN-Per: a sample by the SHA-256 "
         "of their names."
     )
-    monkeypatch.setattr(runs, "MOST_CLIENTS", len(rows))
+    monkeypatch.setattr(client_table, "MOST_CLIENTS", len(rows))
     assert charts.scatters([setup])["kNN-Per"] == whole
     picture = charts.draw_scatters([setup], {"kNN-Per": SERIES[0]})
     assert picture is not None
@@ -332,7 +328,7 @@ def test_of_a_split_over_many_clients_a_sample_is_drawn(
     setups = setups_of([load_run(paths[0])])
     (paths[0] / "partition.json").write_text(json.dumps(asdict(COUNTS)))
     whole = charts.draw_partition(setups)
-    monkeypatch.setattr(runs, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(client_table, "MOST_CLIENTS", 3)
     cut = charts.draw_partition(setups)
     assert whole is not None
     assert cut is not None

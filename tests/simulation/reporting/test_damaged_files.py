@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from knnper.errors import RunError
-from knnper.simulation.reports.runs import clients_of, load_run
-from knnper.simulation.workbench import read_label_counts
+from knnper.simulation.label_counts import read_label_counts
+from knnper.simulation.reports.client_table import clients_of
+from knnper.simulation.reports.finished_run import load_run
 from tests.processes import KNNPER
 from tests.simulation.reporting.made_runs import made_run
 

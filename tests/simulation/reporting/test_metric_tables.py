@@ -15,7 +15,7 @@ from knnper.errors import ConfigError
 from knnper.simulation.batches.outputs import best_points
 from knnper.simulation.batches.runner import Outcome, run_batch
 from knnper.simulation.batches.tables import (
-    Row,
+    PointRow,
     all_columns,
     documents_of,
     is_percent,
@@ -23,8 +23,9 @@ from knnper.simulation.batches.tables import (
     rows_of,
     table_of,
 )
+from knnper.simulation.reports.estimate import estimate
+from knnper.simulation.reports.finished_run import load_run
 from knnper.simulation.reports.report import as_html, as_markdown_report, report_of
-from knnper.simulation.reports.runs import estimate, load_run
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import (
     BASE,
@@ -134,10 +135,10 @@ def test_a_sweep_shows_and_chooses_by_one(tmp_path: Path) -> None:
     columns = all_columns(sweep.figures)
     assert "unseen.global.macro_f1_bottom_decile" in columns
 
-    def row(neighbors: int, error: float) -> Row:
+    def row(neighbors: int, error: float) -> PointRow:
         found = {one: estimate([0.5, 0.5]) for one in columns}
         found["seen.ece_mean"] = estimate([error, error])
-        return Row("alone", "alone", {NEIGHBORS: neighbors}, 2, 0, found)
+        return PointRow("alone", "alone", {NEIGHBORS: neighbors}, 2, 0, found)
 
     rows = [row(1, 0.25), row(5, 0.125)]
     assert best_points(sweep, rows) == [rows[1]]

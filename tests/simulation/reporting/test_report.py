@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.simulation.batches.folder import CODE, Inputs, keep_inputs
+from knnper.simulation.origin import CODE, Inputs, keep_inputs
 from knnper.simulation.reports.figure import INK, SERIES
+from knnper.simulation.reports.finished_run import load_run
+from knnper.simulation.reports.provenance import by_data
 from knnper.simulation.reports.report import (
     Report,
     as_html,
@@ -20,7 +22,7 @@ from knnper.simulation.reports.report import (
     report_of,
     write_figures,
 )
-from knnper.simulation.reports.runs import by_data, load_run, markdown_text
+from knnper.simulation.reports.text import markdown_text
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
 

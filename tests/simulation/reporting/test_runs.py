@@ -9,20 +9,19 @@ from knnper.errors import RunError
 from knnper.experiment import load_experiment, to_document
 from knnper.server.results import summarise
 from knnper.server.run_folder import EXPERIMENT, FIRST_LINE
-from knnper.simulation.reports.runs import (
-    Estimate,
-    Row,
-    Run,
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.reports.accuracy_table import (
+    ModelRow,
     as_cells,
-    departures,
-    estimate,
-    find_runs,
-    in_common,
-    load_run,
-    setups_of,
     table_of,
 )
-from knnper.simulation.workbench import experiment_catalogue
+from knnper.simulation.reports.estimate import Estimate, estimate
+from knnper.simulation.reports.finished_run import (
+    FinishedRun,
+    find_runs,
+    load_run,
+)
+from knnper.simulation.reports.setups import departures, in_common, setups_of
 from tests.simulation.reporting.made_runs import client_result, made_run
 
 
@@ -41,7 +40,7 @@ def group(personal: float, reference: float, num_clients: int = 4) -> dict[str, 
 
 def run(
     method: str, personal: float, reference: float, name: str = "run", seed: int = 0
-) -> Run:
+) -> FinishedRun:
     nobody = {"num_clients": 0, "accuracy_weighted": None, "global": {"num_clients": 0}}
     training = {"num_rounds": 30, "seconds": 12.0, "personalization_seconds": 3.0}
     results = {
@@ -51,21 +50,21 @@ def run(
         "training": training,
         "manifest": {"experiment": {"method": {"name": method}, "run": {"seed": seed}}},
     }
-    return Run(Path(name), results)
+    return FinishedRun(Path(name), results)
 
 
-def table(*runs: Run) -> list[Row]:
+def table(*runs: FinishedRun) -> list[ModelRow]:
     return table_of(setups_of(runs))
 
 
-def average(row: Row) -> float | None:
+def average(row: ModelRow) -> float | None:
     return row.figures["average"].mean
 
 
 def test_knn_per_is_shown_beside_the_fedavg_it_goes_on_from() -> None:
     seen_and_unseen = run("knn_per", 0.8, 0.6)
     results = {**seen_and_unseen.results, "unseen": group(0.7, 0.5, num_clients=1)}
-    rows = table_of(setups_of([Run(Path("demo"), results)]))
+    rows = table_of(setups_of([FinishedRun(Path("demo"), results)]))
     assert [(row.label, row.group, average(row)) for row in rows] == [
         ("FedAvg", "seen", 0.6),
         ("kNN-Per", "seen", 0.8),
@@ -113,11 +112,13 @@ def test_seeds_are_one_row_with_their_interval() -> None:
     assert header[6] == "seeds"
 
 
-def with_state(made: Run, state: str, unseen: dict[str, Any] | None = None) -> Run:
+def with_state(
+    made: FinishedRun, state: str, unseen: dict[str, Any] | None = None
+) -> FinishedRun:
     """Return the run with the fingerprint of a state, and with unseen clients."""
     training = {**made.results["training"], "state_sha256": state}
     groups = {"unseen": unseen} if unseen else {}
-    return Run(made.path, {**made.results, "training": training, **groups})
+    return FinishedRun(made.path, {**made.results, "training": training, **groups})
 
 
 def test_a_global_model_has_one_name_in_all_groups() -> None:

@@ -22,8 +22,8 @@ from knnper.simulation.reports.figure import (
     styled,
     write_pictures,
 )
-from knnper.simulation.reports.runs import (
-    Table,
+from knnper.simulation.reports.table import Table
+from knnper.simulation.reports.text import (
     chart_text,
     markdown_cell,
     markdown_text,

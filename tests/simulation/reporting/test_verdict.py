@@ -7,15 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.simulation.reports.report import as_html, as_markdown_report, report_of
-from knnper.simulation.reports.runs import (
-    WEAK_NOTE,
-    Run,
-    estimate,
+from knnper.simulation.reports.accuracy_table import table_of
+from knnper.simulation.reports.estimate import WEAK_NOTE, estimate
+from knnper.simulation.reports.finished_run import (
+    FinishedRun,
     find_runs,
-    setups_of,
-    table_of,
 )
+from knnper.simulation.reports.report import as_html, as_markdown_report, report_of
+from knnper.simulation.reports.setups import setups_of
 from knnper.simulation.reports.verdict import verdict_of, worst_table
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
@@ -24,16 +23,16 @@ from tests.simulation.reporting.test_runs import group, run
 CSV = "client,seen,num_test,accuracy,accuracy_global\n"
 
 
-def verdict(*runs: Run) -> list[str]:
+def verdict(*runs: FinishedRun) -> list[str]:
     setups = setups_of(runs)
     return verdict_of(setups, table_of(setups))
 
 
-def with_clients(made: Run, folder: Path, lines: Sequence[str]) -> Run:
+def with_clients(made: FinishedRun, folder: Path, lines: Sequence[str]) -> FinishedRun:
     """Return the run in a folder with these lines of ``clients.csv``."""
     folder.mkdir()
     (folder / "clients.csv").write_text(CSV + "\n".join(lines) + "\n")
-    return Run(folder, made.results)
+    return FinishedRun(folder, made.results)
 
 
 def test_one_run_is_compared_with_its_global_model() -> None:
@@ -68,7 +67,7 @@ def test_gain_is_told_where_there_is_a_model_to_compare_with(
 def test_group_of_one_client_is_singular() -> None:
     made = run("knn_per", 0.8, 0.6)
     results = {**made.results, "unseen": group(0.7, 0.5, num_clients=1)}
-    unseen = verdict(Run(Path("demo"), results))[1]
+    unseen = verdict(FinishedRun(Path("demo"), results))[1]
     assert unseen.endswith("; none of 1 client is worse off.")
 
 
@@ -84,7 +83,7 @@ def test_clients_without_errors_are_not_named_lowest(tmp_path: Path) -> None:
 def test_unseen_clients_have_a_sentence() -> None:
     made = run("knn_per", 0.8, 0.6)
     results = {**made.results, "unseen": group(0.7, 0.5, num_clients=8)}
-    sentences = verdict(Run(Path("demo"), results))
+    sentences = verdict(FinishedRun(Path("demo"), results))
     assert sentences[1] == (
         "Unseen clients: 70.0 %, 20.0 points more than FedAvg; 2 of 8 clients are "
         "worse off."

@@ -18,11 +18,9 @@ from knnper.records import flatten, take_apart, unflatten
 from knnper.seeding import RandomKey
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.workbench import (
-    experiment_catalogue,
-    open_workbench,
-    simulate,
-)
+from knnper.simulation.catalogue import experiment_catalogue
+from knnper.simulation.engines import simulate
+from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.compression import (
     COMPRESSORS,

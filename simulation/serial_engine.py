@@ -1,0 +1,49 @@
+"""The serial engine: virtual clients as function calls, without Flower and Ray."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from knnper.client.runtime import ClientRuntime
+from knnper.errors import KnnPerError, OwnCodeError
+from knnper.records import canonical
+from knnper.server.federation import Federation, Reply, Request, Step
+from knnper.transport.messages import Purpose
+
+
+@dataclass(frozen=True)
+class SerialFederation(Federation):
+    """A `Federation` that calls the clients as functions."""
+
+    runtime: ClientRuntime
+
+    def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
+        """See `Federation.exchange`."""
+        for request in requests:
+            try:
+                record = self._answer(step, request)
+            except OwnCodeError:
+                raise
+            except KnnPerError as error:
+                yield Reply(request.clients, None, str(error))
+            else:
+                yield Reply(request.clients, canonical(record))
+
+    def _answer(self, step: Step, request: Request) -> Any:
+        clients, payload = request.clients, canonical(request.payload)
+        if step.purpose is Purpose.TRAIN:
+            (client,), (state_round,) = clients, request.state_rounds
+            return self.runtime.train(
+                client,
+                payload,
+                request.server_round or step.server_round,
+                state_round,
+                step.keep_rounds,
+                step.server_round,
+            )
+        if step.purpose is Purpose.VALIDATE:
+            reference = request.reference and canonical(request.reference)
+            number, rounds = step.server_round, request.state_rounds
+            return self.runtime.validate(clients, payload, reference, number, rounds)
+        reference, rounds = canonical(request.reference), request.state_rounds
+        return self.runtime.personalize(clients, payload, reference, rounds)

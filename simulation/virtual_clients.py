@@ -1,0 +1,63 @@
+"""The clients of a simulation: their data and how the server knows them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from knnper.data.examples import ClientData, Dataset, Examples
+from knnper.server.run_folder import Member
+from knnper.simulation.partition.schemes import Integers
+from knnper.simulation.partition.split import Clients, Partition, PartsByName
+
+
+@dataclass(frozen=True)
+class VirtualClients:
+    """The data source of a simulation."""
+
+    dataset: Dataset
+    parts: PartsByName
+
+    @classmethod
+    def of(cls, dataset: Dataset, partition: Partition) -> "VirtualClients":
+        """Return the virtual clients of ``partition``."""
+        return cls(dataset, PartsByName(partition.clients))
+
+    def data(self, client: str) -> ClientData:
+        """Return what ``client`` learns from, copied out of the memory map."""
+        part = self.parts[client]
+        return ClientData(
+            train=self.dataset.train.examples_at(part.train),
+            validation=self.dataset.train.examples_at(part.validation),
+        )
+
+    def test(self, client: str) -> Examples:
+        """Return the test split of ``client``, copied out of the memory map."""
+        return self.dataset.test.examples_at(self.parts[client].test)
+
+    def test_names(self, client: str) -> Integers:
+        """Return the indices into the data set's test split."""
+        return self.parts[client].test
+
+    def class_weights(self, client: str) -> Tensor | None:
+        """Return what a test example of each label counts, float64 (c,), or None."""
+        weights = self.parts[client].class_weights
+        return None if weights is None else torch.from_numpy(weights)
+
+    def is_seen(self, client: str) -> bool:
+        """Return whether ``client`` may take part in training."""
+        return bool(self.parts.clients.seen[self.parts.place(client)])
+
+
+@dataclass(frozen=True, eq=False)
+class VirtualMembers(Iterable[Member]):
+    """Virtual clients, each made when it is looked at: there may be a million."""
+
+    clients: Clients
+
+    def __iter__(self) -> Iterator[Member]:
+        clients = self.clients
+        claims, titles = [False] * len(clients), clients.titles or [""] * len(clients)
+        counts = clients.seen.tolist(), *clients.sizes.tolist()
+        yield from map(Member, clients.names, *counts, claims, titles)
