@@ -15,8 +15,8 @@ from torch import Tensor
 
 from knnper.data.class_folders import list_class_folders
 from knnper.data.dividing import clean_name
-from knnper.data.folders import why_no_folder, why_unreachable
-from knnper.data.images import ImageShape, decoded
+from knnper.data.folders import no_folder_reason, unreachable_reason
+from knnper.data.images import ImageShape, decode_all
 from knnper.data.numpy_files import Array, load_array, load_arrays
 from knnper.datastore.database import ROWS_AT_ONCE, Rows, Version
 from knnper.datastore.examples import (
@@ -70,9 +70,9 @@ def open_source(
     and ``class_names``, by which labels are then found in the store. The store's own
     are one for each label, or none; c is by default as many as there are names.
     """
-    if why_no_folder(path) is None:
+    if no_folder_reason(path) is None:
         found = _folder_source(path, image_shape, class_names)
-    elif reason := why_unreachable(str(path)):
+    elif reason := unreachable_reason(str(path)):
         raise DataError(
             f"{path}: there is no such file or folder (it {reason}); give {LAYOUT}"
         )
@@ -99,7 +99,7 @@ def read_inputs(path: Path, image_shape: ImageShape) -> NDArray[np.uint8]:
         rows = found[None] if found.shape == image_shape else found
         inputs = _inputs({"inputs": rows}, path, image_shape)
     else:
-        return decoded([path], image_shape).numpy()
+        return decode_all([path], image_shape).numpy()
     if len(inputs) == 0:
         raise DataError(f"{path}: found no inputs in it, expected at least one")
     return inputs
@@ -120,7 +120,7 @@ def _folder_source(
     return Source(
         torch.tensor(labels, dtype=torch.int64),
         tuple(found.class_of),
-        lambda positions: decoded([paths[one] for one in positions], image_shape),
+        lambda positions: decode_all([paths[one] for one in positions], image_shape),
         num_ignored=found.num_ignored,
     )
 

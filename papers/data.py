@@ -35,7 +35,7 @@ from knnper.data.characters import (
 )
 from knnper.data.dividing import DividingSettings, mark_tested, numbered
 from knnper.data.examples import DataFormat, Dataset
-from knnper.data.images import Encoded, read_image, require_all_read, write_images
+from knnper.data.images import EncodedImage, read_image, require_all_read, write_images
 from knnper.data.leaf import WRITTEN_CHARACTERS, Part, write_parts
 from knnper.data.leaf_files import WINDOW, User
 from knnper.errors import DataError
@@ -125,8 +125,10 @@ class Cifar10Jpeg(ArchiveSettings):
         """Store images of shape (32, 32, 3), ten classes."""
         class_of = {name: name.split("/")[1] for name in files}
         class_names = tuple(sorted(set(class_of.values())))
-        pictures: dict[Split, list[Encoded]] = {
-            split: [Encoded(*one) for one in files.items() if one[0].startswith(split)]
+        pictures: dict[Split, list[EncodedImage]] = {
+            split: [
+                EncodedImage(*one) for one in files.items() if one[0].startswith(split)
+            ]
             for split in _SPLITS
         }
         failed = write_images(writer, pictures, None, 3)
@@ -160,7 +162,7 @@ class Cifar100Sheets(ArchiveSettings):
         rows = sorted(table, key=lambda row: int(row["fine_id"]))
         for split in _SPLITS:
             names = [f"{split}/{row['fine']}.webp" for row in rows]
-            sheets = [tiles(Encoded(name, files[name])) for name in names]
+            sheets = [tiles(EncodedImage(name, files[name])) for name in names]
             writer.put_images(split, np.concatenate(sheets))
             labels = np.repeat(np.arange(len(sheets)), [len(one) for one in sheets])
             writer.put_labels(split, labels)
@@ -168,7 +170,7 @@ class Cifar100Sheets(ArchiveSettings):
         return Contents(tuple(row["fine"] for row in rows), coarse_of)
 
 
-def tiles(sheet: Encoded) -> NDArray[np.uint8]:
+def tiles(sheet: EncodedImage) -> NDArray[np.uint8]:
     """Return the images of a sheet, row by row, uint8 of shape (n, 32, 32, 3)."""
     pixels = read_image(sheet, 3)
     height, width, _ = pixels.shape

@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 from torch import Tensor, nn
 
 from knnper.data.examples import ClientData, Examples
-from knnper.data.own_data import own_inputs
+from knnper.data.own_data import convert_inputs
 from knnper.errors import KnnPerError, RunError, printable
 from knnper.experiment import (
     Experiment,
@@ -282,7 +282,7 @@ class Run:
         DataError
             If a feature is missing or no number, or the shape is another.
         """
-        return own_inputs(rows, self._bench.dataset)
+        return convert_inputs(rows, self._bench.dataset)
 
     def preprocess(self, inputs: Tensor) -> Tensor:
         """Return inputs as the model takes them, from those that data sets hold.

@@ -207,7 +207,7 @@ def check(
 def _describe(data: "SiteData", *, is_agreed: bool) -> None:
     from pydantic_core import to_jsonable_python
 
-    from knnper.data.site import described_task
+    from knnper.data.site import task_with_statistics
     from knnper.data.site_data import SITES, sites_settings
     from knnper.experiment import dump_yaml
 
@@ -216,7 +216,7 @@ def _describe(data: "SiteData", *, is_agreed: bool) -> None:
     if data.unreadable:
         reasons = "; ".join(list(data.unreadable.values())[:_MOST_SHOWN])
         say(f"Warning: {len(data.unreadable)} examples cannot be read: {reasons}")
-    made = to_jsonable_python(sites_settings(described_task(data)))
+    made = to_jsonable_python(sites_settings(task_with_statistics(data)))
     # Text has neither mean nor deviation, which have no defaults.
     needed = {"mean": made["mean"], "std": made["std"]}
     section = {name: made[name] for name in made if made[name]} | needed

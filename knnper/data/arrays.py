@@ -26,14 +26,14 @@ from knnper.data.dividing import (
     mark_by_group,
     numbered,
     require_known,
-    values_in_order,
+    sorted_values,
     warn_of_joined,
     warn_of_merged,
 )
 from knnper.data.examples import DataFormat, Dataset, InputSpec, LabelledArrays
 from knnper.data.features import (
     clean_features,
-    numbered_features,
+    default_feature_names,
     warn_of_coarse,
     warn_of_row_numbers,
 )
@@ -41,7 +41,7 @@ from knnper.data.normalization import statistics_of
 from knnper.data.numpy_files import load_arrays
 from knnper.data.site_data import (
     ArrayInputs,
-    Collected,
+    CollectedExamples,
     SiteSettings,
     SiteTask,
     fit_inputs,
@@ -57,7 +57,7 @@ _LOG = logging.getLogger(__name__)
 Arrays = Mapping[str, NDArray[Any]]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
 WHOLE = ("inputs", "labels", "names", "split")
-PER_SPLIT = tuple(f"{one}_{what}" for one in SPLITS for what in WHOLE[:3])
+PER_SPLIT = tuple(f"{split}_{part}" for split in SPLITS for part in WHOLE[:3])
 KEYS = (*WHOLE, *PER_SPLIT, "class_names", "feature_names")
 # As others call them: x and y, X_train and y_train, clients_test.
 _LETTERS = {"x": "inputs", "X": "inputs", "y": "labels", "Y": "labels"}
@@ -75,7 +75,7 @@ _LAYOUT = (
 )
 
 
-CLIENT_KEYS = ("clients", *(f"{one}_clients" for one in SPLITS))
+CLIENT_KEYS = ("clients", *(f"{split}_clients" for split in SPLITS))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -99,21 +99,21 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def rename_aliases(found: Arrays, source: str) -> dict[str, NDArray[Any]]:
+def rename_aliases(named: Arrays, source: str) -> dict[str, NDArray[Any]]:
     """Return arrays by the names that `collect_arrays` knows."""
-    arrays = {name: found[name] for name in found if name not in ALIASES}
-    for name in found.keys() - arrays.keys():
+    arrays = {name: named[name] for name in named if name not in ALIASES}
+    for name in named.keys() - arrays.keys():
         if ALIASES[name] in arrays:
             raise DataError(
                 f"{source}: found the array {name} and another that means the same, "
                 f"{ALIASES[name]}; leave out one of the two",
                 reason=SafeReason(Code.WRONG_LAYOUT),
             )
-        arrays[ALIASES[name]] = found[name]
+        arrays[ALIASES[name]] = named[name]
     return arrays
 
 
-def collect_arrays(arrays: Arrays, source: str) -> Collected:
+def collect_arrays(arrays: Arrays, source: str) -> CollectedExamples:
     """Return the examples in ``arrays``; ``source`` is named in errors.
 
     Either ``inputs`` (n, ...) and ``labels`` (n,), optionally ``names`` (n,) and
@@ -122,32 +122,36 @@ def collect_arrays(arrays: Arrays, source: str) -> Collected:
     Labels are names of classes, or whole numbers: positions in ``class_names``, if
     given. ``feature_names`` (d,) name the features of inputs (n, d).
     """
-    given = _given(arrays, source)
-    prefixes = [f"{split}_" for split in given] or [""]
-    parts = [_part(arrays, prefix, source) for prefix in prefixes]
+    given_splits = _find_given_splits(arrays, source)
+    prefixes = [f"{split}_" for split in given_splits] or [""]
+    parts = [_extract_split(arrays, prefix, source) for prefix in prefixes]
     if len({(inputs.shape[1:], inputs.dtype) for inputs, *_ in parts}) > 1:
-        found = ", ".join(f"{inputs.dtype} {inputs.shape}" for inputs, *_ in parts)
+        forms = ", ".join(f"{inputs.dtype} {inputs.shape}" for inputs, *_ in parts)
         raise DataError(
-            f"{source}: the inputs of the splits differ in form ({found}); expected "
+            f"{source}: the inputs of the splits differ in form ({forms}); expected "
             "the same shape but for the number, and the same type",
             reason=SafeReason(Code.WRONG_SHAPE),
         )
     inputs, labels = parts[0][:2]
     if len(parts) > 1:
-        inputs, labels = (np.concatenate([one[at] for one in parts]) for at in (0, 1))
+        inputs, labels = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
     splits: tuple[Split, ...] | None = None
-    if given:
-        splits = tuple(np.repeat(given, [len(names) for *_, names in parts]).tolist())
+    if given_splits:
+        splits = tuple(
+            np.repeat(given_splits, [len(names) for *_, names in parts]).tolist()
+        )
     elif "split" in arrays:
-        splits = split_texts(_texts(arrays, "split", len(inputs), source), source)
+        splits = split_texts(
+            _extract_texts(arrays, "split", len(inputs), source), source
+        )
     texts, numbered = _label_texts(labels, arrays.get("class_names"), source)
-    return Collected(
+    return CollectedExamples(
         source=source,
         names=tuple(name for *_, names in parts for name in names),
         labels=texts,
         inputs=ArrayInputs(source, inputs),
         splits=splits,
-        given_splits=frozenset(given or splits or ()),
+        given_splits=frozenset(given_splits or splits or ()),
         numbered=numbered,
         feature_names=_feature_names(arrays, inputs, source),
     )
@@ -171,14 +175,14 @@ def _feature_names(
     return texts
 
 
-def _given(arrays: Arrays, source: str) -> list[Split]:
+def _find_given_splits(arrays: Arrays, source: str) -> list[Split]:
     """Return the splits that come apart, train among them; none where none does."""
     if not any(key in arrays for key in PER_SPLIT):
         return []
     if any(key in arrays for key in WHOLE) or "train_inputs" not in arrays:
-        found = ", ".join(sorted(arrays))
+        names = ", ".join(sorted(arrays))
         raise DataError(
-            f"{source}: found the arrays {found}; {_LAYOUT}",
+            f"{source}: found the arrays {names}; {_LAYOUT}",
             reason=SafeReason(Code.WRONG_LAYOUT),
         )
     return [
@@ -188,14 +192,14 @@ def _given(arrays: Arrays, source: str) -> list[Split]:
     ]
 
 
-def _part(
+def _extract_split(
     arrays: Arrays, prefix: str, source: str
 ) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
     """Return inputs, and one label and one name for each of them."""
-    for what in ("inputs", "labels"):
-        if f"{prefix}{what}" not in arrays:
+    for part in ("inputs", "labels"):
+        if f"{prefix}{part}" not in arrays:
             raise DataError(
-                f"{source}: found no array {prefix}{what}; {_LAYOUT}",
+                f"{source}: found no array {prefix}{part}; {_LAYOUT}",
                 reason=SafeReason(Code.WRONG_LAYOUT),
             )
     inputs, labels = arrays[f"{prefix}inputs"], arrays[f"{prefix}labels"]
@@ -208,7 +212,11 @@ def _part(
             reason=SafeReason(Code.WRONG_SHAPE),
         )
     if f"{prefix}names" in arrays:
-        return inputs, labels, _texts(arrays, f"{prefix}names", len(inputs), source)
+        return (
+            inputs,
+            labels,
+            _extract_texts(arrays, f"{prefix}names", len(inputs), source),
+        )
     folder = prefix.replace("_", "/")
     return inputs, labels, tuple(f"{folder}{row:05d}" for row in range(len(inputs)))
 
@@ -237,7 +245,9 @@ def _label_texts(
     return tuple(names[label] for label in labels.tolist()), False
 
 
-def _texts(arrays: Arrays, key: str, num_rows: int, source: str) -> tuple[str, ...]:
+def _extract_texts(
+    arrays: Arrays, key: str, num_rows: int, source: str
+) -> tuple[str, ...]:
     array = arrays[key]
     if array.dtype.kind not in "Uiu" or array.shape != (num_rows,):
         raise DataError(
@@ -245,7 +255,7 @@ def _texts(arrays: Arrays, key: str, num_rows: int, source: str) -> tuple[str, .
             f"{array.dtype} of shape {array.shape}",
             reason=SafeReason(Code.WRONG_SHAPE),
         )
-    return tuple(str(one) for one in array.tolist())
+    return tuple(str(value) for value in array.tolist())
 
 
 @dataclass(frozen=True)
@@ -265,7 +275,7 @@ class NpzSettings(SiteSettings):
 
     path: str
 
-    def collect(self, base: Path, task: SiteTask | None) -> Collected:  # noqa: ARG002
+    def collect(self, base: Path, task: SiteTask | None) -> CollectedExamples:  # noqa: ARG002
         """Return the examples in an .npz file."""
         path = place_of(base, self.path)
         return collect_arrays(read_arrays(path), str(path))
@@ -309,14 +319,16 @@ class NpzFileSettings(DataFormat):
             "test_fraction": self.test_fraction,
             "seed": self.seed,
         }
-        return cached_dataset(self.name, source, lambda one: self._write(one, path))
+        return cached_dataset(
+            self.name, source, lambda writer: self._write(writer, path)
+        )
 
     def _write(self, writer: EntryWriter, path: Path) -> Contents:
         arrays = read_arrays(path)
-        made = dataset_of(arrays, str(path), self.test_fraction, self.seed)
+        dataset = build_dataset(arrays, str(path), self.test_fraction, self.seed)
         splits: tuple[tuple[CentralSplit, LabelledArrays], ...] = (
-            ("train", made.train),
-            ("test", made.test),
+            ("train", dataset.train),
+            ("test", dataset.test),
         )
         for split, part in splits:
             writer.put_images(split, part.images)
@@ -324,48 +336,50 @@ class NpzFileSettings(DataFormat):
             if part.client_ids is not None:
                 writer.put_client_ids(split, part.client_ids)
         return Contents(
-            made.class_names,
-            dtype=made.spec.dtype,
-            client_names=made.client_names,
-            feature_names=made.feature_names,
+            dataset.class_names,
+            dtype=dataset.spec.dtype,
+            client_names=dataset.client_names,
+            feature_names=dataset.feature_names,
         )
 
 
-def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Dataset:
+def build_dataset(arrays: Arrays, source: str, fraction: float, seed: int) -> Dataset:
     """Return arrays as a data set; without a test split, a part is tested on.
 
     The arrays are those of `collect_arrays`, and who each input belongs to: ``clients``
     (n,), or ``train_clients`` and ``test_clients``.
     """
-    found = collect_arrays(arrays, source)
-    clients = _clients(arrays, len(found.names), source)
-    warn_of_merged(found.labels, "labels", source)
-    found = replace(found, labels=clean_names(found.labels))
-    if "validation" in found.given_splits:
+    collected = collect_arrays(arrays, source)
+    clients = _extract_clients(arrays, len(collected.names), source)
+    warn_of_merged(collected.labels, "labels", source)
+    collected = replace(collected, labels=clean_names(collected.labels))
+    if "validation" in collected.given_splits:
         warn_of_joined(source, ("validation",))
-    if "test" in found.given_splits:
-        marks = [split == "test" for split in found.splits or ()]
+    if "test" in collected.given_splits:
+        marks = [split == "test" for split in collected.splits or ()]
     else:
-        groups = found.labels if clients is None else clients
-        marks = mark_by_group(groups, found.names, found.labels, fraction, seed)
+        groups = collected.labels if clients is None else clients
+        marks = mark_by_group(groups, collected.names, collected.labels, fraction, seed)
     is_test = np.array(marks, dtype=bool)
-    labels = np.array(found.labels, dtype=object)
-    given = clean_names(str(name) for name in arrays.get("class_names", np.empty(0)))
-    class_names = tuple(dict.fromkeys(given)) or values_in_order(labels[~is_test])
+    labels = np.array(collected.labels, dtype=object)
+    clean_classes = clean_names(
+        str(name) for name in arrays.get("class_names", np.empty(0))
+    )
+    class_names = tuple(dict.fromkeys(clean_classes)) or sorted_values(labels[~is_test])
     require_known(labels[is_test], class_names, source)
-    shape, dtype = found.inputs.form()
-    one = (0.0,) * shape[2], (1.0,) * shape[2]
-    spec = InputSpec(shape, len(class_names), *one, dtype)
-    assert isinstance(found.inputs, ArrayInputs), "of arrays"
-    if found.inputs.array.ndim == 4 and shape[0] in (1, 3) and shape[2] > 4:
+    shape, dtype = collected.inputs.form()
+    unit = (0.0,) * shape[2], (1.0,) * shape[2]
+    spec = InputSpec(shape, len(class_names), *unit, dtype)
+    assert isinstance(collected.inputs, ArrayInputs), "of arrays"
+    if collected.inputs.array.ndim == 4 and shape[0] in (1, 3) and shape[2] > 4:
         raise DataError(
-            f"{source}: found inputs of shape {found.inputs.array.shape}, whose "
+            f"{source}: found inputs of shape {collected.inputs.array.shape}, whose "
             "channels seem to come first; expected (n, height, width, channels), which "
             "numpy.moveaxis(x, 1, -1) makes of them"
         )
-    inputs = fit_inputs(found.inputs.array, spec, source)
-    _warn_of_features(found.inputs, ~is_test, found.feature_names)
-    client_names = values_in_order(clients or ())
+    inputs = fit_inputs(collected.inputs.array, spec, source)
+    _warn_of_features(collected.inputs, ~is_test, collected.feature_names)
+    client_names = sorted_values(clients or ())
 
     def part(chosen: NDArray[np.bool_]) -> LabelledArrays:
         if not chosen.any():
@@ -388,14 +402,16 @@ def dataset_of(arrays: Arrays, source: str, fraction: float, seed: int) -> Datas
         test=part(is_test),
         spec=replace(spec, mean=mean, std=std),
         class_names=class_names,
-        feature_names=found.feature_names,
+        feature_names=collected.feature_names,
         client_names=client_names,
     )
 
 
-def _clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
+def _extract_clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
     """Return whose each input is, in the order of `collect_arrays`, if it is said."""
-    keys = [f"{one}_clients" for one in _given(arrays, source)] or ["clients"]
+    keys = [f"{split}_clients" for split in _find_given_splits(arrays, source)] or [
+        "clients"
+    ]
     if not any(key in arrays for key in CLIENT_KEYS):
         return None
     missing = [key for key in keys if key not in arrays]
@@ -405,7 +421,7 @@ def _clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
             "expected the client of each input, or of none"
         )
     joined = {"clients": np.concatenate([arrays[key].ravel() for key in keys])}
-    clients = _texts(joined, "clients", count, source)
+    clients = _extract_texts(joined, "clients", count, source)
     warn_of_merged(clients, "clients", source)
     return clean_names(clients)
 
@@ -416,6 +432,6 @@ def _warn_of_features(
     """Log which features (n, d) number the rows, or need more than float32."""
     if inputs.array.ndim != 2 or inputs.array.dtype == np.uint8:
         return
-    names = names or numbered_features(inputs.array.shape[1])
+    names = names or default_feature_names(inputs.array.shape[1])
     warn_of_coarse(inputs.array[is_train], names, inputs.source)
     warn_of_row_numbers(inputs.array, names, inputs.source)

@@ -12,19 +12,19 @@ from knnper.errors import ConfigError, Problem
 from knnper.experiment import Augmentation
 
 FRAME = 4
-"""Pixels by which a crop is moved at most; never so far that it holds no image."""
+"""Largest shift of a crop in pixels; see `frame_of` for smaller images."""
 
 
 def flip(images: Tensor, mirrored: Tensor) -> Tensor:
-    """Return the images, those that are ``mirrored``, bool (n,), left to right."""
+    """Mirror the images selected by ``mirrored``, bool (n,), left to right."""
     return torch.where(mirrored[:, None, None, None], images.flip(2), images)
 
 
 def crop(images: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
-    """Return a crop of each image's own size from the image in a black frame.
+    """Pad each image with a black frame and crop it to its original size.
 
-    ``tops`` and ``lefts`` are where in the framed image each crop begins, int64 of
-    shape (n,): from 0 to twice the frame's width, see `frame_of`.
+    ``tops`` and ``lefts``, int64 of shape (n,), are the first row and column of each
+    crop in the padded image: 0 to twice the width of the frame, see `frame_of`.
     """
     num_images, height, width, _ = images.shape
     rows, columns = frame_of(height), frame_of(width)
@@ -36,12 +36,12 @@ def crop(images: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
 
 
 def frame_of(length: int) -> int:
-    """Return how many black pixels are added at both ends of a side of ``length``."""
+    """Return the width of the black frame on a side of ``length`` pixels."""
     return min(FRAME, length - 1)
 
 
 def require_augmentable(augmentation: Augmentation, spec: InputSpec) -> None:
-    """Refuse, with a `ConfigError`, random changes to inputs that are no images."""
+    """Raise a `ConfigError` if the inputs are not images and cannot be augmented."""
     problems = list(augmentation_problems(augmentation, spec.dtype))
     if problems:
         raise ConfigError(problems)
@@ -50,7 +50,7 @@ def require_augmentable(augmentation: Augmentation, spec: InputSpec) -> None:
 def augmentation_problems(
     augmentation: Augmentation, dtype: InputDtype
 ) -> Iterator[Problem]:
-    """Yield why inputs of this type cannot be changed so."""
+    """Yield the problem of an augmentation that inputs of this type do not have."""
     if dtype != "uint8" and augmentation != "none":
         message = (
             f"found {augmentation!r}, but the inputs are {KINDS_OF_INPUT[dtype]}, "
@@ -81,8 +81,8 @@ AUGMENTATIONS: Mapping[
     "flip": _random_flip,
     "crop_flip": _random_crop_flip,
 }
-"""``(images, generator) -> images`` by name.
+"""Augmentations ``(images, generator) -> images`` by name.
 
-Images are uint8 of shape (n, height, width, channels) on any device; the generator
-alone decides what happens to them.
+Images are uint8 of shape (n, height, width, channels) on any device. All random
+choices come from the generator.
 """

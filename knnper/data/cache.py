@@ -1,4 +1,4 @@
-"""The cache of decoded data: made once, then memory-mapped by every process."""
+"""The cache of decoded data sets: written once, then memory-mapped by every process."""
 
 import contextlib
 import hashlib
@@ -29,8 +29,8 @@ from knnper.errors import DataError
 from knnper.files import FileLock, make_entry, read_if_sound, sync_to_disc
 from knnper.reasons import Code, SafeReason
 
-_ROWS_AT_ONCE = 1000
 FORMAT_VERSION = 2
+_ROWS_AT_ONCE = 1000
 Split: TypeAlias = Literal["train", "test"]
 _MANIFEST = "manifest.json"
 _Integers: TypeAlias = Sequence[int] | NDArray[np.integer]
@@ -40,21 +40,21 @@ Source: TypeAlias = Mapping[str, str | int | float | None]
 
 @dataclass(frozen=True)
 class Contents:
-    """What is known of a data set besides its arrays."""
+    """Description of a data set, beside its arrays."""
 
-    class_names: tuple[str, ...]  # one for each label
-    coarse_of: tuple[int, ...] | None = None  # the coarse label of each label, or None
-    dtype: InputDtype = "uint8"  # what the images are, as in `InputSpec`
-    domain_names: tuple[str, ...] = ()  # one for each domain, where there are any
+    class_names: tuple[str, ...]  # by label
+    coarse_of: tuple[int, ...] | None = None  # coarse label of each label
+    dtype: InputDtype = "uint8"  # type of the inputs
+    domain_names: tuple[str, ...] = ()  # by domain id; empty without domains
     vocabulary: Vocabulary | None = None  # of tokenised text
-    client_names: tuple[str, ...] = ()  # by client id, where the data names clients
-    feature_names: tuple[str, ...] = ()  # in order, where the data names features
-    num_skipped: int = 0  # images that could not be read, and were left out
+    client_names: tuple[str, ...] = ()  # by client id; empty if the data names none
+    feature_names: tuple[str, ...] = ()  # in order; empty if the data names none
+    num_skipped: int = 0  # unreadable images that were skipped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Contents):
-    """What ``manifest.json`` holds; ``shapes`` names every array of the entry."""
+    """Content of ``manifest.json``; ``shapes`` names every array of the entry."""
 
     format_version: int
     name: str
@@ -64,7 +64,7 @@ class Manifest(Contents):
 
 
 class EntryWriter:
-    """Writes the arrays of one entry into an empty folder of its own."""
+    """Writes the arrays of one cache entry into an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,42 +74,42 @@ class EntryWriter:
     def new_images(
         self, split: Split, shape: tuple[int, ...], dtype: Any = np.uint8
     ) -> NDArray[Any]:
-        """Return a zeroed array on disc, (n, height, width, channels), to decode into.
+        """Create a zeroed array on disk, (n, height, width, channels), to decode into.
 
-        A `DataError` says that there are no images, or not enough room on the disc.
+        Raises a `DataError` if n is 0 or the disk has too little free space.
         """
         if shape[0] == 0:
-            raise DataError(f"there are no {split} images; at least one is needed")
+            raise DataError(f"found no {split} images, expected at least one")
         self._require_room(math.prod(shape) * np.dtype(dtype).itemsize)
         return self._new_array(f"{split}_images", shape, np.dtype(dtype))
 
     def put_images(self, split: Split, images: NDArray[Any]) -> None:
-        """Store ``images``, of a stored type, (n, height, width, channels)."""
+        """Store images of a stored type, shape (n, height, width, channels)."""
         self.new_images(split, images.shape, images.dtype)[...] = images
 
     def drop(self, split: Split, rows: Collection[int]) -> None:
-        """Remove rows from all arrays of a split, which are written already."""
+        """Remove rows from all arrays of a split after they were written."""
         for name in [name for name in self._mapped if name.startswith(f"{split}_")]:
             old = self._mapped.pop(name)
-            kept = np.delete(np.arange(len(old)), list(rows))
-            if not len(kept):
-                raise DataError(f"no {split} image can be read; mend or add some")
+            remaining = np.delete(np.arange(len(old)), list(rows))
+            if not len(remaining):
+                raise DataError(f"no {split} image can be read; fix or add some")
             self._file(name).unlink()
-            new = self._new_array(name, (len(kept), *old.shape[1:]), old.dtype)
-            for start in range(0, len(kept), _ROWS_AT_ONCE):
+            new = self._new_array(name, (len(remaining), *old.shape[1:]), old.dtype)
+            for start in range(0, len(remaining), _ROWS_AT_ONCE):
                 some = slice(start, start + _ROWS_AT_ONCE)
-                new[some] = old[kept[some]]
+                new[some] = old[remaining[some]]
 
     def put_labels(self, split: Split, labels: _Integers) -> None:
-        """Store the n labels of a split."""
+        """Store the labels of a split, one per image."""
         self._put_integers(f"{split}_labels", labels)
 
     def put_client_ids(self, split: Split, client_ids: _Integers) -> None:
-        """Store whom each of the n images of a split belongs to."""
+        """Store the client id of each image of a split."""
         self._put_integers(f"{split}_client_ids", client_ids)
 
     def put_domain_ids(self, split: Split, domain_ids: _Integers) -> None:
-        """Store which domain each of the n images of a split is from."""
+        """Store the domain id of each image of a split."""
         self._put_integers(f"{split}_domain_ids", domain_ids)
 
     def append_of_client(
@@ -119,19 +119,19 @@ class EntryWriter:
         labels: NDArray[np.int64],
         client_id: int,
     ) -> None:
-        """Store some of a client's images after those that are there already."""
+        """Append images of one client to a split."""
         self._require_room(images.nbytes)
         owners = np.full(len(labels), client_id, np.int64)
         parts = (("images", images), ("labels", labels), ("client_ids", owners))
-        for what, rows in parts:
-            name = f"{split}_{what}"
+        for kind, rows in parts:
+            name = f"{split}_{kind}"
             if name not in self._grown:
                 file = self._file(name)
                 self._grown[name] = RowFile(file, rows.shape[1:], rows.dtype)
             self._grown[name].append(rows)
 
     def seal(self, name: str, contents: Contents) -> None:
-        """Write the manifest and see to it that everything is on the disc."""
+        """Write the manifest and flush all files to disk."""
         for array in self._mapped.values():
             array.flush()
         shapes = {name: array.shape for name, array in self._mapped.items()}
@@ -168,18 +168,18 @@ class EntryWriter:
         return array
 
     def _require_room(self, num_bytes: int) -> None:
-        """Ask beforehand: writing to a mapped file on a full disc kills the process."""
+        """Check free space: writing to a map on a full disk kills the process."""
         free = shutil.disk_usage(self._folder).free
         if num_bytes > free:
             raise DataError(
                 f"the decoded images need {num_bytes / 1e6:.0f} MB, but only "
-                f"{free / 1e6:.0f} MB are free under {self._folder.parent}; make room "
-                "or point KNNPER_CACHE to another disc"
+                f"{free / 1e6:.0f} MB are free under {self._folder.parent}; free space "
+                "or point KNNPER_CACHE to another disk"
             )
 
 
 def read_entry(folder: Path) -> Dataset:
-    """Return the data set stored in ``folder``, its arrays memory-mapped read-only."""
+    """Open the data set stored in ``folder``, its arrays memory-mapped read-only."""
     manifest = TypeAdapter(Manifest).validate_json((folder / _MANIFEST).read_bytes())
 
     if manifest.format_version != FORMAT_VERSION:
@@ -190,13 +190,17 @@ def read_entry(folder: Path) -> Dataset:
     }
     _, height, width, channels = arrays["train_images"].shape
     names = manifest.class_names
-    shape, described = (height, width, channels), (manifest.mean, manifest.std)
     return Dataset(
         name=manifest.name,
-        train=_labelled("train", arrays),
-        test=_labelled("test", arrays),
+        train=_split_arrays("train", arrays),
+        test=_split_arrays("test", arrays),
         spec=InputSpec(
-            shape, len(names), *described, manifest.dtype, manifest.vocabulary
+            (height, width, channels),
+            len(names),
+            manifest.mean,
+            manifest.std,
+            manifest.dtype,
+            manifest.vocabulary,
         ),
         class_names=names,
         coarse_of=manifest.coarse_of,
@@ -217,7 +221,7 @@ def map_array(
     return array
 
 
-def _labelled(split: Split, arrays: dict[str, NDArray[Any]]) -> LabelledArrays:
+def _split_arrays(split: Split, arrays: dict[str, NDArray[Any]]) -> LabelledArrays:
     return LabelledArrays(
         images=arrays[f"{split}_images"],
         labels=arrays[f"{split}_labels"],
@@ -227,11 +231,11 @@ def _labelled(split: Split, arrays: dict[str, NDArray[Any]]) -> LabelledArrays:
 
 
 def state_of_files(paths: Iterable[Path], root: Path) -> str:
-    """Return a digest of all paths below ``root``, sizes and times of modification."""
+    """Hash the paths of files relative to ``root``, their sizes and times of change."""
     digest = hashlib.sha256()
     for path in paths:
         line = f"{os.path.relpath(path, root)}\0none\n"
-        # Reading the file reports it; ValueError is for a NUL in its path.
+        # A missing file is reported when it is read. ValueError: a NUL in the path.
         with contextlib.suppress(OSError, ValueError):
             status = path.stat()
             line = f"{line}{status.st_size}\0{status.st_mtime_ns}\n"
@@ -242,32 +246,32 @@ def state_of_files(paths: Iterable[Path], root: Path) -> str:
 def fill_once(
     entry: Path, lock: Path, read: Callable[[Path], T], fill: Callable[[Path], None]
 ) -> T:
-    """Return what ``read`` makes of an entry, which one process at a time fills."""
-    found = read_if_sound(entry, read)
-    if found is not None:
-        return found
+    """Read a cache entry; fill it first, in one process at a time, if it is missing."""
+    content = read_if_sound(entry, read)
+    if content is not None:
+        return content
     with contextlib.ExitStack() as stack:
         try:
             entry.parent.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(lock, wait=True))
         except OSError as error:
             raise UnwritableCacheError(str(error)) from error
-        found = read_if_sound(entry, read)
-        if found is not None:
-            return found
+        content = read_if_sound(entry, read)
+        if content is not None:
+            return content
         make_entry(entry, fill)
         return read(entry)
 
 
 class UnwritableCacheError(Exception):
-    """Nothing can be written where the cache should be."""
+    """Raised if the folder of the cache cannot be written."""
 
 
 Build: TypeAlias = Callable[[EntryWriter], Contents]
 
 
 def cache_root() -> Path:
-    """Return the folder of all decoded data sets: ``KNNPER_CACHE``, or the user's."""
+    """Return the folder of the cache: ``KNNPER_CACHE``, or that of the user."""
     chosen = os.environ.get("KNNPER_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -276,9 +280,10 @@ def cache_root() -> Path:
 
 
 def cached_dataset(name: str, source: Source, build: Build) -> Dataset:
-    """Return the data set from the cache, which ``build`` fills where it is not there.
+    """Open a data set from the cache; on the first use, ``build`` writes its entry.
 
-    ``source`` is everything that decides what is decoded: another is another entry.
+    ``source`` holds everything that determines the decoded data. Each different source
+    has an entry of its own.
     """
 
     def fill(folder: Path) -> None:
@@ -295,10 +300,10 @@ def cached(
     fill: Callable[[Path], None],
     root: Path | None = None,
 ) -> T:
-    """Return what ``read`` makes of an entry of the cache, or of ``root``.
+    """Read the entry of a source in the cache, or below ``root``.
 
-    ``fill`` makes it, in one process at a time, where it is not there. Of each
-    ``source``, a JSON value, there is one.
+    If there is none, ``fill`` writes it, in one process at a time. ``source`` is a JSON
+    value; each different source has an entry of its own.
     """
     text = json.dumps(source, sort_keys=True)
     fingerprint = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -308,6 +313,6 @@ def cached(
     except UnwritableCacheError as error:
         raise DataError(
             f"the data cache cannot be written ({error}); point KNNPER_CACHE to a "
-            "folder that can",
+            "writable folder",
             reason=SafeReason(Code.UNUSABLE_STATE),
         ) from error

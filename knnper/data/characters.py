@@ -55,7 +55,9 @@ def plain(text: str) -> str:
     if text.isascii():
         return text
     parts = unicodedata.normalize("NFKD", text.translate(_TYPOGRAPHIC))
-    return "".join(one for one in parts if not unicodedata.combining(one))
+    return "".join(
+        character for character in parts if not unicodedata.combining(character)
+    )
 
 
 class UnknownCharacters:
@@ -77,7 +79,7 @@ class UnknownCharacters:
             return
         # Equally frequent ones in an order that does not depend on the text's.
         ordered = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
-        commonest = ", ".join(repr(one) for one, _ in ordered[:_NUM_SHOWN])
+        commonest = ", ".join(repr(character) for character, _ in ordered[:_NUM_SHOWN])
         message = (
             f"{source}: {share:.0%} of the characters are none of the {len(ALPHABET)} "
             f"that are told apart, most often {commonest}; all of them are one class, "
@@ -104,5 +106,5 @@ def windows_before(
     """Return the T characters before n places in a text's ``ids``, (n, 1, 1, T)."""
     if len(targets) == 0:
         return np.empty((0, 1, 1, window), dtype=np.uint8)
-    found: NDArray[np.uint8] = sliding_window_view(ids, window)[targets - window]
-    return found[:, None, None, :]
+    windows: NDArray[np.uint8] = sliding_window_view(ids, window)[targets - window]
+    return windows[:, None, None, :]

@@ -1,4 +1,4 @@
-"""Files of images in folders of classes, of clients and classes, or of domains."""
+"""List image files in folders of classes, of clients and classes, or of domains."""
 
 import hashlib
 import logging
@@ -16,8 +16,8 @@ from knnper.data.folders import (
     is_folder,
     is_reachable,
     list_folder,
+    no_folder_reason,
     require_reachable,
-    why_no_folder,
 )
 from knnper.errors import DataError, warn_once
 from knnper.reasons import Code, SafeReason
@@ -25,8 +25,8 @@ from knnper.reasons import Code, SafeReason
 _LOG = logging.getLogger(__name__)
 _MOST_SHOWN, _MOST_SUFFIXES = 50, 8
 
-# Suffixes of images that Pillow may not read: those of telephones and cameras, of
-# medicine and microscopes, and of libraries that a build of Pillow may lack.
+# Suffixes of image formats that Pillow may not read: of phones and cameras, of medicine
+# and microscopes, and of libraries that a build of Pillow may lack.
 UNREADABLE_SUFFIXES = frozenset(
     (
         *(".heic", ".heif", ".heics", ".hif", ".avif", ".avifs", ".jxl", ".webp"),
@@ -38,12 +38,12 @@ UNREADABLE_SUFFIXES = frozenset(
     )
 )
 
-# Files of other suffixes cause a warning from this number and share of a class on.
+# Files with unknown suffixes cause a warning from this number and share of a class on.
 _FEWEST_UNREAD, _NOTABLE_SHARE = 3, 0.1
 
 
-def mixed(names: Iterable[str]) -> list[str]:
-    """Return ``names`` in an order as good as chance, but always the same."""
+def shuffle_by_hash(names: Iterable[str]) -> list[str]:
+    """Return ``names`` in a pseudo-random order that depends on the names alone."""
 
     def place(name: str) -> bytes:
         encoded = name.encode("utf-8", "surrogateescape")
@@ -53,22 +53,22 @@ def mixed(names: Iterable[str]) -> list[str]:
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a file's name in small letters, as in ``.png``."""
+    """Return the suffix of a file name in lower case, such as ``.png``."""
     return os.path.splitext(name)[1].lower()  # noqa: PTH122 - of 50,000 files
 
 
 def _is_readable(name: str) -> bool:
-    """Return whether a file is an image that Pillow reads, by its name."""
+    """Test whether Pillow reads files with this suffix."""
     return suffix_of(name) in Image.registered_extensions()
 
 
 def _is_image(name: str) -> bool:
-    """Return whether a file is an image by its name, be it one that nothing reads."""
+    """Test whether a file has the suffix of an image format, readable or not."""
     return _is_readable(name) or suffix_of(name) in UNREADABLE_SUFFIXES
 
 
-def _folders_among(entries: Iterable[os.DirEntry[str]], kind: str) -> tuple[str, ...]:
-    """Return the names of folders; refuse images and broken links beside them."""
+def _select_folders(entries: Iterable[os.DirEntry[str]], kind: str) -> tuple[str, ...]:
+    """Return the names of folders; raise for images and broken links beside them."""
     names: list[str] = []
     for entry in entries:
         if is_folder(entry):
@@ -84,7 +84,7 @@ def _folders_among(entries: Iterable[os.DirEntry[str]], kind: str) -> tuple[str,
 
 
 def _list_files(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the files in the folder of a class, and links that lead nowhere."""
+    """Return the files in the folder of a class, including broken links."""
     entries = list_folder(folder)
     for entry in entries:
         if is_folder(entry):
@@ -97,7 +97,7 @@ def _list_files(folder: Path) -> list[os.DirEntry[str]]:
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """What lies in ROOT/CLASS/IMAGE."""
+    """Listing of the layout ROOT/CLASS/IMAGE; ``class_of`` is by CLASS/IMAGE."""
 
     classes: tuple[str, ...]
     class_of: Mapping[str, str]
@@ -106,33 +106,33 @@ class ClassFolders:
 
 
 def list_class_folders(root: Path) -> ClassFolders:
-    """Return the images in ``root``, without hidden files and other suffixes."""
+    """List the images in ROOT/CLASS, without hidden files and other suffixes."""
     children = list_folder(root)
-    classes = _folders_among(children, "class")
+    classes = _select_folders(children, "class")
     files = {name: _list_files(root / name) for name in classes}
     class_of = {
         f"{class_name}/{file.name}": class_name
         for class_name, listed in files.items()
         for file in listed
-        # A broken link is listed with the images that cannot be read.
+        # Broken links stay in the list and are reported as unreadable images.
         if _is_readable(file.name) or not is_reachable(file)
     }
     num_files = len(children) - len(classes) + sum(map(len, files.values()))
     names = {name: [file.name for file in listed] for name, listed in files.items()}
     return ClassFolders(
         classes,
-        {name: class_of[name] for name in mixed(class_of)},
+        {name: class_of[name] for name in shuffle_by_hash(class_of)},
         num_files - len(class_of),
         unread_warnings(root, names),
     )
 
 
 def unread_warnings(root: Path, names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return a warning about files that seem to be images and are not read, if any.
+    """Return a warning about files that look like images but are not read, if any.
 
-    ``names`` are those of the files of each class. They count where the suffix is that
-    of a format of images, or where they are a notable part of a class. What lies beside
-    an image of the same name is no loss: a camera's raw file, a tool's annotation.
+    ``names`` are the file names of each class. Files count if their suffix is that of
+    an image format, or if they are a considerable part of a class. Files beside an
+    image of the same name do not count: raw files of cameras, annotations of tools.
     """
     suffixes = Counter[str]()
     parts: list[str] = []
@@ -152,18 +152,20 @@ def unread_warnings(root: Path, names: Mapping[str, Sequence[str]]) -> tuple[str
     if not parts:
         return ()
     shown = ", ".join(suffix for suffix, _ in suffixes.most_common(_MOST_SUFFIXES))
-    more = f" and {len(parts) - _MOST_SHOWN} more" if len(parts) > _MOST_SHOWN else ""
+    remainder = (
+        f" and {len(parts) - _MOST_SHOWN} more" if len(parts) > _MOST_SHOWN else ""
+    )
     return (
-        f"{root}: {suffixes.total()} files are left out, since their suffixes "
-        f"({shown}) are not those of images that can be read: "
-        f"{', '.join(parts[:_MOST_SHOWN])}{more}; convert them to PNG or JPEG",
+        f"{root}: {suffixes.total()} files are left out, since files with their "
+        f"suffixes ({shown}) cannot be read as images: "
+        f"{', '.join(parts[:_MOST_SHOWN])}{remainder}; convert them to PNG or JPEG",
     )
 
 
-class FoundFile(NamedTuple):
-    """A file with its path below the root, as in FOLDER/CLASS/FILE.
+class ListedFile(NamedTuple):
+    """A file with its path below the root, such as FOLDER/CLASS/FILE.
 
-    The names of class and user are those of the folders as `clean_name` makes them.
+    Class and user are the names of the folders, normalised by `clean_name`.
     """
 
     name: str
@@ -173,8 +175,8 @@ class FoundFile(NamedTuple):
     user: str | None = None
 
 
-def warn_of_unread(root: Path, files: Iterable["FoundFile"]) -> None:
-    """Log `unread_warnings` about files that are left out since nothing reads them."""
+def warn_of_unread(root: Path, files: Iterable["ListedFile"]) -> None:
+    """Log `unread_warnings` about files that are left out as unreadable."""
     names = defaultdict[str, list[str]](list)
     for file in files:
         names[file.class_name].append(Path(file.name).name)
@@ -183,15 +185,15 @@ def warn_of_unread(root: Path, files: Iterable["FoundFile"]) -> None:
 
 
 def require_folder(folder: Path, layout: str) -> None:
-    """Refuse, with a `DataError`, what is no folder of the layout that is expected."""
-    if reason := why_no_folder(folder):
+    """Raise a `DataError` that names the expected layout if there is no folder."""
+    if reason := no_folder_reason(folder):
         raise DataError(f"{folder} {reason}; data.root must hold {layout}")
 
 
 def folder_names(folder: Path, layout: str, kind: str = "class") -> tuple[str, ...]:
-    """Return the names of the folders in ``folder``, which may hold no images."""
+    """Return the names of the folders in ``folder``; raise for images beside them."""
     require_folder(folder, layout)
-    names = _folders_among(list_folder(folder), kind)
+    names = _select_folders(list_folder(folder), kind)
     for name in names:
         try:
             name.encode()
@@ -205,11 +207,11 @@ def folder_names(folder: Path, layout: str, kind: str = "class") -> tuple[str, .
 
 def files_below(
     root: Path, folder: str, layout: str, user: str | None = None
-) -> list[FoundFile]:
-    """Return the files in ROOT/FOLDER/CLASS, one at least, by class and name."""
+) -> list[ListedFile]:
+    """List the files in ROOT/FOLDER/CLASS by class and name; raise if empty."""
     base = root / folder
     files = [
-        FoundFile(
+        ListedFile(
             os.path.join(folder, name, file.name),  # noqa: PTH118 - no folder is none
             clean_name(name),
             *_state_of(file),
@@ -224,7 +226,7 @@ def files_below(
 
 
 def _state_of(file: os.DirEntry[str]) -> tuple[int, int]:
-    """Return size and time of modification; 0 of both where a link leads nowhere."""
+    """Return size and time of modification; zeros for a broken link."""
     try:
         status = file.stat()
     except OSError:
@@ -232,8 +234,8 @@ def _state_of(file: os.DirEntry[str]) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def files_of_users(root: Path, folder: str, layout: str) -> list[FoundFile]:
-    """Return the files in ROOT/FOLDER/USER/CLASS, or in ROOT/FOLDER/CLASS."""
+def files_of_users(root: Path, folder: str, layout: str) -> list[ListedFile]:
+    """List the files in ROOT/FOLDER/USER/CLASS, or in ROOT/FOLDER/CLASS."""
     base = root / folder
     names = folder_names(base, layout)
     below = [entry for name in names for entry in list_folder(base / name)]
@@ -244,12 +246,12 @@ def files_of_users(root: Path, folder: str, layout: str) -> list[FoundFile]:
         return files_below(root, folder, layout)
     users = [(name, os.path.join(folder, name)) for name in names]  # noqa: PTH118
     return [
-        file for name, one in users for file in files_below(root, one, layout, name)
+        file for name, path in users for file in files_below(root, path, layout, name)
     ]
 
 
-def warn_of_merged_folders(root: Path, files: Sequence[FoundFile]) -> None:
-    """Log how many folders of classes and users have names that equal others'."""
+def warn_of_merged_folders(root: Path, files: Sequence[ListedFile]) -> None:
+    """Log how many folders of classes and users are merged by `clean_name`."""
     folders = [Path(file.name).parent for file in files]
     warn_of_merged((folder.name for folder in folders), "classes", str(root))
     if files and files[0].user is not None:
@@ -257,8 +259,8 @@ def warn_of_merged_folders(root: Path, files: Sequence[FoundFile]) -> None:
         warn_of_merged(users, "clients", str(root))
 
 
-def digest_of_files(class_names: Sequence[str], files: Iterable[FoundFile]) -> str:
-    """Return a digest of all relative paths, sizes, and times of modification."""
+def digest_of_files(class_names: Sequence[str], files: Iterable[ListedFile]) -> str:
+    """Hash the class names, and the paths, sizes and times of modification of files."""
     digest = hashlib.sha256("\0".join(class_names).encode())
     for file in files:
         line = f"{file.name}\0{file.num_bytes}\0{file.modified_ns}\n"

@@ -18,7 +18,7 @@ from knnper.data.cache import (
     cached_dataset,
     state_of_files,
 )
-from knnper.data.columns import TableFile, Wanted, is_any_type
+from knnper.data.columns import ColumnSelection, TableFile, is_any_type
 from knnper.data.dividing import (
     DividingSettings,
     FractionSettings,
@@ -26,14 +26,14 @@ from knnper.data.dividing import (
     mark_tested,
     numbered,
     require_known,
+    sorted_values,
     split_by_name,
-    values_in_order,
     warn_of_merged,
 )
 from knnper.data.examples import Dataset, InputSpec, LabelledArrays
 from knnper.data.features import warn_of_coarse
-from knnper.data.hub import hub_folder
-from knnper.data.images import DecodedSettings, Encoded, Picture
+from knnper.data.hub import find_hub_folder
+from knnper.data.images import EncodedImage, ImageSettings, Picture
 from knnper.data.tokens import open_tokenizer
 from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt, PositiveInt, ProperFraction
@@ -46,10 +46,11 @@ _BASE64 = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "SUkqA", "TU
 def require_one_kind(settings: Any) -> None:
     """Refuse columns of several kinds of inputs, and texts without a tokenizer."""
     kinds = ("features", "image", "text")
-    given = [kind for kind in kinds if getattr(settings, kind) is not None]
-    if len(given) > 1:
+    chosen = [kind for kind in kinds if getattr(settings, kind) is not None]
+    if len(chosen) > 1:
         raise ValueError(
-            f"found {' and '.join(given)}, expected one of them: inputs are of one kind"
+            f"found {' and '.join(chosen)}, expected one of them: inputs are of one "
+            "kind"
         )
     text, tokenizer = settings.text, settings.tokenizer
     if (text is None) != (tokenizer is None):
@@ -60,7 +61,7 @@ def require_one_kind(settings: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnSettings(DecodedSettings):
+class ColumnSettings(ImageSettings):
     """What the columns mean.
 
     Attributes
@@ -95,7 +96,7 @@ class ColumnSettings(DecodedSettings):
     """
 
     later: ClassVar[tuple[str, ...]] = (
-        *DecodedSettings.later,
+        *ImageSettings.later,
         *("image", "text", "tokenizer", "max_tokens", "download"),
         *("image_size", "channels"),
     )
@@ -116,7 +117,7 @@ class ColumnSettings(DecodedSettings):
         require_one_kind(self)
 
     @abstractmethod
-    def tables(self, wanted: Wanted) -> tuple[TableFile, TableFile | None]:
+    def tables(self, selection: ColumnSelection) -> tuple[TableFile, TableFile | None]:
         """Return the wanted columns of what is trained on, and of what is tested on.
 
         The latter have the same features; None where there is no table of them.
@@ -143,41 +144,41 @@ class ColumnSettings(DecodedSettings):
         chosen = {name: getattr(self, name) for name in (*names, "test_fraction")}
         source = {**self.state(), **chosen}
         if self.image is not None:
-            return self.cached(source, self._write_images)
+            return self.load_cached(source, self._write_images)
         folder = self._tokenizer_folder()
-        files = sorted(one for one in folder.iterdir() if one.is_file())
+        files = sorted(file for file in folder.iterdir() if file.is_file())
         source["tokenizer"] = state_of_files(files, folder)
         return cached_dataset(self.name, source, self._write_texts)
 
     def _tokenizer_folder(self) -> Path:
         name = str(self.tokenizer)
-        return hub_folder(name, download=self.download, extra="transformers")
+        return find_hub_folder(name, download=self.download, extra="transformers")
 
     def _parts(self) -> "_Parts":
         """Return the rows of each split."""
         texts = (self.label, self.id, self.client, self.text)
         is_row = self.image is None and self.text is None
         features = self.features if is_row else ()
-        train, test = self.tables(Wanted.of(texts, features, self.image))
+        train, test = self.tables(ColumnSelection.of(texts, features, self.image))
         if test is None:
             rows = _Rows.of(train, self)
             # Features of tables were divided otherwise before there were other inputs.
             is_alike = not is_row or self.name != "table"
-            is_test = _tested(rows, self, is_alike=is_alike)
+            is_test = _mark_test_rows(rows, self, is_alike=is_alike)
             parts = {"train": rows.taken(~is_test), "test": rows.taken(is_test)}
         else:
             parts = {"train": _Rows.of(train, self), "test": _Rows.of(test, self)}
-        _require_rows(parts["train"], parts["test"], given=test is not None)
+        _require_rows(parts["train"], parts["test"], has_test_table=test is not None)
         tables = [train] if test is None else [train, test]
         for column, kind in ((self.label, "labels"), (self.client, "clients")):
             if column is not None:
                 written = (name for table in tables for name in table.texts[column])
                 warn_of_merged(written, kind, str(train.path))
-        class_names = train.class_names or values_in_order(parts["train"].labels)
+        class_names = train.class_names or sorted_values(parts["train"].labels)
         where = str(parts["test"].table.path)
         require_known(parts["test"].labels, class_names, where)
         owned = [part.clients for part in parts.values() if part.clients is not None]
-        owners = values_in_order(name for part in owned for name in part)
+        owners = sorted_values(name for part in owned for name in part)
         return _Parts(parts["train"], parts["test"], class_names, owners)
 
     def _of_features(self) -> Dataset:
@@ -193,8 +194,8 @@ class ColumnSettings(DecodedSettings):
         num_classes = len(parts.class_names)
         return Dataset(
             name=self.name,
-            train=_labelled(parts.train, parts),
-            test=_labelled(parts.test, parts),
+            train=_as_labelled_arrays(parts.train, parts),
+            test=_as_labelled_arrays(parts.test, parts),
             spec=InputSpec((1, 1, len(std)), num_classes, mean, std, "float32"),
             class_names=parts.class_names,
             feature_names=parts.train.table.feature_names,
@@ -208,7 +209,7 @@ class ColumnSettings(DecodedSettings):
             texts = part.table.filled_texts(str(self.text))
             some = [texts[row] for row in part.rows]
             writer.put_images(split, tokenizer(some, str(part.table.path)))
-        _describe(writer, parts)
+        _write_labels(writer, parts)
         names, vocabulary = parts.class_names, tokenizer.vocabulary
         return Contents(
             names, dtype="ids", vocabulary=vocabulary, client_names=parts.owners
@@ -217,7 +218,7 @@ class ColumnSettings(DecodedSettings):
     def _write_images(self, writer: EntryWriter) -> Contents:
         parts = self._parts()
         files = {
-            split: Pictures(part.table, str(self.image), self.folder(), part.rows)
+            split: PictureColumn(part.table, str(self.image), self.folder(), part.rows)
             for split, part in parts.splits()
         }
         for _, part in parts.splits():
@@ -226,10 +227,10 @@ class ColumnSettings(DecodedSettings):
                 require_paths(part.table, str(self.image), column.to_pylist())
 
         def describe(writer: EntryWriter) -> Contents:
-            _describe(writer, parts)
+            _write_labels(writer, parts)
             return Contents(parts.class_names, client_names=parts.owners)
 
-        return self.written(writer, files, describe)
+        return self.write_entry(writer, files, describe)
 
 
 def require_paths(table: TableFile, column: str, values: Sequence[str | None]) -> None:
@@ -248,7 +249,7 @@ def require_paths(table: TableFile, column: str, values: Sequence[str | None]) -
 
 
 @dataclass(frozen=True)
-class Pictures(Sequence[Picture]):
+class PictureColumn(Sequence[Picture]):
     """The images in some rows of a column: paths below a folder, or files' contents."""
 
     table: TableFile
@@ -269,7 +270,7 @@ class Pictures(Sequence[Picture]):
             return str(self.folder / value)
         path, row = self.table.place_of(row)
         name = f"{path}, row {row + 1}, counting from 1,"
-        return Encoded(name, value if isinstance(value, bytes) else b"")
+        return EncodedImage(name, value if isinstance(value, bytes) else b"")
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ class _Parts:
         return ("train", self.train), ("test", self.test)
 
 
-def _tested(
+def _mark_test_rows(
     rows: _Rows, settings: ColumnSettings, *, is_alike: bool
 ) -> NDArray[np.bool_]:
     """Mark the rows that are tested on where there is no table of them, shape (n,)."""
@@ -334,19 +335,19 @@ def _tested(
     for client, name in pairs:
         names_of[client].add(name)
     tested = set[tuple[str, str]]()
-    for client, own in names_of.items():
-        marks = mark_tested(len(own), client, dividing).tolist()
-        marked = zip(sorted(own), marks, strict=True)
+    for client, client_names in names_of.items():
+        marks = mark_tested(len(client_names), client, dividing).tolist()
+        marked = zip(sorted(client_names), marks, strict=True)
         tested.update((client, name) for name, is_test in marked if is_test)
     return np.array([pair in tested for pair in pairs], dtype=bool)
 
 
-def _require_rows(train: _Rows, test: _Rows, *, given: bool) -> None:
+def _require_rows(train: _Rows, test: _Rows, *, has_test_table: bool) -> None:
     if not len(train.labels):
         raise DataError(f"{train.table.path}: there are no training rows; add some")
     if len(test.labels):
         return
-    if given:
+    if has_test_table:
         raise DataError(
             f"{test.table.path}: there are no test rows; add some, or leave out "
             "data.test to test on data.test_fraction of the rows of data.train"
@@ -358,7 +359,7 @@ def _require_rows(train: _Rows, test: _Rows, *, given: bool) -> None:
     )
 
 
-def _labelled(rows: _Rows, parts: _Parts) -> LabelledArrays:
+def _as_labelled_arrays(rows: _Rows, parts: _Parts) -> LabelledArrays:
     inputs = rows.numbers().astype(np.float32)
     clients = None if rows.clients is None else numbered(rows.clients, parts.owners)
     return LabelledArrays(
@@ -368,7 +369,7 @@ def _labelled(rows: _Rows, parts: _Parts) -> LabelledArrays:
     )
 
 
-def _describe(writer: EntryWriter, parts: _Parts) -> None:
+def _write_labels(writer: EntryWriter, parts: _Parts) -> None:
     """Store labels and clients of both splits."""
     for split, part in parts.splits():
         writer.put_labels(split, numbered(part.labels, parts.class_names))

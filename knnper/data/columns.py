@@ -14,9 +14,9 @@ from knnper.data.csv_files import other_delimiter
 from knnper.data.dividing import clean_name, clean_names
 from knnper.data.features import (
     clean_features,
+    drop_index_columns,
     pandas_index,
     warn_of_row_numbers,
-    without_index,
 )
 from knnper.errors import DataError
 from knnper.experiment import alternatives
@@ -38,7 +38,7 @@ class TableFile:
 
     path: Path
     texts: dict[str, tuple[str, ...]]  # an empty one where there is none
-    number_columns: tuple[str, ...]
+    select_number_columns: tuple[str, ...]
     feature_names: tuple[str, ...]  # the same, but for columns of lists of numbers
     numbers: NDArray[np.float64]
     raw: Mapping[str, Any] = field(default_factory=dict)  # Arrow's columns
@@ -57,10 +57,10 @@ class TableFile:
         missing = ("", *_NOT_A_NUMBER)
         rows = [row for row, text in enumerate(texts) if text in missing]
         if rows:
-            found = texts[rows[0]] or "nothing"
+            value = texts[rows[0]] or "nothing"
             path, row = self.place_of(rows[0])
             raise DataError(
-                f"{path}: {len(rows)} rows hold {found} in the column {column!r}, "
+                f"{path}: {len(rows)} rows hold {value} in the column {column!r}, "
                 f"the first of them is row {row + 1}, counting from 1; fill them in, "
                 "or leave the rows out",
                 reason=SafeReason(Code.MISSING_VALUE, count=len(rows), row=row + 1),
@@ -98,7 +98,7 @@ class TableFile:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ColumnSelection:
     """Which columns are read, and as what."""
 
     texts: tuple[str, ...]
@@ -111,20 +111,20 @@ class Wanted:
         texts: Sequence[str | None],
         numbers: Sequence[str] | None,
         raw: str | None = None,
-    ) -> "Wanted":
+    ) -> "ColumnSelection":
         """Return what is wanted, of which nothing is named by None."""
         named = tuple(dict.fromkeys(name for name in texts if name is not None))
         chosen = None if numbers is None else tuple(numbers)
         return cls(named, chosen, () if raw is None else (raw,))
 
     @property
-    def as_they_are(self) -> tuple[str, ...]:
+    def other_columns(self) -> tuple[str, ...]:
         """The columns that are no features."""
         return (*self.texts, *self.raw)
 
     def columns_in(self, schema: Any) -> tuple[str, ...]:
         """Return the names in a table of the columns that are no features."""
-        return tuple(map(_finder(schema), self.as_they_are))
+        return tuple(map(_column_finder(schema), self.other_columns))
 
 
 def arrow(module: str) -> Any:
@@ -132,20 +132,21 @@ def arrow(module: str) -> Any:
     return import_extra(f"pyarrow.{module}", "tables", "reading tables")
 
 
-def columns_of(
-    table: Any, wanted: Wanted, numbers: tuple[str, ...], path: Path
+def extract_columns(
+    table: Any, selection: ColumnSelection, numbers: tuple[str, ...], path: Path
 ) -> TableFile:
-    """Return the wanted columns of Arrow's ``table``; see `number_columns`."""
-    find = _finder(table.schema)
+    """Return the wanted columns of Arrow's ``table``; see `select_number_columns`."""
+    find = _column_finder(table.schema)
     texts = {
-        name: _texts(table.column(find(name)), name, path) for name in wanted.texts
+        name: _column_texts(table.column(find(name)), name, path)
+        for name in selection.texts
     }
-    raw = {name: table.column(find(name)) for name in wanted.raw}
+    raw = {name: table.column(find(name)) for name in selection.raw}
     for name, column in raw.items():
         _require_contents(column.type, name, path)
-    parts = {name: _scalars(table.column(name), name, path) for name in numbers}
+    parts = {name: _split_lists(table.column(name), name, path) for name in numbers}
     columns: dict[str, Any] = {}
-    for name in numbers if wanted.numbers is None else wanted.numbers:
+    for name in numbers if selection.numbers is None else selection.numbers:
         scalars = parts[find(name)]
         if name in scalars:
             columns[name] = scalars[name]
@@ -156,15 +157,18 @@ def columns_of(
                 f"{path} has no feature {name!r}; {alternatives(name, scalars)}",
                 reason=SafeReason(Code.WRONG_COLUMNS),
             )
-    values = _numbers(columns, table.num_rows, path)
+    values = _column_numbers(columns, table.num_rows, path)
     names = clean_features(tuple(columns))
-    if wanted.numbers is None:
+    if selection.numbers is None:
         warn_of_row_numbers(values, names, str(path))
-    return TableFile(path, texts, wanted.numbers or numbers, names, values, raw)
+    return TableFile(path, texts, selection.numbers or numbers, names, values, raw)
 
 
-def number_columns(
-    schema: Any, wanted: Wanted, path: Path, index: frozenset[str] = frozenset()
+def select_number_columns(
+    schema: Any,
+    selection: ColumnSelection,
+    path: Path,
+    index: frozenset[str] = frozenset(),
 ) -> tuple[str, ...]:
     """Return the columns of features; refuse what is not there, or no number.
 
@@ -178,17 +182,19 @@ def number_columns(
             f"{path} has more than one column {twice[0]!r}; rename one",
             reason=SafeReason(Code.WRONG_COLUMNS),
         )
-    find, known = _finder(schema), frozenset(schema.names)
-    if wanted.numbers is None:
-        others = set(map(find, wanted.as_they_are))
-        rest = [name for name in schema.names if name not in others]
-        numbers = without_index(rest, index | pandas_index(schema.metadata), str(path))
+    find, known = _column_finder(schema), frozenset(schema.names)
+    if selection.numbers is None:
+        others = set(map(find, selection.other_columns))
+        candidates = [name for name in schema.names if name not in others]
+        numbers = drop_index_columns(
+            candidates, index | pandas_index(schema.metadata), str(path)
+        )
     else:
-        numbers = wanted.numbers
-    for name, count in Counter((*wanted.as_they_are, *numbers)).items():
+        numbers = selection.numbers
+    for name, count in Counter((*selection.other_columns, *numbers)).items():
         if find(name) not in known:
             raise DataError(
-                f"{path} has no column {name!r}; {_known(name, schema)}",
+                f"{path} has no column {name!r}; {_missing_column_hint(name, schema)}",
                 reason=SafeReason(Code.WRONG_COLUMNS),
             )
         if count > 1:
@@ -198,7 +204,7 @@ def number_columns(
                 "it out of data.features",
                 reason=SafeReason(Code.WRONG_COLUMNS),
             )
-    if not numbers and wanted.numbers is None:
+    if not numbers and selection.numbers is None:
         raise DataError(
             f"{path} has no columns of features; expected at least one",
             reason=SafeReason(Code.WRONG_COLUMNS),
@@ -208,7 +214,7 @@ def number_columns(
     return columns
 
 
-def _finder(schema: Any) -> Callable[[str], str]:
+def _column_finder(schema: Any) -> Callable[[str], str]:
     """Return a function from a wanted name to the name of a column in the table.
 
     Names may differ in white space and Unicode form, or name a position in a column of
@@ -231,7 +237,7 @@ def _finder(schema: Any) -> Callable[[str], str]:
     return find
 
 
-def _known(name: str, schema: Any) -> str:
+def _missing_column_hint(name: str, schema: Any) -> str:
     """Return the end of an error about a column that a table does not have."""
     if len(schema.names) == 1:
         other = other_delimiter(schema.names[0], ",")
@@ -285,7 +291,7 @@ def _is_list(kind: Any) -> bool:
     )
 
 
-def _scalars(column: Any, name: str, path: Path) -> dict[str, Any]:
+def _split_lists(column: Any, name: str, path: Path) -> dict[str, Any]:
     """Return a column of numbers, or of each place in its lists, by name."""
     if not _is_list(column.type):
         return {name: column}
@@ -301,7 +307,7 @@ def _scalars(column: Any, name: str, path: Path) -> dict[str, Any]:
     return {f"{name}[{at}]": make(flat[:, at]) for at in range(length)}
 
 
-def _texts(column: Any, name: str, path: Path) -> tuple[str, ...]:
+def _column_texts(column: Any, name: str, path: Path) -> tuple[str, ...]:
     is_real = arrow("types").is_floating(column.type)
     # Where numbers are expected, this one is what Parquet has in place of none.
     missing = (None, "nan") if is_real else (None,)
@@ -317,7 +323,7 @@ def _texts(column: Any, name: str, path: Path) -> tuple[str, ...]:
     return tuple("" if text in missing else text for text in texts)
 
 
-def _numbers(
+def _column_numbers(
     columns: Mapping[str, Any], num_rows: int, path: Path
 ) -> NDArray[np.float64]:
     numbers = np.empty((num_rows, len(columns)), dtype=np.float64)
@@ -328,9 +334,9 @@ def _numbers(
             numbers[:, place] = column.cast(lib.float64(), safe=False).to_numpy()
         except lib.ArrowException as error:
             # Its type was guessed from its beginning.
-            found = _first_that_is_none(column) or f"what is no number ({error})"
+            unfit_counts = _find_non_number(column) or f"what is no number ({error})"
             raise DataError(
-                f"{path}: features must be numbers, found {found} in the column "
+                f"{path}: features must be numbers, found {unfit_counts} in the column "
                 f"{name!r}; correct it, leave the row out, or list other columns "
                 "(data.features)",
                 reason=SafeReason(Code.NOT_A_NUMBER, feature=place + 1),
@@ -339,17 +345,17 @@ def _numbers(
     unfit = (~(np.abs(numbers) <= _LARGEST)).sum(axis=0)
     if unfit.any():
         pairs = zip(columns, unfit, strict=True)
-        found = ", ".join(f"{name} {count}" for name, count in pairs if count)
+        unfit_counts = ", ".join(f"{name} {count}" for name, count in pairs if count)
         raise DataError(
             f"{path}: values are missing, not finite or too large for float32, in "
-            f"{int((unfit > 0).sum())} columns ({found}); fill them in, leave the rows "
-            "out, or list other columns (data.features)",
+            f"{int((unfit > 0).sum())} columns ({unfit_counts}); fill them in, leave "
+            "the rows out, or list other columns (data.features)",
             reason=SafeReason(Code.VALUE_NOT_ALLOWED, count=int(unfit.sum())),
         )
     return numbers
 
 
-def _first_that_is_none(column: Any) -> str | None:
+def _find_non_number(column: Any) -> str | None:
     """Return the first value that is no number, and its row, in words."""
     missing = {None, *arrow("csv").ConvertOptions().null_values}
     for row, value in enumerate(column.to_pylist(), 1):

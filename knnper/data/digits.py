@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
-from knnper.data.dividing import balanced_part
+from knnper.data.dividing import mark_balanced
 from knnper.data.examples import DataFormat, Dataset
 from knnper.experiment import NonNegativeInt
 from knnper.seeding import RandomKey
@@ -100,17 +100,17 @@ class DigitDomainsSettings(DataFormat):
         def build(writer: EntryWriter) -> Contents:
             images, labels = digit_images()
             key = RandomKey(self.seed, ("digit_domains",))
-            domain_of = domains_of(labels, key.child("domain"))
-            made = images.copy()
+            domain_of = draw_domains(labels, key.child("domain"))
+            changed = images.copy()
             is_test = np.zeros(len(labels), dtype=bool)
             for domain, (name, make) in enumerate(DOMAINS.items()):
                 places = np.flatnonzero(domain_of == domain)
-                made[places] = make(images[places])
+                changed[places] = make(images[places])
                 kinds = [CLASS_NAMES[label] for label in labels[places]]
                 part_key = key.child("test").child(name)
-                is_test[places] = balanced_part(kinds, self.test_fraction, part_key)
+                is_test[places] = mark_balanced(kinds, self.test_fraction, part_key)
             for split, chosen in _by_split(is_test):
-                writer.put_images(split, made[chosen])
+                writer.put_images(split, changed[chosen])
                 writer.put_labels(split, labels[chosen])
                 writer.put_domain_ids(split, domain_of[chosen])
             return Contents(CLASS_NAMES, domain_names=tuple(DOMAINS))
@@ -119,7 +119,7 @@ class DigitDomainsSettings(DataFormat):
         return cached_dataset("digit_domains", source, build)
 
 
-def _blurred(images: Images) -> Images:
+def _blur(images: Images) -> Images:
     """Replace every pixel by the mean of the nine around it; edges are repeated."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="edge")
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
@@ -132,12 +132,12 @@ DOMAINS: Mapping[str, Callable[[Images], Images]] = {
     "inverted": lambda images: 255 - images,
     # By 90 degrees, against the clock.
     "rotated": lambda images: np.rot90(images, axes=(1, 2)),
-    "blurred": _blurred,
+    "blurred": _blur,
 }
 """By name what a domain makes of images, uint8 of shape (n, height, width, 1)."""
 
 
-def domains_of(labels: Integers, key: RandomKey) -> Integers:
+def draw_domains(labels: Integers, key: RandomKey) -> Integers:
     """Share out every class evenly among `DOMAINS`, whose positions are returned."""
     shuffled = [
         key.child(label).numpy().permutation(np.flatnonzero(labels == label))

@@ -9,15 +9,15 @@ from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Source, Split
 from knnper.data.class_folders import (
-    FoundFile,
+    ListedFile,
     digest_of_files,
     files_below,
     folder_names,
     warn_of_unread,
 )
-from knnper.data.dividing import balanced_part, numbered
+from knnper.data.dividing import mark_balanced, numbered
 from knnper.data.examples import Dataset
-from knnper.data.images import DecodedSettings
+from knnper.data.images import ImageSettings
 from knnper.data.split_names import is_split_name, refuse_splits
 from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt
@@ -28,19 +28,18 @@ _RENAME = "and read them with data.name: image_folder; rename domains and classe
 
 
 @dataclass(frozen=True)
-class DomainFolderSettings(DecodedSettings):
-    """Where the images are, and how many are test images.
+class DomainFolderSettings(ImageSettings):
+    """Settings of a domain folder.
 
     Attributes
     ----------
     root
-        The folder that holds one folder per domain, each with one folder per class.
+        A folder with one folder per domain, each with one folder per class.
     test_fraction
-        Part of each domain that is tested on, (0, 1), about: the same number of images
-        of every class, but at most half of those that a class has. 0.15 in
-        Chen et al. 2023, section 5.
+        Approximate fraction of test images in each domain, (0, 1): the same number of
+        every class, but at most half of a class. 0.15 in Chen et al. 2023, section 5.
     seed
-        Of the choice of these images.
+        Seed of the choice of test images.
     """
 
     name = "domain_folder"
@@ -52,7 +51,7 @@ class DomainFolderSettings(DecodedSettings):
     seed: NonNegativeInt = 0
 
     def load(self) -> Dataset:
-        """Return the images below ``root`` with the domain that each is from."""
+        """Load the images below ``root`` and the domain of each."""
         root = Path(self.root).expanduser().absolute()
         domains = folder_names(root, _DOMAIN_LAYOUT, "domain")
         if not domains:
@@ -68,7 +67,9 @@ class DomainFolderSettings(DecodedSettings):
                 )
         refuse_splits(root, domains, _RENAME)
         files = [files_below(root, name, _DOMAIN_LAYOUT) for name in domains]
-        class_names = tuple(sorted({one.class_name for part in files for one in part}))
+        class_names = tuple(
+            sorted({file.class_name for part in files for file in part})
+        )
         refuse_splits(root, class_names, _RENAME)
         everything = [file for part in files for file in part]
         if self.on_error == "skip":
@@ -76,8 +77,8 @@ class DomainFolderSettings(DecodedSettings):
         images = self._divided(dict(zip(domains, files, strict=True)))
         if not images["test"]:
             raise DataError(
-                f"{root}: there are no images to test on, since data.test_fraction "
-                "takes at most half of a class; some domain needs two images of a class"
+                f"{root}: found no images to test on, since data.test_fraction takes "
+                "at most half of a class; some domain needs two images of a class"
             )
         source: Source = {
             "files": digest_of_files(class_names, everything),
@@ -96,17 +97,17 @@ class DomainFolderSettings(DecodedSettings):
             split: [f"{root}/{file.name}" for _, file in part]
             for split, part in images.items()
         }
-        return self.decoded(source, paths, describe)
+        return self.load_images(source, paths, describe)
 
     def _divided(
-        self, files: Mapping[str, Sequence[FoundFile]]
-    ) -> dict[Split, list[tuple[int, FoundFile]]]:
-        """Return the files of each split, each with the position of its domain."""
+        self, files: Mapping[str, Sequence[ListedFile]]
+    ) -> dict[Split, list[tuple[int, ListedFile]]]:
+        """Split the files of each domain; pair each file with its domain's number."""
         key = RandomKey(self.seed).child("domain test")
-        images: dict[Split, list[tuple[int, FoundFile]]] = {"train": [], "test": []}
+        images: dict[Split, list[tuple[int, ListedFile]]] = {"train": [], "test": []}
         for domain, (name, part) in enumerate(files.items()):
             kinds = [file.class_name for file in part]
-            tested = balanced_part(kinds, self.test_fraction, key.child(name))
+            tested = mark_balanced(kinds, self.test_fraction, key.child(name))
             for file, is_test in zip(part, tested, strict=True):
                 images["test" if is_test else "train"].append((domain, file))
         return images

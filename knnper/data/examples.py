@@ -20,9 +20,9 @@ KINDS_OF_INPUT: Mapping[InputDtype, str] = {
     "token": "text (token)",
     "ids": "tokenised text (ids)",
 }
-"""What inputs of each type are called where they are refused."""
+"""Name of each input type in error messages."""
 TEXTS: tuple[InputDtype, ...] = ("token", "ids")
-"""The types that are whole numbers without a mean and a deviation."""
+"""Input types made of ids, which have no mean and standard deviation."""
 LARGEST_PIXEL = 255
 _STORED: Mapping[InputDtype, StoredDtype] = {
     "uint8": "uint8",
@@ -34,14 +34,14 @@ _STORED: Mapping[InputDtype, StoredDtype] = {
 
 @dataclass(frozen=True)
 class Examples:
-    """Some labelled images, rows of features or windows of text, in memory.
+    """Labelled images, rows of features or windows of text, in memory.
 
     Attributes
     ----------
     images
-        Shape (n, height, width, channels), of the type that `InputSpec.stored_dtype`
-        says. A row of d features is an image of shape (1, 1, d), and so is a window of
-        d characters.
+        Shape (n, height, width, channels), of type `InputSpec.stored_dtype`. A row of
+        d features is stored as an image of shape (1, 1, d), and so is a window of d
+        characters.
     labels
         int64, shape (n,).
     """
@@ -57,7 +57,7 @@ class Examples:
         return Examples(self.images[positions], self.labels[positions])
 
     def join(self, other: "Examples") -> "Examples":
-        """Return these examples followed by ``other``'s."""
+        """Concatenate these examples and those of ``other``."""
         return Examples(
             torch.cat([self.images, other.images]),
             torch.cat([self.labels, other.labels]),
@@ -66,14 +66,14 @@ class Examples:
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a method may see of a client's data: never the test split.
+    """The part of a client's data that a method may read: all but the test split.
 
     Attributes
     ----------
     train
-        What the client trains on.
+        Training split.
     validation
-        Held out from training; every hyper-parameter is chosen on it.
+        Validation split, on which hyper-parameters are chosen.
     """
 
     train: Examples
@@ -81,28 +81,28 @@ class ClientData:
 
     @property
     def num_examples(self) -> int:
-        """Examples in both splits."""
+        """Number of examples in both splits."""
         return len(self.train) + len(self.validation)
 
     def train_and_validation(self) -> Examples:
-        """Return both splits, train first: what is left to learn from once tuned."""
+        """Concatenate both splits, train first, for the final model after tuning."""
         return self.train.join(self.validation)
 
 
 @dataclass(frozen=True)
 class Vocabulary(Settings):
-    """What the ids of tokenised text mean.
+    """Size, padding id and tokenizer of tokenised text.
 
     Attributes
     ----------
     size
         Ids go from 0 to size - 1.
     padding_id
-        The id that fills up a text of fewer than T ids, behind it. What a model attends
-        to is ``ids != padding_id``.
+        Id appended to texts of fewer than T ids. Models attend to positions where
+        ``ids != padding_id``.
     tokenizer
-        A digest of the tokenizer: sites whose tokenizer has another one are refused.
-        Empty where it is not known.
+        Digest of the tokenizer; empty if unknown. Sites with a tokenizer of another
+        digest are rejected.
     """
 
     size: PositiveInt
@@ -119,7 +119,7 @@ class Vocabulary(Settings):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What a model must know about the data.
+    """Form of the inputs and number of classes, from which a model is built.
 
     Attributes
     ----------
@@ -127,19 +127,17 @@ class InputSpec:
         (height, width, channels); (1, 1, d) for rows of d features, for windows of d
         characters, and for texts of d ids.
     num_classes
-        c, the number of labels.
+        Number of labels, c.
     mean, std
-        Per channel; used to normalise. For ``uint8`` they are those of pixel values
-        scaled to [0, 1], for ``float32`` those of the values as they are. Empty for
-        text.
+        Per channel, for normalisation. For ``uint8`` they are computed on pixels
+        scaled to [0, 1], for ``float32`` on the values themselves. Empty for text.
     dtype
-        ``uint8`` for images, ``float32`` for features, ``token`` for text of which the
-        next character is learned: ids from 0 to c - 1, of what the labels are also of.
-        ``ids`` for text that a tokenizer has made ids of, int32, whose labels are
-        classes; models get them as int64 of shape (n, T, 1, 1), see `TokenIds`.
+        ``uint8`` for images, ``float32`` for features, ``token`` for characters with
+        the next character as label (inputs and labels are ids from 0 to c - 1),
+        ``ids`` for tokenised text with classes as labels. Models receive both kinds of
+        text as int64 of shape (n, T, 1, 1), see `TokenIds`.
     vocabulary
-        What the ids of ``ids`` mean: how many there are and which is padding. None for
-        all other types.
+        Vocabulary of ``ids``; None for all other types.
     """
 
     image_shape: tuple[int, int, int]
@@ -158,25 +156,25 @@ class InputSpec:
 
     @property
     def stored_dtype(self) -> StoredDtype:
-        """The type of the numbers that an input is made of."""
+        """Type in which inputs are stored."""
         return _STORED[self.dtype]
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The same, as torch calls it."""
-        found: torch.dtype = getattr(torch, self.stored_dtype)
-        return found
+        """`stored_dtype` as a type of torch."""
+        dtype: torch.dtype = getattr(torch, self.stored_dtype)
+        return dtype
 
     @property
     def largest_whole(self) -> int:
-        """The largest of the whole numbers, from 0 on, that an input is made of."""
+        """Largest value of inputs that are whole numbers from 0 on."""
         if self.vocabulary is not None:
             return self.vocabulary.size - 1
         return LARGEST_PIXEL if self.dtype == "uint8" else self.num_classes - 1
 
 
 def no_examples(spec: InputSpec) -> Examples:
-    """Return an empty set of examples of the data set described by ``spec``."""
+    """Return zero examples with the input form of ``spec``."""
     images = torch.empty((0, *spec.image_shape), dtype=spec.torch_dtype)
     return Examples(images, torch.empty((0,), dtype=torch.int64))
 
@@ -188,14 +186,14 @@ class LabelledArrays:
     Attributes
     ----------
     images
-        Shape (n, height, width, channels), of the type that the spec says; images
-        (uint8) are memory-mapped.
+        Shape (n, height, width, channels), of the spec's stored type; images (uint8)
+        are memory-mapped.
     labels
         int64, shape (n,).
     client_ids
-        int64, shape (n,): who each image belongs to, where the data set says so.
+        int64, shape (n,): the client of each image; None if the data names no clients.
     domain_ids
-        int64, shape (n,): which domain each image is from, where the data set says so.
+        int64, shape (n,): the domain of each image; None if the data has no domains.
     """
 
     images: NDArray[np.uint8 | np.float32]
@@ -207,7 +205,7 @@ class LabelledArrays:
         return len(self.labels)
 
     def examples_at(self, indices: NDArray[np.int64]) -> Examples:
-        """Return copies of the examples at ``indices``, int64 of shape (m,)."""
+        """Copy the examples at ``indices``, int64 of shape (m,)."""
         return Examples(
             torch.from_numpy(np.asarray(self.images[indices])),
             torch.from_numpy(np.asarray(self.labels[indices])),
@@ -216,31 +214,29 @@ class LabelledArrays:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A central data set, before it is split over clients.
+    """A central data set, before it is partitioned over clients.
 
     Attributes
     ----------
     name
         The name in the catalogue.
     train, test
-        The two official splits.
+        The two splits of the data set.
     spec
-        What a model must know about the data.
+        Form of the inputs and number of classes.
     class_names
-        One for each of the ``spec.num_classes`` labels.
+        Name of each of the ``spec.num_classes`` labels.
     coarse_of
-        For each label, the coarse label it belongs to (CIFAR-100's superclasses);
-        None where the data set has one level of labels.
+        Coarse label of each label (CIFAR-100's superclasses); None if labels have one
+        level.
     feature_names
-        For rows of features, what each of them is called.
+        Name of each feature, for rows of features that are named.
     domain_names
-        One for each of the domains that the images are from; empty where the data set
-        says nothing of them.
+        Name of each domain; empty if the data set has no domains.
     client_names
-        What the data calls each of the clients that ``client_ids`` number; empty where
-        it names none.
+        Name of each client that ``client_ids`` refer to; empty if the data names none.
     num_skipped
-        How many examples could not be read, and were left out.
+        Number of examples that could not be read and were skipped.
     """
 
     name: str
@@ -257,16 +253,16 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DataFormat(Settings, ABC):
-    """Base of what the section ``data`` of an experiment can name: settings that load.
+    """Base class of the data formats of an experiment: settings with a loader.
 
     A subclass is a frozen dataclass in a file of its own, listed in the catalogue.
 
     Attributes
     ----------
     name
-        In experiments.
+        Name of the format in experiment files.
     title, summary
-        For people.
+        Title and one-line description for listings.
     """
 
     name: ClassVar[str]
@@ -279,4 +275,4 @@ class DataFormat(Settings, ABC):
 
     @abstractmethod
     def load(self) -> Dataset:
-        """Return the data set; a `DataError` says what is wrong with its files."""
+        """Load the data set; raise a `DataError` if its files are not valid."""

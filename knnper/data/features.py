@@ -1,4 +1,4 @@
-"""Columns of features: their names and order, pandas' index, what float32 loses."""
+"""Feature columns: names, order, index columns of pandas, and precision in float32."""
 
 import json
 import logging
@@ -16,13 +16,13 @@ from knnper.reasons import Code, SafeReason
 
 _LOG = logging.getLogger(__name__)
 
-# DataFrame.to_csv and to_parquet name an index without a name so; "Unnamed: 0" is what
-# read_csv makes of the former.
+# Names that DataFrame.to_csv and to_parquet give to an unnamed index, and "Unnamed: 0",
+# as read_csv then calls it.
 _INDEX_NAME = re.compile(r"|__index_level_\d+__|Unnamed: \d+(_level_\d+)?(\.\d+)?")
 _ROW_NAMES = frozenset(("id", "idx", "index", "level_0", "row", "row_id"))
 _FEWEST_ROWS = 10
 
-# Of float32, relative to a value; fewer steps in a deviation are too coarse.
+# Relative step of float32; a feature with fewer steps per deviation is too coarse.
 _STEP = 2.0**-23
 _FEWEST_STEPS = 100
 
@@ -31,42 +31,44 @@ _COLUMNS_AT_ONCE = 64
 
 
 def pandas_index(metadata: Any) -> frozenset[str]:
-    """Return the index columns that pandas' part of an Arrow schema's metadata names.
+    """Return the index columns named in the pandas metadata of an Arrow schema.
 
     ``metadata`` is a mapping of bytes, or None.
     """
     try:
         columns = json.loads((metadata or {})[b"pandas"])["index_columns"]
-        # An index that counts from 0 is a mapping, and no column.
+        # A default index (0, 1, ...) is described by a mapping and has no column.
         return frozenset(name for name in columns if isinstance(name, str))
     except (KeyError, TypeError, ValueError):
         return frozenset()
 
 
-def without_index(
+def drop_index_columns(
     names: Sequence[str],
     index: frozenset[str],
     source: str,
     advice: str = "list the features (data.features) to use them",
 ) -> tuple[str, ...]:
-    """Return the columns that are no index of pandas; warn of those left out.
+    """Return the columns without those of a pandas index; log which are left out.
 
-    ``index`` are the names that `pandas_index` returns.
+    ``index`` is the result of `pandas_index`.
     """
     is_index = [_INDEX_NAME.fullmatch(name) or name in index for name in names]
-    left_out = [name for name, found in zip(names, is_index, strict=True) if found]
+    left_out = [
+        name for name, is_left_out in zip(names, is_index, strict=True) if is_left_out
+    ]
     if left_out:
         shown = (repr(name) if name else "without a name" for name in left_out)
         warn_once(
             _LOG,
             f"{source}: the columns {', '.join(shown)} seem to be the index of a "
-            f"pandas table, and are no features; {advice}",
+            f"pandas table and are not used as features; {advice}",
         )
     return tuple(name for name in names if name not in left_out)
 
 
 def clean_features(names: Sequence[str]) -> tuple[str, ...]:
-    """Return each name as `clean_name` does, unless some are then equal."""
+    """Normalise each name with `clean_name`, unless some would become equal."""
     clean = clean_names(names)
     return clean if len(set(clean)) == len(names) else tuple(names)
 
@@ -74,7 +76,7 @@ def clean_features(names: Sequence[str]) -> tuple[str, ...]:
 def order_by_name(
     names: Sequence[str], agreed: Sequence[str], source: str
 ) -> list[int]:
-    """Return the position of each of the ``agreed`` features among ``names``."""
+    """Return the position in ``names`` of each of the ``agreed`` features."""
     position_of = {clean_name(name): at for at, name in enumerate(names)}
     position_of |= {name: at for at, name in enumerate(names)}
     positions: list[int] = []
@@ -90,15 +92,15 @@ def order_by_name(
     return positions
 
 
-def numbered_features(count: int) -> tuple[str, ...]:
-    """Return what features without names are called in messages."""
+def default_feature_names(count: int) -> tuple[str, ...]:
+    """Return names for messages about features without names."""
     return tuple(f"feature {number}" for number in range(count))
 
 
 def require_order(names: Sequence[str], agreed: Sequence[str], source: str) -> None:
-    """Refuse a list of features that has the federation's names at other positions.
+    """Raise if a list has the federation's feature names at other positions.
 
-    One of another length is left to the check of the inputs' shape.
+    A list of another length is reported by the check of the inputs' shape.
     """
     if len(names) != len(agreed):
         return
@@ -117,21 +119,21 @@ def require_order(names: Sequence[str], agreed: Sequence[str], source: str) -> N
 def warn_of_row_numbers(
     numbers: NDArray[Any], names: Sequence[str], source: str
 ) -> None:
-    """Log which of the features (n, d) number the rows, as an index does."""
+    """Log which features (n, d) count the rows, like an index."""
     columns = [
         name
         for name, column in zip(names, numbers.T, strict=True)
-        if len(column) >= _FEWEST_ROWS and _numbers_rows(column, name)
+        if len(column) >= _FEWEST_ROWS and _counts_rows(column, name)
     ]
     if columns:
         warn_once(
             _LOG,
-            f"{source}: the columns {_listed(columns)} number the rows, and are "
-            "features; if they say nothing of the label, leave them out",
+            f"{source}: the columns {_listed(columns)} number the rows, and are used "
+            "as features; leave them out if they do not help to predict the label",
         )
 
 
-def _numbers_rows(values: NDArray[Any], name: str) -> bool:
+def _counts_rows(values: NDArray[Any], name: str) -> bool:
     column = values.astype(np.float64)
     span = column.max() - column.min()
     if span != len(column) - 1 and name.casefold() not in _ROW_NAMES:
@@ -141,14 +143,14 @@ def _numbers_rows(values: NDArray[Any], name: str) -> bool:
 
 
 def warn_of_coarse(numbers: NDArray[Any], names: Sequence[str], source: str) -> None:
-    """Log which of the features (n, d) float32 holds too coarsely, such as times."""
+    """Log which features (n, d) lose their differences in float32, such as times."""
     columns = [names[at] for at in _coarse(numbers)]
     if columns:
         warn_once(
             _LOG,
-            f"{source}: values of {_listed(columns)} are so large, and differ so "
-            "little, that float32 loses their differences; subtract an offset from "
-            "these columns, such as their least value, in all files",
+            f"{source}: the values of {_listed(columns)} are large and differ little, "
+            "so float32 loses their differences; subtract an offset from these "
+            "columns, such as their minimum, in all files",
         )
 
 

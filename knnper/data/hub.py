@@ -10,17 +10,18 @@ from knnper.reasons import Code, SafeReason
 
 
 def download_folder(root: str | None) -> Path:
-    """Return the absolute ``root``; without one, ``downloads`` in the cache."""
+    """Return the absolute ``root``, or for None the cache's folder ``downloads``."""
     return Path(root).expanduser().absolute() if root else cache_root() / "downloads"
 
 
-def hub_folder(
+def find_hub_folder(
     name: str, *, download: bool, extra: str, repo_type: str = "model"
 ) -> Path:
-    """Return a local folder, or that of what the Hugging Face Hub calls ``name``.
+    """Find the folder ``name``, or the snapshot of the Hub's repository ``name``.
 
-    The latter is looked for in the Hub's cache on this machine, and is downloaded only
-    where ``download`` says so. Files of weights are not.
+    A repository is searched in the Hub's cache on this machine first, and downloaded
+    only if ``download`` is set. Of models, the files of weights are not downloaded.
+    ``extra`` is the extra of our package to install if the Hub's client is missing.
     """
     folder = Path(name).expanduser().absolute()
     if folder.is_dir():
@@ -28,25 +29,26 @@ def hub_folder(
     hub = import_extra("huggingface_hub", extra, f"{name!r}, which is no folder,")
     is_model = repo_type == "model"
 
-    def kept(*, local: bool) -> Path:
-        found = hub.snapshot_download(
+    def find_snapshot(*, local: bool) -> Path:
+        snapshot = hub.snapshot_download(
             name,
             repo_type=repo_type,
             local_files_only=local,
             allow_patterns=["*.json", "*.txt", "*.model"] if is_model else None,
         )
-        return Path(found)
+        return Path(snapshot)
 
     try:
-        # What is there is taken as it is: all processes of a run read the same.
+        # A snapshot on this machine has precedence: all processes of a run read the
+        # same files.
         with contextlib.suppress(OSError, ValueError):
-            return kept(local=True)
-        return kept(local=not download)
+            return find_snapshot(local=True)
+        return find_snapshot(local=not download)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        wanted = "" if download else ", or set data.download=true"
+        download_hint = "" if download else ", or set data.download=true"
         raise DataError(
-            f"{folder} is no folder, and {name!r} is not to be had from the Hugging "
-            f"Face Hub or its cache ({reason}); give a local folder{wanted}",
+            f"{folder} is not a folder, and {name!r} cannot be loaded from the Hugging "
+            f"Face Hub or its cache ({reason}); give a local folder{download_hint}",
             reason=SafeReason(Code.MISSING_FILE),
         ) from error

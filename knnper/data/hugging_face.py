@@ -8,15 +8,21 @@ from typing import Any
 
 from knnper.data.cache import cache_root, state_of_files
 from knnper.data.column_settings import ColumnSettings
-from knnper.data.columns import TableFile, Wanted, arrow, columns_of, number_columns
+from knnper.data.columns import (
+    ColumnSelection,
+    TableFile,
+    arrow,
+    extract_columns,
+    select_number_columns,
+)
 from knnper.data.dividing import (
     clean_name,
     warn_of_joined,
     warn_of_merged,
 )
 from knnper.data.features import pandas_index
-from knnper.data.folders import why_unreachable
-from knnper.data.hub import hub_folder
+from knnper.data.folders import unreachable_reason
+from knnper.data.hub import find_hub_folder
 from knnper.data.split_names import split_of
 from knnper.errors import DataError, warn_once
 from knnper.experiment import alternatives
@@ -55,24 +61,24 @@ class HuggingFaceSettings(ColumnSettings):
     train: str = "train"
     test: str | None = None
 
-    def tables(self, wanted: Wanted) -> tuple[TableFile, TableFile | None]:
+    def tables(self, selection: ColumnSelection) -> tuple[TableFile, TableFile | None]:
         """See `ColumnSettings`."""
-        splits, path = self._opened(), self.folder()
-        trained = _called(self.train, splits)
-        test = _called(self.test or "test", splits)
+        splits, path = self._open_splits(), self.folder()
+        trained = _match_split(self.train, splits)
+        test = _match_split(self.test or "test", splits)
         if self.test is None and test not in splits:
             test = trained
-        train = self._table(splits, trained, wanted, path)
-        same = replace(wanted, numbers=train.number_columns)
+        train = self._read_split(splits, trained, selection, path)
+        same = replace(selection, numbers=train.select_number_columns)
         validation = self._validation(splits, (trained, test))
         if validation:
             warn_of_joined(str(path), validation)
         for name in validation:
-            train = train.join(self._table(splits, name, same, path))
+            train = train.join(self._read_split(splits, name, same, path))
         _warn_of_unused(path, set(splits) - {trained, test, *validation})
         if test == trained:
             return train, None
-        return train, self._table(splits, test, same, path)
+        return train, self._read_split(splits, test, same, path)
 
     def _validation(self, splits: Any, used: tuple[str, str]) -> list[str]:
         """Return the splits of validation data that are trained on."""
@@ -99,29 +105,29 @@ class HuggingFaceSettings(ColumnSettings):
         paths = sorted(self.folder().rglob("*"))
         for path in paths:
             # The package datasets would pass over it without a warning.
-            if reason := why_unreachable(str(path)):
+            if reason := unreachable_reason(str(path)):
                 raise DataError(f"{path} {reason}; mount or remove it")
         return [path for path in paths if path.is_file()]
 
     def folder(self) -> Path:
         """See `ColumnSettings`."""
-        return hub_folder(
+        return find_hub_folder(
             self.path, download=self.download, extra="hf", repo_type="dataset"
         )
 
-    def _opened(self) -> Any:
+    def _open_splits(self) -> Any:
         """Return the splits by name, each a `datasets.Dataset`."""
         package = import_extra("datasets", "hf", "a data set of Hugging Face")
         folder = self.folder()
         self._files()
         try:
             if any((folder / name).is_file() for name in _OF_DISK):
-                found = package.load_from_disk(str(folder))
+                opened = package.load_from_disk(str(folder))
             else:
-                made = cache_root() / "hugging_face"
+                cache = cache_root() / "hugging_face"
                 package.disable_progress_bars()
-                found = package.load_dataset(
-                    str(folder), self.config, cache_dir=str(made)
+                opened = package.load_dataset(
+                    str(folder), self.config, cache_dir=str(cache)
                 )
         # Whatever a damaged file makes the package, and those below it, raise.
         except Exception as error:
@@ -130,37 +136,39 @@ class HuggingFaceSettings(ColumnSettings):
                 f"{folder} cannot be read as a data set of Hugging Face: {reason}; "
                 "expected what save_to_disk wrote, or files that load_dataset reads"
             ) from error
-        return found if isinstance(found, Mapping) else {self.train: found}
+        return opened if isinstance(opened, Mapping) else {self.train: opened}
 
-    def _table(self, splits: Any, split: str, wanted: Wanted, path: Path) -> TableFile:
+    def _read_split(
+        self, splits: Any, split: str, selection: ColumnSelection, path: Path
+    ) -> TableFile:
         if split not in splits:
             raise DataError(
                 f"{path} has no split {split!r}; {alternatives(split, splits)}"
             )
-        found, place = splits[split], path / split
-        schema = found.features.arrow_schema
-        numbers = number_columns(schema, wanted, place, _index_in(path))
-        columns = [*wanted.columns_in(schema), *numbers]
+        split_rows, place = splits[split], path / split
+        schema = split_rows.features.arrow_schema
+        numbers = select_number_columns(schema, selection, place, _index_columns(path))
+        columns = [*selection.columns_in(schema), *numbers]
         lib = arrow("lib")
         try:
-            table = found.select_columns(columns).with_format("arrow")[:]
-            made = columns_of(table, wanted, numbers, place)
+            table = split_rows.select_columns(columns).with_format("arrow")[:]
+            columns_read = extract_columns(table, selection, numbers, place)
         except (lib.ArrowException, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{place} cannot be read as a table: {error}") from error
-        if self.label not in wanted.texts:
-            return made
-        column = columns[wanted.as_they_are.index(self.label)]
-        names = getattr(found.features.get(column), "names", None)
+        if self.label not in selection.texts:
+            return columns_read
+        column = columns[selection.other_columns.index(self.label)]
+        names = getattr(split_rows.features.get(column), "names", None)
         if not names:
-            return made
-        self._require_published(made.texts[self.label], place, splits)
-        if split == _called(self.train, splits):
+            return columns_read
+        self._require_published(columns_read.texts[self.label], place, splits)
+        if split == _match_split(self.train, splits):
             warn_of_merged(names, "classes", str(place))
         known = {str(number): clean_name(name) for number, name in enumerate(names)}
-        labels = tuple(known.get(one, "") for one in made.texts[self.label])
-        texts = {**made.texts, self.label: labels}
+        labels = tuple(known.get(label, "") for label in columns_read.texts[self.label])
+        texts = {**columns_read.texts, self.label: labels}
         classes = tuple(dict.fromkeys(known.values()))
-        return replace(made, texts=texts, class_names=classes)
+        return replace(columns_read, texts=texts, class_names=classes)
 
     def _require_published(
         self, labels: tuple[str, ...], place: Path, splits: Any
@@ -178,7 +186,7 @@ class HuggingFaceSettings(ColumnSettings):
         )
 
 
-def _called(name: str, splits: Iterable[str]) -> str:
+def _match_split(name: str, splits: Iterable[str]) -> str:
     """Return a split's name as the data set writes it; ``name`` if there is none."""
     known = list(splits)
     # Of other names than these two, the data set's own are expected.
@@ -191,7 +199,7 @@ def _called(name: str, splits: Iterable[str]) -> str:
     return alike[0] if name not in known and len(alike) == 1 else name
 
 
-def _index_in(folder: Path) -> frozenset[str]:
+def _index_columns(folder: Path) -> frozenset[str]:
     """Return the index columns of pandas in a folder's Parquet files."""
     # The package forgets what pandas wrote about them.
     parquet, lib = arrow("parquet"), arrow("lib")

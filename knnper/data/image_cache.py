@@ -18,15 +18,17 @@ from knnper.data.cache import UnwritableCacheError, fill_once, map_array
 from knnper.files import UNFINISHED, sync_to_disc
 
 _LOG = logging.getLogger(__name__)
-_MOST_FORMS = 3
-# Longer than a tick of the clocks that file systems take their times from.
+# Input forms (sizes, formats) of one listing of files that are kept.
+_MAX_FORMS = 3
+# Longer than the resolution of file systems' clocks.
 _TICK_NS = 50_000_000
+
 Decoded: TypeAlias = tuple[NDArray[np.uint8], Mapping[int, str]]
-"""Images (m, height, width, channels), and why others, by position, have none."""
+"""Decoded images (m, height, width, channels), and the errors of others by position."""
 
 
 class _UnreadableFilesError(Exception):
-    """Some files cannot be decoded, so that no entry is made."""
+    """Raised inside a new entry to abandon it: some files cannot be decoded."""
 
 
 def cached_images(
@@ -36,13 +38,14 @@ def cached_images(
     shape: tuple[int, ...],
     decode: Callable[[], Decoded],
 ) -> Decoded:
-    """Return what ``decode`` makes of a site's files, from the cache where it is there.
+    """Return a site's decoded image files from the cache, or decode and cache them.
 
-    An entry in ``folder`` belongs to the path, size and times of *each* of the site's
-    files, and to the ``form``: what else decides on the images. When a file is new,
-    gone or another, all entries are removed; otherwise the three that were last used
-    are kept. Images of which some cannot be read are not kept: the reason may lie
-    outside of the files. What is returned can be written to without changing the entry.
+    The key of an entry in ``folder`` consists of the path, size and times of all files
+    and of ``form``: everything else that determines the images, such as their size.
+    When a file is added, removed or changed, all older entries are deleted; else the
+    three last used entries are kept. Nothing is cached if some images cannot be read,
+    since the reason may lie outside of the files. Writing to the returned images does
+    not change the entry.
     """
     listing, changed_ns = _state_of(paths)
     digest = hashlib.sha256(json.dumps(form).encode()).hexdigest()[:32]
@@ -58,15 +61,15 @@ def cached_images(
 
     def fill(entry: Path) -> None:
         _remove_unused(entry, listing)
-        # Let time pass until another change would be told by another time.
-        left = changed_ns + _TICK_NS - time.time_ns()
-        if 0 < left <= _TICK_NS:
-            time.sleep(left / 1e9)
+        # Wait until a later change of a file would get a different time.
+        wait_ns = changed_ns + _TICK_NS - time.time_ns()
+        if 0 < wait_ns <= _TICK_NS:
+            time.sleep(wait_ns / 1e9)
         decoded.append(decode())
         images, unreadable = decoded[0]
         if unreadable:
             raise _UnreadableFilesError
-        # Not into a map: on a full disc that would kill the process.
+        # Not memory-mapped: on a full disk, writing to a map kills the process.
         np.save(entry / "images.npy", images)
         sync_to_disc(entry / "images.npy")
         sync_to_disc(entry)
@@ -74,8 +77,8 @@ def cached_images(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        kept = fill_once(folder / f"{listing}-{digest}", folder / "lock", read, fill)
-        return decoded[0] if decoded else kept
+        cached = fill_once(folder / f"{listing}-{digest}", folder / "lock", read, fill)
+        return decoded[0] if decoded else cached
     except _UnreadableFilesError:
         return decoded[0]
     except (OSError, UnwritableCacheError) as error:
@@ -84,7 +87,7 @@ def cached_images(
 
 
 def _state_of(paths: Sequence[str]) -> tuple[str, int]:
-    """Return a digest of the state of all files, and when the last one changed."""
+    """Hash the paths, sizes and times of files; return the last change, too."""
     digest, changed_ns = hashlib.sha256(), 0
     for path in paths:
         try:
@@ -92,8 +95,8 @@ def _state_of(paths: Sequence[str]) -> tuple[str, int]:
         except (OSError, ValueError):
             digest.update(f"{path}\0none\0".encode("utf-8", "surrogateescape"))
             continue
-        # A file that was moved over another may have the same size and time of
-        # modification, but was changed by the move.
+        # The time of change (ctime) reveals a file that was moved over another of
+        # the same size and time of modification.
         times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
         line = f"{path}\0{status.st_size}\0{times}\0"
         digest.update(line.encode("utf-8", "surrogateescape"))
@@ -102,13 +105,13 @@ def _state_of(paths: Sequence[str]) -> tuple[str, int]:
 
 
 def _remove_unused(new: Path, listing: str) -> None:
-    """Remove what is of no use any more beside a new entry, and leave room for it."""
-    entries = {one for one in new.parent.iterdir() if one.is_dir()} - {new}
+    """Delete entries of other listings, and all but the last used of this one."""
+    entries = {entry for entry in new.parent.iterdir() if entry.is_dir()} - {new}
     useful = [
-        one
-        for one in entries
-        if one.name.startswith(listing) and not one.name.endswith(UNFINISHED)
+        entry
+        for entry in entries
+        if entry.name.startswith(listing) and not entry.name.endswith(UNFINISHED)
     ]
-    useful.sort(key=lambda one: one.stat().st_mtime_ns)
-    for one in entries.difference(useful[-(_MOST_FORMS - 1) :]):
-        shutil.rmtree(one, ignore_errors=True)
+    useful.sort(key=lambda entry: entry.stat().st_mtime_ns)
+    for entry in entries.difference(useful[-(_MAX_FORMS - 1) :]):
+        shutil.rmtree(entry, ignore_errors=True)

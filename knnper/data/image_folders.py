@@ -10,13 +10,13 @@ from pydantic import Field
 
 from knnper.data.cache import Contents, EntryWriter, Source, Split
 from knnper.data.class_folders import (
-    FoundFile,
+    ListedFile,
     digest_of_files,
     files_of_users,
     folder_names,
     list_class_folders,
-    mixed,
     require_folder,
+    shuffle_by_hash,
     warn_of_merged_folders,
     warn_of_unread,
 )
@@ -30,9 +30,9 @@ from knnper.data.dividing import (
 )
 from knnper.data.dividing import Split as SiteSplit
 from knnper.data.examples import Dataset
-from knnper.data.folders import folders_in, why_no_folder
-from knnper.data.images import DecodedSettings, ImageFiles
-from knnper.data.site_data import Collected, SiteSettings, SiteTask, place_of
+from knnper.data.folders import folders_in, no_folder_reason
+from knnper.data.images import ImageFiles, ImageSettings
+from knnper.data.site_data import CollectedExamples, SiteSettings, SiteTask, place_of
 from knnper.data.split_names import refuse_splits, split_folders
 from knnper.errors import DataError, warn_once
 from knnper.experiment import NonNegativeInt, alternatives
@@ -45,34 +45,34 @@ _NO_SPLITS = "or set data.layout: classes if they are classes or clients"
 
 
 @dataclass(frozen=True)
-class ImageFolderSettings(DecodedSettings):
-    """Where the images are.
+class ImageFolderSettings(ImageSettings):
+    """Settings of an image folder.
 
     Attributes
     ----------
     root
-        The folder that holds one folder per class; or ``train`` and ``test``, each with
-        one folder per class. Instead of these, there may be one folder for each client,
-        with folders of classes in it. The partition ``natural`` needs clients. A folder
-        ``val`` beside ``train`` and ``test`` is added to the training data.
+        A folder with one folder per class, or with ``train`` and ``test``, each with
+        one folder per class. In place of the classes there may be one folder per
+        client, with folders of classes in it; the partition ``natural`` needs clients.
+        A folder ``val`` beside ``train`` and ``test`` is added to the training data.
     client_separator
-        Where file names begin with the name of the client whose image it is, the text
-        that ends this name: "_" for ``f0123_17.png``.
+        Text after the client's name at the beginning of file names, such as "_" for
+        ``f0123_17.png``; null if file names contain no client.
     layout
-        ``auto`` takes a folder ``train`` for a split, and so names such as ``Training``
-        beside ``Testing``. ``classes`` takes all of them for classes (or clients).
+        ``auto`` treats folders named ``train`` or, beside others, ``Training`` as
+        splits. ``classes`` treats all folders as classes (or clients).
     test_fraction
-        Part of the images that is tested on where there are no splits, (0, 1), rounded:
-        of each class, or else of each client, of all of its classes alike. One image of
-        each is left to train on.
+        Fraction of test images without folders of splits, (0, 1): of each class, or of
+        each client, spread evenly over its classes. At least one image of each is left
+        for training.
     seed
-        Of the choice of these images, which depends on their names beside.
+        Seed of the choice of test images, which also depends on their names.
     """
 
     name = "image_folder"
     title = "Image folder"
     summary = "your own images: ROOT/CLASS/FILE, ROOT/train/CLASS/FILE, by user or not"
-    later = (*DecodedSettings.later, "layout", "test_fraction", "seed")
+    later = (*ImageSettings.later, "layout", "test_fraction", "seed")
 
     root: str
     client_separator: Annotated[str, Field(min_length=1)] | None = None
@@ -81,9 +81,9 @@ class ImageFolderSettings(DecodedSettings):
     seed: NonNegativeInt = 0
 
     def load(self) -> Dataset:
-        """Return the images below ``root``; the classes are those of training images.
+        """Load the images below ``root``; the classes are those of the training images.
 
-        A `DataError` says what is wrong with the folders.
+        Raises a `DataError` if the folders do not have the expected layout.
         """
         root = Path(self.root).expanduser().absolute()
         source: Source = {"client_separator": self.client_separator}
@@ -102,7 +102,7 @@ class ImageFolderSettings(DecodedSettings):
             warn_of_unread(root, everything)
         source = {**source, "files": digest_of_files(class_names, everything)}
         paths = {
-            split: [f"{root}/{one.name}" for one in files[split]] for split in files
+            split: [f"{root}/{file.name}" for file in files[split]] for split in files
         }
         owners = self._owners(files)
         names = tuple(sorted({name for part in owners.values() for name in part}))
@@ -115,12 +115,12 @@ class ImageFolderSettings(DecodedSettings):
                     writer.put_client_ids(split, numbered(owners[split], names))
             return Contents(class_names, client_names=names)
 
-        return self.decoded(source, paths, describe)
+        return self.load_images(source, paths, describe)
 
     def _split_folders(self, root: Path) -> Mapping[SiteSplit, str]:
-        """Return the folders of train, test and validation; none where there are none.
+        """Return the folders of train, test and validation; empty without splits.
 
-        Other folders beside them are named in a warning.
+        Logs a warning about other folders beside them.
         """
         if self.layout == "classes":
             return {}
@@ -131,7 +131,7 @@ class ImageFolderSettings(DecodedSettings):
             raise DataError(
                 f"{root / missing[0]} is not a folder, and {root} holds "
                 f"{', '.join(folders.values())}; data.root must hold {_LAYOUT}. If "
-                "these are no splits, set data.layout: classes"
+                "these folders are classes, set data.layout: classes"
             )
         others = sorted(set(names) - set(folders.values())) if folders else []
         if others:
@@ -144,8 +144,8 @@ class ImageFolderSettings(DecodedSettings):
 
     def _given(
         self, root: Path, folders: Mapping[SiteSplit, str]
-    ) -> dict[Split, list[FoundFile]]:
-        """Return the files of each split, those for validation among the training's."""
+    ) -> dict[Split, list[ListedFile]]:
+        """List the files of each split; validation files join the training files."""
         files = {
             split: files_of_users(root, folders[split], _LAYOUT) for split in _SPLITS
         }
@@ -161,28 +161,30 @@ class ImageFolderSettings(DecodedSettings):
         return files
 
     def _divided(
-        self, found: Sequence[FoundFile], root: Path
-    ) -> dict[Split, list[FoundFile]]:
-        """Return the files of each split: a part of each client, or of each class."""
-        kinds = [one.class_name for one in found]
-        groups = [one.class_name if one.user is None else one.user for one in found]
-        names = [one.name for one in found]
+        self, listed: Sequence[ListedFile], root: Path
+    ) -> dict[Split, list[ListedFile]]:
+        """Split the files within each client, or within each class."""
+        kinds = [file.class_name for file in listed]
+        groups = [
+            file.class_name if file.user is None else file.user for file in listed
+        ]
+        names = [file.name for file in listed]
         marks = mark_by_group(groups, names, kinds, self.test_fraction, self.seed)
-        files: dict[Split, list[FoundFile]] = {"train": [], "test": []}
-        for file, is_test in zip(found, marks, strict=True):
+        files: dict[Split, list[ListedFile]] = {"train": [], "test": []}
+        for file, is_test in zip(listed, marks, strict=True):
             files["test" if is_test else "train"].append(file)
         if not files["test"]:
             raise DataError(
-                f"{root}: there are no images to test on; raise data.test_fraction, of "
-                "which a class's (or client's) only image is never taken"
+                f"{root}: found no images to test on; raise data.test_fraction (the "
+                "only image of a class or client is always used for training)"
             )
         return files
 
     def _class_names(
-        self, files: Mapping[Split, Sequence[FoundFile]], trained: Path
+        self, files: Mapping[Split, Sequence[ListedFile]], trained: Path
     ) -> tuple[str, ...]:
-        """Return the classes of training images, in whose folders there are some."""
-        class_names = tuple(sorted({one.class_name for one in files["train"]}))
+        """Return the sorted classes of training images; raise for empty folders."""
+        class_names = tuple(sorted({file.class_name for file in files["train"]}))
         if self.layout == "auto":
             refuse_splits(trained, class_names, _NO_SPLITS)
         if files["train"][0].user is None:
@@ -191,16 +193,16 @@ class ImageFolderSettings(DecodedSettings):
             if empty:
                 raise DataError(
                     f"{trained} holds no images of the classes {', '.join(empty)}, "
-                    "expected one at least of each; add some, or remove these folders"
+                    "expected at least one of each; add some, or remove these folders"
                 )
-        tested = (one.class_name for one in files["test"])
+        tested = (file.class_name for file in files["test"])
         require_known(tested, class_names, str(trained.parent / "test"))
         return class_names
 
     def _owners(
-        self, files: Mapping[Split, Sequence[FoundFile]]
+        self, files: Mapping[Split, Sequence[ListedFile]]
     ) -> dict[Split, list[str]]:
-        """Return the client of each image; nothing where the data names none."""
+        """Return the client of each image; empty lists if the data names no clients."""
         separator = self.client_separator
         has_users = files["train"][0].user is not None
         for file in (*files["train"], *files["test"]):
@@ -212,24 +214,24 @@ class ImageFolderSettings(DecodedSettings):
         if has_users and separator is not None:
             raise DataError(
                 "found folders of clients below data.root and data.client_separator "
-                f"{separator!r}, expected one of the two; set the latter to null"
+                f"{separator!r}, expected only one of them; set the latter to null"
             )
         if separator is None:
             return {
-                split: [str(one.user) for one in part] if has_users else []
+                split: [str(file.user) for file in part] if has_users else []
                 for split, part in files.items()
             }
-        owners: dict[Split, list[str]] = {}
+        owners: dict[Split, list[str]] = {split: [] for split in files}
         for split, part in files.items():
-            pieces = [(one, Path(one.name).name.partition(separator)) for one in part]
-            for one, (owner, found, _) in pieces:
-                if not found or not owner:
+            for image in part:
+                owner, mark, _ = Path(image.name).name.partition(separator)
+                if not owner or not mark:
                     raise DataError(
-                        f"the name of {one.name} does not begin with a client's name "
-                        f"and {separator!r}; rename it, or set data.client_separator "
-                        "to null"
+                        f"the name of {image.name} does not begin with a client's "
+                        f"name and {separator!r}; rename it, or set "
+                        "data.client_separator to null"
                     )
-            owners[split] = [owner for _, (owner, _, _) in pieces]
+                owners[split].append(owner)
         written = [owner for part in owners.values() for owner in part]
         warn_of_merged(written, "clients", "data.root")
         return {split: list(clean_names(part)) for split, part in owners.items()}
@@ -237,17 +239,16 @@ class ImageFolderSettings(DecodedSettings):
 
 @dataclass(frozen=True)
 class SiteImageFolderSettings(SiteSettings):
-    """Where the images are.
+    """Settings of an image folder.
 
     Attributes
     ----------
     path
-        The folder, with one folder of images for each class; or with the folders
-        ``train``, and ``validation`` and ``test`` where there are any, of which each
-        has one folder for each class.
+        A folder with one folder of images per class; or with the folders ``train`` and
+        optionally ``validation`` and ``test``, each with one folder per class.
     layout
-        ``auto`` takes a folder ``train`` for a split, and so names such as ``Training``
-        beside ``val``. ``classes`` takes all of them for classes.
+        ``auto`` treats folders named ``train`` or, beside others, ``Training`` as
+        splits. ``classes`` treats all folders as classes.
     """
 
     name = "image_folder"
@@ -257,10 +258,10 @@ class SiteImageFolderSettings(SiteSettings):
     path: str
     layout: Literal["auto", "classes"] = "auto"
 
-    def collect(self, base: Path, task: SiteTask | None) -> Collected:  # noqa: ARG002
-        """Return the images in a folder; their names are their paths in it."""
+    def collect(self, base: Path, task: SiteTask | None) -> CollectedExamples:  # noqa: ARG002
+        """List the images in the folder; examples are named by their paths."""
         root = place_of(base, self.path)
-        if reason := why_no_folder(root):
+        if reason := no_folder_reason(root):
             raise DataError(
                 f"{root} {reason}; expected PATH/CLASS/IMAGE, or PATH/train/CLASS/"
                 "IMAGE and so on",
@@ -273,28 +274,28 @@ class SiteImageFolderSettings(SiteSettings):
         }
         class_of = {
             f"{prefix}{name}": class_name
-            for prefix, found in folders.items()
-            for name, class_name in found.class_of.items()
+            for prefix, listing in folders.items()
+            for name, class_name in listing.class_of.items()
         }
-        names = tuple(mixed(class_of))
+        names = tuple(shuffle_by_hash(class_of))
         splits = None
         if split_in:
             splits = tuple(split_in[name.partition("/")[0]] for name in names)
-        return Collected(
+        return CollectedExamples(
             source=str(root),
             names=names,
             labels=tuple(class_of[name] for name in names),
             inputs=ImageFiles(root, names),
             splits=splits,
             given_splits=frozenset(split_in.values()),
-            num_ignored=sum(found.num_ignored for found in folders.values()),
+            num_ignored=sum(listing.num_ignored for listing in folders.values()),
             warnings=tuple(
-                warning for found in folders.values() for warning in found.warnings
+                warning for listing in folders.values() for warning in listing.warnings
             ),
         )
 
     def _split_folders(self, root: Path) -> dict[str, SiteSplit]:
-        """Return the split of each folder in ``root``; none where these are classes."""
+        """Return the split of each folder in ``root``; empty if they are classes."""
         if self.layout == "classes":
             return {}
         names = folders_in(root)

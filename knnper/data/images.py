@@ -30,7 +30,7 @@ from knnper.data.cache import (
 )
 from knnper.data.class_folders import UNREADABLE_SUFFIXES, suffix_of
 from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
-from knnper.data.folders import why_unreachable
+from knnper.data.folders import unreachable_reason
 from knnper.data.image_cache import cached_images
 from knnper.data.pixel_depth import wide_pixels
 from knnper.data.site_data import InputForm, Inputs, OnError, ReadInputs, SiteTask
@@ -46,29 +46,29 @@ _FILES_PER_TASK = 256
 _MAX_THREADS = 16
 _MOST_SHOWN = 50
 DECODER = f"3, Pillow {PIL.__version__}"
-"""What `read_image` makes of a file may be another with another one of these."""
+"""Version of the decoder; part of the cache key, since it determines the pixels."""
 ImageShape: TypeAlias = tuple[int, int, int]
 """(height, width, channels)."""
 
 
-class Encoded(NamedTuple):
-    """An image file's content, and what it is called in errors."""
+class EncodedImage(NamedTuple):
+    """Content of an image file, and its name in errors."""
 
     name: str
     content: bytes
 
 
-Picture: TypeAlias = str | Path | Encoded
-"""An image that is not decoded yet: a file, or what would be in one."""
+Picture: TypeAlias = str | Path | EncodedImage
+"""An image that is not decoded yet: the path or the content of a file."""
 
 
 def read_image(
     picture: Picture, channels: int, size: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
-    """Return one image, uint8 of shape (height, width, channels).
+    """Decode one image to uint8 of shape (height, width, channels).
 
-    ``channels`` are 3 for colour or 1 for grey, whatever the file has; it is resized to
-    ``size`` (height, width). A `DataError` says that it cannot be decoded.
+    The image is converted to 3 ``channels`` (colour) or 1 (grey), and resized to
+    ``size`` (height, width) if given. Raises a `DataError` if it cannot be decoded.
     """
     with open_image(picture) as image:
         return _pixels_of(image, channels, size)
@@ -86,23 +86,23 @@ def _pixels_of(
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return an image as people see it: cameras store how they were held, in EXIF."""
+    """Rotate an image by its orientation in EXIF, which cameras store."""
     try:
         return ImageOps.exif_transpose(image)
     except (struct.error, KeyError, IndexError, TypeError, AttributeError):
-        return image  # What the file says of it is damaged.
+        return image  # The EXIF data is damaged.
 
 
 @contextlib.contextmanager
 def open_image(picture: Picture) -> Iterator[Image.Image]:
-    """Open an image, of which nothing is decoded yet."""
+    """Open an image without decoding it."""
     name, file = _name_of(picture), cast("Any", picture)
-    if isinstance(picture, Encoded):
+    if isinstance(picture, EncodedImage):
         file = io.BytesIO(picture.content)
-    # To open a named pipe would wait for what is written to it.
-    elif unreachable := why_unreachable(name):
+    # Opening a named pipe would block until something is written to it.
+    elif unreachable := unreachable_reason(name):
         raise DataError(
-            f"{name} cannot be read as an image: it {unreachable}; remove or mend it"
+            f"{name} cannot be read as an image: it {unreachable}; remove or fix it"
         )
     try:
         with Image.open(file) as image:
@@ -115,13 +115,13 @@ def open_image(picture: Picture) -> Iterator[Image.Image]:
             yield image
     except DataError:
         raise
-    # Decoders raise errors of many types for files that are damaged or too new.
+    # Decoders raise errors of many types for damaged files and new formats.
     except Exception as error:
         # Pillow would name the file again.
         is_unknown = isinstance(error, UnidentifiedImageError)
         reason = _why_unknown(name) if is_unknown else error or type(error).__name__
         raise DataError(
-            f"{name} cannot be read as an image: {reason}; remove or mend it"
+            f"{name} cannot be read as an image: {reason}; remove or fix it"
         ) from error
 
 
@@ -135,10 +135,11 @@ def _why_unknown(name: str) -> str:
 def decode_files(
     pictures: Sequence[Picture], images: NDArray[np.uint8], like: str | None = None
 ) -> dict[int, str]:
-    """Fill ``images`` with the pixels of n files; return, by position, why not some.
+    """Decode n files into ``images``; return errors of unreadable files by position.
 
-    ``images``, shape (n, height, width, channels), are on disc or in memory. All must
-    have the size of the file that is called ``like``; without, all are resized.
+    ``images``, shape (n, height, width, channels), is in memory or on disk. Without
+    ``like``, all files are resized to its height and width. With the name of the file
+    that has this size, files of other sizes raise a `DataError`.
     """
     height, width, channels = images.shape[1:]
     failed: dict[int, str] = {}
@@ -165,7 +166,7 @@ def decode_files(
                 "(width x height); set data.image_size to resize all to one size"
             )
 
-    # Threads, since Pillow lets go of the interpreter's lock.
+    # Threads run in parallel, since Pillow releases the interpreter's lock.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MAX_THREADS)) as pool:
         starts = range(0, len(pictures), _FILES_PER_TASK)
         deque(pool.map(decode_from, starts), maxlen=0)
@@ -178,31 +179,33 @@ def decode_files(
             min(sequences),
         )
     if others:
-        # They can be read: what is to be mended is the settings.
+        # The files are readable; the user must change the settings.
         require_all_read(why for _, why in sorted({**failed, **others}.items()))
     return dict(sorted(failed.items()))
 
 
 def _is_sequence(image: Image.Image) -> bool:
-    """Return whether a file holds several images; a camera's preview does not count."""
+    """Test whether a file has several frames; a camera's preview does not count."""
     is_kind = image.format in _FORMATS_OF_SEQUENCES
     return is_kind and bool(getattr(image, "is_animated", False))
 
 
 def _name_of(picture: Picture) -> str:
-    return picture.name if isinstance(picture, Encoded) else str(picture)
+    return picture.name if isinstance(picture, EncodedImage) else str(picture)
 
 
 def require_all_read(failed: Iterable[str]) -> None:
-    """Raise a `DataError` with the first reasons why examples could not be read."""
+    """Raise a `DataError` with the first errors of unreadable examples, if any."""
     reasons = list(failed)
     if len(reasons) == 1:
         raise DataError(
             reasons[0], reason=SafeReason(Code.UNREADABLE_EXAMPLES, count=1)
         )
     if reasons:
-        left = len(reasons) - _MOST_SHOWN
-        lines = reasons[:_MOST_SHOWN] + ([f"and {left} more"] if left > 0 else [])
+        num_more = len(reasons) - _MOST_SHOWN
+        lines = reasons[:_MOST_SHOWN] + (
+            [f"and {num_more} more"] if num_more > 0 else []
+        )
         raise DataError(
             f"{len(reasons)} examples cannot be read:\n"
             + "\n".join(f"  - {line}" for line in lines),
@@ -210,29 +213,29 @@ def require_all_read(failed: Iterable[str]) -> None:
         )
 
 
-def decoded(paths: Sequence[Path], image_shape: ImageShape) -> Tensor:
-    """Return images, uint8 of shape (n, *image_shape), all of which can be read."""
-    images = _room_for(len(paths), image_shape, str(paths[0]))
+def decode_all(paths: Sequence[Path], image_shape: ImageShape) -> Tensor:
+    """Decode files to uint8 of shape (n, *image_shape); raise if any is unreadable."""
+    images = _allocate(len(paths), image_shape, str(paths[0]))
     require_all_read(decode_files(list(map(str, paths)), images).values())
     return torch.from_numpy(images)
 
 
-def _room_for(count: int, image_shape: ImageShape, path: str) -> NDArray[np.uint8]:
+def _allocate(count: int, image_shape: ImageShape, path: str) -> NDArray[np.uint8]:
     if image_shape[2] not in _MODES:
         shape = " x ".join(map(str, image_shape))
         raise DataError(
-            f"{path}: image files have 1 or 3 channels, but inputs of the shape "
-            f"{shape} are expected; give an .npz file",
+            f"{path}: image files have 1 or 3 channels, but the expected inputs have "
+            f"the shape {shape}; give an .npz file",
             reason=SafeReason(Code.WRONG_KIND),
         )
     return np.empty((count, *image_shape), dtype=np.uint8)
 
 
 def digests_of(images: NDArray[np.generic]) -> list[bytes]:
-    """Return a digest of each of n inputs: equal inputs have equal ones."""
+    """Hash each of n inputs."""
     return [
-        hashlib.blake2b(np.ascontiguousarray(one).data, digest_size=16).digest()
-        for one in images
+        hashlib.blake2b(np.ascontiguousarray(image).data, digest_size=16).digest()
+        for image in images
     ]
 
 
@@ -242,9 +245,9 @@ def write_images(
     image_size: int | None,
     channels: int,
 ) -> dict[Split, dict[int, str]]:
-    """Decode the files of each split, in their order; ``train`` has one at least.
+    """Decode the files of each split in order; ``train`` needs at least one file.
 
-    Returns, by split and position, why some cannot be read.
+    Returns the errors of unreadable files by split and position.
     """
     like, width, height = None, image_size or 0, image_size or 0
     if image_size is None:
@@ -254,15 +257,16 @@ def write_images(
     for split, files in pictures.items():
         images = writer.new_images(split, (len(files), height, width, channels))
         failed[split] = decode_files(files, images, like)
-        found = enumerate(digests_of(images))
-        digests[split] = [one for at, one in found if at not in failed[split]]
+        digests_by_position = enumerate(digests_of(images))
+        digests[split] = [
+            digest for at, digest in digests_by_position if at not in failed[split]
+        ]
     trained_on = set(digests["train"])
-    num_copies = sum(one in trained_on for one in digests["test"])
+    num_copies = sum(digest in trained_on for digest in digests["test"])
     if num_copies:
         _LOG.warning(
-            "%d of %d test images are copies of training images, in every pixel: "
-            "accuracies will be measured too high; remove the copies from one of the "
-            "two",
+            "%d of %d test images are exact copies of training images, so measured "
+            "accuracies will be too high; remove the copies from one of the two",
             num_copies,
             len(digests["test"]),
         )
@@ -270,7 +274,7 @@ def write_images(
 
 
 def _first_size(pictures: Sequence[Picture]) -> tuple[str, tuple[int, int]]:
-    """Return name, and width and height, of the first image that can be opened."""
+    """Return the name and (width, height) of the first image that can be opened."""
     reasons = []
     for picture in pictures:
         try:
@@ -279,23 +283,23 @@ def _first_size(pictures: Sequence[Picture]) -> tuple[str, tuple[int, int]]:
         except DataError as error:
             reasons.append(str(error))
     require_all_read(reasons)
-    raise DataError("there are no train images; at least one is needed")
+    raise DataError("found no train images, expected at least one")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodedSettings(DataFormat):
-    """What image files are decoded to.
+class ImageSettings(DataFormat):
+    """Base class of formats of image files: size, channels, and unreadable files.
 
     Attributes
     ----------
     image_size
-        Height and width that every image is resized to, in pixels; null keeps the
-        size, which must then be the same for all.
+        Height and width in pixels to which every image is resized; null keeps the size
+        of the files, which must then be the same for all.
     channels
         3 for colour, 1 for grey.
     on_error
-        Images that cannot be read: ``refuse`` lists them all in an error, ``skip``
-        leaves them out and says how many they are.
+        ``refuse`` raises an error that lists all unreadable images, ``skip`` leaves
+        them out and logs their number.
     """
 
     later: ClassVar[tuple[str, ...]] = ("on_error",)
@@ -304,22 +308,27 @@ class DecodedSettings(DataFormat):
     channels: Literal[1, 3] = 3
     on_error: OnError = "refuse"
 
-    def decoded(
+    def load_images(
         self,
         source: Source,
         files: Mapping[Split, Sequence[Picture]],
         describe: Callable[[EntryWriter], Contents],
     ) -> Dataset:
-        """Return the data set; ``describe`` stores what is known of the images."""
-        return self.cached(source, lambda one: self.written(one, files, describe))
+        """Load the images from the cache or decode them.
 
-    def written(
+        ``describe`` stores the labels and returns the description of the data set.
+        """
+        return self.load_cached(
+            source, lambda writer: self.write_entry(writer, files, describe)
+        )
+
+    def write_entry(
         self,
         writer: EntryWriter,
         files: Mapping[Split, Sequence[Picture]],
         describe: Callable[[EntryWriter], Contents],
     ) -> Contents:
-        """Decode the images into an entry of the cache; see `decoded`."""
+        """Decode the images into a cache entry; see `load_images`."""
         failed = write_images(writer, files, self.image_size, self.channels)
         reasons = [why for part in failed.values() for why in part.values()]
         if self.on_error == "refuse":
@@ -330,8 +339,8 @@ class DecodedSettings(DataFormat):
                 writer.drop(split, part)
         return replace(contents, num_skipped=len(reasons))
 
-    def cached(self, source: Source, build: Build) -> Dataset:
-        """Return the data set of which ``build`` makes an entry of the cache."""
+    def load_cached(self, source: Source, build: Build) -> Dataset:
+        """Load the data set of a source from the cache, or build its entry."""
         form: dict[str, str | int | None] = {
             "decoder": DECODER,
             "image_size": self.image_size,
@@ -344,13 +353,13 @@ class DecodedSettings(DataFormat):
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(Inputs):
-    """Inputs as the image files ``names`` in the folder ``root``."""
+    """Inputs in the image files ``names`` of the folder ``root``."""
 
     root: Path
     names: tuple[str, ...]
 
     def form(self) -> InputForm:
-        """Return size and channels of the first image that can be opened."""
+        """Return the size and channels of the first image that can be opened."""
         reasons = []
         for name in self.names:
             try:
@@ -361,12 +370,12 @@ class ImageFiles(Inputs):
             except DataError as error:
                 reasons.append(str(error))
         require_all_read(reasons)
-        raise DataError(f"{self.root} holds no images; at least one is needed")
+        raise DataError(f"{self.root} contains no images, expected at least one")
 
     def read(
         self, positions: Sequence[int], task: SiteTask, cache: Path | None = None
     ) -> ReadInputs:
-        """Bring each image to the task's size and channels."""
+        """Decode the images to the task's size and channels."""
         paths = [f"{self.root}/{name}" for name in self.names]
         shape = task.spec.image_shape
         if task.spec.dtype != "uint8":
@@ -377,7 +386,7 @@ class ImageFiles(Inputs):
             )
 
         def decode() -> tuple[NDArray[np.uint8], Mapping[int, str]]:
-            room = _room_for(len(positions), shape, paths[0])
+            room = _allocate(len(positions), shape, paths[0])
             failed = decode_files([paths[at] for at in positions], room)
             good = [row for row in range(len(room)) if row not in failed]
             reasons = {positions[row]: why for row, why in failed.items()}

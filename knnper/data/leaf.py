@@ -78,7 +78,7 @@ class LeafSettings(DividingSettings, DataFormat):
         )
 
     def _write(self, writer: EntryWriter, files: LeafFiles) -> Contents:
-        names = write_parts(writer, _parts(files, decode_images, self))
+        names = write_parts(writer, _read_parts(files, decode_images, self))
         return Contents(WRITTEN_CHARACTERS, client_names=names)
 
 
@@ -103,7 +103,7 @@ class LeafTextSettings(LeafSettings):
         """Store windows of 80 characters, by speaking role."""
         unknown = UnknownCharacters()
         decode = functools.partial(decode_text, unknown=unknown)
-        names = write_parts(writer, _parts(files, decode, self))
+        names = write_parts(writer, _read_parts(files, decode, self))
         unknown.require_few(self.root)
         return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
 
@@ -111,15 +111,15 @@ class LeafTextSettings(LeafSettings):
 def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
     """Store each part; return the users that have samples, numbered as they come."""
     numbers: dict[str, int] = {}
-    found: set[Split] = set()
+    filled: set[Split] = set()
     written: set[str] = set()
     for split, user in parts:
         if len(user.labels):
             written.add(user.name)
             number = numbers.setdefault(clean_name(user.name), len(numbers))
             writer.append_of_client(split, user.inputs, user.labels, number)
-            found.add(split)
-    missing = [split for split in SPLIT_NAMES if split not in found]
+            filled.add(split)
+    missing = [split for split in SPLIT_NAMES if split not in filled]
     if missing:
         raise DataError(
             f"no user has samples for: {', '.join(missing)}; some are needed. Mind "
@@ -129,7 +129,7 @@ def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
     return tuple(numbers)
 
 
-def divided(users: Iterable[User], settings: DividingSettings) -> Iterator[Part]:
+def divide_users(users: Iterable[User], settings: DividingSettings) -> Iterator[Part]:
     """Yield what each user trains on and is tested on."""
     for user in users:
         if len(user.labels) < settings.min_samples:
@@ -154,17 +154,17 @@ def _warn_of_unused(settings: LeafSettings, root: Path) -> None:
         )
 
 
-def _parts(
+def _read_parts(
     files: LeafFiles, decode: Decode, settings: DividingSettings
 ) -> Iterator[Part]:
     if files.whole:
-        yield from divided(_loading_users(files.whole, decode), settings)
+        yield from divide_users(_read_all_users(files.whole, decode), settings)
     for split, paths in files.divided.items():
-        for user in _loading_users(paths, decode):
+        for user in _read_all_users(paths, decode):
             yield split, user
 
 
-def _loading_users(paths: Iterable[Path], decode: Decode) -> Iterator[User]:
+def _read_all_users(paths: Iterable[Path], decode: Decode) -> Iterator[User]:
     """Yield the users of all files; each may have samples only once."""
     found_in: dict[str, Path] = {}
     for path in paths:
@@ -203,8 +203,8 @@ class FemnistHubSettings(DividingSettings, DataFormat):
         """
 
         def build(writer: EntryWriter) -> Contents:
-            users = _writers(_all_rows(download_folder(self.root)))
-            names = write_parts(writer, divided(users, self))
+            users = _group_by_writer(_all_rows(download_folder(self.root)))
+            names = write_parts(writer, divide_users(users, self))
             return Contents(WRITTEN_CHARACTERS, client_names=names)
 
         # What the Hub holds under one name does not depend on where it is kept.
@@ -229,7 +229,7 @@ def _all_rows(folder: Path) -> Any:
         ) from error
 
 
-def _writers(rows: Any) -> Iterator[User]:
+def _group_by_writer(rows: Any) -> Iterator[User]:
     """Yield the writers in the order of their names, each with all of its images."""
     names, owner = np.unique(np.array(rows["writer_id"][:]), return_inverse=True)
     by_owner = np.argsort(owner, kind="stable")

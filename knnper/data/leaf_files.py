@@ -23,8 +23,8 @@ from knnper.data.folders import (
     folders_in,
     is_folder,
     list_folder,
+    no_folder_reason,
     require_reachable,
-    why_no_folder,
 )
 from knnper.data.split_names import is_split_name
 from knnper.errors import DataError, warn_once
@@ -69,7 +69,7 @@ def find_leaf_files(root: Path) -> LeafFiles:
     Where there is a split that LEAF has made, it is taken; else ``all_data``, or the
     files that lie in ``root`` itself.
     """
-    if reason := why_no_folder(root):
+    if reason := no_folder_reason(root):
         raise DataError(f"{root} {reason}; {_LAYOUT}")
     for base in (root, root / "data"):
         divided = {split: _json_files(base / split) for split in SPLIT_NAMES}
@@ -96,10 +96,10 @@ def _json_files(folder: Path) -> tuple[Path, ...]:
     """Return the files of a folder, which may not be there; refuse broken links."""
     if not os.path.lexists(folder):
         return ()
-    found = [entry for entry in list_folder(folder) if not is_folder(entry)]
-    for entry in found:
+    entries = [entry for entry in list_folder(folder) if not is_folder(entry)]
+    for entry in entries:
         require_reachable(entry)
-    paths = (Path(entry.path) for entry in found)
+    paths = (Path(entry.path) for entry in entries)
     return tuple(path for path in paths if path.suffix.lower() == ".json")
 
 
@@ -128,10 +128,10 @@ def decode_images(x: list[Any], y: list[Any]) -> tuple[NDArray[Any], NDArray[Any
     if not np.isfinite(values).all():
         for image in x:
             _require_kind("x", image, (int, float), "lists of numbers")
-    for what, found, most in (("pixels", values, 1), ("labels", labels, 61)):
-        if not np.all((found >= 0) & (found <= most)):
+    for kind, array, most in (("pixels", values, 1), ("labels", labels, 61)):
+        if not np.all((array >= 0) & (array <= most)):
             raise DataError(
-                f"{what} go from {found.min():g} to {found.max():g}; expected 0 to "
+                f"{kind} go from {array.min():g} to {array.max():g}; expected 0 to "
                 f"{most}"
             )
     pixels = np.rint(values * 255).astype(np.uint8)
@@ -158,14 +158,14 @@ def _require_kind(
     for value in values:
         # Python takes true and false for numbers.
         if isinstance(value, bool) or not isinstance(value, kinds):
-            found = json.dumps(value, ensure_ascii=False)[:40]
-            raise DataError(f"in {name} found {found}, expected {expected}")
+            shown = json.dumps(value, ensure_ascii=False)[:40]
+            raise DataError(f"in {name} found {shown}, expected {expected}")
 
 
-def _require_length(values: Iterable[Any], expected: int, what: str) -> None:
+def _require_length(values: Iterable[Any], expected: int, unit: str) -> None:
     wrong = {len(value) for value in values} - {expected}
     if wrong:
-        raise DataError(f"found {min(wrong)} {what}; expected {expected}")
+        raise DataError(f"found {min(wrong)} {unit}; expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
     header: dict[str, Any] = {}
     try:
         with _opened(path) as file:
-            for name, found in ijson.kvitems(file, "user_data", use_float=True):
-                user = parse_user(path, name, found, decode)
+            for name, content in ijson.kvitems(file, "user_data", use_float=True):
+                user = parse_user(path, name, content, decode)
                 counts[name] = len(user.labels)
                 yield user
         for key in ("users", "num_samples"):
@@ -198,23 +198,23 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     except (ijson.JSONError, UnicodeDecodeError, RecursionError) as error:
-        what = str(error).partition("\n")[0]  # a drawing of the place follows
-        what = f"{what}; if the file is cut off or damaged, make it again"
+        reason = str(error).partition("\n")[0]  # a drawing of the place follows
+        reason = f"{reason}; if the file is cut off or damaged, make it again"
         raise DataError(
-            f"{path} cannot be read as JSON: {encoding_problem(path) or what}"
+            f"{path} cannot be read as JSON: {encoding_problem(path) or reason}"
         ) from error
-    _require_agreement(path, _listed(path, header), counts)
+    _require_agreement(path, _parse_listing(path, header), counts)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator["_Shallow"]:
+def _opened(path: Path) -> Iterator["_DepthLimitedFile"]:
     """Open a file behind its byte order mark, where it has one."""
     with path.open("rb") as file:
         file.seek(len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
-        yield _Shallow(path, file)
+        yield _DepthLimitedFile(path, file)
 
 
-class _Shallow:
+class _DepthLimitedFile:
     """A file of JSON that is refused where brackets lie too deep inside each other.
 
     ijson keeps a path of names for each of them, whose length grows with the depth: a
@@ -230,8 +230,8 @@ class _Shallow:
     def read(self, size: int) -> bytes:
         """Return the next bytes."""
         part = self._file.read(size)
-        while part.endswith(b"\\") and (more := self._file.read(1)):
-            part += more  # what a backslash escapes lies beside it
+        while part.endswith(b"\\") and (next_byte := self._file.read(1)):
+            part += next_byte  # what a backslash escapes lies beside it
         for mark in _MARK.findall(part.translate(None, _OF_NUMBERS)):
             if mark == b'"':
                 self._is_in_text = not self._is_in_text
@@ -245,13 +245,13 @@ class _Shallow:
         return part
 
 
-def parse_user(path: Path, name: str, found: Any, decode: Decode) -> User:
+def parse_user(path: Path, name: str, content: Any, decode: Decode) -> User:
     """Return a user with the samples that ``decode`` makes of what a file says."""
     lists: list[Any] = (
-        [found.get(key) for key in "xy"] if isinstance(found, dict) else []
+        [content.get(key) for key in "xy"] if isinstance(content, dict) else []
     )
     try:
-        if len(lists) < 2 or not all(isinstance(one, list) for one in lists):
+        if len(lists) < 2 or not all(isinstance(values, list) for values in lists):
             raise DataError("found no object with the lists x and y")
         inputs, labels = decode(*lists)
         if len(inputs) != len(labels):
@@ -273,12 +273,12 @@ def _require_agreement(
         if counts.get(name, 0) != listed.get(name, 0)
     ]
     if wrong:
-        more = len(wrong) - _NAMED_AT_MOST
-        more_told = f" and {more} more" if more > 0 else ""
+        num_more = len(wrong) - _NAMED_AT_MOST
+        more_told = f" and {num_more} more" if num_more > 0 else ""
         raise _disagreement(path, ", ".join(wrong[:_NAMED_AT_MOST]) + more_told)
 
 
-def _listed(path: Path, header: Mapping[str, Any]) -> Mapping[str, int]:
+def _parse_listing(path: Path, header: Mapping[str, Any]) -> Mapping[str, int]:
     """Return the number of samples of each user that the file lists."""
     try:
         listing = TypeAdapter(_Listing).validate_python(header)
@@ -296,7 +296,8 @@ def _listed(path: Path, header: Mapping[str, Any]) -> Mapping[str, int]:
     return listed
 
 
-def _disagreement(path: Path, found: str) -> DataError:
+def _disagreement(path: Path, difference: str) -> DataError:
     return DataError(
-        f"{path} does not agree with itself: {found}; make the file again with LEAF"
+        f"{path} does not agree with itself: {difference}; make the file again with "
+        "LEAF"
     )

@@ -17,11 +17,11 @@ _PIXELS_AT_ONCE = 2**20
 def channel_statistics(
     parts: Iterable[NDArray[np.uint8]],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel of pixels scaled to [0, 1].
+    """Compute mean and standard deviation per channel of pixels scaled to [0, 1].
 
-    ``parts`` are some of the images each, uint8 of shape (n, height, width, channels).
-    Computed from exact histograms, so that it does not depend on the parts. A channel
-    that never varies gets a standard deviation of 1, so that it can be divided by.
+    ``parts`` are batches of images, uint8 of shape (n, height, width, channels). The
+    histograms are exact, so the result does not depend on the batches. A constant
+    channel gets a standard deviation of 1, since inputs are divided by it.
     """
     histograms = np.sum([_histograms(part) for part in parts], axis=0)
     weights = histograms / histograms.sum(axis=1, keepdims=True)
@@ -36,7 +36,7 @@ def channel_statistics(
 def statistics_of(
     images: NDArray[Any],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, in the unit of `InputSpec`."""
+    """Compute mean and standard deviation per channel in the unit of `InputSpec`."""
     if images.dtype == np.uint8:
         return channel_statistics([images])
     return real_statistics([images])
@@ -45,15 +45,16 @@ def statistics_of(
 def real_statistics(
     parts: Iterable[NDArray[np.float32]],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel, as `channel_statistics`.
+    """Compute mean and standard deviation per channel of float32 inputs.
 
-    ``parts`` are float32 of shape (n, height, width, channels).
+    ``parts`` are batches of shape (n, height, width, channels). A constant channel gets
+    a standard deviation of 1.
     """
     count, total, squares = 0, np.zeros(1), np.zeros(1)
     smallest, largest = np.full(1, np.inf), np.full(1, -np.inf)
     for part in parts:
         rows = part.reshape(-1, part.shape[-1]).astype(np.float64)
-        # Sums of squares of deviations, joined as Chan, Golub and LeVeque (1979) do.
+        # Merge sums of squared deviations (Chan, Golub and LeVeque 1979).
         apart = rows.sum(axis=0) / len(rows) - total / max(count, 1)
         both = count + len(rows)
         squares = squares + ((rows - rows.mean(axis=0)) ** 2).sum(axis=0)
@@ -66,12 +67,12 @@ def real_statistics(
 
 
 def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Count each of the 256 values in each channel; shape (channels, 256)."""
+    """Count the pixels of each value per channel; shape (channels, 256)."""
     channels = images.shape[-1]
     counts = np.zeros((channels, 256), dtype=np.int64)
     for channel in range(channels):
         pixels = images[..., channel].ravel()
-        # NumPy counts a copy in which each pixel takes eight bytes.
+        # np.bincount copies its input to int64: eight bytes for each pixel.
         for start in range(0, len(pixels), _PIXELS_AT_ONCE):
             some = pixels[start : start + _PIXELS_AT_ONCE]
             counts[channel] += np.bincount(some, minlength=256)
@@ -81,12 +82,12 @@ def _histograms(images: NDArray[np.uint8]) -> NDArray[np.int64]:
 def normalizer(
     spec: InputSpec, device: torch.device = torch.device("cpu")
 ) -> Callable[[Tensor], Tensor]:
-    """Return what brings stored inputs to the form that models take."""
+    """Return the function from stored inputs to inputs of models."""
     return TokenIds(spec) if spec.dtype in TEXTS else Normalizer(spec, device)
 
 
 def require_tensor(inputs: object, num_dimensions: int | None = None) -> None:
-    """Refuse tables, arrays and rows that are not in the form of stored inputs."""
+    """Raise a `DataError` if ``inputs`` is not a tensor of stored inputs."""
     kind = type(inputs).__name__
     if isinstance(inputs, Tensor):
         if num_dimensions in (None, inputs.ndim):
@@ -100,7 +101,7 @@ def require_tensor(inputs: object, num_dimensions: int | None = None) -> None:
 
 
 class TokenIds:
-    """Passes the ids of text on as they are, in the order of axes that models take."""
+    """Validates the ids of text and brings their axes to the order of models."""
 
     def __init__(self, spec: InputSpec) -> None:
         self._largest = spec.largest_whole
@@ -121,7 +122,7 @@ class TokenIds:
 
 
 class Normalizer:
-    """Standardises each channel; uint8 images are scaled to [0, 1] before."""
+    """Standardises each channel; uint8 images are first scaled to [0, 1]."""
 
     def __init__(
         self, spec: InputSpec, device: torch.device = torch.device("cpu")
@@ -133,10 +134,10 @@ class Normalizer:
         self._shift = -mean / std
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return float32 of shape (n, channels, height, width) from stored images.
+        """Convert stored images to float32 of shape (n, channels, height, width).
 
-        The result keeps the channels innermost in memory (``channels_last``), which
-        is how convolutions are fastest, at no cost of a copy.
+        The result keeps the channels innermost in memory (``channels_last``), the
+        fastest layout for convolutions, without a copy.
         """
         require_tensor(images, num_dimensions=4)
         scaled = images.to(torch.float32, copy=True).mul_(self._scale)

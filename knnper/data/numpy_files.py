@@ -1,4 +1,4 @@
-"""Read .npz and .npy files of others safely, and write .npy files row by row."""
+"""Read untrusted .npz and .npy files safely, and write .npy files row by row."""
 
 import math
 import tokenize
@@ -24,16 +24,16 @@ _DAMAGE = (
     *(OSError, ValueError, EOFError, KeyError, RuntimeError, TypeError, SyntaxError),
     *(MemoryError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
-"""What NumPy and zipfile raise on files that are damaged, encrypted or no arrays."""
+"""Errors of NumPy and zipfile on damaged or encrypted files and other content."""
 _LARGE_BYTES, _LARGEST_RATIO = 2**30, 200
-"""An archive that expands to more than a gigabyte and to 200 times its size is refused
-as a decompression bomb; deflate reaches 1032 times on zeros alone."""
+"""Larger than this in bytes, and in relation to its size, an unpacked archive is
+rejected as a decompression bomb. Deflate compresses zeros to 1/1032 of their size."""
 _BYTES_AT_ONCE = 16 * 1024**2
 
 
 def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
-    """Return those arrays of an .npz file that are called like one of ``names``."""
-    # Anything else would be taken for a single array, or for a pickle.
+    """Load the arrays of an .npz file whose names are among ``names``."""
+    # np.load would take other files for a single array or a pickle.
     if not zipfile.is_zipfile(path):
         raise DataError(
             f"{path} cannot be read as .npz: it is not an archive",
@@ -48,18 +48,18 @@ def load_arrays(path: Path, names: Collection[str]) -> dict[str, Array]:
 
 
 def load_array(path: Path) -> Array:
-    """Return the array in an .npy file; a `DataError` where it is damaged."""
+    """Load the array of an .npy file; raise a `DataError` if it is damaged."""
     try:
         with path.open("rb") as file:
             _require_stated_size(file, path.stat().st_size)
-        found: Array = np.load(path, allow_pickle=False)
+        array: Array = np.load(path, allow_pickle=False)
     except _DAMAGE as error:
         raise _unreadable(path, "an array") from error
-    return found
+    return array
 
 
 def _require_stated_sizes(path: Path, names: Collection[str]) -> None:
-    """Refuse arrays whose headers claim what is not there, before memory is taken."""
+    """Reject arrays of another size than their headers claim, before allocating it."""
     with zipfile.ZipFile(path) as archive:
         members = [
             member
@@ -79,9 +79,9 @@ def _require_stated_sizes(path: Path, names: Collection[str]) -> None:
 
 
 def _require_stated_size(file: IO[bytes], num_bytes: int) -> None:
-    """Refuse an .npy file of ``num_bytes`` if its header claims another size."""
+    """Reject an .npy file of ``num_bytes`` if its header claims another size."""
     shape, _, dtype = _HEADERS[npy.read_magic(file)](file)
-    # A shape may be negative.
+    # A hostile header may have negative dimensions.
     stated = math.prod(shape) * dtype.itemsize if min(shape, default=0) >= 0 else -1
     if not dtype.hasobject and stated != num_bytes - file.tell():
         raise ValueError(
@@ -90,16 +90,16 @@ def _require_stated_size(file: IO[bytes], num_bytes: int) -> None:
         )
 
 
-def _unreadable(path: Path, what: str) -> DataError:
+def _unreadable(path: Path, expected: str) -> DataError:
     return DataError(
-        f"{path} cannot be read as {path.suffix}: it is damaged, or not {what} of "
+        f"{path} cannot be read as {path.suffix}: it is damaged, or not {expected} of "
         "numbers or texts that NumPy saved",
         reason=SafeReason(Code.UNREADABLE_FILE),
     )
 
 
 class RowFile:
-    """A new .npy file that rows are added to; how many need not be known before."""
+    """Writes an .npy file whose number of rows is not known in advance."""
 
     def __init__(
         self, path: Path, row_shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -112,18 +112,20 @@ class RowFile:
         self._write_header()
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Add ``rows``, shape (n, *row_shape), to the end."""
-        given = np.ascontiguousarray(rows, dtype=self._dtype)
-        if given.shape[1:] != self._row_shape:
-            raise ValueError(f"expected rows {self._row_shape}, found {given.shape}")
+        """Append ``rows``, shape (n, *row_shape)."""
+        contiguous = np.ascontiguousarray(rows, dtype=self._dtype)
+        if contiguous.shape[1:] != self._row_shape:
+            raise ValueError(
+                f"expected rows {self._row_shape}, found {contiguous.shape}"
+            )
         with self._path.open("ab") as file:
-            file.write(given.data)
-        self._num_rows += len(given)
+            file.write(contiguous.data)
+        self._num_rows += len(contiguous)
 
     def finish(self) -> tuple[int, ...]:
-        """End the file, which can then be read, and return its shape."""
-        # NumPy pads a header so that its length is the same whatever the first
-        # dimension is: this one fits into the place of the one before.
+        """Write the final header and return the shape of the array."""
+        # NumPy pads headers for any first dimension to the same length, so the new
+        # header exactly replaces the first one.
         self._write_header()
         return (self._num_rows, *self._row_shape)
 
@@ -138,7 +140,7 @@ class RowFile:
 
 
 def rows_in_parts(path: Path) -> Iterator[NDArray[Any]]:
-    """Read an .npy file in C order, about 16 MB at a time, or a row if that is more."""
+    """Yield the rows of an .npy file (C order) in parts of 16 MB or of one row."""
     with path.open("rb") as file:
         np.lib.format.read_magic(file)
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)

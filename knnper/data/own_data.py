@@ -15,15 +15,15 @@ from knnper.data.arrays import (
     KEYS,
     Arrays,
     TestFraction,
+    build_dataset,
     collect_arrays,
-    dataset_of,
     rename_aliases,
 )
 from knnper.data.examples import Dataset
-from knnper.data.features import order_by_name, without_index
+from knnper.data.features import drop_index_columns, order_by_name
 from knnper.data.site_data import (
     ArrayInputs,
-    Collected,
+    CollectedExamples,
     LabelSettings,
     SiteData,
     SiteTask,
@@ -47,23 +47,23 @@ is known yet; a function that takes neither gets neither.
 
 def collect_own(
     choice: Choice[Settings], base: Path, task: SiteTask | None
-) -> Collected:
+) -> CollectedExamples:
     """Return what a site's own function gives; see `OWN_SITE_DATA`."""
-    given = given_to(choice.entry, base=base, task=task)
+    context = given_to(choice.entry, base=base, task=task)
     with explained():
-        returned = choice.entry(**given, **arguments(choice.settings, LabelSettings))
-    return _of_own(returned, choice.name)
+        returned = choice.entry(**context, **arguments(choice.settings, LabelSettings))
+    return _collect_returned(returned, choice.name)
 
 
-def _of_own(returned: object, source: str) -> Collected:
+def _collect_returned(returned: object, source: str) -> CollectedExamples:
     if isinstance(returned, SiteData):
-        return _of_site_data(returned, source)
+        return _collect_site_data(returned, source)
     return collect_arrays(
-        rename_aliases(_as_arrays(returned, source, KEYS), source), source
+        rename_aliases(_require_arrays(returned, source, KEYS), source), source
     )
 
 
-def _as_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
+def _require_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
     """Return arrays that a function gave; refuse what is none, or has another name."""
     if not isinstance(returned, Mapping):
         raise OwnCodeError(
@@ -75,7 +75,7 @@ def _as_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
             raise OwnCodeError(
                 f"{source} returned an array {key!r}; {alternatives(str(key), known)}"
             )
-    columns = _columns_of(returned, source)
+    columns = _common_columns(returned, source)
     try:
         arrays = {
             key: np.asarray(value[columns] if columns and _is_input(key) else value)
@@ -86,7 +86,7 @@ def _as_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
     return {"feature_names": np.array(columns), **arrays} if columns else arrays
 
 
-def own_inputs(rows: Any, dataset: Dataset) -> Tensor:
+def convert_inputs(rows: Any, dataset: Dataset) -> Tensor:
     """Return a user's rows or images in the form of the data set's, (n, h, w, ch).
 
     The columns of a table are found by the names of the data set's features, whatever
@@ -111,7 +111,7 @@ def _is_input(key: str) -> bool:
     return ALIASES.get(key, key).endswith("inputs")
 
 
-def _columns_of(returned: Mapping[Any, Any], source: str) -> list[str]:
+def _common_columns(returned: Mapping[Any, Any], source: str) -> list[str]:
     """Return the columns of inputs that are tables, of pandas or polars."""
     columns: list[list[Any]] = [
         list(getattr(value, "columns", ()))
@@ -130,7 +130,7 @@ def _columns_of(returned: Mapping[Any, Any], source: str) -> list[str]:
                 f"{odd[0]!r}; expected the same columns in the inputs of each split"
             )
     advice = "rename them to use them"
-    return list(without_index(columns[0], frozenset(), source, advice))
+    return list(drop_index_columns(columns[0], frozenset(), source, advice))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,28 +164,28 @@ def load_own(choice: Choice[Settings]) -> Dataset:
     if isinstance(returned, Dataset):
         return returned
     known = (*KEYS, *CLIENT_KEYS)
-    arrays = rename_aliases(_as_arrays(returned, choice.name, known), choice.name)
-    return dataset_of(arrays, choice.name, settings.test_fraction, settings.seed)
+    arrays = rename_aliases(_require_arrays(returned, choice.name, known), choice.name)
+    return build_dataset(arrays, choice.name, settings.test_fraction, settings.seed)
 
 
-def _of_site_data(data: SiteData, source: str) -> Collected:
+def _collect_site_data(data: SiteData, source: str) -> CollectedExamples:
     """Return data that is split and labelled as what a reader found."""
     parts = list(data.splits())
     class_of = dict(enumerate(data.task.class_names))
-    labels = [label for _, one in parts for label in one.examples.labels.tolist()]
+    labels = [label for _, part in parts for label in part.examples.labels.tolist()]
     wrong = sorted(set(labels) - class_of.keys())
     if wrong:
         raise OwnCodeError(
             f"{source} returned the label {wrong[0]}, expected 0 to "
             f"{len(class_of) - 1}: a place in its task's class_names"
         )
-    images = np.concatenate([one.examples.images.numpy() for _, one in parts])
-    return Collected(
+    images = np.concatenate([part.examples.images.numpy() for _, part in parts])
+    return CollectedExamples(
         source=source,
-        names=tuple(name for _, one in parts for name in one.names),
+        names=tuple(name for _, part in parts for name in part.names),
         labels=tuple(class_of[label] for label in labels),
         inputs=ArrayInputs(source, images),
-        splits=tuple(split for split, one in parts for _ in one.names),
+        splits=tuple(split for split, part in parts for _ in part.names),
         given_splits=frozenset(split for split, _ in parts),
         feature_names=data.task.feature_names,
     )

@@ -19,13 +19,13 @@ from knnper.data.dividing import (
     warn_of_merged,
 )
 from knnper.data.examples import TEXTS, Examples, InputSpec, no_examples
-from knnper.data.features import numbered_features, order_by_name, warn_of_coarse
+from knnper.data.features import default_feature_names, order_by_name, warn_of_coarse
 from knnper.data.images import require_all_read
 from knnper.data.normalization import statistics_of
 from knnper.data.own_data import collect_own
 from knnper.data.site_data import (
     ArrayInputs,
-    Collected,
+    CollectedExamples,
     Inputs,
     LabelSettings,
     NamedExamples,
@@ -42,8 +42,8 @@ _LOG = logging.getLogger(__name__)
 _MOST_SHOWN = 20
 
 
-def agree_labels(
-    found: Collected, settings: LabelSettings, class_names: Sequence[str]
+def match_labels(
+    collected: CollectedExamples, settings: LabelSettings, class_names: Sequence[str]
 ) -> tuple[tuple[int | None, ...], dict[str, int]]:
     """Find labels among the federation's by name; count those that it has not.
 
@@ -60,14 +60,14 @@ def agree_labels(
             raise DataError(
                 f"data.label_map leads from {name!r} to {target!r}, which is no class "
                 f"of the federation; {nearest(target, class_names)} known: "
-                f"{_listed(class_names)}",
+                f"{_format_names(class_names)}",
                 reason=SafeReason(Code.WRONG_LABEL_MAP),
             )
     # Numbers are names where the federation has whole numbers for names, else places;
     # then both are known, since the map of labels leads to names.
-    if found.numbered and not any(name.isdecimal() for name in class_names):
+    if collected.numbered and not any(name.isdecimal() for name in class_names):
         known = {str(label): label for label in range(len(class_names))} | known
-    written = clean_names(found.labels)
+    written = clean_names(collected.labels)
     named = [clean_map.get(name, name) for name in written]
     labels = tuple(known.get(name) for name in named)
     pairs = zip(written, labels, strict=True)
@@ -75,15 +75,16 @@ def agree_labels(
     unknown = dict(sorted(counts.items()))
     if unknown and settings.unknown_labels == "error":
         lines = [
-            f"  - {name!r}: {_counted(count, 'example')}; {nearest(name, class_names)}"
+            f"  - {name!r}: {_format_count(count, 'example')}; "
+            f"{nearest(name, class_names)}"
             for name, count in unknown.items()
         ]
         pairs_to_give = ", ".join(f"{name!r}: ..." for name in list(unknown)[:2])
         raise DataError(
-            f"{found.source} has {_counted(len(unknown), 'label')} that the federation "
-            "does not know:\n"
+            f"{collected.source} has {_format_count(len(unknown), 'label')} that the "
+            "federation does not know:\n"
             + "\n".join(line.rstrip("; ") for line in lines)
-            + f"\nIts classes: {_listed(class_names)}. Say which of them is meant (data"
+            + f"\nIts classes: {_format_names(class_names)}. Map them (data"
             f".label_map: {{{pairs_to_give}}}), or leave the examples out "
             "(data.unknown_labels: drop)",
             reason=SafeReason(
@@ -93,109 +94,123 @@ def agree_labels(
     return labels, unknown
 
 
-def _counted(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MOST_SHOWN])
     return shown if len(names) <= _MOST_SHOWN else f"{shown}, ... ({len(names)})"
 
 
-def _settled(
-    found: Collected, settings: LabelSettings, task: SiteTask, cache: Path | None = None
+def _read_splits(
+    collected: CollectedExamples,
+    settings: LabelSettings,
+    task: SiteTask,
+    cache: Path | None = None,
 ) -> SiteData:
     """Agree on labels, split, and read the inputs."""
-    warn_of_merged(found.labels, "labels", found.source)
-    labels, unknown = agree_labels(found, settings, task.class_names)
-    kept = [at for at, label in enumerate(labels) if label is not None]
-    splits = _splits(found, kept, settings.fractions)
-    members = {split: [at for at in kept if splits[at] == split] for split in SPLITS}
+    warn_of_merged(collected.labels, "labels", collected.source)
+    labels, unknown = match_labels(collected, settings, task.class_names)
+    known = [at for at, label in enumerate(labels) if label is not None]
+    splits = _assign_splits(collected, known, settings.fractions)
+    members = {split: [at for at in known if splits[at] == split] for split in SPLITS}
     # At once: what is read is then kept as a whole, and each split is a part of it.
-    wanted = [at for split in SPLITS for at in members[split]]
+    positions_to_read = [at for split in SPLITS for at in members[split]]
     read = ReadInputs(no_examples(task.spec).images)
-    if wanted:
-        inputs = _with_features_of(found, task)
-        read = inputs.read(wanted, task, cache)
-        _warn_of_coarse(inputs, task, found)
+    if positions_to_read:
+        inputs = _reorder_features(collected, task)
+        read = inputs.read(positions_to_read, task, cache)
+        _warn_of_coarse(inputs, task, collected)
     parts: dict[Split, NamedExamples] = {}
     start = 0
     for split, positions in members.items():
         good = [at for at in positions if at not in read.unreadable]
         images = read.images[start : start + len(good)]
         chosen = torch.tensor([labels[at] for at in good], dtype=torch.int64)
-        names = tuple(found.names[at] for at in good)
+        names = tuple(collected.names[at] for at in good)
         parts[split] = NamedExamples(Examples(images, chosen), names)
         start += len(good)
     return SiteData(
         **parts,
         task=task,
         dropped=unknown,
-        num_ignored=found.num_ignored,
-        warnings=found.warnings,
-        unreadable={found.names[at]: why for at, why in read.unreadable.items()},
+        num_ignored=collected.num_ignored,
+        warnings=collected.warnings,
+        unreadable={collected.names[at]: why for at, why in read.unreadable.items()},
         skips=settings.on_error == "skip",
     )
 
 
-def _with_features_of(found: Collected, task: SiteTask) -> Inputs:
+def _reorder_features(collected: CollectedExamples, task: SiteTask) -> Inputs:
     """Return the inputs with their features in the task's order, found by name."""
-    inputs, names, agreed = found.inputs, found.feature_names, task.feature_names
+    inputs, names, agreed = (
+        collected.inputs,
+        collected.feature_names,
+        task.feature_names,
+    )
     if not isinstance(inputs, ArrayInputs) or task.spec.dtype != "float32":
         return inputs
     if bool(names) != bool(agreed):
         side = "the federation" if names else "the data"
         warn_once(
             _LOG,
-            f"{found.source}: {side} names no features, so they are taken by their "
-            f"position: {_listed(names or agreed)}",
+            f"{collected.source}: {side} names no features, so they are taken by their "
+            f"position: {_format_names(names or agreed)}",
         )
     elif names != agreed:
-        return inputs.select(order_by_name(names, agreed, found.source))
+        return inputs.select(order_by_name(names, agreed, collected.source))
     return inputs
 
 
-def _warn_of_coarse(inputs: Inputs, task: SiteTask, found: Collected) -> None:
+def _warn_of_coarse(
+    inputs: Inputs, task: SiteTask, collected: CollectedExamples
+) -> None:
     height, width, num_features = task.spec.image_shape
     is_row = task.spec.dtype == "float32" and (height, width) == (1, 1)
     if is_row and isinstance(inputs, ArrayInputs):
-        names = task.feature_names or found.feature_names
-        names = names or numbered_features(num_features)
+        names = task.feature_names or collected.feature_names
+        names = names or default_feature_names(num_features)
         rows = inputs.array.reshape(len(inputs.array), -1)
-        warn_of_coarse(rows, names, found.source)
+        warn_of_coarse(rows, names, collected.source)
 
 
-def _splits(
-    found: Collected, kept: Sequence[int], fractions: FractionSettings
+def _assign_splits(
+    collected: CollectedExamples, known: Sequence[int], fractions: FractionSettings
 ) -> Mapping[int, Split]:
     """Return the split of each example that is kept: as given, else by its name."""
     splits: dict[int, Split] = {}
-    rest = kept
-    if found.splits is not None:
-        splits = {at: found.splits[at] for at in kept}
-        if "validation" in found.given_splits:
+    undivided = known
+    if collected.splits is not None:
+        splits = {at: collected.splits[at] for at in known}
+        if "validation" in collected.given_splits:
             return splits
         # What the site gave as test data stays that; it may have chosen to have none.
-        rest = [at for at in kept if splits[at] == "train"]
+        undivided = [at for at in known if splits[at] == "train"]
         fractions = replace(fractions, test=0.0)
-    chosen = split_by_name([found.names[at] for at in rest], fractions)
-    return splits | dict(zip(rest, chosen, strict=True))
+    chosen = split_by_name([collected.names[at] for at in undivided], fractions)
+    return splits | dict(zip(undivided, chosen, strict=True))
 
 
-def _own_task(found: Collected) -> SiteTask:
+def _infer_task(collected: CollectedExamples) -> SiteTask:
     """Return the task that the data itself suggests: its form and its labels."""
-    shape, dtype = found.inputs.form()
+    shape, dtype = collected.inputs.form()
     if dtype == "token":
         return SiteTask(InputSpec(shape, NUM_TOKENS, (), (), dtype), CHARACTER_NAMES)
-    key = int if found.numbered else None
-    class_names = tuple(sorted(set(clean_names(found.labels)), key=key))
+    key = int if collected.numbered else None
+    class_names = tuple(sorted(set(clean_names(collected.labels)), key=key))
     channels = 0 if dtype in TEXTS else shape[2]
-    described = ((0.0,) * channels, (1.0,) * channels, dtype, found.inputs.vocabulary)
+    described = (
+        (0.0,) * channels,
+        (1.0,) * channels,
+        dtype,
+        collected.inputs.vocabulary,
+    )
     spec = InputSpec(shape, len(class_names), *described)
-    return SiteTask(spec, class_names, found.feature_names)
+    return SiteTask(spec, class_names, collected.feature_names)
 
 
-def described_task(data: SiteData) -> SiteTask:
+def task_with_statistics(data: SiteData) -> SiteTask:
     """Return the task of data that was surveyed without one, by its training inputs.
 
     Mean and deviation per channel are those that `SitesSettings` has.
@@ -203,10 +218,11 @@ def described_task(data: SiteData) -> SiteTask:
     spec, images = data.task.spec, data.train.examples.images.numpy()
     if spec.dtype in TEXTS or not len(images):
         return data.task
-    is_real, found = spec.dtype == "float32", statistics_of(images)
+    is_real, statistics = spec.dtype == "float32", statistics_of(images)
     # A pixel's place behind the comma says nothing; a feature may be of any size.
     mean, std = (
-        part if is_real else tuple(round(value, 4) for value in part) for part in found
+        part if is_real else tuple(round(value, 4) for value in part)
+        for part in statistics
     )
     return replace(data.task, spec=replace(spec, mean=mean, std=std))
 
@@ -218,7 +234,7 @@ def open_site(
 
     ``cache`` keeps decoded image files; other data is read, or made, each time.
     """
-    data = _settled(*_collected(choice, base, task), task, cache)
+    data = _read_splits(*_collect(choice, base, task), task, cache)
     if not data.skips:
         require_all_read(data.unreadable.values())
     elif data.unreadable:
@@ -233,40 +249,42 @@ def survey_site(
     choice: Choice[Settings], base: Path, task: SiteTask | None
 ) -> SiteData:
     """Return the data as `open_site`; what cannot be read is left out and named."""
-    found, settings = _collected(choice, base, task)
-    return _settled(found, settings, _own_task(found) if task is None else task)
+    collected, settings = _collect(choice, base, task)
+    return _read_splits(
+        collected, settings, _infer_task(collected) if task is None else task
+    )
 
 
-def _collected(
+def _collect(
     choice: Choice[Settings], base: Path, task: SiteTask | None
-) -> tuple[Collected, LabelSettings]:
+) -> tuple[CollectedExamples, LabelSettings]:
     settings = choice.settings
     if not isinstance(settings, LabelSettings):
         raise TypeError(f"{choice.name} is no site's data: {settings}")
     if isinstance(settings, SiteSettings):
-        found = settings.collect(base, task)
+        collected = settings.collect(base, task)
     else:
-        found = collect_own(choice, base, task)
-    if not found.names:
+        collected = collect_own(choice, base, task)
+    if not collected.names:
         raise DataError(
-            f"{found.source} holds no examples; expected at least one",
+            f"{collected.source} holds no examples; expected at least one",
             reason=SafeReason(Code.NO_EXAMPLES),
         )
-    counts = Counter(found.names)
+    counts = Counter(collected.names)
     wrong = [
-        name for name, count in counts.items() if count > 1 or not _can_be_kept(name)
+        name for name, count in counts.items() if count > 1 or not _is_storable(name)
     ]
     if wrong:
         raise DataError(
-            f"{found.source}: {len(wrong)} names of examples occur more than once, are "
-            f"empty or cannot be written as UTF-8, such as {wrong[0]!r}; expected one "
-            "name for each example",
+            f"{collected.source}: {len(wrong)} names of examples occur more than "
+            f"once, are empty or cannot be written as UTF-8, such as {wrong[0]!r}; "
+            "expected one name for each example",
             reason=SafeReason(Code.DUPLICATE_ID, count=len(wrong)),
         )
-    return found, settings
+    return collected, settings
 
 
-def _can_be_kept(name: str) -> bool:
+def _is_storable(name: str) -> bool:
     """Return whether a store takes ``name``."""
     try:
         return name.encode() != b"" and "\0" not in name

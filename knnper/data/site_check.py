@@ -37,7 +37,7 @@ class Conflicts:
     shown: tuple[tuple[str, str], ...]
 
 
-class _Place(NamedTuple):
+class _Example(NamedTuple):
     split: Split
     name: str
     label: int
@@ -45,16 +45,16 @@ class _Place(NamedTuple):
 
 def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
     """Return all copies, by pairs of splits in which there are any, and conflicts."""
-    groups = defaultdict[bytes, list[_Place]](list)
+    groups = defaultdict[bytes, list[_Example]](list)
     for split, part in data.splits():
         digests = digests_of(part.examples.images.numpy())
         labels = part.examples.labels.tolist()
         for digest, name, label in zip(digests, part.names, labels, strict=True):
-            groups[digest].append(_Place(split, name, label))
+            groups[digest].append(_Example(split, name, label))
     pairs = {pair: list[tuple[str, str]]() for pair in product(SPLITS, SPLITS)}
     conflicts: list[tuple[str, str]] = []
     for group in groups.values():
-        first_of: dict[Split, _Place] = {}
+        first_of: dict[Split, _Example] = {}
         for place in group:
             for original, first in first_of.items():
                 pairs[original, place.split].append((first.name, place.name))
@@ -65,9 +65,9 @@ def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
             one, two = (f"{it.name} ({class_of[it.label]})" for it in (group[0], other))
             conflicts.append((one, two))
     copies = tuple(
-        Copies(*pair, len(found), tuple(found[:MOST_SHOWN]))
-        for pair, found in pairs.items()
-        if found
+        Copies(*pair, len(names), tuple(names[:MOST_SHOWN]))
+        for pair, names in pairs.items()
+        if names
     )
     return copies, Conflicts(len(conflicts), tuple(conflicts[:MOST_SHOWN]))
 
@@ -115,7 +115,9 @@ def check_site(data: SiteData) -> DataCheck:
     names = data.task.class_names
     splits = {split: _summary(part, len(names)) for split, part in data.splits()}
     copies, conflicts = find_copies(data)
-    totals = torch.tensor([one.class_counts for one in splits.values()]).sum(dim=0)
+    totals = torch.tensor([summary.class_counts for summary in splits.values()]).sum(
+        dim=0
+    )
     return DataCheck(
         class_names=names,
         input_shape=data.task.spec.image_shape,
@@ -155,11 +157,11 @@ def _problems(data: SiteData, copies: tuple[Copies, ...]) -> Iterator[str]:
             f"{len(data.unreadable)} examples cannot be read; the data is refused "
             "until they are removed or mended, or left out (data.on_error: skip)"
         )
-    for one in copies:
-        if (one.original, one.copy) == ("train", "test"):
+    for group in copies:
+        if (group.original, group.copy) == ("train", "test"):
             yield (
-                f"train and test overlap: {one.num_copies} test examples are copies of "
-                "training examples, so that measured accuracies would be too high; "
+                f"train and test overlap: {group.num_copies} test examples are copies "
+                "of training examples, so that measured accuracies would be too high; "
                 "remove the copies from one of the two"
             )
 
@@ -171,15 +173,18 @@ def _warnings(
     conflicts: Conflicts,
 ) -> Iterator[str]:
     yield from data.warnings
-    yield from _odd_splits(data, splits)
-    for one in copies:
-        pair = (one.original, one.copy)
-        if one.original == one.copy:
-            yield f"{one.num_copies} examples of {one.copy} are copies of others there"
+    yield from _split_warnings(data, splits)
+    for group in copies:
+        pair = (group.original, group.copy)
+        if group.original == group.copy:
+            yield (
+                f"{group.num_copies} examples of {group.copy} are copies of other "
+                f"examples of {group.copy}"
+            )
         elif pair in _OVERLAP_EFFECTS:
             yield (
-                f"{one.num_copies} examples of {one.copy} are copies of examples of "
-                f"{one.original}: {_OVERLAP_EFFECTS[pair]}"
+                f"{group.num_copies} examples of {group.copy} are copies of examples "
+                f"of {group.original}: {_OVERLAP_EFFECTS[pair]}"
             )
     if conflicts.num_inputs:
         yield f"{conflicts.num_inputs} inputs occur with more than one label"
@@ -190,7 +195,9 @@ def _warnings(
         )
 
 
-def _odd_splits(data: SiteData, splits: Mapping[Split, SplitSummary]) -> Iterator[str]:
+def _split_warnings(
+    data: SiteData, splits: Mapping[Split, SplitSummary]
+) -> Iterator[str]:
     train, is_image = splits["train"], data.task.spec.dtype == "uint8"
     if len(data.validation) == 0:
         yield "there are no validation examples: nothing can be tuned on them"

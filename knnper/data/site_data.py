@@ -146,7 +146,7 @@ def sites_settings(task: SiteTask) -> SitesSettings:
     return SitesSettings(*described, task.feature_names, it.vocabulary)
 
 
-def site_task_of(document: Mapping[str, Any], source: str) -> SiteTask:
+def parse_task(document: Mapping[str, Any], source: str) -> SiteTask:
     """Return the task that an exported model's description holds: `_TASK_KEYS`."""
     known = {key: document[key] for key in _TASK_KEYS if key in document}
     try:
@@ -169,19 +169,19 @@ def site_task_of(document: Mapping[str, Any], source: str) -> SiteTask:
 _TASK_KEYS = ("spec", "class_names", "feature_names")
 
 
-def _require_unique(what: str, names: Sequence[str]) -> None:
+def _require_unique(setting: str, names: Sequence[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise ValueError(f"{what} holds {twice[0]!r} more than once")
+        raise ValueError(f"{setting} holds {twice[0]!r} more than once")
 
 
 def place_of(base: Path, path: str) -> Path:
     """Return where ``path`` leads from the folder ``base``, with no way back in it."""
-    given = base / Path(path).expanduser()
-    short = Path(os.path.normpath(given))
+    joined = base / Path(path).expanduser()
+    short = Path(os.path.normpath(joined))
     # From behind a symbolic link, .. leads elsewhere. `Path.resolve` raises for a loop.
-    is_same = os.path.realpath(short) == os.path.realpath(given)
-    return short if is_same else given
+    is_same = os.path.realpath(short) == os.path.realpath(joined)
+    return short if is_same else joined
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class SiteSettings(LabelSettings, ABC):
     summary: ClassVar[str]
 
     @abstractmethod
-    def collect(self, base: Path, task: SiteTask | None) -> "Collected":
+    def collect(self, base: Path, task: SiteTask | None) -> "CollectedExamples":
         """Return the examples; relative paths start at ``base``."""
 
 
@@ -300,7 +300,7 @@ class Inputs(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Collected:
+class CollectedExamples:
     """n examples as the site has them."""
 
     source: str  # the file or folder; named in errors
@@ -340,7 +340,7 @@ class ArrayInputs(Inputs):
             case (height, width, channels):
                 return (height, width, channels), dtype
         raise DataError(
-            f"{self.source}: found inputs of shape {_shown(self.array.shape)}, "
+            f"{self.source}: found inputs of shape {_format_shape(self.array.shape)}, "
             "expected (n, height, width, channels), (n, height, width) or (n, "
             "features)",
             reason=SafeReason(Code.WRONG_SHAPE),
@@ -376,14 +376,14 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
         shapes.add((height, width))
     if array.dtype.kind not in _NUMBERS or array.shape[1:] not in shapes:
         raise DataError(
-            f"{source}: found inputs {array.dtype} of shape {_shown(array.shape)}, "
-            f"expected {spec.dtype} of shape {_shown(('n', *spec.image_shape))}, "
-            "as the federation agreed",
+            f"{source}: found inputs {array.dtype} of shape "
+            f"{_format_shape(array.shape)}, expected {spec.dtype} of shape "
+            f"{_format_shape(('n', *spec.image_shape))}, as the federation agreed",
             reason=SafeReason(Code.WRONG_SHAPE),
         )
     shaped = array.reshape(len(array), *spec.image_shape)
     if spec.dtype == "float32":
-        return _reals(shaped, source)
+        return _require_finite(shaped, source)
     largest = spec.largest_whole
     if array.dtype != np.uint8 or largest < LARGEST_PIXEL:
         with np.errstate(invalid="ignore"):
@@ -398,7 +398,7 @@ def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any
     return shaped.astype(spec.stored_dtype, copy=False)
 
 
-def _reals(array: NDArray[Any], source: str) -> NDArray[np.float32]:
+def _require_finite(array: NDArray[Any], source: str) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):
         reals = array.astype(np.float32, copy=False)
     wrong = int((~np.isfinite(reals)).sum())
@@ -411,7 +411,7 @@ def _reals(array: NDArray[Any], source: str) -> NDArray[np.float32]:
     return reals
 
 
-def _shown(shape: Sequence[object]) -> str:
+def _format_shape(shape: Sequence[object]) -> str:
     return f"({', '.join(map(str, shape))})"
 
 

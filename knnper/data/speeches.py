@@ -24,7 +24,7 @@ _INDENTED = re.compile(
 _ALL_FORMS = (_IN_CAPITALS, _ABOVE, _INDENTED)
 
 
-def speeches_of(play: str, source: str = "the play") -> Mapping[str, str]:
+def find_speeches(play: str, source: str = "the play") -> Mapping[str, str]:
     """Return what each speaker says in the order of the play, line by line.
 
     A speech begins with the speaker's name and a full stop or a colon, on its first
@@ -36,22 +36,24 @@ def speeches_of(play: str, source: str = "the play") -> Mapping[str, str]:
     a blank line and below a heading; those of the indented form also within a speech
     that began with one, since its other lines are indented further.
     """
-    said = defaultdict[str | None, list[str]](list)
-    for speaker, line in _lines(play):
-        said[speaker].append(line)
-    nobodys = _without_directions("\n".join(said.pop(None, [])))
+    lines_of = defaultdict[str | None, list[str]](list)
+    for speaker, line in _assign_lines(play):
+        lines_of[speaker].append(line)
+    nobodys = _without_directions("\n".join(lines_of.pop(None, [])))
     texts = {
         speaker: _without_directions("\n".join(lines))
-        for speaker, lines in said.items()
+        for speaker, lines in lines_of.items()
         if speaker is not None
     }
-    found = {speaker: text for speaker, text in texts.items() if text}
-    if found:
-        _report(nobodys, sum(map(_num_characters, found.values())), source)
-    return found
+    spoken = {speaker: text for speaker, text in texts.items() if text}
+    if spoken:
+        _log_unassigned_text(
+            nobodys, sum(map(_num_characters, spoken.values())), source
+        )
+    return spoken
 
 
-def _report(nobodys: str, num_said: int, source: str) -> None:
+def _log_unassigned_text(nobodys: str, num_said: int, source: str) -> None:
     """Log how much text is neither a speech nor a name, heading or direction."""
     num_lost = _num_characters(nobodys)
     share = num_lost / (num_lost + num_said)
@@ -79,7 +81,7 @@ def _without_directions(text: str) -> str:
     return "\n".join(" ".join(line.split()) for line in lines if line.strip())
 
 
-def _lines(play: str) -> Iterator[tuple[str | None, str]]:
+def _assign_lines(play: str) -> Iterator[tuple[str | None, str]]:
     """Yield each line with who says it, but for names, headings and blank lines."""
     speaker, has_spoken, is_below_gap = None, False, True
     # How another's speech may begin right below the last one.

@@ -1,4 +1,4 @@
-"""Names of splits as others write them: train, Training, TEST_SET, val, dev."""
+"""Recognise the names of splits: train, Training, TEST_SET, val, dev."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ SPLIT_WORDS: Mapping[str, Split] = {
     "testing": "test",
 }
 
-# A validation split to some, a test split to others.
+# Some call a validation split so, others a test split.
 _UNCLEAR_WORDS = frozenset({"eval", "evaluation", "holdout"})
 
 _AFTER_THE_SPLIT = re.compile("(set|data|dataset|split|images)$")
@@ -27,7 +27,7 @@ _BETWEEN_WORDS = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
 
 
 def split_of(name: str) -> Split | None:
-    """Return the split that ``name`` stands for; None for any other name.
+    """Return the split that ``name`` stands for, or None.
 
     >>> split_of("Training"), split_of("TEST_SET"), split_of("val"), split_of("cat")
     ('train', 'test', 'validation', None)
@@ -37,12 +37,12 @@ def split_of(name: str) -> Split | None:
 
 
 def is_split_name(name: str) -> bool:
-    """Return whether ``name`` stands for a split, be it not clear for which."""
+    """Test whether ``name`` stands for a split, even if it is unclear for which."""
     return split_of(name) is not None or name.lower() in _UNCLEAR_WORDS
 
 
 def mentions_split(name: str) -> bool:
-    """Return whether a word of ``name`` is that of a split, as in ``x_eval``."""
+    """Test whether a word in ``name`` stands for a split, such as in ``x_eval``."""
     words = _words(name)
     return bool(words & _UNCLEAR_WORDS or words & SPLIT_WORDS.keys())
 
@@ -52,10 +52,10 @@ def _words(name: str) -> set[str]:
 
 
 def refuse_splits(where: Path, names: Iterable[str], advice: str) -> None:
-    """Refuse, with a `DataError`, names for training data beside such for other data.
+    """Raise a `DataError` for names of training data beside names of other splits.
 
-    A word of the name is enough, as in ``seg_train`` and ``seg_test``. Taken for the
-    names of clients, domains or classes, test data would be trained on.
+    A word in the name is enough, as in ``seg_train`` and ``seg_test``. If such folders
+    were read as clients, domains or classes, test data would be used for training.
     """
     training: list[str] = []
     others: list[str] = []
@@ -67,33 +67,33 @@ def refuse_splits(where: Path, names: Iterable[str], advice: str) -> None:
             others.append(name)
     if training and others:
         raise DataError(
-            f"{where}: found {training[0]!r} and {others[0]!r}, which seem to be the "
-            "names of splits, where a split is not expected or not clear; call splits "
+            f"{where}: found {training[0]!r} and {others[0]!r}, which seem to be "
+            "splits, where none is expected or the split is unclear; call splits "
             f"train, validation and test, {advice}",
             reason=SafeReason(Code.WRONG_LAYOUT),
         )
 
 
 def split_folders(root: Path, names: Sequence[str], advice: str) -> Mapping[Split, str]:
-    """Return the folder of each split in ``root``; none where folders are classes.
+    """Return the folder of each split in ``root``; empty if the folders are classes.
 
-    A folder ``train`` or ``test`` is a split, and so are folders of other names for
-    training data and for another split beside each other.
+    A folder ``train`` or ``test`` is a split. Folders with other names of splits count
+    if there is one of training data and one of another split.
     """
-    found: dict[Split, list[str]] = {}
+    folders_of: dict[Split, list[str]] = {}
     for name in names:
         split = split_of(name)
         if split is not None:
-            found.setdefault(split, []).append(name)
-    is_given = "train" in found and len(found) > 1
+            folders_of.setdefault(split, []).append(name)
+    is_given = "train" in folders_of and len(folders_of) > 1
     if not is_given and "train" not in names and "test" not in names:
         refuse_splits(root, names, advice)
         return {}
-    for split, folders in found.items():
+    for split, folders in folders_of.items():
         if len(folders) > 1:
             raise DataError(
                 f"{root}: found the folders {', '.join(folders)}, expected one for "
                 f"the split {split}; join or rename them, {advice}",
                 reason=SafeReason(Code.WRONG_LAYOUT),
             )
-    return {split: found[split][0] for split in SPLITS if split in found}
+    return {split: folders_of[split][0] for split in SPLITS if split in folders_of}

@@ -65,9 +65,10 @@ class SyntheticMixtureSettings(DataFormat):
         key = RandomKey(self.seed, ("synthetic_mixture",))
         densities = [density(self, user) for user in users]
         drawn = [
-            _drawn(densities[user], self.num_samples, key.child(user)) for user in users
+            _draw_labels(densities[user], self.num_samples, key.child(user))
+            for user in users
         ]
-        exact = [_exact(one) for one in densities]
+        exact = [_exact_labels(shares) for shares in densities]
         return Dataset(
             name="synthetic_mixture",
             train=_labelled(drawn),
@@ -88,7 +89,7 @@ def density(settings: SyntheticMixtureSettings, user: int) -> NDArray[np.float64
     return shares
 
 
-def _drawn(
+def _draw_labels(
     shares: NDArray[np.float64], count: int, key: RandomKey
 ) -> NDArray[np.int64]:
     """Return labels drawn one after the other, shape (count,)."""
@@ -98,7 +99,7 @@ def _drawn(
     return labels
 
 
-def _exact(shares: NDArray[np.float64]) -> NDArray[np.int64]:
+def _exact_labels(shares: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return each label as often as its share says, shape (4 d,)."""
     counts = np.rint(shares * _TEST_EXAMPLES_PER_LABEL * len(shares)).astype(np.int64)
     return np.arange(len(shares), dtype=np.int64).repeat(counts)

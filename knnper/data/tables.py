@@ -10,16 +10,22 @@ from pydantic import Field
 
 from knnper.data.cache import state_of_files
 from knnper.data.column_settings import ColumnSettings, require_one_kind, require_paths
-from knnper.data.columns import TableFile, Wanted, arrow, columns_of, number_columns
+from knnper.data.columns import (
+    ColumnSelection,
+    TableFile,
+    arrow,
+    extract_columns,
+    select_number_columns,
+)
 from knnper.data.csv_files import csv_problem, header_of, quote_problem, row_error
 from knnper.data.dividing import are_whole_numbers
 from knnper.data.examples import KINDS_OF_INPUT, Vocabulary
 from knnper.data.features import require_order
-from knnper.data.hub import hub_folder
+from knnper.data.hub import find_hub_folder
 from knnper.data.images import ImageFiles
 from knnper.data.site_data import (
     ArrayInputs,
-    Collected,
+    CollectedExamples,
     InputForm,
     Inputs,
     ReadInputs,
@@ -40,7 +46,9 @@ _ELSEWHERE = (".json", ".jsonl", ".arrow", ".feather")
 _DELIMITER_ADVICE = "set data.delimiter: {!r}"
 
 
-def read_table(path: Path, wanted: Wanted, delimiter: str = ",") -> TableFile:
+def read_table(
+    path: Path, selection: ColumnSelection, delimiter: str = ","
+) -> TableFile:
     """Return some columns of a CSV file with a header, or of a Parquet file."""
     if not path.is_file():
         raise DataError(
@@ -53,19 +61,19 @@ def read_table(path: Path, wanted: Wanted, delimiter: str = ",") -> TableFile:
     schema_of, read = _reader(path, delimiter)
     try:
         schema = schema_of()
-        columns = number_columns(schema, wanted, path)
-        table = read(wanted.columns_in(schema), columns)
+        columns = select_number_columns(schema, selection, path)
+        table = read(selection.columns_in(schema), columns)
         if is_csv and (problem := quote_problem(path, delimiter)):
             raise DataError(problem, reason=SafeReason(Code.UNREADABLE_FILE))
-        return columns_of(table, wanted, columns, path)
+        return extract_columns(table, selection, columns, path)
     except (DataError, lib.ArrowException, OSError, UnicodeDecodeError) as error:
-        explained = _explained(error, path, delimiter if is_csv else None)
+        explained = _explain(error, path, delimiter if is_csv else None)
         if explained is error:
             raise
         raise explained from error
 
 
-def _explained(error: Exception, path: Path, delimiter: str | None) -> DataError:
+def _explain(error: Exception, path: Path, delimiter: str | None) -> DataError:
     """Return an error that names its cause; ``delimiter`` is that of a CSV file."""
     problem = None
     if delimiter is not None:
@@ -115,14 +123,14 @@ def _reader(
             with csv.open_csv(path, options, parsing) as reader:
                 return reader.schema
 
-        return _with_room(path, read_beginning)
+        return _read_with_large_block(path, read_beginning)
 
     def read(texts: _Names, numbers: _Names) -> Any:
         # A guess would make the number 1 of the text "01".
         types = dict.fromkeys(texts, arrow("lib").string())
         columns = [*texts, *numbers]
         convert = csv.ConvertOptions(column_types=types, include_columns=columns)
-        return _with_room(
+        return _read_with_large_block(
             path, lambda options: csv.read_csv(path, options, parsing, convert)
         )
 
@@ -135,7 +143,7 @@ def _delimiter(path: Path, delimiter: str) -> str:
     return "\t" if is_tabbed and delimiter == "," else delimiter
 
 
-def _with_room(path: Path, read: Callable[[Any], Any]) -> Any:
+def _read_with_large_block(path: Path, read: Callable[[Any], Any]) -> Any:
     """Call ``read`` with options for a CSV file: one block, if a row is longer."""
     csv, lib = arrow("csv"), arrow("lib")
     try:
@@ -174,13 +182,13 @@ class TableSettings(ColumnSettings):
     root: str | None = None
     delimiter: Annotated[str, Field(min_length=1)] = ","
 
-    def tables(self, wanted: Wanted) -> tuple[TableFile, TableFile | None]:
+    def tables(self, selection: ColumnSelection) -> tuple[TableFile, TableFile | None]:
         """See `ColumnSettings`."""
         paths = self._paths()
-        train = read_table(paths[0], wanted, self.delimiter)
+        train = read_table(paths[0], selection, self.delimiter)
         if len(paths) == 1:
             return train, None
-        same = replace(wanted, numbers=train.number_columns)
+        same = replace(selection, numbers=train.select_number_columns)
         return train, read_table(paths[1], same, self.delimiter)
 
     def state(self) -> Mapping[str, str | None]:
@@ -197,7 +205,7 @@ class TableSettings(ColumnSettings):
         return _absolute(self.root) if self.root else self._paths()[0].parent
 
     def _paths(self) -> list[Path]:
-        return [_absolute(one) for one in (self.train, self.test) if one is not None]
+        return [_absolute(path) for path in (self.train, self.test) if path is not None]
 
 
 def _files_named(path: Path, column: str, delimiter: str, folder: Path) -> list[Path]:
@@ -207,7 +215,7 @@ def _files_named(path: Path, column: str, delimiter: str, folder: Path) -> list[
         kinds = schema_of()
         if column in kinds.names and kinds.field(column).type != "string":
             return []
-    texts = read_table(path, Wanted((column,), ()), delimiter).texts[column]
+    texts = read_table(path, ColumnSelection((column,), ()), delimiter).texts[column]
     return [folder / text for text in texts if text]
 
 
@@ -264,7 +272,7 @@ class SiteTableSettings(SiteSettings):
     def __post_init__(self) -> None:
         require_one_kind(self)
 
-    def collect(self, base: Path, task: SiteTask | None) -> Collected:
+    def collect(self, base: Path, task: SiteTask | None) -> CollectedExamples:
         """Return the examples in a table."""
         texts = (self.label, self.id, self.split, self.text, self.image)
         features = self.features
@@ -273,7 +281,7 @@ class SiteTableSettings(SiteSettings):
         elif features is None and task is not None:
             features = task.feature_names or None
         path = place_of(base, self.path)
-        table = read_table(path, Wanted.of(texts, features), self.delimiter)
+        table = read_table(path, ColumnSelection.of(texts, features), self.delimiter)
         source = str(path)
         labels = table.filled_texts(self.label)
         feature_names = table.feature_names
@@ -284,7 +292,7 @@ class SiteTableSettings(SiteSettings):
         splits = None
         if self.split is not None:
             splits = split_texts(table.texts[self.split], source)
-        return Collected(
+        return CollectedExamples(
             source=source,
             names=table.row_names() if self.id is None else table.texts[self.id],
             labels=labels,
@@ -305,7 +313,7 @@ class SiteTableSettings(SiteSettings):
         texts = table.filled_texts(self.text)
         place = place_of(base, str(self.tokenizer))
         name = str(place) if place.is_dir() else str(self.tokenizer)
-        folder = hub_folder(name, download=False, extra="transformers")
+        folder = find_hub_folder(name, download=False, extra="transformers")
         return TextInputs(str(table.path), texts, folder, self.max_tokens)
 
 
@@ -341,14 +349,14 @@ class TextInputs(Inputs):
                 f"{KINDS_OF_INPUT[task.spec.dtype]}; give data of another kind",
                 reason=SafeReason(Code.WRONG_KIND),
             )
-        made = open_tokenizer(self.folder, task.spec.image_shape[2])
-        if made.vocabulary != replace(
-            agreed, tokenizer=agreed.tokenizer or made.vocabulary.tokenizer
+        tokenizer = open_tokenizer(self.folder, task.spec.image_shape[2])
+        if tokenizer.vocabulary != replace(
+            agreed, tokenizer=agreed.tokenizer or tokenizer.vocabulary.tokenizer
         ):
             raise DataError(
                 f"{self.folder} holds another tokenizer than the federation's; name "
                 "the folder that its operator gave you in data.tokenizer",
                 reason=SafeReason(Code.WRONG_TOKENIZER),
             )
-        ids = made([self.texts[at] for at in positions], self.source)
+        ids = tokenizer([self.texts[at] for at in positions], self.source)
         return ReadInputs(torch.from_numpy(ids))

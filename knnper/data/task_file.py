@@ -6,7 +6,7 @@ from typing import Any
 
 from knnper.data.catalogue import DATA_SETS
 from knnper.data.examples import DataFormat
-from knnper.data.site_data import SITES, SitesSettings, SiteTask, site_task_of, task_of
+from knnper.data.site_data import SITES, SitesSettings, SiteTask, parse_task, task_of
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import Settings, alternatives, parse_settings, parse_yaml
 from knnper.files import parse_json, read_plain, require_plain
@@ -47,7 +47,7 @@ def _of_card(card: Path) -> SiteTask:
     described = document.get("card") if isinstance(document, Mapping) else None
     if not isinstance(described, Mapping):
         raise DataError(f"{card} describes no model; export the model again")
-    return site_task_of(described, str(card))
+    return parse_task(described, str(card))
 
 
 def _of_section(section: Mapping[str, Any], source: str) -> SiteTask:

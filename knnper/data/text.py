@@ -37,13 +37,13 @@ from knnper.data.examples import KINDS_OF_INPUT, DataFormat, Dataset
 from knnper.data.folders import list_folder
 from knnper.data.site_data import (
     ArrayInputs,
-    Collected,
+    CollectedExamples,
     InputForm,
     SiteSettings,
     SiteTask,
     place_of,
 )
-from knnper.data.speeches import speeches_of
+from knnper.data.speeches import find_speeches
 from knnper.errors import DataError
 from knnper.experiment import NonNegativeInt, PositiveInt
 from knnper.reasons import Code, SafeReason
@@ -81,20 +81,20 @@ def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
     try:
         paths = [path]
         if path.is_dir():
-            found = (Path(entry.path) for entry in list_folder(path))
-            paths = [one for one in found if one.suffix.lower() == ".txt"]
+            entries = (Path(entry.path) for entry in list_folder(path))
+            paths = [file for file in entries if file.suffix.lower() == ".txt"]
         if not paths or not path.exists():
-            what = "no file .txt in it" if path.exists() else "nothing there"
+            contents = "no file .txt in it" if path.exists() else "nothing there"
             raise DataError(
-                f"{path}: found {what}, expected {expected}",
+                f"{path}: found {contents}, expected {expected}",
                 reason=SafeReason(Code.MISSING_FILE),
             )
-        return tuple(TextFile(one, one.read_bytes()) for one in paths)
+        return tuple(TextFile(file, file.read_bytes()) for file in paths)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
 
 
-def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
+def read_texts(files: Sequence[TextFile]) -> Mapping[str, str]:
     """Return each client's text by the client's name."""
     if len(files) == 1:
         return _texts_in(files[0])
@@ -105,7 +105,7 @@ def texts_of(files: Sequence[TextFile]) -> Mapping[str, str]:
     }
 
 
-def digest_of(texts: Mapping[str, str]) -> str:
+def hash_texts(texts: Mapping[str, str]) -> str:
     """Return the SHA-256, in hexadecimal, of the clients' names and texts."""
     digest = hashlib.sha256()
     for part in itertools.chain.from_iterable(sorted(texts.items())):
@@ -116,35 +116,35 @@ def digest_of(texts: Mapping[str, str]) -> str:
 
 def _texts_in(file: TextFile) -> Mapping[str, str]:
     if file.path.suffix.lower() == ".json":
-        said_by = _from_json(file.text(), file.path)
+        said_by = _parse_json(file.text(), file.path)
         warn_of_merged(said_by, "speakers", str(file.path))
         texts = defaultdict[str, list[str]](list)
-        for name, said in said_by.items():
-            texts[clean_name(name)].append(plain(said))
+        for name, text in said_by.items():
+            texts[clean_name(name)].append(plain(text))
         return {name: "\n".join(parts) for name, parts in texts.items()}
-    found = speeches_of(plain(file.text()), str(file.path))
-    if not found:
+    speeches = find_speeches(plain(file.text()), str(file.path))
+    if not speeches:
         raise DataError(
             f"{file.path}: found no speech, expected lines that begin with who speaks, "
             "as in 'HAMLET. To be', 'HAMLET: To be' or 'First Lord:' above the speech"
         )
-    return found
+    return speeches
 
 
-def _from_json(text: str, path: Path) -> Mapping[str, str]:
+def _parse_json(text: str, path: Path) -> Mapping[str, str]:
     try:
-        found = json.loads(text, object_pairs_hook=_unique)
+        document = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not what is expected: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: found {_kind_of(found)}, expected {_PLAYS}")
-    for name, said in found.items():
+    if not isinstance(document, dict):
+        raise DataError(f"{path}: found {_kind_of(document)}, expected {_PLAYS}")
+    for name, said in document.items():
         if not isinstance(said, str):
             raise DataError(
                 f"{path}: found {_kind_of(said)} under {name!r}, expected one text "
                 "for each speaker; join its parts"
             )
-    return found
+    return document
 
 
 def _kind_of(value: object) -> str:
@@ -153,12 +153,12 @@ def _kind_of(value: object) -> str:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, said in pairs:
-        if name in found:
+    unique: dict[str, object] = {}
+    for name, text in pairs:
+        if name in unique:
             raise ValueError(f"{name!r} occurs more than once; put its texts into one")
-        found[name] = said
-    return found
+        unique[name] = text
+    return unique
 
 
 @dataclass(frozen=True)
@@ -206,22 +206,22 @@ class PlaysSettings(DataFormat):
         A `DataError` says that a file cannot be read, nobody speaks in it or says
         enough, or most of it is in characters outside of the alphabet.
         """
-        texts = texts_of(read_files(Path(self.path).expanduser().absolute()))
-        kept = {key: value for key, value in asdict(self).items() if key != "path"}
+        texts = read_texts(read_files(Path(self.path).expanduser().absolute()))
+        settings = {key: value for key, value in asdict(self).items() if key != "path"}
         # Of what was found in the files: another way of finding it is another entry.
-        source = {"texts": digest_of(texts), **kept}
+        source = {"texts": hash_texts(texts), **settings}
         return cached_dataset(
-            "plays", source, lambda writer: _build(writer, texts, self)
+            "plays", source, lambda writer: _write_windows(writer, texts, self)
         )
 
 
-def _build(
+def _write_windows(
     writer: EntryWriter, texts: Mapping[str, str], settings: PlaysSettings
 ) -> Contents:
     dividing = DividingSettings(
         test_fraction=settings.test_fraction, split=settings.split, seed=settings.seed
     )
-    clients = _clients(texts, settings)
+    clients = _select_speakers(texts, settings)
     unknown = UnknownCharacters()
     for _, text in clients:
         unknown.count(text)
@@ -249,7 +249,7 @@ def _build(
     return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
 
 
-def _clients(
+def _select_speakers(
     texts: Mapping[str, str], settings: PlaysSettings
 ) -> list[tuple[str, str]]:
     """Return name and text of all who say enough, in the order of their names."""
@@ -296,15 +296,15 @@ class SiteTextSettings(SiteSettings):
     path: str
     stride: PositiveInt = PlaysSettings.stride
 
-    def collect(self, base: Path, task: SiteTask | None) -> Collected:
+    def collect(self, base: Path, task: SiteTask | None) -> CollectedExamples:
         """Return the windows of a site's texts, as long as the federation agreed on."""
         path = place_of(base, self.path)
         if task is not None and task.class_names != CHARACTER_NAMES:
             kind = KINDS_OF_INPUT[task.spec.dtype]
-            found = "other characters" if task.spec.dtype == "token" else kind
+            agreed = "other characters" if task.spec.dtype == "token" else kind
             raise DataError(
                 f"{path} is read as text of {len(CHARACTER_NAMES)} characters, but the "
-                f"federation agreed on {found}; give data of another kind",
+                f"federation agreed on {agreed}; give data of another kind",
                 reason=SafeReason(Code.WRONG_KIND),
             )
         window = PlaysSettings.window if task is None else task.spec.image_shape[2]
@@ -319,14 +319,14 @@ class SiteTextSettings(SiteSettings):
             labels += ids[targets].tolist()
             prefix = f"{file.path.name}/" if path.is_dir() else ""
             names += [f"{prefix}{target:08d}" for target in targets.tolist()]
-            splits += _in_order(len(targets), self.fractions)
+            splits += _split_in_order(len(targets), self.fractions)
         if not names:
             raise DataError(
                 f"{path}: found no text with more than {window} characters, of which a "
                 "window is made; give more text",
                 reason=SafeReason(Code.NO_EXAMPLES),
             )
-        return Collected(
+        return CollectedExamples(
             source=str(path),
             names=tuple(names),
             labels=tuple(CHARACTER_NAMES[label] for label in labels),
@@ -345,7 +345,7 @@ class WindowInputs(ArrayInputs):
         return (1, 1, self.array.shape[3]), "token"
 
 
-def _in_order(count: int, fractions: FractionSettings) -> list[SiteSplit]:
+def _split_in_order(count: int, fractions: FractionSettings) -> list[SiteSplit]:
     """Return the split of each example: first train, then validation, then test."""
     # Windows overlap: examples drawn at random would give away each other.
     held_out = fractions.validation + fractions.test

@@ -1,4 +1,4 @@
-"""Data sets whose official files torchvision reads, such as CIFAR's."""
+"""Data sets whose official files torchvision reads, such as CIFAR-10."""
 
 import contextlib
 import gzip
@@ -22,9 +22,8 @@ from knnper.data.hub import download_folder
 from knnper.errors import DataError
 from knnper.process import import_torchvision
 
-# Position: fine label in alphabetical order (apple is 0); value: superclass in
-# alphabetical order (aquatic_mammals is 0). Krizhevsky (2009); the
-# same as `coarse_labels` in the official files.
+# Superclass of each of CIFAR-100's labels, both numbered in alphabetical order (apple
+# and aquatic_mammals are 0). Krizhevsky (2009); `coarse_labels` in the official files.
 COARSE_OF: tuple[int, ...] = (
     4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11,
     6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5,
@@ -39,66 +38,71 @@ _DAMAGED = (EOFError, OSError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
 
 class MissingFilesError(DataError):
-    """Some of the files are in none of the places where they may be."""
+    """Raised if some of the official files are in none of the searched folders."""
 
 
 @dataclass(frozen=True)
 class OfficialFiles:
-    """The files of a data set that torchvision reads, and how they come."""
+    """The official files of a data set, and how they are packed."""
 
     title: str  # torchvision's name of the data set
-    folder: str  # where torchvision looks for the files, below the root
-    names: tuple[str, ...]  # unpacked; packed by itself, each has .gz at its end
-    downloads: tuple[str, ...]  # the names of what is to be downloaded
-    url: str  # where from
-    archive: str | None = None  # the one among them that holds all, if one does
-    inside: str = ""  # the folder that it unpacks to, where that is not torchvision's
-    # Of files that are packed by themselves, where another data set has files of the
-    # same name; in hexadecimal.
+    folder: str  # torchvision's folder of the files, below the root
+    names: tuple[str, ...]  # unpacked; a file packed on its own ends with .gz
+    downloads: tuple[str, ...]  # names of the downloads
+    url: str  # of the downloads
+    archive: str | None = None  # the download that contains all files, if there is one
+    inside: str = ""  # folder in the archive, if it differs from torchvision's
+    # By name of a .gz file, in hexadecimal: MNIST and Fashion-MNIST use the same names.
     md5: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, root: Path, name: str) -> Path | None:
-        """Return where a file is, in torchvision's folder first."""
-        files = (place / name for place in self.places(root))
+        """Find a file below ``root``, first in torchvision's folder."""
+        files = (folder / name for folder in self.search_folders(root))
         return next((file for file in files if file.is_file()), None)
 
-    def places(self, root: Path) -> list[Path]:
-        """Return the folders where the files may be, that of torchvision first."""
+    def search_folders(self, root: Path) -> list[Path]:
+        """Return the folders to search, torchvision's first."""
         folder = Path(self.folder)
         below = [folder, *folder.parents[:-1], Path("raw"), Path()]
-        places = (root / one / more for one in below for more in ("", self.inside))
-        return list(dict.fromkeys(places))
+        folders = (
+            root / folder_below / inside
+            for folder_below in below
+            for inside in ("", self.inside)
+        )
+        return list(dict.fromkeys(folders))
 
 
 @contextlib.contextmanager
-def unpacked(files: OfficialFiles, root: Path) -> Iterator[Path]:
-    """Yield a root where torchvision finds the files; ``root`` is not changed."""
+def unpack_files(files: OfficialFiles, root: Path) -> Iterator[Path]:
+    """Yield a root that torchvision can read; ``root`` itself is not changed."""
     if all((root / files.folder / name).is_file() for name in files.names):
         yield root
         return
-    with tempfile.TemporaryDirectory(prefix="knnper-") as made:
-        target = Path(made) / files.folder
+    with tempfile.TemporaryDirectory(prefix="knnper-") as unpacked_root:
+        target = Path(unpacked_root) / files.folder
         target.mkdir(parents=True)
-        missing = [name for name in files.names if not _put(name, files, root, target)]
+        missing = [
+            name for name in files.names if not _place_file(name, files, root, target)
+        ]
         archive = files.find(root, files.archive) if files.archive else None
         if missing and archive is not None:
             missing = _extract(archive, missing, target)
         if missing:
             packed = files.archive or "each with .gz at its end"
-            places = ", ".join(map(str, files.places(root)))
+            searched = ", ".join(map(str, files.search_folders(root)))
             raise MissingFilesError(
                 f"{files.title}: {', '.join(missing)} not found, neither unpacked nor "
-                f"packed ({packed}); looked in {places}. Set data.download=true, or "
+                f"packed ({packed}); looked in {searched}. Set data.download=true, or "
                 f"download {', '.join(files.downloads)} from {files.url} and place "
                 f"what you get in {root} as it is"
             )
-        yield Path(made)
+        yield Path(unpacked_root)
 
 
-def _put(name: str, files: OfficialFiles, root: Path, target: Path) -> bool:
-    """Put a file that lies by itself into a folder; return whether there is one."""
-    if found := files.find(root, name):
-        (target / name).symlink_to(found.absolute())
+def _place_file(name: str, files: OfficialFiles, root: Path, target: Path) -> bool:
+    """Link or unpack a single file into ``target``; return False if it is missing."""
+    if unpacked_file := files.find(root, name):
+        (target / name).symlink_to(unpacked_file.absolute())
         return True
     packed = files.find(root, f"{name}.gz")
     if packed is None:
@@ -112,15 +116,15 @@ def _put(name: str, files: OfficialFiles, root: Path, target: Path) -> bool:
                 f"{md5}. Other data sets have files of the same name; download it "
                 "again, or unpack it there if you trust it"
             )
-    with _sound(packed), gzip.open(packed) as source:
+    with _report_damage(packed), gzip.open(packed) as source:
         _write(source, target / name)
     return True
 
 
 def _extract(archive: Path, names: Iterable[str], target: Path) -> list[str]:
-    """Unpack files of an archive into a folder; return those that it does not have."""
+    """Unpack files of an archive into a folder; return the names that it lacks."""
     missing = list(names)
-    with _sound(archive):
+    with _report_damage(archive):
         for name, source in _members(archive):
             if name in missing:
                 _write(source, target / name)
@@ -129,7 +133,7 @@ def _extract(archive: Path, names: Iterable[str], target: Path) -> list[str]:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, _Source]]:
-    """Yield the files of an archive by the last part of their names, unpacked."""
+    """Yield the base name and the unpacked content of each file in an archive."""
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as zipped:
             for path in zipped.namelist():
@@ -151,26 +155,25 @@ def _write(source: _Source, path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _sound(path: Path) -> Iterator[None]:
-    """Say of a file that it is damaged, where it cannot be unpacked."""
+def _report_damage(path: Path) -> Iterator[None]:
+    """Turn errors of unpacking into a `DataError` that the file is damaged."""
     try:
         yield
     except _DAMAGED as error:
-        what = f"{error or type(error).__name__}; download it again"
-        raise DataError(f"{path} is damaged: {what}") from error
+        reason = f"{error or type(error).__name__}; download it again"
+        raise DataError(f"{path} is damaged: {reason}") from error
 
 
 @dataclass(frozen=True)
 class DownloadSettings(DataFormat):
-    """Where the official files are.
+    """Settings of the official files.
 
     Attributes
     ----------
     root
-        The folder that torchvision keeps the files in; null is ``downloads`` in the
-        cache folder.
+        torchvision's folder of the files; null is ``downloads`` in the cache folder.
     download
-        Whether the files may be downloaded when they are missing.
+        Whether missing files may be downloaded.
     """
 
     official: ClassVar[str]  # its name in torchvision
@@ -180,7 +183,7 @@ class DownloadSettings(DataFormat):
     download: bool = False
 
     def load(self) -> Dataset:
-        """Return what the official files hold, which never changes."""
+        """Load the official files, whose content never changes."""
         source = {**asdict(self), "root": str(download_folder(self.root))}
         del source["download"]
         return cached_dataset(self.name, source, self._write)
@@ -191,7 +194,7 @@ class DownloadSettings(DataFormat):
 
 @dataclass(frozen=True)
 class EmnistSettings(DownloadSettings):
-    """Where the official files are, and which of EMNIST's six data sets is meant.
+    """Settings of the official files, and the choice among EMNIST's six data sets.
 
     Attributes
     ----------
@@ -210,7 +213,7 @@ class EmnistSettings(DownloadSettings):
     )
 
     def _write(self, writer: EntryWriter) -> Contents:
-        # The official files hold the images mirrored along the diagonal.
+        # In the official files, rows and columns of the images are exchanged.
         class_names = _write_splits(
             writer,
             self,
@@ -223,7 +226,7 @@ class EmnistSettings(DownloadSettings):
 
 @dataclass(frozen=True)
 class Cifar10Settings(DownloadSettings):
-    """Where the official files are."""
+    """Settings of the official files."""
 
     name = "cifar10"
     title = "CIFAR-10"
@@ -233,7 +236,7 @@ class Cifar10Settings(DownloadSettings):
 
 @dataclass(frozen=True)
 class Cifar100Settings(DownloadSettings):
-    """Where the official files are."""
+    """Settings of the official files."""
 
     name = "cifar100"
     title = "CIFAR-100"
@@ -244,7 +247,7 @@ class Cifar100Settings(DownloadSettings):
 
 @dataclass(frozen=True)
 class FashionMnistSettings(DownloadSettings):
-    """Where the official files are."""
+    """Settings of the official files."""
 
     name = "fashion_mnist"
     title = "Fashion-MNIST"
@@ -254,7 +257,7 @@ class FashionMnistSettings(DownloadSettings):
 
 @dataclass(frozen=True)
 class MnistSettings(DownloadSettings):
-    """Where the official files are."""
+    """Settings of the official files."""
 
     name = "mnist"
     title = "MNIST"
@@ -270,28 +273,30 @@ def _write_splits(
     first_label: int = 0,
     **arguments: str,
 ) -> tuple[str, ...]:
-    """Store both splits of a torchvision data set; return its class names."""
+    """Store both splits of a data set of torchvision; return its class names."""
     splits: tuple[Split, ...] = ("train", "test")
     class_name = settings.official
     with contextlib.ExitStack() as stack:
         root = download_folder(settings.root)
         files = _files_of(_type_of(class_name), **arguments)
         try:
-            root = stack.enter_context(unpacked(files, root))
+            root = stack.enter_context(unpack_files(files, root))
         except MissingFilesError:
             if not settings.download:
                 raise
-            _open(class_name, root, train=True, download=True, **arguments)
+            _open_torchvision(class_name, root, train=True, download=True, **arguments)
         for split in splits:
-            found = _open(class_name, root, train=split == "train", **arguments)
-            images = np.asarray(found.data, dtype=np.uint8)
+            split_data = _open_torchvision(
+                class_name, root, train=split == "train", **arguments
+            )
+            images = np.asarray(split_data.data, dtype=np.uint8)
             writer.put_images(split, orient(images.reshape(*images.shape[:3], -1)))
-            writer.put_labels(split, np.asarray(found.targets) - first_label)
-    return tuple(found.classes[first_label:])
+            writer.put_labels(split, np.asarray(split_data.targets) - first_label)
+    return tuple(split_data.classes[first_label:])
 
 
 def _files_of(kind: Any, split: str = "") -> OfficialFiles:
-    """Return the official files of a data set, as its class in torchvision says."""
+    """Describe the official files of a data set by its class in torchvision."""
     title, folder = kind.__name__, f"{kind.__name__}/raw"
     if hasattr(kind, "base_folder"):
         listed = (*kind.train_list, *kind.test_list)
@@ -303,9 +308,9 @@ def _files_of(kind: Any, split: str = "") -> OfficialFiles:
     if split:
         packed = Path(kind.url).name
         names = tuple(
-            f"emnist-{split}-{half}-{what}-ubyte"
+            f"emnist-{split}-{half}-{kind_of_file}-ubyte"
             for half in ("train", "test")
-            for what in ("images-idx3", "labels-idx1")
+            for kind_of_file in ("images-idx3", "labels-idx1")
         )
         return OfficialFiles(
             title, folder, names, (packed,), kind.url, archive=packed, inside="gzip"
@@ -319,7 +324,7 @@ def _type_of(class_name: str) -> Any:
     return getattr(import_torchvision().datasets, class_name)
 
 
-def _open(class_name: str, root: Path, **arguments: Any) -> Any:
+def _open_torchvision(class_name: str, root: Path, **arguments: Any) -> Any:
     try:
         return _type_of(class_name)(str(root), **arguments)
     except (RuntimeError, OSError, ValueError, TypeError, AssertionError) as error:

@@ -23,7 +23,7 @@ from knnper.data.image_folders import ImageFolderSettings
 from knnper.data.leaf import LeafSettings
 from knnper.data.site_data import SitesSettings, SiteTask
 from knnper.data.tables import TableSettings
-from knnper.data.text import PlaysSettings, texts_of
+from knnper.data.text import PlaysSettings, read_texts
 from knnper.data.text import read_files as read_plays
 from knnper.errors import Problem
 from knnper.experiment import parse_settings
@@ -183,7 +183,7 @@ def test_users_of_leaf(tmp_path: Path) -> None:
 def test_speakers(tmp_path: Path) -> None:
     said = {"ANNE": "to be", "ANNE\u00a0": "or not", "BEN": "indeed"}
     (tmp_path / "a.json").write_text(json.dumps(said))
-    assert texts_of(read_plays(tmp_path / "a.json")) == {
+    assert read_texts(read_plays(tmp_path / "a.json")) == {
         "ANNE": "to be\nor not",
         "BEN": "indeed",
     }

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from knnper.data.columns import TableFile, Wanted
+from knnper.data.columns import ColumnSelection, TableFile
 from knnper.data.csv_files import (
     csv_problem,
     encoding_problem,
@@ -26,7 +26,7 @@ BLOCK = 2**20  # bytes that Arrow reads at once
 
 def read(path: Path, content: str | bytes, delimiter: str = ",") -> TableFile:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return read_table(path, Wanted.of(["kind"], ["age", "dose"]), delimiter)
+    return read_table(path, ColumnSelection.of(["kind"], ["age", "dose"]), delimiter)
 
 
 @pytest.mark.parametrize("length", [10, BLOCK - 20, 3 * BLOCK])

@@ -10,7 +10,7 @@ from knnper.data.digits import (
     DigitDomainsSettings,
     DigitsSettings,
     digit_images,
-    domains_of,
+    draw_domains,
 )
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.seeding import RandomKey
@@ -88,7 +88,7 @@ def test_each_digit_is_in_one_domain() -> None:
     found = DigitDomainsSettings(seed=5).load()
     images, labels = digit_images()
     key = RandomKey(5, ("digit_domains", "domain"))
-    domain_of = domains_of(labels, key)
+    domain_of = draw_domains(labels, key)
     for domain, make in enumerate(DOMAINS.values()):
         expected = make(images[domain_of == domain])
         assert images_of(found, domain) == sorted(one.tobytes() for one in expected)

@@ -82,7 +82,7 @@ def test_seeds_and_fractions_at_their_limits() -> None:
     assert split_by_name(names, HALVES) != split_by_name(names, other)
     assert set(split_by_name(names, FractionSettings(0.0, 0.0))) == {"train"}
     assert split_by_name([], HALVES) == []
-    with pytest.raises(ValueError, match="leaves nothing to train on"):
+    with pytest.raises(ValueError, match="leaves no training data"):
         FractionSettings(validation=0.5, test=0.5)
 
 

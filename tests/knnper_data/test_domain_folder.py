@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from knnper.data.dividing import balanced_part
+from knnper.data.dividing import mark_balanced
 from knnper.data.domain_folder import DomainFolderSettings
 from knnper.data.examples import LabelledArrays
 from knnper.errors import DataError
@@ -77,18 +77,18 @@ def test_of_every_class_the_same_number_or_half(
     kinds: list[str], fraction: float, seed: int
 ) -> None:
     key = RandomKey(seed)
-    chosen = balanced_part(kinds, fraction, key)
+    chosen = mark_balanced(kinds, fraction, key)
     there = Counter(kinds)
     each = max(1, int(fraction * len(kinds) / len(there) + 0.5))
     taken = Counter(np.asarray(kinds)[chosen].tolist())
     assert {kind: taken[kind] for kind in there} == {
         kind: min(each, size // 2) for kind, size in there.items()
     }
-    assert np.array_equal(chosen, balanced_part(kinds, fraction, key))
+    assert np.array_equal(chosen, mark_balanced(kinds, fraction, key))
 
 
 def test_which_images_depends_on_the_seed() -> None:
-    first, second = (balanced_part(["a"] * 30, 0.5, RandomKey(seed)) for seed in (0, 1))
+    first, second = (mark_balanced(["a"] * 30, 0.5, RandomKey(seed)) for seed in (0, 1))
     assert first.sum() == second.sum() == 15
     assert not np.array_equal(first, second)
 

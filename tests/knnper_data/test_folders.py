@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from knnper.data.folders import folders_in, is_folder, list_folder, why_no_folder
+from knnper.data.folders import folders_in, is_folder, list_folder, no_folder_reason
 from knnper.errors import DataError
 
 CLUTTER = (
@@ -54,7 +54,7 @@ def test_broken_links_are_refused(tmp_path: Path, target: str, reason: str) -> N
         folders_in(tmp_path)
     with pytest.raises(DataError, match=rf"owl .*{reason}"):
         list_folder(tmp_path / "owl")
-    assert why_no_folder(tmp_path / "owl")
+    assert no_folder_reason(tmp_path / "owl")
 
 
 def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_folder_without_permission_is_refused(
 
 def test_what_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert why_no_folder(tmp_path) is None
-    assert why_no_folder(tmp_path / "file") == "is not a folder"
-    assert why_no_folder(tmp_path / "nothing") == "is not there"
-    reason = why_no_folder(tmp_path / "file" / "below")
+    assert no_folder_reason(tmp_path) is None
+    assert no_folder_reason(tmp_path / "file") == "is not a folder"
+    assert no_folder_reason(tmp_path / "nothing") == "does not exist"
+    reason = no_folder_reason(tmp_path / "file" / "below")
     assert reason == "cannot be reached: Not a directory"

@@ -149,7 +149,10 @@ def test_a_folder_of_files_without_a_test_split(tmp_path: Path) -> None:
         ({}, r"must be numbers, found the columns photo .*data\.image, data\.text"),
         ({"image": "foto"}, "no column 'foto'; did you mean 'photo'"),
         ({"image": "photo", "train": "training"}, "no split 'training'; did you mean"),
-        ({"path": "some/where"}, r"some/where.* not to be had .*data\.download=true"),
+        (
+            {"path": "some/where"},
+            r"some/where.* cannot be loaded .*data\.download=true",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

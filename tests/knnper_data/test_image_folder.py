@@ -149,7 +149,7 @@ def test_test_images_that_are_copies_are_counted(
     for red in (2, 3):
         save(root / "test" / "cat" / f"{red}.bmp", colour(red))
     ImageFolderSettings(str(root)).load()
-    assert "2 of 3 test images are copies of training images" in caplog.text
+    assert "2 of 3 test images are exact copies of training images" in caplog.text
 
 
 RAMP = np.arange(0, 4096, 256).reshape(4, 4)
@@ -192,7 +192,7 @@ def test_eight_bits_are_kept(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = r"a\.png cannot be read as an image: .*; remove or mend it"
+    expected = r"a\.png cannot be read as an image: .*; remove or fix it"
     with pytest.raises(DataError, match=expected), open_image(tmp_path / "a.png"):
         pass
     file = save(tmp_path / "a.png", np.zeros((4, 4), dtype=np.uint8))

@@ -98,7 +98,7 @@ def test_a_folder_for_each_client(root: Path) -> None:
     for part in (data.train, data.test):
         found = owner[part.images[:, 0, 0, 0] // 100]
         np.testing.assert_array_equal(found, part.client_ids)
-    with pytest.raises(DataError, match="client_separator '_', expected one of the"):
+    with pytest.raises(DataError, match="client_separator '_', expected only one of"):
         loaded(root, client_separator="_")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knnper.data.columns import TableFile, Wanted
+from knnper.data.columns import ColumnSelection, TableFile
 from knnper.data.examples import Dataset, LabelledArrays
 from knnper.data.tables import TableSettings, read_table
 from knnper.errors import DataError
@@ -18,7 +18,7 @@ BEYOND = 2**53 + 1  # no float64 is this number
 
 
 def read(path: Path, *numbers: str) -> TableFile:
-    return read_table(path, Wanted.of(["y"], numbers or None))
+    return read_table(path, ColumnSelection.of(["y"], numbers or None))
 
 
 def csv_of(folder: Path, text: str) -> Path:
@@ -186,7 +186,7 @@ def test_what_float32_holds_too_coarsely(
     )
     loaded(put(tmp_path, f"hour,year,x,same,kind\n{rows}"))
     (message,) = caplog.messages
-    assert "values of hour are so large" in message
+    assert "values of hour are large" in message
     assert "subtract an offset" in message
 
 

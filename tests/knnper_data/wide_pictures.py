@@ -1,13 +1,11 @@
 """Image files with 16 bits a channel, and others that Pillow opens as 8 bits."""
 
-import io
 import struct
 import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 SIDE = 4
 GREY, COLOUR, GREY_AND_ALPHA, COLOUR_AND_ALPHA = 0, 2, 4, 6  # of PNG
@@ -103,31 +101,3 @@ def sgi(num_bytes: int) -> bytes:
     )
     pixels = values(3, 255 if num_bytes == 1 else 4095)
     return head + np.moveaxis(pixels, -1, 0).astype(f">u{num_bytes}").tobytes()
-
-
-def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return file.getvalue()
-
-
-def jpeg2000(num_bits: int, *, no_boxes: bool = False) -> bytes:
-    """Return a file of JPEG 2000 that claims ``num_bits``; its pixels have 8."""
-    pixels = Image.fromarray(values(3, 255).astype(np.uint8))
-    content = bytearray(_saved(pixels, "JPEG2000", no_jp2=no_boxes))
-    depths = content.index(b"\xff\x4f\xff\x51") + 42
-    for at in range(depths, depths + 9, 3):
-        content[at] = num_bits - 1
-    return bytes(content)
-
-
-def avif(num_bits: int) -> bytes:
-    """Return an AVIF file that claims ``num_bits``; its pixels have 8."""
-    pixels = Image.fromarray(values(3, 255).astype(np.uint8))
-    content = bytearray(_saved(pixels, "AVIF"))
-    flags = {8: 0, 10: 0x40, 12: 0x60}[num_bits]
-    content[content.index(b"av1C") + 6] |= flags
-    # The depths of the three channels are after type, version, flags and their number.
-    depths = content.index(b"pixi") + 9
-    content[depths : depths + 3] = bytes([num_bits] * 3)
-    return bytes(content)

@@ -101,7 +101,7 @@ def test_each_file_is_made_but_the_one_without_data(reproduced: Reproduced) -> N
     shown = {one.file.name for one in reproduced.made if one.shown}
     assert shown == {*NAMES} - {"lost"}
     assert all((output / name).is_dir() for name in shown)
-    assert "nowhere is not there; data.root" in watcher.failed["lost"]
+    assert "nowhere does not exist; data.root" in watcher.failed["lost"]
     assert [one.file.name for one in reproduced.made if one.failure] == ["lost"]
     # Figures share a training; the other is of the experiment that is a file itself.
     assert len(list((output / "runs").iterdir())) == 1
@@ -116,7 +116,7 @@ def test_what_is_done_is_not_done_again(reproduced: Reproduced) -> None:
     assert (watcher.num_made, watcher.num_trained) == (0, 0)
     (lost,) = [one for one in again if one.shown is None]
     assert lost.failure is None
-    assert "nowhere is not there" in str(lost.missing)
+    assert "nowhere does not exist" in str(lost.missing)
     for old, new in zip(reproduced.made, again, strict=True):
         assert old.making == new.making
         if old.shown and new.shown:

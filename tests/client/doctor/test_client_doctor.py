@@ -83,7 +83,7 @@ def free_port() -> str:
 def test_no_data(file: Path, exists: bool) -> None:
     if exists:
         (file.parent / "data").mkdir()
-    found = "no examples" if exists else "is not there"
+    found = "no examples" if exists else "does not exist"
     told(look(file, "data"), PROBLEM, found, f"knnper site check {file}")
 
 

@@ -56,7 +56,9 @@ def serve_process(folder: Path) -> Iterator[httpx.Client]:
         address = process.wait_for(r"serves at.* (\S+)\n")
         process.wait_for("serving the model")
         # The folder of its data is gone, and it serves all the same.
-        process.wait_for("The data cannot be compared with the memory: .* is not there")
+        process.wait_for(
+            "The data cannot be compared with the memory: .* does not exist"
+        )
         token = (folder / "state" / "token").read_text().strip()
         with httpx.Client(
             base_url=address,

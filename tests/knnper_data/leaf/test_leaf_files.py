@@ -70,7 +70,7 @@ def test_one_split_alone(tmp_path: Path, there: str, lacking: str) -> None:
 def test_nothing_is_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no \.json files of LEAF in .* expected ROOT"):
         find_leaf_files(tmp_path)
-    with pytest.raises(DataError, match="nowhere is not there; expected ROOT"):
+    with pytest.raises(DataError, match="nowhere does not exist; expected ROOT"):
         find_leaf_files(tmp_path / "nowhere")
 
 

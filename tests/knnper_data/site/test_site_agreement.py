@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_jsonable_python
 
-from knnper.data.site_data import SitesSettings, SiteTask, site_task_of, sites_settings
+from knnper.data.site_data import SitesSettings, SiteTask, parse_task, sites_settings
 from knnper.data.task_file import read_task
 from knnper.errors import ConfigError, DataError, Problem
 from knnper.experiment import parse_settings
@@ -56,11 +56,11 @@ def test_documents_from_before_features_and_damaged_ones() -> None:
     document = card(IMAGES)
     del document["spec"]["dtype"]
     del document["feature_names"]
-    assert site_task_of(document, "here") == IMAGES
+    assert parse_task(document, "here") == IMAGES
     with pytest.raises(DataError, match="here names 2 classes of 3"):
-        site_task_of({**document, "class_names": ["a", "b"]}, "here")
+        parse_task({**document, "class_names": ["a", "b"]}, "here")
     with pytest.raises(DataError, match=r"here describes no task: spec: .*required"):
-        site_task_of({"class_names": []}, "here")
+        parse_task({"class_names": []}, "here")
 
 
 def test_the_task_of_a_model_folder(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_images_that_do_not_fit(tmp_path: Path) -> None:
     for path, task, message in (
         ("good", FEATURES, r"agreed on rows of features \(float32\)"),
         ("good", two, "have 1 or 3 channels"),
-        ("missing", IMAGES, "missing is not there; expected PATH/CLASS"),
+        ("missing", IMAGES, "missing does not exist; expected PATH/CLASS"),
         ("empty", IMAGES, "holds no examples"),
         ("loose", IMAGES, r"a\.png is a file where a class folder"),
         # No store takes this name.

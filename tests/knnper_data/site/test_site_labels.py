@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from knnper.data.arrays import NpzSettings
-from knnper.data.site import agree_labels
-from knnper.data.site_data import ArrayInputs, Collected
+from knnper.data.site import match_labels
+from knnper.data.site_data import ArrayInputs, CollectedExamples
 from knnper.errors import DataError
 
 
@@ -17,14 +17,14 @@ def agreed(
     numbered: bool = False,
     **settings: Any,
 ) -> tuple[tuple[int | None, ...], dict[str, int]]:
-    found = Collected(
+    found = CollectedExamples(
         source="here",
         names=tuple(map(str, range(len(labels)))),
         labels=tuple(labels),
         inputs=ArrayInputs("here", np.zeros((len(labels), 2))),
         numbered=numbered,
     )
-    return agree_labels(found, NpzSettings(path="here.npz", **settings), class_names)
+    return match_labels(found, NpzSettings(path="here.npz", **settings), class_names)
 
 
 def test_names_decide_and_not_positions() -> None:
@@ -70,7 +70,7 @@ def test_all_unknown_labels_are_listed_with_counts_and_a_guess() -> None:
         "here has 2 labels that the federation does not know:\n"
         "  - 'cta': 1 example; did you mean 'cat'?\n"
         "  - 'gnu': 2 examples\n"
-        "Its classes: cat, dog. Say which of them is meant (data.label_map: {'cta': "
+        "Its classes: cat, dog. Map them (data.label_map: {'cta': "
         "..., 'gnu': ...}), or leave the examples out (data.unknown_labels: drop)"
     )
 

@@ -13,7 +13,7 @@ from knnper.data.characters import (
     target_positions,
     windows_before,
 )
-from knnper.data.speeches import speeches_of
+from knnper.data.speeches import find_speeches
 
 LEAF = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -72,7 +72,7 @@ def test_every_window_ends_before_its_target(
     ids=["above", "colon", "stop", "small letters", "LEAF"],
 )
 def test_speakers_in_all_ways_of_printing(play: str) -> None:
-    assert speeches_of(play) == {
+    assert find_speeches(play) == {
         "BARNARDO": "Who's there?",
         "FRANCISCO": "Nay, answer me.\nStand.",
     }
@@ -80,9 +80,9 @@ def test_speakers_in_all_ways_of_printing(play: str) -> None:
 
 def test_what_is_said_later_follows_and_prose_has_no_speaker() -> None:
     play = "FIRST LORD:\nOne.\n\nALL:\nHo!\n\nFIRST LORD:\nTwo: three.\n"
-    assert speeches_of(play) == {"FIRST LORD": "One.\nTwo: three.", "ALL": "Ho!"}
-    assert speeches_of("It was night. And he said: go.\nI. The end.") == {}
-    assert speeches_of("GHOST.\n\n\n") == {}
+    assert find_speeches(play) == {"FIRST LORD": "One.\nTwo: three.", "ALL": "Ho!"}
+    assert find_speeches("It was night. And he said: go.\nI. The end.") == {}
+    assert find_speeches("GHOST.\n\n\n") == {}
 
 
 def test_headings_and_directions_are_nobodys_words() -> None:
@@ -91,7 +91,7 @@ def test_headings_and_directions_are_nobodys_words() -> None:
         "GHOST.\n\nMark me\n[_Exit\nGhost._] well [aside].\n\n[He goes.]\n\n"
         "SCENE II. A hall.\nThe same.\n"
     )
-    assert speeches_of(play) == {"GHOST": "Mark me\nwell ."}
+    assert find_speeches(play) == {"GHOST": "Mark me\nwell ."}
 
 
 @pytest.mark.parametrize(
@@ -104,34 +104,34 @@ def test_headings_and_directions_are_nobodys_words() -> None:
     ],
 )
 def test_speakers_have_numbers(play: str) -> None:
-    assert speeches_of(play) == {"1 CLOWN": "One.", "SECOND CLOWN 2": "Two."}
+    assert find_speeches(play) == {"1 CLOWN": "One.", "SECOND CLOWN 2": "Two."}
 
 
 def test_an_ordinary_line_within_a_speech_names_nobody() -> None:
     play = "KING.\nI know this well:\n  No more. I go now.\nIt is:\nso.\n"
-    assert speeches_of(play) == {
+    assert find_speeches(play) == {
         "KING": "I know this well:\nNo more. I go now.\nIt is:\nso."
     }
     above = "First Lord:\nHear me:\nyes.\n\nKing:\n\nThe end:\n"
-    assert speeches_of(above) == {"FIRST LORD": "Hear me:\nyes.", "KING": "The end:"}
+    assert find_speeches(above) == {"FIRST LORD": "Hear me:\nyes.", "KING": "The end:"}
 
 
 def test_names_count_below_a_heading() -> None:
     play = "ACT I\nKing:\nHo.\nSCENE II\n  Ham. Ha.\n  Lo. Hm.\n"
-    assert speeches_of(play) == {"KING": "Ho.", "HAM": "Ha.", "LO": "Hm."}
+    assert find_speeches(play) == {"KING": "Ho.", "HAM": "Ha.", "LO": "Hm."}
 
 
 def test_what_nobody_says_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     play = "ACT I\n[Enter.]\nGHOST.\nMark me,\nmy son.\n\n"
-    speeches_of(play + "And more.", "a.txt")
+    find_speeches(play + "And more.", "a.txt")
     (warning,) = caplog.records
     assert warning.levelname == "WARNING"
     # 8 characters of 8 + 7 + 6.
     assert "a.txt: 38 % of the text belongs to no speaker" in warning.message
     assert "beginning with 'And more.'" in warning.message
     caplog.clear()
-    speeches_of(play * 9 + "So.", "a.txt")
+    find_speeches(play * 9 + "So.", "a.txt")
     (record,) = caplog.records
     assert record.levelname == "INFO"
     assert "a.txt: 2.5 % of the text belongs to no speaker" in record.message

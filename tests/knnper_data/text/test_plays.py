@@ -86,7 +86,7 @@ def test_another_file_or_reading_of_it_is_another_entry(
     assert len(load().train) < len(before.train)
     Path("play.txt").write_text(f"ANNE.\n{ANNE}\n\nBEN.\n{BEN}\n")
     before = load("play.txt")
-    monkeypatch.setattr(written, "speeches_of", lambda play, source: {"BEN": BEN})
+    monkeypatch.setattr(written, "find_speeches", lambda play, source: {"BEN": BEN})
     assert len(load("play.txt").train) < len(before.train)
 
 
@@ -100,10 +100,10 @@ def test_a_play_and_a_folder_of_plays() -> None:
 
 
 def test_texts_of_the_same_letters_have_digests_of_their_own() -> None:
-    assert written.digest_of({"a": "bc"}) != written.digest_of({"ab": "c"})
-    assert written.digest_of({"a": "\ud800"}) == written.digest_of({"a": "\ud800"})
+    assert written.hash_texts({"a": "bc"}) != written.hash_texts({"ab": "c"})
+    assert written.hash_texts({"a": "\ud800"}) == written.hash_texts({"a": "\ud800"})
     two = {"a": "x", "b": "y"}
-    assert written.digest_of(two) == written.digest_of(dict(reversed(two.items())))
+    assert written.hash_texts(two) == written.hash_texts(dict(reversed(two.items())))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_a_tokenizer_that_has_nothing_to_fill_up_with(folder: Path) -> None:
     ("changes", "message"),
     [
         ({"max_tokens": 65}, "max_tokens 65, but .* texts of at most 64; lower it"),
-        ({"tokenizer": "no/where"}, r"no folder, and .* data\.download=true"),
+        ({"tokenizer": "no/where"}, r"not a folder, and .* data\.download=true"),
         ({"tokenizer": "."}, r"holds no tokenizer .* expected what save_pretrained"),
         ({"text": "words"}, "has no column 'words'; known: mood, said, who"),
     ],
