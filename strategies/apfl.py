@@ -119,6 +119,8 @@ class Apfl(Method):
     source = "Deng et al. 2020, Algorithm 1; Marfoq et al. 2022, section 5"
     client_state = "1"
     unseen = "a model of its own, trained beside the fixed global one and mixed with it"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = "APFL (global model)"
     ends_with_global_model = True
     client_state_type = ApflClientState

@@ -90,6 +90,8 @@ class ClusteredFL(ClusterMethod):
     server_state = "one for each cluster"
     unseen = "the cluster model with the lowest loss on its validation split"
     reference_title = "Clustered FL (largest cluster)"
+    # Once a cluster has split, its clients are sent different models.
+    personalizes_by_inference = False
     holds_all_updates = True
     state_type = ClustersState
 

@@ -88,6 +88,7 @@ class Dapper(Personalizer):
     title = "Dapper"
     source = "Mansour et al. 2020, section 5, Figure 3"
     unseen = "trains on with its own data and the server's like any other client"
+    chooses_on_validation = True
     needs_one_model = True
     needs_proxy = True
     trains = True

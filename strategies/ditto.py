@@ -77,6 +77,9 @@ class Ditto(Method):
     source = "Li et al. 2021, Algorithm 1; Marfoq et al. 2022, section 5"
     client_state = "L (number of prox_weights)"
     unseen = "the global model, trained on the client's data and pulled back to it"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
+    chooses_on_validation = True
     reference_title = "FedAvg"
     ends_with_global_model = True
     client_state_type = DittoClientState

@@ -64,6 +64,8 @@ class FedMTL(Method):
     source = "Smith et al. 2017, mean-regularised; Chen et al. 2023, Table 6"
     client_state = "1"
     unseen = "the mean model, trained on the client's data and pulled back to it"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = "Fed-MTL (mean model)"
     client_state_type = ModelState
 

@@ -86,6 +86,7 @@ class FedALA(Method):
     title = "FedALA"
     source = "Zhang et al. 2023 (AAAI), Algorithm 1"
     client_state = "< 1 (the last layers, and as many weights of the aggregation)"
+    learns_from_validation = "seen"
     reference_title = "FedALA (global)"
     ends_with_global_model = True
     client_state_type = FedALAClientState

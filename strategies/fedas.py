@@ -84,6 +84,8 @@ class FedAS(PartlyShared):
     upload = "< 1 (all but the head)"
     client_state = "1"
     unseen = "trains its own head on the shared body"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = None
     needs_metrics = True
     update_type = FedASUpdate

@@ -60,6 +60,7 @@ class FedBABU(PartlyShared):
     source = "Oh et al. 2022, Algorithm 1"
     upload = "< 1 (all but the head)"
     unseen = "the global model, fine-tuned on the client's data"
+    learns_from_validation = "all"
     reference_title = "FedBABU (before fine-tuning)"
     ends_with_global_model = True
     client_state_type = NoState

@@ -450,6 +450,8 @@ class FedBasis(Method):
     download = "K + 1 (num_bases)"
     server_state = "K + 1 (num_bases)"
     unseen = "a combination of the bases, and a head, learned on its own data"
+    learns_from_validation = "all"
+    trains_unseen_from_start = True
     reference_title = "FedBasis (uniform combination)"
     holds_all_updates = True
     state_type = BasesState

@@ -45,6 +45,8 @@ class FedBN(PartlyShared):
     upload = "< 1 (all but BatchNorm)"
     client_state = "< 1 (BatchNorm)"
     unseen = "learns its own BatchNorm in the shared model"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = None
 
     settings: FedBNSettings

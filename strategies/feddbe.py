@@ -107,6 +107,8 @@ class FedDBE(Method):
     source = "Zhang et al. 2023 (NeurIPS), Domain Bias Eliminator on FedAvg"
     client_state = "0 (p numbers)"
     unseen = "the global model, and a vector for its representations that it trains"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = "FedDBE (global)"
     serves_one_model = False
     ends_with_global_model = True

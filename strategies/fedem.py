@@ -87,6 +87,7 @@ class FedEM(Method):
     client_state = "0 (M numbers)"
     server_state = "M (num_components)"
     unseen = "the shared models, mixed by E-steps and M-steps on its own data"
+    learns_from_validation = "all"
     reference_title = "FedEM (uniform mixture)"
     serves_one_model = False
     personalizes_by_inference = True

@@ -123,6 +123,8 @@ class FedPAC(Method):
     download = "1 (another head, and c vectors of the embedding's size)"
     server_state = "1, and the head of each seen client"
     unseen = "trains the mean of the heads, and then the body"
+    learns_from_validation = "all"
+    trains_unseen_from_start = True
     reference_title = None
     holds_all_updates = True
     needs_metrics = True

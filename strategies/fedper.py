@@ -47,6 +47,8 @@ class FedPer(PartlyShared):
     upload = "< 1 (all but the last layers)"
     client_state = "< 1 (the last layers)"
     unseen = "trains its own last layers on the shared ones"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = None
 
     settings: FedPerSettings

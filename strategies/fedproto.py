@@ -107,6 +107,7 @@ class FedProto(Method):
     client_state = "1"
     server_state = "0 (p numbers for each class)"
     unseen = "trains a model of its own, towards the last prototypes"
+    learns_from_validation = "unseen"
     reference_title = None
     serves_one_model = False
     needs_metrics = True

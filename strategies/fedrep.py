@@ -107,6 +107,8 @@ class FedRep(PartlyShared):
     upload = "< 1 (all but the head)"
     client_state = "< 1 (the head)"
     unseen = "trains its own head on the shared body"
+    learns_from_validation = "all"
+    trains_unseen_from_start = True
     reference_title = None
 
     settings: FedRepSettings

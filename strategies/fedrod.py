@@ -68,6 +68,8 @@ class FedRoD(Method):
     source = "Chen and Chao 2022, section 4"
     client_state = "< 1 (the head)"
     unseen = "the global model, with a head of its own added to it"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = "FedRoD (generic head)"
     ends_with_global_model = True
     client_state_type = PersonalPart

@@ -126,5 +126,6 @@ class FedAvgPlus(FedAvg):
     title = "FedAvg+"
     source = "Jiang et al. 2019; Marfoq et al. 2022, section 5"
     unseen = "the global model, fine-tuned on the client's data"
+    learns_from_validation = "all"
     reference_title = "FedAvg"
     personalization = "fine_tuning"

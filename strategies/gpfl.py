@@ -115,6 +115,8 @@ class GPFL(PartlyShared):
     client_state = "< 1 (the head)"
     server_state = "1 (and 2 p + c + 6 vectors of the embedding's size p)"
     unseen = "trains its own head on the shared body"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = None
     serves_one_model = False
     state_type = ModelAndGuidance

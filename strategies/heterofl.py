@@ -130,6 +130,7 @@ class HeteroFL(Method):
     upload = "the client's part: about r²"
     download = "the client's part: about r²"
     unseen = "the whole global model"
+    allows_batch_norm = False
     reference_title = "HeteroFL (whole model)"
     ends_with_global_model = True
     payload_type = SubModel

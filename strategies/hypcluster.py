@@ -54,6 +54,7 @@ class ClusterUpdate(ModelUpdate):
 class ClusterMethod(Method, ABC):
     """A client trains, and is served, the model with the lowest loss on some data."""
 
+    chooses_on_validation = True
     payload_type = ClusterModels
     update_type = ClusterUpdate
 

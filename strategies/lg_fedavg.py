@@ -47,6 +47,8 @@ class LGFedAvg(PartlyShared):
     upload = "< 1 (the head)"
     client_state = "< 1 (all but the head)"
     unseen = "trains its own representation under the shared head"
+    learns_from_validation = "unseen"
+    trains_unseen_from_start = True
     reference_title = None
 
     settings: LGFedAvgSettings

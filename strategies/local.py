@@ -42,6 +42,7 @@ class Local(Method):
     upload = "0"
     download = "0"
     unseen = "trains a model of its own, like any other client"
+    learns_from_validation = "all"
     reference_title = None
 
     settings: LocalSettings

@@ -116,6 +116,8 @@ class Mapper(Method):
     needs_cross_entropy = "its loss is -log of a mixture of probabilities"
     source = "Mansour et al. 2020, appendix E.2, Eq. 10-12"
     unseen = "trains and mixes a local model like any other client"
+    learns_from_validation = "all"
+    chooses_on_validation = True
     reference_title = "Mapper (central model)"
     serves_one_model = False
     ends_with_global_model = True
@@ -191,6 +193,7 @@ class TwoStageMapper(Personalizer):
     needs_cross_entropy = Mapper.needs_cross_entropy
     source = "Mansour et al. 2020, section 6"
     unseen = "trains and mixes a local model like any other client"
+    chooses_on_validation = True
     needs_one_model = True
     trains = True
 

@@ -88,6 +88,7 @@ class PerFedAvg(Method):
     needs_sgd = "its steps are those of SGD on a batch after a step"
     source = "Fallah et al. 2020, Algorithm 1"
     unseen = "the global model, after steps on the client's data"
+    learns_from_validation = "all"
     reference_title = "Per-FedAvg (before its step)"
     ends_with_global_model = True
 

@@ -148,6 +148,7 @@ class PFedFDA(PartlyShared):
     download = "1 (and c + p vectors of the embedding's size)"
     server_state = "1 (and c + p vectors of the embedding's size)"
     unseen = "the shared body, and a head of the global and its own embeddings"
+    learns_from_validation = "all"
     reference_title = "pFedFDA (global)"
     ends_with_global_model = True
     needs_metrics = True

@@ -415,6 +415,7 @@ class PFedGP(Method):
     needs_cross_entropy = "its loss is that of the Gaussian process"
     source = "Achituve et al. 2021 (NeurIPS), Algorithm 1; Marfoq et al. 2022"
     unseen = "the shared network and Gaussian processes over the client's own examples"
+    learns_from_validation = "all"
     reference_title = None
     serves_one_model = False
     personalizes_by_inference = True

@@ -181,6 +181,7 @@ class PFedHN(Method):
     download = "1 (an unseen client: hidden_dim + 2)"
     server_state = "hidden_dim + 1"
     unseen = "the generated model of an embedding that it finds with its own data"
+    trains_unseen_from_start = True
     reference_title = "pFedHN (mean embedding)"
     state_type = PFedHNState
     payload_type = PFedHNPayload

@@ -89,6 +89,7 @@ class PFedMe(Method):
     needs_sgd = "its inner steps are those of SGD"
     source = "T. Dinh et al. 2020, Algorithm 1"
     unseen = "finds a model near the global one, like any other client"
+    learns_from_validation = "all"
     reference_title = "pFedMe (global model)"
     ends_with_global_model = True
 

@@ -7,7 +7,7 @@ name is what an experiment calls it, and the catalogue finds it by itself.
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
 
 from pydantic import AfterValidator
 from torch import Tensor
@@ -33,6 +33,9 @@ AS_IT_IS = "none"
 
 UNSEEN_CLIENT = ""
 """The id that stands for any client that took no part in training."""
+
+Clients = Literal["none", "seen", "unseen", "all"]
+"""Clients by whether they took part in training."""
 
 UpdateProblem = Callable[[Any, Any], str | None]
 """``(payload, update) -> what is wrong``, or None if the update can be aggregated."""
@@ -76,6 +79,18 @@ class Method:
         What a client and the server keep between rounds, in models.
     unseen
         How a client that took no part in training is served.
+    learns_from_validation
+        Which clients train in `personalize` and then learn from their validation split
+        as well. `without_validation` of their predictor is the model trained without
+        that split.
+    trains_unseen_from_start
+        Whether `personalize` trains weights of an unseen client from the start, and so
+        at the learning rate of the first round, `Task.first_rate`.
+    chooses_on_validation
+        Whether `personalize` chooses a cluster, a weight or a model by its score on the
+        validation split, so that even `without_validation` depends on that split.
+    allows_batch_norm
+        Whether the model may contain BatchNorm layers.
     reference_title
         What its unpersonalised model is called in tables; None if it has none worth
         a row. By default the title.
@@ -132,6 +147,10 @@ class Method:
     summary: ClassVar[str]
     source: ClassVar[str]
     unseen: ClassVar[str] = "the global model"
+    learns_from_validation: ClassVar[Clients] = "none"
+    trains_unseen_from_start: ClassVar[bool] = False
+    chooses_on_validation: ClassVar[bool] = False
+    allows_batch_norm: ClassVar[bool] = True
     settings_type: ClassVar[type[Settings]] = NoSettings
     upload: ClassVar[str] = "1"
     download: ClassVar[str] = "1"

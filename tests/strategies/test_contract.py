@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ from tests.strategies.tiny import noisy, task_for
 
 TRAINING = TrainingSettings(num_rounds=2, batch_size=4, learning_rate=0.1)
 CLIENTS = ("a", "b", "c")
-WITH_ROUNDS = sorted(set(METHODS) - {"local"})
+WITH_ROUNDS = sorted(name for name, kind in METHODS.items() if kind.upload != "0")
 
 
 @dataclass(frozen=True)
@@ -238,14 +238,6 @@ def test_rounds_are_the_methods_own(name: str, on_top: str) -> None:
         assert fingerprint(found.memory[client]) == fingerprint(own.memory[client])
 
 
-TRAINED_FURTHER = {
-    *("apfl", "ditto", "fedbabu", "feddbe", "fedrod", "mapper"),
-    *("per_fedavg", "pfedfda", "pfedme"),
-}
-
-"""Their clients train further, from one model that is of use by itself."""
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_flags_are_what_the_method_does(name: str) -> None:
     trainings: list[int] = []
@@ -260,20 +252,21 @@ def test_flags_are_what_the_method_does(name: str) -> None:
         fingerprint(run.method.broadcast(run.state, client, RandomKey(2).child(client)))
         for client in (*CLIENTS, UNSEEN_CLIENT)
     }
-    # Once a cluster of clustered_fl has split, its clients are sent different models.
     is_global = False
     if hasattr(run.state, "weights"):
         of_all = run.task.probabilities(run.state.weights, queries)
         is_global = torch.equal(served[UNSEEN_CLIENT], of_all)
-    expected = is_global or name in TRAINED_FURTHER
-    of = METHODS[name]
-    hint = (
-        "derive from Method or FedAvg as it trains in the end or not; TRAINED_FURTHER"
-    )
-    assert of.ends_with_global_model == expected, hint
-    infers = not trainings and len(payloads) == 1 and name != "clustered_fl"
-    assert of.personalizes_by_inference == infers, hint
-    assert of.serves_global_model == (infers and is_global), hint
+    infers = not trainings and len(payloads) == 1
+    kind = METHODS[name]
+    # A method that differs from what this run shows must state the flag in its class.
+    for flag, observed in [
+        ("ends_with_global_model", is_global),
+        ("personalizes_by_inference", infers),
+    ]:
+        assert getattr(kind, flag) == observed or flag in vars(kind), flag
+    assert kind.ends_with_global_model or not is_global
+    assert infers or not kind.personalizes_by_inference
+    assert kind.serves_global_model == (infers and is_global)
 
 
 TOGETHER = [
@@ -395,17 +388,6 @@ LATER = MultiStepSchedule(milestones=(2,), factor=0.125)
 
 """From round 2 on, which is the last one, an eighth of the rate."""
 
-TRAIN_UNSEEN = (
-    *("apfl", "ditto", "fed_mtl", "fedas", "fedbn", "feddbe", "fedper", "fedrod"),
-    *("gpfl", "l2gd", "lg_fedavg"),
-)
-
-"""What train for unseen clients in the end, and for nobody else."""
-
-BEGINNING = (*TRAIN_UNSEEN, "fedbasis", "fedpac", "fedrep", "pfedhn")
-
-"""What train an unseen client from the start, at the training section's rate."""
-
 
 def at_three_rates(name: str) -> list[Method]:
     """Return it at the constant rate, scheduled, and at the later rate throughout."""
@@ -429,8 +411,8 @@ def test_a_round_is_trained_at_its_own_rate(name: str) -> None:
     assert scheduled != constant
 
 
-@pytest.mark.parametrize("name", BEGINNING)
-def test_an_unseen_client_is_trained_at_the_rate_of_the_first_round(name: str) -> None:
+@pytest.mark.parametrize("name", WITH_ROUNDS)
+def test_unseen_client_trained_from_start_uses_first_rate(name: str) -> None:
     run, queries = trained(name), noisy(5, 0, seed=10).train.images
     payload = run.method.broadcast(run.state, UNSEEN_CLIENT, RandomKey(2))
 
@@ -438,20 +420,28 @@ def test_an_unseen_client_is_trained_at_the_rate_of_the_first_round(name: str) -
         return method.personalize(payload, None, run.data["a"], RandomKey(3))(queries)
 
     constant, scheduled, later = map(served, at_three_rates(name))
-    assert torch.equal(scheduled, constant)
-    assert not torch.equal(scheduled, later)
+    uses_first_rate = torch.equal(scheduled, constant) and not torch.equal(
+        scheduled, later
+    )
+    assert METHODS[name].trains_unseen_from_start == uses_first_rate
 
 
-WITH_MEMORY = ("knn_per", "knn_per_protonn")
+def has_representation(kind: type[Method]) -> bool:
+    """Return whether a memory can be put on what the class serves."""
+    served = get_type_hints(kind.personalize)["return"]
+    return hasattr(served, "without_validation")
 
-"""Nothing is put on top of these, so that they are never asked."""
 
-ON_TOP = ("fine_tuning", "linear_probe", "dapper", "mapper_two_stage")
-CHOOSING = {"clustered_fl", "dapper", "ditto", "hypcluster"} | {"mapper", ON_TOP[-1]}
-
-"""What choose a cluster, a weight or a model on the validation split."""
-
-BARE = [(name, None) for name in METHODS if name not in WITH_MEMORY]
+ON_TOP = [
+    name
+    for name, kind in PERSONALIZERS.items()
+    if has_representation(kind) and kind.trains
+]
+BARE = [
+    (name, None)
+    for name, kind in METHODS.items()
+    if kind.personalization == AS_IT_IS or kind.personalization in ON_TOP
+]
 
 
 def validation_splits() -> list[Examples]:
@@ -481,7 +471,8 @@ def test_what_is_served_without_validation_has_not_seen_it(
         assert isinstance(served, EmbeddingPredictor)
         chosen.append(served.describe())
         alone.append(served.without_validation())
-    chooses = (on_top or name) in CHOOSING
+    kind = METHODS[name] if on_top is None else PERSONALIZERS[on_top]
+    chooses = kind.chooses_on_validation
     assert not chooses or chosen[1] == chosen[2]
     for one, other in itertools.combinations(range(len(alone)), 2):
         if chooses and chosen[one] != chosen[other]:
@@ -490,24 +481,17 @@ def test_what_is_served_without_validation_has_not_seen_it(
         assert torch.equal(alone[one](queries), alone[other](queries))
 
 
-ALWAYS_TRAIN = (
-    *("fedavg_plus", "fedbabu", "fedbasis", "fedem", "fedpac", "fedrep", "local"),
-    *("per_fedavg", "pfedfda", "pfedgp", "pfedme"),
-)
-
-"""What train for everyone in the end."""
-
-
-@pytest.mark.parametrize(
-    ("name", "known_as"),
-    [(name, "a") for name in ALWAYS_TRAIN]
-    + [(name, UNSEEN_CLIENT) for name in (*ALWAYS_TRAIN, *TRAIN_UNSEEN, "fedproto")],
-)
-def test_what_is_served_has_learnt_from_validation(name: str, known_as: str) -> None:
+@pytest.mark.parametrize("known_as", ["a", UNSEEN_CLIENT])
+@pytest.mark.parametrize("name", [name for name, _ in BARE])
+def test_validation_split_is_learned_from_where_stated(
+    name: str, known_as: str
+) -> None:
     run, queries = trained(name), noisy(5, 0, seed=10).train.images
-    served = personal(run, known_as, noisy(9, 5, seed=4))
+    served = personal(run, known_as, noisy(9, 5, seed=5))
     assert isinstance(served, EmbeddingPredictor)
-    assert not torch.equal(served(queries), served.without_validation()(queries))
+    learned = not torch.equal(served(queries), served.without_validation()(queries))
+    expected = ("all", "unseen" if known_as == UNSEEN_CLIENT else "seen")
+    assert (METHODS[name].learns_from_validation in expected) == learned
 
 
 @pytest.mark.parametrize(
@@ -590,7 +574,12 @@ def test_a_wrong_first_update_is_that_client_s_failure(method: Method) -> None:
         method.aggregate(state, iter(used))
 
 
-SENDING_MODELS = sorted(set(WITH_ROUNDS) - {"fedproto"})
+SENDING_MODELS = [
+    name
+    for name in WITH_ROUNDS
+    if OF_A_MODEL
+    & {field.name for field in dataclasses.fields(METHODS[name].update_type)}
+]
 
 
 @pytest.mark.parametrize("method", SENDING_MODELS, indirect=True)

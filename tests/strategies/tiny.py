@@ -98,11 +98,6 @@ def normed_task(training: TrainingSettings | None = None, **settings: Any) -> Ta
     return task_of(lambda: NormedModel(FOUR_PIXELS), FOUR_PIXELS, training)
 
 
-WITHOUT_BATCH_NORM = {"heterofl"}
-
-"""Methods that refuse it."""
-
-
 def plain_task(training: TrainingSettings | None = None, **settings: Any) -> Task:
     """Return a task for ``mlp``: 2x2 images, 3 classes, 8 and 4 hidden units."""
     return build_task(
@@ -116,7 +111,7 @@ def plain_task(training: TrainingSettings | None = None, **settings: Any) -> Tas
 
 def task_for(name: str, training: TrainingSettings | None = None) -> Task:
     """Return `normed_task`, or `plain_task` for a method that takes no BatchNorm."""
-    return (plain_task if name in WITHOUT_BATCH_NORM else normed_task)(training)
+    return (normed_task if METHODS[name].allows_batch_norm else plain_task)(training)
 
 
 def tiny_cnn_task(num_classes: int) -> Task:
