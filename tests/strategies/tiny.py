@@ -98,6 +98,11 @@ def normed_task(training: TrainingSettings | None = None, **settings: Any) -> Ta
     return task_of(lambda: NormedModel(FOUR_PIXELS), FOUR_PIXELS, training)
 
 
+WITHOUT_BATCH_NORM = {
+    name for name, kind in METHODS.items() if not kind.allows_batch_norm
+}
+
+
 def plain_task(training: TrainingSettings | None = None, **settings: Any) -> Task:
     """Return a task for ``mlp``: 2x2 images, 3 classes, 8 and 4 hidden units."""
     return build_task(
