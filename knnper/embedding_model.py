@@ -126,25 +126,25 @@ class OwnLoss(Criterion):
         """Return the loss of each example, (n,), or their mean n times."""
         try:
             with explained():
-                found = self._function(logits, labels)
+                loss = self._function(logits, labels)
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise OwnCodeError(
                 f"{self._name} failed on logits {tuple(logits.shape)} and labels "
                 f"{tuple(labels.shape)} of {labels.dtype}: {error}"
             ) from error
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found)
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss)
         if shape not in ((), tuple(labels.shape)):
             raise OwnCodeError(
                 f"{self._name} returned {shape} of logits {tuple(logits.shape)}, "
                 f"expected a tensor of shape {tuple(labels.shape)}, or their mean"
             )
-        if logits.requires_grad and not found.requires_grad:
+        if logits.requires_grad and not loss.requires_grad:
             raise OwnCodeError(
-                f"{self._name} returned {found.dtype} without a gradient, expected "
+                f"{self._name} returned {loss.dtype} without a gradient, expected "
                 "one: is there a detach(), item() or argmax() on the way?"
             )
         self._is_mean = shape == ()
-        return found.expand(len(labels)) if self._is_mean else found
+        return loss.expand(len(labels)) if self._is_mean else loss
 
     def require_one_each(self) -> None:
         """See `Criterion`."""
@@ -214,9 +214,13 @@ class EmbeddingModel(nn.Module):
         """Go to training mode, but for what is not trained."""
         super().train(mode)
         if mode and self.trained is not None:
-            kept = {one for one in self.modules() if self.trained & {*one.modules()}}
+            trained = {
+                module
+                for module in self.modules()
+                if self.trained & {*module.modules()}
+            }
             for module in self.modules():
-                module.training = module in kept
+                module.training = module in trained
         return self
 
     def embed(self, x: Tensor) -> Tensor:
@@ -274,8 +278,8 @@ class Entry:
     @property
     def tensor(self) -> Tensor:
         """The module's own."""
-        found: Tensor = getattr(self.module, self.key)
-        return found
+        tensor: Tensor = getattr(self.module, self.key)
+        return tensor
 
 
 @dataclass(frozen=True)
@@ -336,7 +340,7 @@ class FlatModel:
         self._slopes: list[tuple[Tensor, Tensor]] = []
         self._shown: tuple[Tensor, int] | None = None
         self._folding = [
-            one for one in module.modules() if isinstance(one, FoldingSequential)
+            part for part in module.modules() if isinstance(part, FoldingSequential)
         ]
         # Passes that a GPU has recorded, by what they are of; of `LocalModel`.
         self.recorded: dict[Hashable, Any] = {}
@@ -454,13 +458,16 @@ class FlatModel:
         """Return the flat vector of named tensors; the inverse of `named`."""
         weights = torch.empty(self.num_weights, dtype=dtype)
         for entry in self.entries:
-            found = tensors.get(entry.name)
-            if found is None or tuple(found.shape) != entry.shape:
-                what = "nothing" if found is None else f"shape {tuple(found.shape)}"
-                raise ValueError(
-                    f"expected {entry.name!r} with shape {entry.shape}, found {what}"
+            tensor = tensors.get(entry.name)
+            if tensor is None or tuple(tensor.shape) != entry.shape:
+                description = (
+                    "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
                 )
-            self._view(weights, entry).copy_(found)
+                raise ValueError(
+                    f"expected {entry.name!r} with shape {entry.shape}, "
+                    f"found {description}"
+                )
+            self._view(weights, entry).copy_(tensor)
         return weights
 
     def mask(self, chosen: Callable[[nn.Module], bool]) -> Tensor:
@@ -479,13 +486,15 @@ class FlatModel:
         such tensors and no others; then all below it is too, dropout as well. Recurrent
         layers alone stay as they are.
         """
-        kept, frozen = list[Entry](), list[Entry]()
+        trained_entries, frozen = list[Entry](), list[Entry]()
         for entry in self.entries:
             is_chosen = bool(trainable[entry.start : entry.stop].any())
-            (kept if is_chosen else frozen).append(entry)
+            (trained_entries if is_chosen else frozen).append(entry)
         tensors = (entry.tensor for entry in frozen)
         parameters = [tensor for tensor in tensors if tensor.requires_grad]
-        fixed, trained = ({one.module for one in part} for part in (frozen, kept))
+        fixed, trained = (
+            {entry.module for entry in part} for part in (frozen, trained_entries)
+        )
         # cuDNN has no backward pass through a recurrent layer in evaluation mode.
         modules = [
             module
@@ -646,19 +655,19 @@ def _last_blocks(module: EmbeddingModel, count: int) -> set[nn.Module]:
     def size(part: nn.Module) -> int:
         return sum(
             parameter.numel()
-            for one in part.modules()
-            if one not in head and not isinstance(one, nn.Embedding)
-            for parameter in one.parameters(recurse=False)
+            for layer in part.modules()
+            if layer not in head and not isinstance(layer, nn.Embedding)
+            for parameter in layer.parameters(recurse=False)
         )
 
     def parts(part: nn.Module) -> list[nn.Module]:
-        return [one for one in part.children() if one not in head and size(one)]
+        return [child for child in part.children() if child not in head and size(child)]
 
     whole = size(module)
     holders = [
-        one
-        for one in module.modules()
-        if size(one) > _MOST * whole and len(parts(one)) > 1
+        block
+        for block in module.modules()
+        if size(block) > _MOST * whole and len(parts(block)) > 1
     ]
     blocks = parts(min(holders, key=size)) if holders else []
     if count >= len(blocks):
@@ -669,7 +678,7 @@ def _last_blocks(module: EmbeddingModel, count: int) -> set[nn.Module]:
         raise ConfigError([Problem("model.num_blocks", message)])
     ordered = list(module.modules())  # as they are defined
     behind = ordered[ordered.index(blocks[-count]) :]
-    return {one for one in behind if one not in head}
+    return {layer for layer in behind if layer not in head}
 
 
 def _adapters(module: EmbeddingModel, settings: LoraSettings) -> set[nn.Module]:
@@ -685,8 +694,10 @@ def _adapters(module: EmbeddingModel, settings: LoraSettings) -> set[nn.Module]:
             return layer.groups == 1 and layer.kernel_size == (1, 1)
         return isinstance(layer, nn.Linear)
 
-    layers = {name: one for name, one in module.named_modules() if one not in head}
-    targets = [name for name, one in layers.items() if is_target(name, one)]
+    layers = {
+        name: layer for name, layer in module.named_modules() if layer not in head
+    }
+    targets = [name for name, layer in layers.items() if is_target(name, layer)]
     if not targets:
         known = f"expected what names of its layers end in, such as {[*layers][-1]!r}"
         message = f"found no layer of the model to adapt; {known}"
@@ -698,7 +709,7 @@ def _adapters(module: EmbeddingModel, settings: LoraSettings) -> set[nn.Module]:
         target_modules=targets,
     )
     peft.inject_adapter_in_model(config, module)
-    return {one for name, one in module.named_modules() if "lora_" in name}
+    return {layer for name, layer in module.named_modules() if "lora_" in name}
 
 
 @dataclass(frozen=True)
@@ -863,11 +874,11 @@ class UpTo(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the module's output, of maps and sequences the mean, (n, p)."""
         module = self.network.get_submodule(self._path)
-        found = seen_at(module, lambda: self.network(x))
-        if not found:
+        representation = seen_at(module, lambda: self.network(x))
+        if not representation:
             message = f"found {self._path!r}, which forward does not run; name another"
             raise ConfigError([Problem("model.representation", message)])
-        output: Tensor = found[0]
+        output: Tensor = representation[0]
         if output.dim() == 2:
             return output
         # Maps have their channels second, sequences last.
@@ -879,10 +890,10 @@ def seen_at(
     module: nn.Module, run: Callable[[], object], *, entering: bool = False
 ) -> list[Any]:
     """Return what a module returns, or is given, where ``run`` calls it; end there."""
-    found: list[Any] = []
+    captured: list[Any] = []
 
-    def stop(_: nn.Module, given: tuple[Any, ...], *output: Any) -> None:
-        found.append((output or given)[0])
+    def stop(_: nn.Module, inputs: tuple[Any, ...], *output: Any) -> None:
+        captured.append((output or inputs)[0])
         raise _ReachedError
 
     hook = (
@@ -895,7 +906,7 @@ def seen_at(
             run()
     finally:
         hook.remove()
-    return found
+    return captured
 
 
 class _ReachedError(Exception):
@@ -973,8 +984,8 @@ def _split_at_head(
 def _no_logits(output: object, num_inputs: int, num_classes: int | None) -> str:
     """Return why an output cannot be logits; empty if it can."""
     if not isinstance(output, Tensor):
-        found = type(output).__name__
-        return f"returned {found}, expected logits (n, c)"
+        type_name = type(output).__name__
+        return f"returned {type_name}, expected logits (n, c)"
     shape = tuple(output.shape)
     if len(shape) != 2 or shape[0] != num_inputs:
         return (
@@ -993,7 +1004,7 @@ def _no_head(run: _Run) -> str:
     """Return why the last linear layer is not the head; empty if it is."""
     if not run.calls:
         return "has no linear layer to be the head; give it one"
-    path, _, given, logits = run.calls[-1]
+    path, _, inputs, logits = run.calls[-1]
     # Of a network that has diverged they may all be NaN.
     passed_on, output = logits.nan_to_num(), run.output
     if not isinstance(output, Tensor) or not passed_on.equal(output.nan_to_num()):
@@ -1001,10 +1012,10 @@ def _no_head(run: _Run) -> str:
             f"goes on behind its last linear layer, {path}: expected that its output "
             "are the logits, with no softmax behind it"
         )
-    if given.dim() != 2 or [one for one, *_ in run.calls].count(path) > 1:
+    if inputs.dim() != 2 or [name for name, *_ in run.calls].count(path) > 1:
         return (
             f"calls its last linear layer, {path}, more than once or on inputs of "
-            f"shape {tuple(given.shape)}, expected once on (n, p)"
+            f"shape {tuple(inputs.shape)}, expected once on (n, p)"
         )
     return ""
 
@@ -1018,13 +1029,13 @@ def _split_at(
 ) -> SplitNetwork:
     modules = dict(network.named_modules())
     if representation not in modules:
-        known = alternatives(representation, [one for one in modules if one])
+        known = alternatives(representation, [name for name in modules if name])
         message = f"found {representation!r}, which {name} does not have; {known}"
         raise ConfigError([Problem("model.representation", message)])
     features = UpTo(network, representation)
     run = _observed(features, sample, name)
-    found = run.output
-    if not isinstance(found, Tensor) or found.dim() != 2:
+    output = run.output
+    if not isinstance(output, Tensor) or output.dim() != 2:
         message = f"found an output that is no tensor (n, p, ...) of {representation}"
         raise ConfigError([Problem("model.representation", message)])
     for path, module in modules.items():
@@ -1036,7 +1047,7 @@ def _split_at(
             and next(module.parameters(recurse=False), None) is not None
         ):
             _replace(network, path, nn.Identity())
-    return SplitNetwork(features, nn.Linear(found.shape[1], num_classes or 2))
+    return SplitNetwork(features, nn.Linear(output.shape[1], num_classes or 2))
 
 
 def _observed(network: nn.Module, sample: Tensor, name: str) -> _Run:
@@ -1046,10 +1057,10 @@ def _observed(network: nn.Module, sample: Tensor, name: str) -> _Run:
     hooks = []
 
     def watch(path: str, module: nn.Module) -> None:
-        def note(one: nn.Module, given: Any, output: Any) -> None:
-            reached.add(one)
-            if isinstance(one, nn.Linear):
-                calls.append((path, one, given[0], output))
+        def note(submodule: nn.Module, inputs: Any, output: Any) -> None:
+            reached.add(submodule)
+            if isinstance(submodule, nn.Linear):
+                calls.append((path, submodule, inputs[0], output))
 
         hooks.append(module.register_forward_hook(note))
 

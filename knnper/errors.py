@@ -63,7 +63,9 @@ class ConfigError(KnnPerError):
         noun = "problem" if count == 1 else "problems"
         lines = "\n".join(f"  - {problem}" for problem in self.problems)
         super().__init__(f"{count} {noun} in {source}:\n{lines}")
-        if reasons := tuple(one for problem in problems for one in problem.reasons):
+        if reasons := tuple(
+            reason for problem in problems for reason in problem.reasons
+        ):
             self.reasons = reasons
 
 
@@ -136,12 +138,14 @@ def reasons_of(error: Exception) -> tuple[SafeReason, ...]:
     They are those of the error or, where it has none of its own, of its cause.
     """
     chain = list(itertools.islice(_with_causes(error), _MOST_CAUSES))
-    known = [one for one in chain if isinstance(one, KnnPerError)]
-    own = [one.reasons for one in known if "reasons" in vars(one)]
-    by_class = [found for one in chain if (found := _reasons_by_class(one))]
+    known = [link for link in chain if isinstance(link, KnnPerError)]
+    stated = [link.reasons for link in known if "reasons" in vars(link)]
+    by_class = [
+        class_reasons for link in chain if (class_reasons := _reasons_by_class(link))
+    ]
     # Users' code may raise our errors with something else in `reasons`.
-    for reasons in (*own, *by_class):
-        if reasons and all(type(one) is SafeReason for one in reasons):
+    for reasons in (*stated, *by_class):
+        if reasons and all(type(reason) is SafeReason for reason in reasons):
             return tuple(reasons)
     if isinstance(error, KnnPerError):
         return (SafeReason(Code.CANNOT_RUN),)
@@ -200,13 +204,16 @@ def printable(text: str) -> str:
     if len(text) > MOST_CHARACTERS:
         text = _shortened(text)
     if not text.isprintable():
-        text = "".join(one if one.isprintable() else _escaped(one) for one in text)
+        text = "".join(
+            character if character.isprintable() else _escaped(character)
+            for character in text
+        )
     return _shortened(text) if len(text) > MOST_CHARACTERS else text
 
 
 def harmless(text: str) -> str:
     """Return ``text``, of any number of lines, with what steers a terminal escaped."""
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _STEERING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 class HarmlessFormatter(logging.Formatter):

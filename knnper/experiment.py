@@ -113,8 +113,8 @@ class Choice(Generic[S_co]):
     entry: Any = field(default=None, compare=False, repr=False)
     # SHA-256, in hexadecimal, of the source of a user's; else empty.
     fingerprint: str = field(default="", repr=False)
-    # The settings to build it with, where those of this machine's own replace some.
-    here: S_co | None = field(default=None, compare=False, repr=False)
+    # The settings to build it with if this machine replaces some of them.
+    local: S_co | None = field(default=None, compare=False, repr=False)
 
     @property
     def metric_name(self) -> str:
@@ -569,7 +569,7 @@ class RunSettings(Settings):
     @property
     def metric_names(self) -> tuple[str, ...]:
         """What results call the `metrics`."""
-        return tuple(one.metric_name for one in self.metrics)
+        return tuple(metric.metric_name for metric in self.metrics)
 
 
 @dataclass(frozen=True)
@@ -612,13 +612,16 @@ class Experiment:
             "training.optimizer": training.optimizer,
             "training.loss": training.loss,
             "training.compression": training.compression,
-            **{f"run.metrics.{one.metric_name}": one for one in self.run.metrics},
+            **{
+                f"run.metrics.{metric.metric_name}": metric
+                for metric in self.run.metrics
+            },
             "personalization.store.policy": self.policy,
         }
         return {
-            place: one
-            for place, one in chosen.items()
-            if isinstance(one, Choice) and is_reference(one.name)
+            place: reference
+            for place, reference in chosen.items()
+            if isinstance(reference, Choice) and is_reference(reference.name)
         }
 
 
@@ -752,8 +755,8 @@ def _translate(
         message = _message(detail, parent, annotation, hint)
         where = ".".join(key for key in (place, *keys) if key)
         messages.setdefault(where or "document", []).append(message)
-    for where, found in messages.items():
-        yield Problem(where, ", or ".join(dict.fromkeys(found)))
+    for where, complaints in messages.items():
+        yield Problem(where, ", or ".join(dict.fromkeys(complaints)))
 
 
 def _message(detail: ErrorDetails, parent: Any, annotation: object, hint: str) -> str:
@@ -767,17 +770,17 @@ def _message(detail: ErrorDetails, parent: Any, annotation: object, hint: str) -
         return str(context["error"])
     if kind == "union_tag_not_found":
         return "expected a key 'name' that says which one is meant, found none"
-    found = shown(detail["input"])
+    value = shown(detail["input"])
     if kind == "union_tag_invalid":
         known = alternatives(context["tag"], _quoted(context["expected_tags"]))
         return f"unknown name {context['tag']!r}; {known}"
     if kind == "literal_error":
         guess = nearest(str(detail["input"]), _quoted(context["expected"]))
-        return f"found {found}, expected {context['expected']}; {guess}".rstrip("; ")
+        return f"found {value}, expected {context['expected']}; {guess}".rstrip("; ")
     expected = _expected(kind, context, annotation)
     if expected is None:
-        return f"found {found}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
-    return f"found {found}, expected {expected}"
+        return f"found {value}: {detail['msg'][0].lower()}{detail['msg'][1:]}"
+    return f"found {value}, expected {expected}"
 
 
 def _expected(kind: str, context: Mapping[str, Any], annotation: object) -> str | None:
@@ -796,17 +799,17 @@ def _expected(kind: str, context: Mapping[str, Any], annotation: object) -> str 
 def _limits(annotation: object) -> dict[str, Any]:
     """Return the limits in an annotation, by their names in `_LIMITS`."""
     if get_origin(annotation) in (Union, UnionType):
-        members = [one for one in get_args(annotation) if one is not NoneType]
+        members = [member for member in get_args(annotation) if member is not NoneType]
         return _limits(members[0]) if len(members) == 1 else {}
     if get_origin(annotation) is not Annotated:
         return {}
-    fields = [one for one in get_args(annotation) if isinstance(one, FieldInfo)]
+    fields = [field for field in get_args(annotation) if isinstance(field, FieldInfo)]
     limits = [limit for field in fields for limit in field.metadata]
     return {
-        name: getattr(one, name)
-        for one in limits
+        name: getattr(constraint, name)
+        for constraint in limits
         for name in _LIMITS
-        if hasattr(one, name)
+        if hasattr(constraint, name)
     }
 
 
@@ -820,13 +823,13 @@ def _resolve(
 ) -> tuple[list[str], Any, object]:
     """Return the keys in pydantic's ``location``, what holds the last, and its type."""
     keys: list[str] = []
-    here: object = settings_type
-    parent: Any = here
+    annotation: object = settings_type
+    parent: Any = annotation
     for part in location:
-        parent = _bare(here)
-        here, is_key = _step(parent, part)
+        parent = _bare(annotation)
+        annotation, is_key = _step(parent, part)
         keys += [str(part)] * is_key
-    return keys, parent, here
+    return keys, parent, annotation
 
 
 def _step(annotation: object, part: str | int) -> tuple[object, bool]:
@@ -835,7 +838,7 @@ def _step(annotation: object, part: str | int) -> tuple[object, bool]:
         return get_type_hints(annotation, include_extras=True).get(str(part)), True
     members = get_args(annotation)
     if get_origin(annotation) in (Union, UnionType):
-        tagged = (one for one in members if getattr(one, "name", None) == part)
+        tagged = (member for member in members if getattr(member, "name", None) == part)
         return next(tagged, None), False
     elements = [member for member in members if member is not Ellipsis]
     return (elements[-1] if elements else None), True
@@ -846,7 +849,7 @@ def _bare(annotation: object) -> Any:
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        members = [one for one in get_args(annotation) if one is not NoneType]
+        members = [member for member in get_args(annotation) if member is not NoneType]
         return _bare(members[0]) if len(members) == 1 else annotation
     return annotation
 
@@ -1038,10 +1041,10 @@ def apply_overrides(
     result = copy.deepcopy(dict(document))
     for override in overrides:
         *above, last = override.path
-        here = result
+        mapping = result
         for depth, part in enumerate(above, start=1):
-            below = here.get(part)
-            here[part] = below = {} if below is None else below
+            below = mapping.get(part)
+            mapping[part] = below = {} if below is None else below
             if not isinstance(below, dict):
                 section = ".".join(above[:depth])
                 message = (
@@ -1050,13 +1053,15 @@ def apply_overrides(
                 )
                 problems.append(Problem(".".join(override.path), message))
                 break
-            here = below
+            mapping = below
         else:
-            here[last] = override.value
+            mapping[last] = override.value
     return result
 
 
-SECTIONS = tuple(one.name for one in dataclasses.fields(Experiment) if one.compare)
+SECTIONS = tuple(
+    field.name for field in dataclasses.fields(Experiment) if field.compare
+)
 
 # By the kind of a file the keys that no other kind has; the first that fits is meant.
 _KIND_KEYS: Mapping[str, Collection[str]] = {
@@ -1133,7 +1138,9 @@ def load_experiment(
         raise ConfigError([Problem("document", message)], source)
     require_kind(document, "experiment", source)
     problems: list[Problem] = []
-    parsed = [_with_new_name(one) for one in parse_overrides(overrides, problems)]
+    parsed = [
+        _with_new_name(override) for override in parse_overrides(overrides, problems)
+    ]
     merged = apply_overrides(_with_new_names(document, problems), parsed, problems)
     # An override may bring a section as a whole.
     merged = _with_new_names(merged, problems)
@@ -1218,11 +1225,13 @@ class Sections:
         sections = (name, data, partition, model, training, method)
         if any(section is None for section in (*sections, personalization, run)):
             return None
-        made = Experiment(*sections, personalization, run)  # type: ignore[arg-type]
-        made = dataclasses.replace(made, policy=self._policy(made.personalization))
+        experiment = Experiment(*sections, personalization, run)  # type: ignore[arg-type]
+        experiment = dataclasses.replace(
+            experiment, policy=self._policy(experiment.personalization)
+        )
         folder = next(iter(self.folders), None)
         return dataclasses.replace(
-            made, own_code=None if folder is None else str(folder)
+            experiment, own_code=None if folder is None else str(folder)
         )
 
     def _policy(self, personalization: Choice[Settings]) -> Choice[Settings] | None:
@@ -1234,20 +1243,20 @@ class Sections:
 
     def _training(self, catalogue: Catalogue) -> TrainingSettings | None:
         """Return the section ``training``, in which some things are chosen by name."""
-        given = self.document.get("training", {})
-        if not isinstance(given, Mapping):
+        section = self.document.get("training", {})
+        if not isinstance(section, Mapping):
             return self._settings("training", TrainingSettings)
         inner = {
             "optimizer": catalogue.optimizer,
             "loss": catalogue.loss,
             "compression": catalogue.compression,
         }
-        rest = {key: given[key] for key in given if key not in inner}
-        training = self._settings("training", TrainingSettings, rest)
+        plain_settings = {key: section[key] for key in section if key not in inner}
+        training = self._settings("training", TrainingSettings, plain_settings)
         chosen = {
-            name: self.choice(f"training.{name}", known, value=given[name])
+            name: self.choice(f"training.{name}", known, value=section[name])
             for name, known in inner.items()
-            if given.get(name) is not None
+            if section.get(name) is not None
         }
         if training is None or None in chosen.values():
             return None
@@ -1257,43 +1266,49 @@ class Sections:
 
     def _run(self, catalogue: Catalogue) -> RunSettings | None:
         """Return the section ``run``, in which metrics are chosen by name."""
-        given, section = self.document.get("run", {}), "run.metrics"
-        if not isinstance(given, Mapping) or not isinstance(given.get("metrics"), list):
+        section_values, section = self.document.get("run", {}), "run.metrics"
+        if not isinstance(section_values, Mapping) or not isinstance(
+            section_values.get("metrics"), list
+        ):
             return self._settings("run", RunSettings)
-        rest = {key: value for key, value in given.items() if key != "metrics"}
-        run = self._settings("run", RunSettings, rest)
-        found = [
-            self.choice(section, catalogue.metric, value=one)
-            for one in given["metrics"]
+        plain_settings = {
+            key: value for key, value in section_values.items() if key != "metrics"
+        }
+        run = self._settings("run", RunSettings, plain_settings)
+        choices = [
+            self.choice(section, catalogue.metric, value=value)
+            for value in section_values["metrics"]
         ]
-        metrics = tuple(one for one in found if one is not None)
-        names = [one.metric_name for one in metrics]
-        for one in metrics:
-            is_ours = one.entry is not None and one.metric_name in catalogue.metric
-            if is_ours or names.count(one.metric_name) > 1:
-                message = f"found {one.metric_name} twice, expected different names"
+        metrics = tuple(choice for choice in choices if choice is not None)
+        names = [metric.metric_name for metric in metrics]
+        for metric in metrics:
+            is_ours = (
+                metric.entry is not None and metric.metric_name in catalogue.metric
+            )
+            if is_ours or names.count(metric.metric_name) > 1:
+                message = f"found {metric.metric_name} twice, expected different names"
                 self._add(section, message)
-        if run is None or len(metrics) < len(found):
+        if run is None or len(metrics) < len(choices):
             return None
         return dataclasses.replace(run, metrics=metrics)
 
     def _own_code(self) -> Path | None:
         """Return the folder in which users' code is looked for first."""
-        given = self.document.get("own_code")
-        if isinstance(given, str):
-            return Path(given) if self.folder is None else self.folder / given
-        if given is not None and not isinstance(given, Mapping):
-            self._add("own_code", f"found {shown(given)}, expected a folder")
+        own_code = self.document.get("own_code")
+        if isinstance(own_code, str):
+            return Path(own_code) if self.folder is None else self.folder / own_code
+        if own_code is not None and not isinstance(own_code, Mapping):
+            self._add("own_code", f"found {shown(own_code)}, expected a folder")
         return self.folder
 
     def _name(self) -> str | None:
         name = self.document.get("name")
         if isinstance(name, str) and is_name(name):
             return name
-        found = shown(name) if "name" in self.document else "nothing"
+        shown_name = shown(name) if "name" in self.document else "nothing"
         message = (
             "expected a name for the run's folder: letters, digits, '.', '_' and '-', "
-            f"a letter or digit first; found {found}"
+            f"a letter or digit first; found {shown_name}"
         )
         self._add("name", message)
         return None
@@ -1315,18 +1330,22 @@ class Sections:
         if isinstance(value, str) and may_be_a_name:
             value = {"name": value}
         if not isinstance(value, Mapping):
-            found = "nothing" if value is None else shown(value)
+            shown_value = "nothing" if value is None else shown(value)
             example = f"{{name: {sorted(known)[0]}}}" if known else "{name: ...}"
-            self._add(section, f"found {found}, expected a mapping such as {example}")
+            self._add(
+                section, f"found {shown_value}, expected a mapping such as {example}"
+            )
             return None
         name = value.get("name", default)
         settings = {key: item for key, item in value.items() if key != "name"}
         if is_reference(name) and self.open_own is not None:
             return self._own(section, str(name), settings)
         if not isinstance(name, str) or name not in known:
-            found = "found no name" if name is None else f"unknown name {shown(name)}"
+            shown_value = (
+                "found no name" if name is None else f"unknown name {shown(name)}"
+            )
             nearest = alternatives(str(name), known)
-            self._add(f"{section}.name", f"{found}; {nearest}")
+            self._add(f"{section}.name", f"{shown_value}; {nearest}")
             return None
         parsed = self._settings(section, known[name], settings)
         return None if parsed is None else Choice(name, parsed)
@@ -1338,19 +1357,19 @@ class Sections:
         assert self.open_own is not None, "asked before"
         expected = self.document.get("own_code")
         try:
-            own = self.open_own(section, reference, self._own_code())
+            own_code = self.open_own(section, reference, self._own_code())
             if isinstance(expected, Mapping):
-                own.require(reference, str(expected.get(reference, "")))
+                own_code.require(reference, str(expected.get(reference, "")))
         except OwnCodeError as error:
             place = f"{section}.name"
             self.problems.append(Problem(place, str(error), error.reasons))
             return None
-        if own.folder is not None:
-            self.folders.append(own.folder)
-        parsed = self._settings(section, own.settings_type, settings)
+        if own_code.folder is not None:
+            self.folders.append(own_code.folder)
+        parsed = self._settings(section, own_code.settings_type, settings)
         if parsed is None:
             return None
-        return Choice(reference, parsed, own.entry, own.fingerprint)
+        return Choice(reference, parsed, own_code.entry, own_code.fingerprint)
 
     def _personalization(
         self, catalogue: Catalogue, method: Choice[Settings] | None
@@ -1359,8 +1378,12 @@ class Sections:
         default = None
         if method is not None:
             default = getattr(method.entry, "personalization", None)
-        given = self.document.get("method")
-        name = given.get("name") if isinstance(given, Mapping) else given
+        chosen_method = self.document.get("method")
+        name = (
+            chosen_method.get("name")
+            if isinstance(chosen_method, Mapping)
+            else chosen_method
+        )
         default = default or catalogue.personalization_of.get(str(name))
         if default is None:
             return None
@@ -1378,7 +1401,11 @@ class Sections:
         """Return how to get rid of keys that belong to what an override replaced."""
         for chooser in (section, *["method"] * (section == "personalization")):
             changes = {(chooser,), (chooser, "name")}
-            names = [one.value for one in self.overrides if one.path in changes]
+            names = [
+                override.value
+                for override in self.overrides
+                if override.path in changes
+            ]
             if names:
                 whole = "{}" if chooser != section else f"{{name: {names[-1]}}}"
                 return (
@@ -1479,7 +1506,7 @@ def plain(value: object) -> Any:
         names = [field.name for field in dataclasses.fields(value)]
         return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     return to_jsonable_python(value)
 
 
@@ -1544,15 +1571,17 @@ def relevant_settings(experiment: Experiment) -> dict[str, Any]:
     # They follow from the rest, and are known only once the model is built.
     for name in ("frozen", "memory_format"):
         relevant["model"].pop(name, None)
-    if own := experiment.own():
-        relevant["own_code"] = {place: one.fingerprint for place, one in own.items()}
+    if own_code := experiment.own():
+        relevant["own_code"] = {
+            place: reference.fingerprint for place, reference in own_code.items()
+        }
     return {**relevant, "run": run}
 
 
 def later_defaults(chosen: Choice[Settings] | Settings) -> list[str]:
     """Return those of the settings in ``later`` that are the default."""
     settings = chosen.settings if isinstance(chosen, Choice) else chosen
-    default_of = {one.name: one.default for one in dataclasses.fields(settings)}
+    default_of = {field.name: field.default for field in dataclasses.fields(settings)}
     return [
         name for name in settings.later if getattr(settings, name) == default_of[name]
     ]

@@ -186,9 +186,9 @@ def parse_json(content: str | bytes) -> Any:
     level = [value]
     for _ in range(MOST_NESTED + 1):
         parts = (
-            one.values() if isinstance(one, dict) else one
-            for one in level
-            if isinstance(one, dict | list)
+            container.values() if isinstance(container, dict) else container
+            for container in level
+            if isinstance(container, dict | list)
         )
         level = list(itertools.chain.from_iterable(parts))
         if not level:
@@ -199,12 +199,12 @@ def parse_json(content: str | bytes) -> Any:
 def read_document(kind: type[T], path: Path, mend: str) -> T | None:
     """Return the dataclass that a file of JSON holds; None without the file."""
     try:
-        found: T = TypeAdapter(kind).validate_json(read_plain(path))
+        document: T = TypeAdapter(kind).validate_json(read_plain(path))
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise RunError(f"{path} is damaged; {mend}: {error}") from error
-    return found
+    return document
 
 
 _ATTEMPTS, _PAUSE_S = 3, 0.02

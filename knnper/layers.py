@@ -40,7 +40,9 @@ def use_faster_layers(module: nn.Module) -> None:
             layer.__class__ = DepthwiseConv2d
         elif type(layer) is nn.Linear:
             layer.__class__ = FasterLinear
-        elif _is_list(layer) and any(isinstance(one, nn.BatchNorm2d) for one in layer):
+        elif _is_list(layer) and any(
+            isinstance(sublayer, nn.BatchNorm2d) for sublayer in layer
+        ):
             layer.__class__ = FoldingSequential
 
 
@@ -86,8 +88,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         or not _is_faster_in_onednn()
     ):
         return functional.linear(x, weight, bias)
-    found = _product(x.reshape(num_rows, -1), weight, bias)
-    return found.view(*x.shape[:-1], len(weight))
+    result = _product(x.reshape(num_rows, -1), weight, bias)
+    return result.view(*x.shape[:-1], len(weight))
 
 
 @functools.cache
@@ -102,16 +104,16 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``a @ b.T + bias``, of shape (m, n)."""
     if torch.is_grad_enabled():
         product: Any = _Product.apply
-        found: Tensor = product(a, b, bias)
-        return found
+        result: Tensor = product(a, b, bias)
+        return result
     return _Product.forward(a, b, bias)
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
-        return found
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
+        return result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], _: Tensor) -> None:
@@ -165,10 +167,10 @@ class DepthwiseConv2d(nn.Conv2d):
         is_cast = torch.is_autocast_enabled("cpu")
         if is_cast or not (is_small and trains and _is_plain(x)):
             return super()._conv_forward(x, weight, bias)
-        found = _Depthwise.apply(  # type: ignore[no-untyped-call]
+        result = _Depthwise.apply(  # type: ignore[no-untyped-call]
             x, weight, self.stride, self.padding
         )
-        return found if bias is None else found + bias[:, None, None]
+        return result if bias is None else result + bias[:, None, None]
 
 
 class _Depthwise(torch.autograd.Function):
@@ -200,13 +202,13 @@ class _Depthwise(torch.autograd.Function):
 def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> Tensor:
     """Return for each place of the kernel the sum over the pixels that it meets."""
     grad, x = grad.permute(0, 2, 3, 1), x.permute(0, 2, 3, 1)
-    found = []
+    gradients = []
     for place in itertools.product(*map(range, weight.shape[-2:])):
         (above, below), (left, right) = map(
             _meeting, place, ctx.padding, ctx.stride, x.shape[1:3], grad.shape[1:3]
         )
-        found.append((grad[:, above, left] * x[:, below, right]).sum((0, 1, 2)))
-    return torch.stack(found, 1).view_as(weight)
+        gradients.append((grad[:, above, left] * x[:, below, right]).sum((0, 1, 2)))
+    return torch.stack(gradients, 1).view_as(weight)
 
 
 def _meeting(
@@ -292,16 +294,16 @@ def _steps(layers: nn.Sequential) -> Iterator[Step]:
 
     Calls of modules are a fifth of the time that MobileNetV2 takes for one image.
     """
-    left = deque(layers)
-    while left:
-        layer = left.popleft()
+    pending = deque(layers)
+    while pending:
+        layer = pending.popleft()
         if isinstance(layer, FoldingSequential):
             yield from _steps(layer)
-        elif left and (together := _together(layer, left[0])):
-            left.popleft()
+        elif pending and (together := _together(layer, pending[0])):
+            pending.popleft()
             yield together
-            if left and (activation := _ACTIVATIONS.get(type(left[0]))):
-                left.popleft()
+            if pending and (activation := _ACTIVATIONS.get(type(pending[0]))):
+                pending.popleft()
                 yield activation
         else:
             yield layer

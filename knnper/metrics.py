@@ -101,7 +101,7 @@ _CLASSES = "y_pred"  # of an own metric: what takes classes in place of probabil
 
 OWN_METRIC = Kind(
     "a function (labels, probabilities) -> float",
-    given=("labels", "probabilities", "y_true", "y_score", "y_prob", _CLASSES),
+    supplied=("labels", "probabilities", "y_true", "y_score", "y_prob", _CLASSES),
 )
 """For all of them higher is better: a loss returns its negative."""
 
@@ -113,21 +113,21 @@ def called(name: str) -> Metric:
 
 def computations(chosen: Iterable[Choice[Settings]]) -> dict[str, Compute]:
     """Return what computes the metrics that do not follow from an `Evaluation`."""
-    found = {
-        one.metric_name: METRICS[one.name].compute
-        if one.entry is None
-        else functools.partial(_own, one)
-        for one in chosen
+    by_name = {
+        metric.metric_name: METRICS[metric.name].compute
+        if metric.entry is None
+        else functools.partial(_own, metric)
+        for metric in chosen
     }
-    return {name: compute for name, compute in found.items() if compute}
+    return {name: compute for name, compute in by_name.items() if compute}
 
 
 def _own(
     choice: Choice[Settings], labels: Labels, probabilities: Probabilities
 ) -> float | None:
     takes_classes = given_to(choice.entry, **{_CLASSES: None})
-    asked = _predicted(probabilities) if takes_classes else probabilities
-    value: Any = choice.entry(labels, asked, **arguments(choice.settings, Settings))
+    argument = _predicted(probabilities) if takes_classes else probabilities
+    value: Any = choice.entry(labels, argument, **arguments(choice.settings, Settings))
     if value is None:
         return None
     try:

@@ -63,7 +63,7 @@ S = TypeVar("S", bound=Settings)
 OWN_MODEL = Kind(
     "a torch.nn.Module class, or a function that returns a module",
     base=OwnModelSettings,
-    given=("num_classes", "input_shape", "spec"),
+    supplied=("num_classes", "input_shape", "spec"),
 )
 
 
@@ -79,16 +79,16 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
     }
     with explained():
         if isinstance(entry, type) and issubclass(entry, Network):
-            made = entry(settings, spec)
+            model = entry(settings, spec)
         else:
             chosen = arguments(settings, OwnModelSettings)
-            made = entry(**chosen, **given_to(entry, **possible))
-    if isinstance(made, EmbeddingModel):
-        _load(made, settings)
-        return made
-    if not isinstance(made, nn.Module):
-        found = type(made).__name__
-        raise OwnCodeError(f"{choice.name} returned {found}, expected a nn.Module")
+            model = entry(**chosen, **given_to(entry, **possible))
+    if isinstance(model, EmbeddingModel):
+        _load(model, settings)
+        return model
+    if not isinstance(model, nn.Module):
+        type_name = type(model).__name__
+        raise OwnCodeError(f"{choice.name} returned {type_name}, expected a nn.Module")
     assert isinstance(settings, OwnModelSettings), "of the kind's base"
     stored = torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
 
@@ -97,7 +97,7 @@ def _own_model(choice: Choice[Settings], spec: InputSpec) -> EmbeddingModel:
             load_weights(network, weight_files.located(name), head)
 
     return split(
-        *(made, natural(normalizer(spec)(stored)), spec.num_classes),
+        *(model, natural(normalizer(spec)(stored)), spec.num_classes),
         *(settings.representation, choice.name, NAME_IT),
         load=load,
     )
@@ -112,8 +112,8 @@ def _load(module: EmbeddingModel, settings: Settings) -> None:
 
 
 MODELS: Mapping[str, type[Network]] = {
-    one.name: one
-    for one in (
+    network.name: network
+    for network in (
         LeafCnn,
         TinyCnn,
         SmallResNet,
@@ -143,9 +143,9 @@ def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
     file = next((str(files[key]) for key in keys if key in files), None)
     if file is None and not alone:
         return choice
-    here: dict[str, Any] = {"weights": file}
+    changes: dict[str, Any] = {"weights": file}
     if isinstance(settings, PretrainedSettings):
-        here["download"] = False
+        changes["download"] = False
     if choice.name == TransformersNetwork.name:
         if file is None:
             message = (
@@ -154,8 +154,8 @@ def located(choice: Choice[S], door: Door, *, alone: bool = True) -> Choice[S]:
             )
             reasons = (SafeReason(Code.FROZEN_WEIGHTS),)
             raise ConfigError([Problem("model.architecture", message, reasons)])
-        here |= {"architecture": file, "weights": None}
-    return replace(choice, here=replace(settings, **here))
+        changes |= {"architecture": file, "weights": None}
+    return replace(choice, local=replace(settings, **changes))
 
 
 def _stated(choice: Choice[Settings]) -> str:
@@ -188,7 +188,7 @@ def narrower(choice: Choice[Settings], ratio: float) -> Choice[Settings]:
     """Return the choice of the model at a part of its width, with random weights."""
     settings: Any = choice.settings
     changed = replace(settings, width=settings.width * ratio, weights=None)
-    return replace(choice, settings=changed, here=None)
+    return replace(choice, settings=changed, local=None)
 
 
 def network_size(choice: Choice[Settings], spec: InputSpec) -> int | None:
@@ -196,7 +196,7 @@ def network_size(choice: Choice[Settings], spec: InputSpec) -> int | None:
 
     None for users' networks and those of libraries.
     """
-    settings, kind = choice.here or choice.settings, MODELS.get(choice.name)
+    settings, kind = choice.local or choice.settings, MODELS.get(choice.name)
     if kind is None or issubclass(kind, Pretrained):
         return None
     with torch.device("meta"):
@@ -215,7 +215,7 @@ def build_model(
 
     ``rng`` fixes the random initial weights, which are the same on every device.
     """
-    settings = choice.here or choice.settings
+    settings = choice.local or choice.settings
     assert isinstance(settings, ModelSettings), "of the kind's base"
     files, trained = weight_files.by_origin(settings.weights)
     settings = replace(settings, weights=files)
@@ -226,9 +226,9 @@ def build_model(
         return _flat(module, choice, spec, device)
     kind = MODELS[choice.name]
     if not isinstance(settings, kind.settings_type):
-        found = type(settings).__name__
+        type_name = type(settings).__name__
         raise TypeError(
-            f"{choice.name} takes {kind.settings_type.__name__}, found {found}"
+            f"{choice.name} takes {kind.settings_type.__name__}, found {type_name}"
         )
     kinds = " or ".join(KINDS_OF_INPUT[dtype] for dtype in kind.takes)
     holds = spec.dtype in kind.takes
@@ -271,7 +271,7 @@ def _flat(
     device: torch.device,
 ) -> FlatModel:
     """Return the model, whose frozen part must be what the settings say."""
-    settings = choice.here or choice.settings
+    settings = choice.local or choice.settings
     assert isinstance(settings, ModelSettings), "asked before"
     use_faster_layers(module)
     if settings.memory_format is not None:

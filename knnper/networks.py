@@ -161,7 +161,9 @@ class MlpSettings(ScalableSettings):
     norm: Literal["none", "group"] = "none"
 
     def __post_init__(self) -> None:
-        odd = [one for one in map(self.scaled, self.hidden_sizes) if one % NUM_GROUPS]
+        odd = [
+            size for size in map(self.scaled, self.hidden_sizes) if size % NUM_GROUPS
+        ]
         if self.norm == "group" and odd:
             raise ValueError(
                 f"found hidden_sizes of {odd[0]} with norm = group, expected multiples "
@@ -362,8 +364,8 @@ class _Residual(nn.Module):
     def __init__(self, width: int, norm: Norm) -> None:
         super().__init__()
         layers = [_convolution(width, width), NORMS[norm](width), nn.ReLU()]
-        more = [_convolution(width, width), NORMS[norm](width), nn.ReLU()]
-        self.residual = nn.Sequential(*layers, *more)
+        second_half = [_convolution(width, width), NORMS[norm](width), nn.ReLU()]
+        self.residual = nn.Sequential(*layers, *second_half)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x + F(x), of the shape of ``x``."""

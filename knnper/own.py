@@ -49,10 +49,10 @@ _LOADED: dict[Path, str] = {}
 class Kind:
     """What can be brought in a section of an experiment."""
 
-    what: str  # as in "a torch.nn.Module class, or a function that returns one"
+    expected: str  # as in "a torch.nn.Module class, or a function that returns one"
     # What is set beside the parameters; an attribute's own ``settings_type`` is one.
     base: type[Settings] = Settings
-    given: Collection[str] = ()  # the parameters that it is given, not set
+    supplied: Collection[str] = ()  # parameters that the caller passes: not settings
     is_right: Callable[[Any], bool] = callable
     # Advice on an attribute that is not right, added to the error; may be empty.
     advice: Callable[[Any], str] = lambda _: ""
@@ -83,22 +83,24 @@ class Door:
         entry: Any = module
         for part in path.split("."):
             if not hasattr(entry, part):
-                public = [one for one in vars(entry) if not one.startswith("_")]
+                public = [name for name in vars(entry) if not name.startswith("_")]
                 raise OwnCodeError(
                     f"{reference}: {module_name} has no {part!r}; "
                     f"{alternatives(part, public)}"
                 )
             entry = getattr(entry, part)
         if not kind.is_right(entry):
-            found = "a class" if isinstance(entry, type) else type(entry).__name__
-            message = f"{reference}: found {found}, expected {kind.what}"
+            kind_of_entry = (
+                "a class" if isinstance(entry, type) else type(entry).__name__
+            )
+            message = f"{reference}: found {kind_of_entry}, expected {kind.expected}"
             advice = kind.advice(entry)
             raise OwnCodeError(f"{message}; {advice}" if advice else message)
         settings = getattr(entry, "settings_type", None)
         if not (isinstance(settings, type) and issubclass(settings, Settings)):
-            given = frozenset(kind.given)
+            supplied = frozenset(kind.supplied)
             # mypy takes the hash of a class for that of its instances.
-            settings = settings_of(entry, kind.base, given)  # type: ignore[arg-type]
+            settings = settings_of(entry, kind.base, supplied)  # type: ignore[arg-type]
         return Own(entry, settings, fingerprint, file, self.folder)
 
 
@@ -149,7 +151,7 @@ class LocalSettings(Settings):
         folder = None if folder is None else base / folder
         return {
             "own_code": OwnCodeSettings(folder, allowed),
-            "pretrained": {name: base / one for name, one in self.pretrained.items()},
+            "pretrained": {name: base / path for name, path in self.pretrained.items()},
         }
 
 
@@ -163,10 +165,10 @@ def local_door() -> Door:
     if not named:
         return CLOSED
     file, problems = Path(named).absolute(), list[Problem]()
-    found = parse_settings(LocalSettings, read_yaml(file), "", problems)
-    if found is None:
+    settings = parse_settings(LocalSettings, read_yaml(file), "", problems)
+    if settings is None:
         raise ConfigError(problems, named)
-    return LocalSettings(**found.at(file.parent)).door
+    return LocalSettings(**settings.at(file.parent)).door
 
 
 def given_to(entry: Callable[..., Any], **possible: Any) -> dict[str, Any]:
@@ -177,8 +179,8 @@ def given_to(entry: Callable[..., Any], **possible: Any) -> dict[str, Any]:
 
 def arguments(settings: Settings, base: type[Settings]) -> dict[str, Any]:
     """Return the values of settings that are not of ``base``, by their names."""
-    left_out = {one.name for one in fields(base)}
-    names = [one.name for one in fields(settings) if one.name not in left_out]
+    left_out = {field.name for field in fields(base)}
+    names = [field.name for field in fields(settings) if field.name not in left_out]
     return {name: getattr(settings, name) for name in names}
 
 
@@ -191,7 +193,9 @@ def explained() -> Iterator[None]:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        first = next((n for n, one in enumerate(frames) if one.filename in _FILES), -1)
+        first = next(
+            (n for n, frame in enumerate(frames) if frame.filename in _FILES), -1
+        )
         if first < 0:
             raise
         lines = traceback.format_list(frames[first:])
@@ -207,18 +211,18 @@ def explained() -> Iterator[None]:
 
 @functools.cache
 def settings_of(
-    entry: Callable[..., Any], base: type[Settings], given: frozenset[str]
+    entry: Callable[..., Any], base: type[Settings], supplied: frozenset[str]
 ) -> type[Settings]:
     """Return settings with a field for each parameter, on top of those of ``base``.
 
     Parameters that are ``given``, or whose type no file of settings can hold, are left
     out; one of the latter without a default is refused.
     """
-    taken = given | {one.name for one in fields(base)}
-    made: list[Any] = []
+    reserved = supplied | {field.name for field in fields(base)}
+    fields_of_settings: list[Any] = []
     hints = _hints(entry)
     for name, parameter in _parameters(entry).items():
-        if name in taken or parameter.kind in (
+        if name in reserved or parameter.kind in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         ):
@@ -233,9 +237,11 @@ def settings_of(
                 )
             continue
         default = field(default=parameter.default) if has_default else field()
-        made.append((name, annotation, default))
+        fields_of_settings.append((name, annotation, default))
     # A parameter without a default may stand behind those of the base.
-    return make_dataclass(_name(entry), made, bases=(base,), frozen=True, kw_only=True)
+    return make_dataclass(
+        _name(entry), fields_of_settings, bases=(base,), frozen=True, kw_only=True
+    )
 
 
 def _parameters(entry: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -256,14 +262,17 @@ def _hints(entry: Any) -> dict[str, Any]:
 def _plain(annotation: Any) -> Any:
     """Return the part of a type that plain values can have; None for no part."""
     if get_origin(annotation) in (Union, UnionType):
-        members = [_plain(one) for one in get_args(annotation)]
-        left = [one for one in members if one is not None]
-        return Union[tuple(left)] if left else None  # noqa: UP007 (a list of them)
+        members = [_plain(member) for member in get_args(annotation)]
+        members_without_none = [member for member in members if member is not None]
+        return Union[tuple(members_without_none)] if members_without_none else None  # noqa: UP007 (a list of them)
     if annotation is NoneType:
         return annotation
     if get_origin(annotation) in (tuple, list, dict) and get_args(annotation):
-        members = [one if one is ... else _plain(one) for one in get_args(annotation)]
-        if any(one is None for one in members):
+        members = [
+            member if member is ... else _plain(member)
+            for member in get_args(annotation)
+        ]
+        if any(member is None for member in members):
             return None
         return get_origin(annotation)[tuple(members)]
     try:
@@ -300,13 +309,17 @@ def _module(name: str, folder: Path | None, reference: str) -> tuple[ModuleType,
             _BESIDE.root = root
         return _installed(name, folder, reference)
     sources = _sources(file, root)
-    contents = {one: hashlib.sha256(one.read_bytes()).hexdigest() for one in sources}
-    same = all(_LOADED.get(one, digest) == digest for one, digest in contents.items())
+    contents = {
+        source: hashlib.sha256(source.read_bytes()).hexdigest() for source in sources
+    }
+    same = all(
+        _LOADED.get(source, digest) == digest for source, digest in contents.items()
+    )
     if _BESIDE.root != root or not same:
         _forget_all()
     _BESIDE.root = root
-    for one in sources:
-        _require_free(one, root, reference)
+    for source in sources:
+        _require_free(source, root, reference)
     _LOADED.update(contents)
     _FILES.update(map(str, sources))
     return _imported(name, reference), _fingerprint(sources, root)
@@ -325,19 +338,19 @@ def _imported(name: str, reference: str) -> ModuleType:
         with explained():
             return importlib.import_module(name)
     except SyntaxError as error:
-        said = "".join(traceback.format_exception_only(error)).rstrip()
-        raise OwnCodeError(f"{reference} cannot be read:\n{said}") from error
+        message = "".join(traceback.format_exception_only(error)).rstrip()
+        raise OwnCodeError(f"{reference} cannot be read:\n{message}") from error
 
 
 def _require_free(file: Path, root: Path, reference: str) -> None:
     """Refuse a file whose name a module from elsewhere has in this process."""
     parts = file.relative_to(root).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    there = getattr(sys.modules.get(name), "__file__", str(file))
-    if there != str(file):
+    existing = getattr(sys.modules.get(name), "__file__", str(file))
+    if existing != str(file):
         raise OwnCodeError(
-            f"{reference}: {file} has the name of the module {there}, which is loaded "
-            "already; rename the file"
+            f"{reference}: {file} has the name of the loaded module {existing}; "
+            "rename the file"
         )
 
 
@@ -372,9 +385,9 @@ def _installed(
     # As of files of these names beside an experiment.
     root = file.parents[name.count(".") + (file.stem == "__init__")]
     sources = [
-        one
-        for one in _sources(file, root, top)
-        if one.relative_to(root).with_suffix("").parts[0] == top
+        distribution
+        for distribution in _sources(file, root, top)
+        if distribution.relative_to(root).with_suffix("").parts[0] == top
     ]
     _FILES.update(map(str, sources))
     return module, _fingerprint(sources, root)
@@ -388,12 +401,12 @@ def _file_of(name: str, folder: Path) -> Path | None:
 
 def _sources(file: Path, folder: Path, package: str = "") -> list[Path]:
     """Return a file and those in ``folder``, of ``package``, that it imports."""
-    found, waiting = set[Path](), [file]
+    sources, waiting = set[Path](), [file]
     while waiting:
         source = waiting.pop()
-        if source in found:
+        if source in sources:
             continue
-        found.add(source)
+        sources.add(source)
         above = source.parent.relative_to(folder).parts
         for name in _imports(source.read_bytes(), above):
             parts = name.split(".")
@@ -401,7 +414,7 @@ def _sources(file: Path, folder: Path, package: str = "") -> list[Path]:
                 continue
             places = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
             waiting += filter(None, (_file_of(place, folder) for place in places))
-    return sorted(found)
+    return sorted(sources)
 
 
 # A batch reads the same files for each of its experiments.
@@ -415,11 +428,11 @@ def _imports(source: bytes, package: tuple[str, ...]) -> frozenset[str]:
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [one.name for one in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) + 1 - node.level] if node.level else ()
             base = ".".join((*above, *([node.module] if node.module else [])))
-            names += [f"{base}.{one.name}".lstrip(".") for one in node.names]
+            names += [f"{base}.{alias.name}".lstrip(".") for alias in node.names]
     return frozenset(names)
 
 
@@ -451,9 +464,9 @@ class _Beside(MetaPathFinder):
             folder = self.root.joinpath(*name.split("."))
             if not any(folder.glob("*.py")):
                 return None
-            found = ModuleSpec(name, None, is_package=True)
-            found.submodule_search_locations = [str(folder)]
-            return found
+            spec = ModuleSpec(name, None, is_package=True)
+            spec.submodule_search_locations = [str(folder)]
+            return spec
         return importlib.util.spec_from_file_location(
             name,
             file,

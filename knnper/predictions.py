@@ -51,7 +51,7 @@ class Predictions:
         """
         arrow, count = _arrow("lib"), len(labels)
         is_index = isinstance(examples, np.ndarray)
-        found = {"personal": personal.numpy(), "global": reference.numpy()}
+        arrays = {"personal": personal.numpy(), "global": reference.numpy()}
         table = arrow.table(
             {
                 "client": arrow.array([client] * count, arrow.string()),
@@ -63,10 +63,11 @@ class Predictions:
                 "label": arrow.array(labels.numpy(), arrow.int64()),
                 **{
                     f"probabilities_{name}": arrow.ListArray.from_arrays(
-                        np.arange(len(one) + 1, dtype=np.int32) * one.shape[1],
-                        one.astype(np.float32).ravel(),
+                        np.arange(len(probabilities) + 1, dtype=np.int32)
+                        * probabilities.shape[1],
+                        probabilities.astype(np.float32).ravel(),
                     )
-                    for name, one in found.items()
+                    for name, probabilities in arrays.items()
                 },
             }
         )

@@ -103,16 +103,16 @@ class Pretrained(Network):
         sample = self.normalizer(spec, torch.device("cpu"))(
             torch.zeros((2, *spec.image_shape), dtype=spec.torch_dtype)
         )
-        found = split(
+        model = split(
             *(network, natural(sample), spec.num_classes),
             *(settings.representation, name, NAME_IT),
             load=lambda network, head: self.load(network, head, settings),
         )
         self.described = json.dumps([self._form, self._config], sort_keys=True)
-        self.memory_format = found.memory_format
-        self.features = found.features
-        self.classifier = found.classifier
-        self.embedding_dim = found.embedding_dim
+        self.memory_format = model.memory_format
+        self.features = model.features
+        self.classifier = model.classifier
+        self.embedding_dim = model.embedding_dim
 
     def normalizer(
         self, spec: InputSpec, device: torch.device
@@ -199,7 +199,8 @@ class TorchvisionNetwork(Pretrained):
         """Load weights that torchvision knows by name."""
         models = import_torchvision().models
         known = {
-            str(one): one for one in models.get_model_weights(settings.architecture)
+            str(published): published
+            for published in models.get_model_weights(settings.architecture)
         }
         if name not in known:
             hint = "or give a file that ends in " + ", ".join(SUFFIXES)
@@ -304,7 +305,9 @@ class TransformersNetwork(Pretrained):
             )
             raise ConfigError([Problem("model.architecture", message)]) from error
         known = encoder.config.to_dict().items()
-        self._config = {name: one for name, one in known if name not in _OF_THE_FILE}
+        self._config = {
+            name: value for name, value in known if name not in _OF_THE_FILE
+        }
         padding = None if spec.vocabulary is None else spec.vocabulary.padding_id
         if spec.vocabulary is not None:
             _require_vocabulary(encoder, spec.vocabulary.size)

@@ -57,14 +57,14 @@ def import_torchvision() -> ModuleType:
         return importlib.import_module("torchvision")
 
 
-def import_extra(module: str, extra: str, what: str) -> Any:
+def import_extra(module: str, extra: str, purpose: str) -> Any:
     """Return a module that an extra installs; ``what`` needs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.partition(".")[0].replace("_", "-")
         raise DataError(
-            f"{what} needs the package {package}, which is not installed; "
+            f"{purpose} needs the package {package}, which is not installed; "
             f"pip install 'knnper[{extra}]'",
             reason=SafeReason(Code.MISSING_PACKAGE),
         ) from error

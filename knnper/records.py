@@ -23,16 +23,16 @@ _LARGEST_INTEGER = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A described value, and where it stands in its record."""
+class _Described:
+    """The description of a value and its path in the record."""
 
     described: Any
     path: str
 
     def wrong(self, expected: str) -> CodecError:
-        found = type(self.described).__name__
+        type_name = type(self.described).__name__
         place = self.path or "record"
-        return CodecError(f"{place}: expected {expected}, found a {found}")
+        return CodecError(f"{place}: expected {expected}, found a {type_name}")
 
     def part(self, name: str, expected: type) -> Any:
         """Return what is under ``name`` of a description."""
@@ -42,38 +42,38 @@ class _Found:
             raise self.wrong(f"a {name}")
         return part
 
-    def inside(self, name: str, described: Any) -> "_Found":
-        return _Found(described, f"{self.path}/{name}" if self.path else name)
+    def inside(self, name: str, described: Any) -> "_Described":
+        return _Described(described, f"{self.path}/{name}" if self.path else name)
 
 
 @dataclass(frozen=True)
-class _Left:
-    """Tensors of a record, and which of them its fields have taken so far.
+class _TensorPool:
+    """The tensors of a record, and those that its fields have used so far.
 
-    They are not copied to try an alternative of a union: a peer chooses how many
-    tensors and how many values of a union there are, and each would cost the other.
+    Trying an alternative of a union does not copy them: a peer chooses the number of
+    tensors and of union values, so a copy would cost their product.
     """
 
     tensors: Mapping[str, Tensor]
-    taken: dict[str, None] = field(default_factory=dict)  # in order
+    used: dict[str, None] = field(default_factory=dict)  # in order
 
     def take(self, path: str) -> Tensor | None:
-        """Return a tensor that no field has yet; None if there is none."""
-        if path in self.taken or path not in self.tensors:
+        """Take a tensor that no field has used; None if there is none."""
+        if path in self.used or path not in self.tensors:
             return None
-        self.taken[path] = None
+        self.used[path] = None
         return self.tensors[path]
 
-    def give_back(self, num_kept: int) -> None:
-        """Forget all that were taken but the first ``num_kept``."""
-        while len(self.taken) > num_kept:
-            self.taken.popitem()
+    def give_back(self, num_to_keep: int) -> None:
+        """Free all used tensors but the first ``num_to_keep``."""
+        while len(self.used) > num_to_keep:
+            self.used.popitem()
 
 
-def plain_fields(record_type: type[R], given: Mapping[str, Any] | None) -> R:
-    """Return the dataclass whose fields are ``given``, each as its type hint says."""
-    fields = {"record": record_type.__name__, "fields": dict(given or {})}
-    record: R = _value(record_type, _Found(fields, ""), _Left({}))
+def plain_fields(record_type: type[R], values: Mapping[str, Any] | None) -> R:
+    """Build a dataclass from ``values`` and check each against its type hint."""
+    fields = {"record": record_type.__name__, "fields": dict(values or {})}
+    record: R = _value(record_type, _Described(fields, ""), _TensorPool({}))
     return record
 
 
@@ -87,29 +87,29 @@ _PLAIN: Mapping[type, tuple[type | tuple[type, ...], str]] = {
 }
 
 
-def _value(hint: Any, found: _Found, left: _Left) -> Any:
+def _value(hint: Any, item: _Described, pool: _TensorPool) -> Any:
     if isinstance(hint, type):
         if hint in _PLAIN:
-            return _plain(hint, found)
+            return _plain(hint, item)
         if hint is Tensor:
-            return _tensor(found, left)
+            return _tensor(item, pool)
         if dataclasses.is_dataclass(hint):
-            return _record(hint, found, left)
+            return _record(hint, item, pool)
     of_parts = _OF_PARTS.get(typing.get_origin(hint))
     if of_parts is None:
         raise CodecError(
-            f"{found.path}: a field of type {hint} cannot be sent or stored"
+            f"{item.path}: a field of type {hint} cannot be sent or stored"
         )
-    return of_parts(typing.get_args(hint), found, left)
+    return of_parts(typing.get_args(hint), item, pool)
 
 
-def _plain(hint: type, found: _Found) -> Any:
-    value, (kinds, expected) = found.described, _PLAIN[hint]
+def _plain(hint: type, item: _Described) -> Any:
+    value, (kinds, expected) = item.described, _PLAIN[hint]
     if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
-        raise found.wrong(expected)
+        raise item.wrong(expected)
     if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
-        raise CodecError(f"{found.path}: expected an integer of at most 64 bits")
-    return _writable(value, found.path) if isinstance(value, str) else value
+        raise CodecError(f"{item.path}: expected an integer of at most 64 bits")
+    return _writable(value, item.path) if isinstance(value, str) else value
 
 
 def _writable(text: str, path: str) -> str:
@@ -122,66 +122,70 @@ def _writable(text: str, path: str) -> str:
     return text
 
 
-def _tensor(found: _Found, left: _Left) -> Tensor:
-    path = found.part("tensor", str)
-    tensor = left.take(path) if path == found.path else None
+def _tensor(item: _Described, pool: _TensorPool) -> Tensor:
+    path = item.part("tensor", str)
+    tensor = pool.take(path) if path == item.path else None
     if tensor is None:
-        raise CodecError(f"the tensor {found.path!r} is missing")
+        raise CodecError(f"the tensor {item.path!r} is missing")
     if tensor.dtype != torch.float32:
-        raise CodecError(f"{found.path}: expected float32, found {tensor.dtype}")
+        raise CodecError(f"{item.path}: expected float32, found {tensor.dtype}")
     return tensor
 
 
-def _list(hints: tuple[Any, ...], found: _Found, left: _Left) -> list[Any]:
-    if not isinstance(found.described, list):
-        raise found.wrong("a list")
-    return [_value(hints[0], found.inside("-", item), left) for item in found.described]
+def _list(hints: tuple[Any, ...], item: _Described, pool: _TensorPool) -> list[Any]:
+    if not isinstance(item.described, list):
+        raise item.wrong("a list")
+    return [_value(hints[0], item.inside("-", entry), pool) for entry in item.described]
 
 
-def _tuple(hints: tuple[Any, ...], found: _Found, left: _Left) -> tuple[Any, ...]:
-    items = found.part("tuple", list)
+def _tuple(
+    hints: tuple[Any, ...], item: _Described, pool: _TensorPool
+) -> tuple[Any, ...]:
+    items = item.part("tuple", list)
     if len(hints) == 2 and hints[1] is Ellipsis:
         hints = (hints[0],) * len(items)
     if len(items) != len(hints):
         raise CodecError(
-            f"{found.path}: expected {len(hints)} items, found {len(items)}"
+            f"{item.path}: expected {len(hints)} items, found {len(items)}"
         )
     pairs = enumerate(zip(hints, items, strict=True))
-    return tuple(_value(h, found.inside(str(i), item), left) for i, (h, item) in pairs)
+    return tuple(_value(h, item.inside(str(i), entry), pool) for i, (h, entry) in pairs)
 
 
-def _dict(hints: tuple[Any, ...], found: _Found, left: _Left) -> dict[str, Any]:
-    entries = found.part("dict", dict)
+def _dict(
+    hints: tuple[Any, ...], item: _Described, pool: _TensorPool
+) -> dict[str, Any]:
+    entries = item.part("dict", dict)
     return {
-        _writable(name, found.path): _value(hints[1], found.inside(name, entry), left)
+        _writable(name, item.path): _value(hints[1], item.inside(name, entry), pool)
         for name, entry in entries.items()
     }
 
 
-def _one_of(hints: tuple[Any, ...], found: _Found, left: _Left) -> Any:
+def _one_of(hints: tuple[Any, ...], item: _Described, pool: _TensorPool) -> Any:
     problems: list[str] = []
     for hint in hints:
-        num_taken = len(left.taken)
+        num_used = len(pool.used)
         try:
-            return _value(hint, found, left)
+            return _value(hint, item, pool)
         except CodecError as error:
             problems.append(str(error))
-            left.give_back(num_taken)
+            pool.give_back(num_used)
     raise CodecError("; or ".join(problems))
 
 
 def _literal(
     values: tuple[Any, ...],
-    found: _Found,
-    left: _Left,  # noqa: ARG001
+    item: _Described,
+    pool: _TensorPool,  # noqa: ARG001
 ) -> Any:
     for value in values:
-        if type(value) is type(found.described) and value == found.described:
+        if type(value) is type(item.described) and value == item.described:
             return value
-    raise found.wrong(f"one of {', '.join(map(repr, values))}")
+    raise item.wrong(f"one of {', '.join(map(repr, values))}")
 
 
-_OF_PARTS: Mapping[Any, Callable[[tuple[Any, ...], _Found, _Left], Any]] = {
+_OF_PARTS: Mapping[Any, Callable[[tuple[Any, ...], _Described, _TensorPool], Any]] = {
     list: _list,
     tuple: _tuple,
     dict: _dict,
@@ -192,20 +196,20 @@ _OF_PARTS: Mapping[Any, Callable[[tuple[Any, ...], _Found, _Left], Any]] = {
 }
 
 
-def _record(record_type: type, found: _Found, left: _Left) -> Any:
-    name = found.part("record", str)
+def _record(record_type: type, item: _Described, pool: _TensorPool) -> Any:
+    name = item.part("record", str)
     if name != record_type.__name__:
         raise CodecError(
             f"expected a {record_type.__name__}, found a {name}; {_OTHER_VERSIONS}"
         )
     hints = _field_hints(record_type)
-    fields: dict[str, Any] = found.part("fields", dict)
+    fields: dict[str, Any] = item.part("fields", dict)
     unknown = sorted(fields.keys() - hints.keys())
     if unknown:
         names = ", ".join(unknown)
         raise CodecError(f"a {name} has no {names}; {_OTHER_VERSIONS}")
     values = {
-        key: _value(hints[key], found.inside(key, entry), left)
+        key: _value(hints[key], item.inside(key, entry), pool)
         for key, entry in fields.items()
     }
     try:
@@ -315,16 +319,17 @@ def fingerprint(record: object) -> str:
     return digest.hexdigest()
 
 
-def is_same(one: object, other: object) -> bool:
+def is_same(first: object, second: object) -> bool:
     """Return whether two records hold the very same tensors and equal values."""
-    if one is other:
+    if first is second:
         return True
 
     def memory(tensor: Tensor) -> tuple[object, ...]:
         return tensor.data_ptr(), tensor.shape, tensor.stride()
 
-    (first, tensors), (second, others) = _apart(one), _apart(other)
-    return first == second and all(
+    structure, tensors = _apart(first)
+    other_structure, others = _apart(second)
+    return structure == other_structure and all(
         memory(tensor) == memory(others[name]) for name, tensor in tensors.items()
     )
 
@@ -384,9 +389,9 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
 
 
 def _rebuilt(record_type: type[R], structure: Any, tensors: Mapping[str, Tensor]) -> R:
-    left = _Left(tensors)
-    record: R = _value(record_type, _Found(structure, ""), left)
-    if unused := tensors.keys() - left.taken.keys():
+    pool = _TensorPool(tensors)
+    record: R = _value(record_type, _Described(structure, ""), pool)
+    if unused := tensors.keys() - pool.used.keys():
         names = ", ".join(sorted(unused))
         raise CodecError(f"no field has the tensors {names}; {_OTHER_VERSIONS}")
     return record

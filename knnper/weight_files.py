@@ -335,8 +335,8 @@ def _best_match(
 
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
-    more = ", ..." if len(listed) > _MOST_LISTED // 2 else ""
-    return ", ".join(listed[: _MOST_LISTED // 2]) + more
+    ellipsis = ", ..." if len(listed) > _MOST_LISTED // 2 else ""
+    return ", ".join(listed[: _MOST_LISTED // 2]) + ellipsis
 
 
 def _are_equal(match: _Match, other: _Match, leaves: Mapping[str, Leaf]) -> bool:
@@ -398,15 +398,15 @@ def _matches(
             if name[start:] in dialect:
                 under.setdefault(name[:start], {})[dialect[name[start:]]] = whole
     for prefix, names in under.items():
-        taken = set(names.values())
-        beside = {leaves[name].within for name in taken}
+        used = set(names.values())
+        beside = {leaves[name].within for name in used}
         yield _Match(
             prefix,
             names,
             {
                 whole: name.removeprefix(prefix)
                 for name, whole in plain.items()
-                if whole not in taken
+                if whole not in used
                 and name.startswith(prefix)
                 and leaves[whole].within in beside
                 and isinstance(leaves[whole].value, Tensor | np.ndarray)

@@ -90,7 +90,7 @@ def find_model(path: Path, door: Door | None = None) -> GlobalModel:
     if here["weights"] is None:
         chosen = located(chosen, local_door(), alone=False)
     else:
-        chosen = replace(chosen, here=replace(chosen.settings, **here))
+        chosen = replace(chosen, local=replace(chosen.settings, **here))
     return model_of_card(stored, chosen)
 
 

@@ -163,8 +163,8 @@ def _with_settings(
     """Return a choice with other values of some settings, on this machine too."""
     if not known:
         return choice
-    here = None if choice.here is None else replace(choice.here, **known)
-    return replace(choice, settings=replace(choice.settings, **known), here=here)
+    local = None if choice.local is None else replace(choice.local, **known)
+    return replace(choice, settings=replace(choice.settings, **known), local=local)
 
 
 def trained_as(name: str) -> str:

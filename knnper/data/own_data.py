@@ -36,7 +36,7 @@ from knnper.own import Kind, arguments, explained, given_to
 OWN_SITE_DATA = Kind(
     "a function that returns SiteData, or a mapping of arrays (inputs and labels)",
     base=LabelSettings,
-    given=("base", "task"),
+    supplied=("base", "task"),
 )
 """What a site can bring as its data: ``f(base, task, **settings)``.
 

@@ -86,19 +86,21 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
         os.fsync(descriptor)
 
 
-def read_as(path: Path, what: str, parse: Callable[[bytes], T]) -> T:
+def read_as(path: Path, expected: str, parse: Callable[[bytes], T]) -> T:
     """Return what ``parse`` makes of the content of ``path``."""
     try:
         content = read_file(path)
     except FileNotFoundError as error:
-        raise CredentialError(f"there is no file {path}; expected {what}") from error
+        raise CredentialError(
+            f"there is no file {path}; expected {expected}"
+        ) from error
     except OSError as error:
         reason = error.strerror or error
         raise CredentialError(f"{path} cannot be read: {reason}") from error
     try:
         return parse(content)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise CredentialError(f"{path} does not hold {what} ({error})") from error
+        raise CredentialError(f"{path} does not hold {expected} ({error})") from error
 
 
 def permission_problem(path: Path) -> str | None:
@@ -182,11 +184,13 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 def read_identity(certificate: Path, key: Path) -> Identity:
     """Return the authority or server whose PEM files are given."""
-    what = "a private key in PEM without a passphrase"
-    secret = read_as(key, what, lambda content: load_pem_private_key(content, None))
+    expected = "a private key in PEM without a passphrase"
+    secret = read_as(key, expected, lambda content: load_pem_private_key(content, None))
     if not isinstance(secret, ec.EllipticCurvePrivateKey):
-        found = type(secret).__name__
-        raise CredentialError(f"{key} holds a {found}; expected an elliptic-curve key")
+        type_name = type(secret).__name__
+        raise CredentialError(
+            f"{key} holds a {type_name}; expected an elliptic-curve key"
+        )
     return Identity(read_certificate(certificate), secret)
 
 
@@ -333,8 +337,8 @@ def write_public_key(path: Path, key: ec.EllipticCurvePublicKey) -> None:
 
 def read_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key in ``path``."""
-    what = f"an OpenSSH private key on a NIST curve without a passphrase, {_MAKE}"
-    return read_as(path, what, _private)
+    expected = f"an OpenSSH private key on a NIST curve without a passphrase, {_MAKE}"
+    return read_as(path, expected, _private)
 
 
 def replace_node_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:

@@ -106,9 +106,11 @@ class FlowerError:
     def of(body: str) -> "FlowerError":
         """Return the error in an answer; number 0 and all of it if there is none."""
         try:
-            told = parse_json(body)
-            extra = told.get("extra")
-            return FlowerError(int(told["code"]), str(told["detail"]), extra or "")
+            document = parse_json(body)
+            extra = document.get("extra")
+            return FlowerError(
+                int(document["code"]), str(document["detail"]), extra or ""
+            )
         except (ValueError, TypeError, KeyError, AttributeError):
             return FlowerError(0, body[:200])
 

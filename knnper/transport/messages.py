@@ -38,9 +38,9 @@ _BEGIN = re.compile(
 )
 
 
-def too_large(most_bytes: float, found: int) -> CodecError:
+def too_large(most_bytes: float, size: int) -> CodecError:
     """Return the error of more bytes than somebody may send."""
-    return CodecError(f"expected at most {most_bytes:g} bytes, found {found}")
+    return CodecError(f"expected at most {most_bytes:g} bytes, found {size}")
 
 
 def vector_of(array: Array | None, most_bytes: float = math.inf) -> Tensor:
@@ -73,9 +73,9 @@ def _numbers(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     begin = _BEGIN.match(data)
     if begin is None:
         raise CodecError("expected a float32 vector as NumPy saves it")
-    found, expected = len(data) - begin.end(), 4 * int(begin["length"])
-    if found != expected:
-        raise CodecError(f"expected numbers in {expected} bytes, found {found}")
+    num_bytes, expected = len(data) - begin.end(), 4 * int(begin["length"])
+    if num_bytes != expected:
+        raise CodecError(f"expected numbers in {expected} bytes, found {num_bytes}")
     return np.frombuffer(data, np.dtype("<f4"), offset=begin.end())
 
 
@@ -107,17 +107,21 @@ def read_introduction(content: RecordDict) -> Introduction:
     if record is None:
         return Introduction("", problem="it did not say who it is: another version?")
     try:
-        said = plain_fields(Introduction, record)
-        if len(said.name) > _LONGEST_NAME or not is_name(said.name):
+        introduction = plain_fields(Introduction, record)
+        if len(introduction.name) > _LONGEST_NAME or not is_name(introduction.name):
             expected = "expected a name of letters, digits, '.', '_' and '-'"
-            raise CodecError(f"{expected}, found {said.name!r}")
-        for count in (said.num_train, said.num_validation, said.num_test):
+            raise CodecError(f"{expected}, found {introduction.name!r}")
+        for count in (
+            introduction.num_train,
+            introduction.num_validation,
+            introduction.num_test,
+        ):
             if not 0 <= count <= LARGEST_COUNT:
                 raise CodecError(f"expected a number of examples, found {count}")
     except CodecError as error:
         return Introduction("", problem=printable(str(error)))
-    problem, remark = printable(said.problem), printable(said.remark)
-    return dataclasses.replace(said, problem=problem, remark=remark)
+    problem, remark = printable(introduction.problem), printable(introduction.remark)
+    return dataclasses.replace(introduction, problem=problem, remark=remark)
 
 
 MEMORY_FILE_SYSTEM = Path("/dev/shm")
@@ -230,8 +234,8 @@ class CannotRunError(RunError):
     # Flower hands on the text alone: `why_none_can_run` finds it there.
 
     def __init__(self, reason: str) -> None:
-        told = f"{_CANNOT_RUN} on {platform.node()}: {reason}"
-        super().__init__(told.replace("\n", _END_OF_LINE))
+        message = f"{_CANNOT_RUN} on {platform.node()}: {reason}"
+        super().__init__(message.replace("\n", _END_OF_LINE))
 
 
 def why_none_can_run(failure: str) -> str | None:
@@ -355,12 +359,12 @@ class Files(Carrier):
         if file is None:
             return super().get(packed, most_bytes)
         try:
-            found = file.stat().st_size
+            size = file.stat().st_size
         except FileNotFoundError as error:
             mend = "set run.carrier to message"
             raise CarrierError(f"{file} is not on this machine: {mend}") from error
-        if found > most_bytes:
-            raise too_large(most_bytes, found)
+        if size > most_bytes:
+            raise too_large(most_bytes, size)
         return read_vector(file)
 
     def discard(self, packed: Packed) -> None:
@@ -395,12 +399,12 @@ def _packed(vector: Tensor, entry: ConfigRecord, carrier: Carrier) -> Packed:
 
 def pack_together(flats: Mapping[int, Flat], carrier: Carrier) -> Packed:
     """Return small records by number as one: each by itself takes longer to send."""
-    vectors = [one.vector for one in flats.values()]
+    vectors = [flat.vector for flat in flats.values()]
     entry = ConfigRecord(
         {
-            _LAYOUT: [one.layout for one in flats.values()],
+            _LAYOUT: [flat.layout for flat in flats.values()],
             _NUMBERS: list(flats),
-            _LENGTHS: [len(one) for one in vectors],
+            _LENGTHS: [len(flat) for flat in vectors],
         }
     )
     return _packed(torch.cat(vectors), entry, carrier)
@@ -413,8 +417,8 @@ def unpack_together(
     names = (_LAYOUT, _NUMBERS, _LENGTHS)
     layouts, numbers, lengths = (_list(packed, name) for name in names)
     vector = carrier.get(packed, most_bytes)
-    places = [one for one in numbers if isinstance(one, int)]
-    sizes = [one for one in lengths if isinstance(one, int) and one >= 0]
+    places = [number for number in numbers if isinstance(number, int)]
+    sizes = [length for length in lengths if isinstance(length, int) and length >= 0]
     if not len(layouts) == len(places) == len(sizes) or sum(sizes) != len(vector):
         raise CodecError(
             f"expected numbers and lengths of {len(layouts)} records, together "
@@ -429,10 +433,10 @@ def unpack_together(
 
 
 def _list(packed: Packed, name: str) -> list[Any]:
-    found = packed.entry.get(name)
-    if not isinstance(found, list):
-        raise CodecError(f"expected {name} of records, found {found!r}")
-    return found
+    values = packed.entry.get(name)
+    if not isinstance(values, list):
+        raise CodecError(f"expected {name} of records, found {values!r}")
+    return values
 
 
 def unpack(
@@ -451,10 +455,10 @@ def unpack_shared(record_type: type[R], packed: Packed, carrier: Carrier) -> R:
     place = carrier.place(packed)
     if place is None:
         return unpack(record_type, packed, carrier)
-    kept = _kept(cast(Hashable, record_type), place, _layout(packed))
-    if not kept:
-        kept.append(unpack(record_type, packed, carrier))
-    return cast(R, kept[0])
+    cached = _kept(cast(Hashable, record_type), place, _layout(packed))
+    if not cached:
+        cached.append(unpack(record_type, packed, carrier))
+    return cast(R, cached[0])
 
 
 # A payload and a reference, which may differ.
@@ -469,9 +473,9 @@ def to_content(job: Job | None, packed: dict[str, Packed]) -> RecordDict:
     content = RecordDict()
     if job is not None:
         content["job"] = ConfigRecord(dataclasses.asdict(job))
-    for name, one in packed.items():
-        content[f"{name}.array"] = one.array
-        content[f"{name}.entry"] = one.entry
+    for name, packed_record in packed.items():
+        content[f"{name}.array"] = packed_record.array
+        content[f"{name}.entry"] = packed_record.entry
     return content
 
 

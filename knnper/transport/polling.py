@@ -115,8 +115,10 @@ class Pace:
         if not known:
             return self.most_s
         usual = self.patience * max(known)
-        own = OWN_PATIENCE * self._own[node] if node in self._own else UNKNOWN * usual
-        most = max(usual, own * 0.5 ** self._silences[node])
+        from_last_response = (
+            OWN_PATIENCE * self._own[node] if node in self._own else UNKNOWN * usual
+        )
+        most = max(usual, from_last_response * 0.5 ** self._silences[node])
         return min(self.most_s, LEAST_S + most)
 
 
@@ -237,9 +239,9 @@ class Window:
         """
         self._fetch([sent for sent in self.sent if sent not in self._replies])
         self._give_up()
-        found = [sent for sent in self.sent if sent in self._replies]
+        answered = [sent for sent in self.sent if sent in self._replies]
         self.sent = deque(sent for sent in self.sent if sent not in self._replies)
-        return [(sent, self._replies.pop(sent)) for sent in found]
+        return [(sent, self._replies.pop(sent)) for sent in answered]
 
     def _give_up(self) -> None:
         pace, now = self._patience.pace, time.monotonic()
@@ -252,23 +254,25 @@ class Window:
                 pace.given_up(self._nodes[sent])
 
     def _fetch(self, message_ids: list[str]) -> None:
-        wanted = [one for one in message_ids if one not in self._replies]
-        if not wanted:
+        unanswered = [
+            message_id for message_id in message_ids if message_id not in self._replies
+        ]
+        if not unanswered:
             return
         try:
-            found = list(self._grid.pull_messages(wanted))
+            messages = list(self._grid.pull_messages(unanswered))
         except _WHAT_A_NODE_SENDS as error:
             if not self._patience.may_be_away:
                 raise
             # Whose reply Flower cannot put together, it is no reply.
-            if len(wanted) == 1:
+            if len(unanswered) == 1:
                 reason = f"the reply cannot be read: {type(error).__name__}: {error}"
-                self._answered(wanted[0], NoReply(reason))
+                self._answered(unanswered[0], NoReply(reason))
             else:
-                for message_id in wanted:
+                for message_id in unanswered:
                     self._fetch([message_id])
             return
-        for reply in found:
+        for reply in messages:
             self._answered(reply.metadata.reply_to_message_id, reply)
 
     def _answered(self, name: str, reply: Message | NoReply) -> None:

@@ -67,8 +67,8 @@ def introduce(scope: Scope, name: str) -> bool:
 
 async def read_pieces(receive: Receive, limits: SocketLimits) -> AsyncIterator[bytes]:
     """Yield a request's body as it arrives."""
-    began, size, more = time.monotonic(), 0, True
-    while more:
+    began, size, more_body = time.monotonic(), 0, True
+    while more_body:
         due = began + limits.body_grace_s + size / limits.body_bytes_per_s
         # What has arrived by now is taken, however late it is.
         async with asyncio.timeout(max(due - time.monotonic(), 0)):
@@ -78,7 +78,7 @@ async def read_pieces(receive: Receive, limits: SocketLimits) -> AsyncIterator[b
         piece: bytes = event.get("body", b"")
         size += len(piece)
         yield piece
-        more = event.get("more_body", False)
+        more_body = event.get("more_body", False)
 
 
 def listen(
@@ -122,8 +122,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Let connections in, instead of having the event loop do so."""
         await super().startup([])
-        for one in sockets or ():
-            _begin(self._accept_from(one), self._accepting)
+        for listener in sockets or ():
+            _begin(self._accept_from(listener), self._accepting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody in any more, answer what was asked, end."""
@@ -251,17 +251,17 @@ class _Room:
         visit.room = None
 
     def in_excess(self, party: str) -> Visit | None:
-        own = self._parties.get(party, {})
-        if len(own) >= self._per_party:
-            return _least_needed(own)
+        visits = self._parties.get(party, {})
+        if len(visits) >= self._per_party:
+            return _least_needed(visits)
         if self._count < self._size:
             return None
         most = max(self._parties.values(), key=len)
-        return _least_needed(own if len(own) == len(most) else most)
+        return _least_needed(visits if len(visits) == len(most) else most)
 
 
 def _least_needed(visits: dict[Visit, None]) -> Visit:
-    return next((one for one in visits if one.is_idle), next(iter(visits)))
+    return next((visit for visit in visits if visit.is_idle), next(iter(visits)))
 
 
 class Connection(HttpToolsProtocol):

@@ -28,7 +28,7 @@ OWN_PARTITION = Kind(
     "a function that returns the places of each client's training examples, or a "
     "partitioner of flwr_datasets",
     base=PartitionSettings,
-    given=("dataset", "labels", "test_labels", "rng"),
+    supplied=("dataset", "labels", "test_labels", "rng"),
 )
 """What an experiment can bring as its partition.
 

@@ -72,7 +72,7 @@ def _no_optimizer(entry: object) -> str:
 
 OWN_OPTIMIZER = Kind(
     "a class of torch optimizers",
-    given=_GIVEN,
+    supplied=_GIVEN,
     is_right=_is_optimizer,
     advice=_no_optimizer,
 )
@@ -95,7 +95,7 @@ OPTIMIZERS: SettingsTypes = {
 
 OWN_LOSS = Kind(
     "a function (logits, labels) -> loss, or a class of such modules",
-    given=("input", "target", "reduction", "logits", "labels"),
+    supplied=("input", "target", "reduction", "logits", "labels"),
 )
 
 LOSSES: SettingsTypes = {"cross_entropy": Settings}

@@ -324,7 +324,7 @@ def test_a_network_is_built_with_the_files_of_this_machine() -> None:
     choice = Choice("transformers", settings)
     door = replace(CLOSED, pretrained={"minilm": Path("/site/minilm")})
     found = located(choice, door)
-    assert found.here == replace(settings, architecture="/site/minilm", download=False)
+    assert found.local == replace(settings, architecture="/site/minilm", download=False)
     assert found == choice
     assert located(choice, Door()) is choice
     assert located(choice, CLOSED, alone=False) is choice
