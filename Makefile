@@ -28,7 +28,7 @@ FOLDER ?= .golden
 TESTS := tests/strategies tests/datastore tests/client tests/apps tests/models \
   tests/simulation/test_trained_model.py
 
-.PHONY: help install demo figures test test-kernels test-slow test-gpu check format docs docker-try bench clean
+.PHONY: help install demo figures test test-kernels test-slow test-gpu coverage check format docs release docker-try bench clean
 .PHONY: golden golden-freeze
 .PHONY: $(BENCHMARKS:%=bench-%) $(BENCHMARKS_ALONE:%=bench-%)
 help: ## Show the targets
@@ -78,6 +78,10 @@ test-kernels: $(STAMP) ## Test with the kernels of older processors: KERNELS=avx
 test-slow: $(STAMP) ## Run the slow tests too: kill -9 of runs and stores, flwr run, real data
 	$(PYTEST) -m slow
 
+# Subprocesses count too. The fast tests alone: `make test-slow` covers more.
+coverage: $(STAMP) ## Measure what the fast tests cover: build/coverage/index.html
+	$(PYTEST) $(SIDE_BY_SIDE) --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
+
 test-gpu: $(STAMP) ## Run the tests that need a GPU, which all others do without
 	$(PYTEST) -m gpu
 
@@ -95,6 +99,9 @@ format: $(STAMP) ## Rewrite the code in the project's format
 docs: $(STAMP) ## Build the documentation, its reference made from the code: build/site
 	$(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Open build/site/index.html"
+
+release: $(STAMP) ## Build dist/ of a version that the changelog dates, and print how to tag it
+	PYTHON=$(BIN)/python .ci/release
 
 docker-try: $(STAMP) ## Try the images: a federation in containers, in ten minutes
 	$(BIN)/python docker/try.py
