@@ -29,7 +29,6 @@ from google.protobuf.message import Message
 from benchmarks.measurement import Measurement, make_parser, rounded, say
 from benchmarks.real_federation import RealFederation, new_federation, serving
 from knnper.client.node import PollPause
-from knnper.server.link.superlink import Note
 from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import read_node_key
 
@@ -99,9 +98,8 @@ def measure(
 ) -> Measurement:
     """Return the share of a core that idle sites cost, and that of the baseline."""
     with new_federation(num_sites) as federation, serving(federation) as running:
-        state = federation.folder.server / "state"
         gateway = running.processes[0].pid
-        superlink = _superlink(state)
+        superlink = _superlink(gateway)
         with _idle_sites(federation) as sites:
             say(f"idle_sites: {num_sites} sites have nothing to do for {settle_s:g} s")
             time.sleep(settle_s)
@@ -162,12 +160,13 @@ def _cost_of_a_request(
     return max(used_s - wall_s * idle_percent[-1] / 100, 0.0) / count
 
 
-def _superlink(state: Path) -> int:
-    noted = Note.read(state)
-    if noted is None:
-        raise RuntimeError(f"{state} holds no note of the server's processes")
-    note, _ = noted
-    return note.superlink
+def _superlink(server: int) -> int:
+    """Find the process id of the SuperLink among the server's children."""
+    for children in Path(f"/proc/{server}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            if b"superlink" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return child
+    raise RuntimeError(f"the server, process {server}, has no SuperLink")
 
 
 def _requests(sites: Sequence[IdleSite]) -> int:

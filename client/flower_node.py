@@ -357,7 +357,6 @@ def log_to_stderr(*, verbose: bool = False) -> None:
 
 
 READY = b"ready\n"  # what a runner writes once everything is loaded
-CLIENT_APP = "knnper.cli.flower_apps:client_app"
 
 
 @dataclass(frozen=True)
@@ -367,9 +366,7 @@ class Orders:
     address: str  # HOST:PORT of the node's Runtime API, on this machine
     secret: str  # of that API, in hexadecimal digits: nobody else gets a task from it
     parent: int  # process id of the node
-    app: str = (
-        CLIENT_APP  # MODULE:NAME of the installed one, which answers all messages
-    )
+    app: str  # MODULE:NAME of the installed ClientApp, which answers all messages
     # The app that comes with a run, as Flower does: who submits runs runs code here.
     allow_app_code: bool = False
     verbose: bool = False

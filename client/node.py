@@ -23,7 +23,6 @@ import httpx
 from knnper.client import flower_node as flower_supernode
 from knnper.client.doctor import GATEWAY, server_checks
 from knnper.client.flower_node import (
-    CLIENT_APP,
     Activation,
     Hooks,
     NotAcceptedError,
@@ -109,7 +108,7 @@ _NOTICED_S = 3.0
 class NodeOptions:
     """How a node is run; nothing of it concerns what is learned."""
 
-    app: str = CLIENT_APP
+    app: str
     allow_app_code: bool = False
     patience_s: float | None = PATIENCE_S
     is_done: Callable[[], bool] = lambda: False

@@ -139,14 +139,17 @@ def refresh(
 
 
 def join(
-    settings: ClientSettings, patience_s: float, *, verbose: bool = False
+    settings: ClientSettings, patience_s: float, *, app: str, verbose: bool = False
 ) -> Onboarded:
-    """Run a node of the federation until it has distributed a model."""
+    """Run a node of the federation until it has distributed a model.
+
+    ``app`` is the installed ClientApp, ``MODULE:NAME``.
+    """
     site_state = state_of(settings)
     began, reminder = time.monotonic(), Reminder()
     if (serving := site_state.served()) is not None:
         return Onboarded(site_state, serving, was_served=True)
-    with _running_node(settings, site_state, patience_s, verbose) as node:
+    with _running_node(settings, site_state, patience_s, app, verbose) as node:
         while True:
             # Read first: the node may install the model and end in between.
             has_ended = node is not None and node.exitcode is not None
@@ -175,7 +178,11 @@ def join(
 
 @contextlib.contextmanager
 def _running_node(
-    settings: ClientSettings, site_state: SiteState, patience_s: float, verbose: bool
+    settings: ClientSettings,
+    site_state: SiteState,
+    patience_s: float,
+    app: str,
+    verbose: bool,
 ) -> Iterator[BaseProcess | None]:
     """Run the client's node in another process; yield None where one runs already."""
     if holder(settings.state) is not None:
@@ -183,7 +190,7 @@ def _running_node(
         return
     context = multiprocessing.get_context("spawn")
     node = context.Process(
-        target=_run_node, args=(settings, patience_s, verbose, os.getpid())
+        target=_run_node, args=(settings, patience_s, app, verbose, os.getpid())
     )
     node.start()
     try:
@@ -200,13 +207,14 @@ def _running_node(
 
 
 def _run_node(
-    settings: ClientSettings, patience_s: float, verbose: bool, parent: int
+    settings: ClientSettings, patience_s: float, app: str, verbose: bool, parent: int
 ) -> None:
     die_with_parent(parent)
     log_to_stderr(verbose=verbose)
     try:
         site_state = state_of(settings)
         options = NodeOptions(
+            app=app,
             patience_s=patience_s,
             is_done=lambda: site_state.served() is not None,
             verbose=verbose,

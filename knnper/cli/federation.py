@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from knnper.cli.terminal import (
+    APPS,
+    CLIENT_APP,
     INTERRUPTED,
     WRONG_USAGE,
     AsJson,
@@ -303,13 +305,14 @@ def renew(federation: Federation, host: MoreHosts = None, days: Days = 825) -> N
 
 def server(federation: Federation, overrides: ServerOverrides = None) -> None:
     """Run the server: Flower's SuperLink, and the gateway that clients reach."""
+    from knnper.server.link.server import run_server
     from knnper.server.link.setup import server_file
-    from knnper.server.link.supervisor import run_server
+    from knnper.server.link.superlink import LOG_LAYOUT
     from knnper.server.settings import read_server
 
     settings_file = server_file(federation)
     settings = read_server(settings_file, overrides or ())
-    write_harmlessly("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    write_harmlessly(LOG_LAYOUT)
     # One line a request and one a connection are no news.
     for noisy in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -354,7 +357,7 @@ def submit(
         RunFolder(place).go_back(from_round)
     watch = Watch(place)
     with _saying_where_to_look(settings), _showing_patience(submission.PATIENCE_S):
-        run_id = submission.submit(settings, config)
+        run_id = submission.submit(settings, config, APPS)
     say(f"Run {run_id} is submitted; everything about it will be in {place}")
     if not detach:
         _wait(federation, settings, run_id, place, watch)
@@ -589,7 +592,7 @@ def client(
 ) -> None:
     """Take part in a federation until Ctrl-C or SIGTERM."""
     import knnper.transport  # noqa: F401 (tells Flower to send and look up nothing)
-    from knnper.client.flower_node import CLIENT_APP, log_to_stderr
+    from knnper.client.flower_node import log_to_stderr
     from knnper.client.node import NodeOptions, run_client
     from knnper.client.settings import read_client
 

@@ -19,7 +19,13 @@ from knnper.client.client_app import make_client_app
 from knnper.client.flower_node import quick_pulls
 from knnper.client.site import CONFIG, SiteNode
 from knnper.data.site_data import SitesSettings, SiteTask
-from knnper.errors import ConfigError, KnnPerError, Problem, RunError
+from knnper.errors import (
+    ConfigError,
+    HarmlessFormatter,
+    KnnPerError,
+    Problem,
+    RunError,
+)
 from knnper.experiment import (
     Experiment,
     from_json,
@@ -33,7 +39,11 @@ from knnper.process import with_fixed_threads
 from knnper.server.federation import FlowerFederation
 from knnper.server.link.authorized import read_roster
 from knnper.server.link.submission import RUN_ENDED
-from knnper.server.link.superlink import SERVER_FILE_VARIABLE, WARNINGS_VARIABLE
+from knnper.server.link.superlink import (
+    LOG_LAYOUT,
+    SERVER_FILE_VARIABLE,
+    WARNINGS_VARIABLE,
+)
 from knnper.server.observer import LoggingObserver, Observer
 from knnper.server.run import Conductor
 from knnper.server.run_folder import Checkpoint, Roster, RunFolder
@@ -281,11 +291,13 @@ def main(grid: Grid, context: Context) -> None:
 @contextlib.contextmanager
 def _warning_the_server() -> Iterator[None]:
     """Let the log of the server that this run belongs to have its warnings, too."""
-    path = os.environ.get(WARNINGS_VARIABLE)
-    if not path:
+    descriptor = os.environ.get(WARNINGS_VARIABLE)
+    if not descriptor:
         yield
         return
-    file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    # Not closed at the end: the process may run several ServerApps in tests.
+    file = logging.StreamHandler(os.fdopen(int(descriptor), "w", closefd=False))
+    file.setFormatter(HarmlessFormatter(LOG_LAYOUT))
     file.setLevel(logging.WARNING)
     root = logging.getLogger()
     # What Python does by itself only where nobody else writes.

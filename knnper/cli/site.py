@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from knnper.cli.terminal import (
+    CLIENT_APP,
     RUN_FAILED,
     AsJson,
     ClientFile,
@@ -410,7 +411,7 @@ def onboard(
         raise typer.BadParameter("it goes with --model; the server knows it by itself")
     if model is None:
         log_to_stderr(verbose=verbose)
-        onboarded = join(settings, patience, verbose=verbose)
+        onboarded = join(settings, patience, app=CLIENT_APP, verbose=verbose)
         found = onboarded.site_state.load(onboarded.serving.model)
     else:
         found = find_model(model, settings.door)

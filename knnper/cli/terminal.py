@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from knnper.simulation.batches.progress import Progress as BatchProgress
     from knnper.simulation.reports.table import Shown
 
+# The installed module with `server_app` and `client_app`; importing it loads torch.
+APPS = "knnper.cli.flower_apps"
+CLIENT_APP = f"{APPS}:client_app"
+
 Verbose = Annotated[
     bool, typer.Option("--verbose", help="Log every message of Flower's, too.")
 ]

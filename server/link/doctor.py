@@ -12,7 +12,6 @@ from knnper.files import lock_holder
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
 from knnper.server.link.registration import AUTHORIZED, census
 from knnper.server.link.setup import LOCK
-from knnper.server.link.superlink import Note
 from knnper.server.settings import ServerSettings, TlsFiles
 from knnper.transport.credentials import (
     Address,
@@ -121,7 +120,6 @@ def _key(files: TlsFiles) -> Finding:
 
 _HEALTH = "/health"
 _OK = 200
-_SILENT_S = 30.0
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -129,31 +127,6 @@ def _server(settings: ServerSettings) -> Finding:
     if not is_running(settings.state):
         return problem("does not run", "start it: knnper fed server FEDERATION")
     return fine(f"runs, in {settings.state}")
-
-
-def _processes(settings: ServerSettings) -> Finding:
-    state = settings.state
-    found = Note.read(state)
-    if found is None:
-        silent = f"the server runs, and {state} says nothing of its processes"
-        return problem(silent, "start it again: it may be of an earlier version")
-    (note, age_s), log = found, state / "superlink.log"
-    if not note.lives():
-        mend = f"the server starts it again within seconds; {log} says why it ended"
-        return problem(f"Flower's SuperLink, process {note.superlink}, is gone", mend)
-    if age_s > _SILENT_S:
-        return problem(
-            f"no run that is submitted begins: Flower's SuperLink, process "
-            f"{note.superlink}, did not answer the server for {age_s:.0f} s",
-            f"look into {log}; end that process, and the server starts it again",
-        )
-    if note.starts > 1:
-        return warning(
-            f"Flower's SuperLink was started {note.starts} times",
-            f"{log} and the server's log say why it ended; runs that were under "
-            "way have failed: submit them again with --resume",
-        )
-    return fine(f"Flower's SuperLink is process {note.superlink}, and starts runs")
 
 
 def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
@@ -217,8 +190,6 @@ def server_checks(settings: ServerSettings) -> list[Check]:
         Check("gateway port", lambda: _port(settings, listen, "listen")),
         Check("control port", lambda: _port(settings, control, "control")),
     ]
-    if runs:
-        checks.append(Check("processes", lambda: _processes(settings)))
     if tls is not None:
         checks.append(Check("authorized", lambda: _authorized(settings)))
         checks.append(Check("roster", lambda: _roster(settings)))

@@ -33,6 +33,7 @@ from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import Address, fingerprint
 
 UNREGISTERED = "unregistered"
+FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class RunStatus:
     @property
     def is_finished(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return self.state == "finished"
+        return self.state == FINISHED
 
 
 class ControlPort:
@@ -108,12 +109,14 @@ class ControlPort:
         status = found[run_id].status
         return RunStatus(status.status, status.sub_status, status.details)
 
-    def run_of_bundle(self, version: str) -> int | None:
-        """Return the run of the bundle ``version``, if it is among the last 20."""
-        told = self._asked("list the runs", "list-runs", ListRunsRequest())
-        found = ListRunsResponse.FromString(told).run_dict
-        runs = (run_id for run_id, run in found.items() if run.fab_version == version)
-        return next(runs, None)
+    def finished_runs(self) -> list[int]:
+        """Return the finished ones of the last 20 runs.
+
+        Listing a finished run makes Flower delete its messages and objects.
+        """
+        answer = self._asked("list the runs", "list-runs", ListRunsRequest())
+        runs = ListRunsResponse.FromString(answer).run_dict
+        return [run_id for run_id, run in runs.items() if run.status.status == FINISHED]
 
     def _asked(self, action: str, path: str, request: Message) -> bytes:
         try:

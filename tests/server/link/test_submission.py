@@ -1,12 +1,9 @@
 """Runs are submitted with Flower's command; here it says what it is told to."""
 
-import contextlib
-import dataclasses
 import json
 import sys
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +13,8 @@ from knnper.server.link import submission
 from knnper.server.link.registration import RunStatus
 from knnper.server.link.submission import write_bundle
 from knnper.server.settings import ServerSettings
+
+APPS = "knnper.cli.flower_apps"
 
 
 @pytest.fixture
@@ -46,20 +45,11 @@ def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_run_is_submitted_and_has_an_id(settings: ServerSettings, flwr: Any) -> None:
     noted = flwr('some words first {"success": true, "run-id": "123"}')
-    assert submission.submit(settings, {"experiment": "x"}) == 123
+    assert submission.submit(settings, {"experiment": "x"}, APPS) == 123
     arguments, home = json.loads(noted.read_text())
     assert arguments[0] == "run"
     assert arguments[2:] == ["federation", "--format", "json"]
     assert home == str(settings.flower_home)
-
-
-def test_the_server_is_told_of_a_run_that_was_submitted(
-    settings: ServerSettings, flwr: Any
-) -> None:
-    flwr('{"success": true, "run-id": "123"}')
-    settings.state.mkdir()
-    submission.submit(settings, {})
-    assert [one.name for one in settings.state.iterdir()] == ["submitted"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +65,7 @@ def test_what_goes_wrong_is_said(
 ) -> None:
     flwr(answer)
     with pytest.raises(RunError, match=said):
-        submission.submit(settings, {})
+        submission.submit(settings, {}, APPS)
 
 
 FLOWERS = "\x1b[91mERROR \x1b[0m:     Exit Code: 201\n\nFor more information, visit"
@@ -126,58 +116,23 @@ def test_a_log_that_cannot_be_shown_does_not_hide_how_a_run_ended(
     assert said.startswith("failed out of memory; its log cannot be shown: flwr log")
 
 
-@pytest.fixture
-def slow_flwr(tmp_path: Path, flwr: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the command take longer than anybody waits."""
+def test_submission_without_an_answer_names_the_command_that_lists_runs(
+    settings: ServerSettings,
+    tmp_path: Path,
+    flwr: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     flwr("")
     (tmp_path / "bin" / "flwr").write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(submission, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(submission, "_LATE_S", 0.0)
-
-
-def _answer(monkeypatch: pytest.MonkeyPatch, run_id: int | None) -> list[str]:
-    """Let the control port answer; return the versions that it is asked for."""
-    seen: list[str] = []
-
-    def run_of_bundle(version: str) -> int | None:
-        seen.append(version)
-        return run_id
-
-    port = contextlib.nullcontext(SimpleNamespace(run_of_bundle=run_of_bundle))
-    monkeypatch.setattr(submission, "control_port", lambda _: port)
-    return seen
-
-
-@pytest.mark.usefixtures("slow_flwr")
-def test_a_run_that_the_server_took_is_not_submitted_again(
-    settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = _answer(monkeypatch, 5)
-    assert [submission.submit(settings, {}) for _ in range(2)] == [5, 5]
-    assert len(set(seen)) == 2  # no two submissions are taken for each other
-
-
-@pytest.mark.usefixtures("slow_flwr")
-def test_a_run_that_the_server_does_not_have_may_be_submitted_again(
-    settings: ServerSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _answer(monkeypatch, None)
-    with pytest.raises(RunError, match=r"within 0\.1 s\. The server has not taken the"):
-        submission.submit(settings, {})
-
-
-@pytest.mark.usefixtures("slow_flwr")
-def test_what_cannot_be_known_is_said(settings: ServerSettings) -> None:
-    alone = dataclasses.replace(settings, insecure=True, control="127.0.0.1:1")
-    with pytest.raises(RunError) as refused:
-        submission.submit(alone, {})
-    said = str(refused.value)
-    assert "Whether the server has taken the run is not known" in said
-    assert f"FLWR_HOME={settings.flower_home} flwr list federation" in said
+    with pytest.raises(RunError, match=r"did not end within 0\.1 s") as refused:
+        submission.submit(settings, {}, APPS)
+    command = f"FLWR_HOME={settings.flower_home} flwr list federation"
+    assert command in str(refused.value)
 
 
 def test_the_bundle_has_settings_and_no_code_of_its_own(tmp_path: Path) -> None:
-    write_bundle(tmp_path, {"document": '{"name": "x"}', "resume": True})
+    write_bundle(tmp_path, {"document": '{"name": "x"}', "resume": True}, APPS)
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == ["installed.py", "pyproject.toml"]
     project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
