@@ -200,6 +200,9 @@ class SuperLink:
             await end_process(self._process)
         # What the processes wrote at the end belongs in the log, too.
         await asyncio.gather(*self._copying)
+        if self._log is not None:
+            self._log.close()
+            self._log = None
 
     def client(self) -> httpx.AsyncClient:
         """Return an HTTP client for the control port."""

@@ -54,7 +54,9 @@ class Operator:
     ) -> None:
         """Let the server run, with its nodes, and take runs."""
 
-        def noted(_: ServerSettings, config: Mapping[str, str | bool]) -> int:
+        def noted(
+            _: ServerSettings, config: Mapping[str, str | bool], apps: str
+        ) -> int:
             self.configs.append(config)
             return submit()
 
