@@ -35,7 +35,8 @@ from benchmarks.measurement import Measurement, Turns, make_parser, rounded, say
 from benchmarks.store import IMAGE, NUM_CLASSES
 from benchmarks.workload import Workload
 from knnper.client.served_model import ServedModel, open_served
-from knnper.client.service.app import make_service, serve
+from knnper.client.service.app import make_service
+from knnper.client.service.server import serve
 from knnper.client.settings import ServiceSettings
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples, InputSpec

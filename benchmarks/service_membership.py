@@ -19,13 +19,14 @@ from sklearn.metrics import roc_auc_score
 
 from benchmarks.measurement import Measurement, make_parser, say
 from knnper.client.served_model import ServedModel, open_served
-from knnper.client.service.access import EVERYBODY, Caller, Scope
-from knnper.client.service.endpoints import (
+from knnper.client.service.access import EVERYBODY
+from knnper.client.service.documents import (
     InputPrediction,
     Predictions,
-    predictions,
-    shown_to,
+    as_json,
+    predictions_of,
 )
+from knnper.client.service.tokens import Caller, Scope
 from knnper.client.site_state import SiteState
 from knnper.data.digits import CLASS_NAMES, digit_images
 from knnper.data.examples import Examples, InputSpec, no_examples
@@ -111,7 +112,7 @@ def scores(
 ) -> list[float]:
     """Return how much each answer looks like that of a stored example."""
     names = served.model.class_names
-    told = shown_to(caller, predictions(served.predict(asked.images), names))
+    told = as_json(caller, predictions_of(served.predict(asked.images), names))
     answers = Predictions.model_validate_json(told).predictions
     alone = served.model.head(served.model.embed(asked.images))
     weight = served.serving.knn_weight

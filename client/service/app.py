@@ -1,23 +1,17 @@
-"""The web application of the service: middleware, errors, its OpenAPI description."""
+"""The web application of the service, and its OpenAPI document."""
 
 import contextlib
 import functools
-import ipaddress
-import logging
-import signal
-import ssl
-import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
@@ -26,15 +20,18 @@ from starlette.types import ASGIApp
 import knnper
 from knnper.client.served_model import ServedModel
 from knnper.client.service import inputs
-from knnper.client.service.access import Guard, Tokens
+from knnper.client.service.access import Guard
+from knnper.client.service.bodies import Bodies, Limits
 from knnper.client.service.endpoints import PICTURE_PATH, Service, routes
-from knnper.client.service.session import Current, Metered, Metrics, Workers
-from knnper.client.settings import ServiceSettings
-from knnper.errors import KnnPerError, RunError
-from knnper.transport.sockets import Server, SocketLimits, listen
+from knnper.client.service.errors import RequestError, error_response, handle_error
+from knnper.client.service.forms import FORM_FIELD
+from knnper.client.service.metrics import Metered, Metrics
+from knnper.client.service.session import Current, Workers
+from knnper.client.service.tokens import Tokens
+from knnper.errors import KnnPerError
 
 Schema = dict[str, Any]
-_FOUND = (Match.PARTIAL, Match.FULL)
+_MATCHES = (Match.PARTIAL, Match.FULL)
 _BINARY: Schema = {"type": "string", "format": "binary"}
 _SCHEMAS = "#/components/schemas/{model}"
 
@@ -44,17 +41,25 @@ def make_service(
     open_served: Callable[[], ServedModel],
     *,
     tokens: Tokens | None,
-    limits: inputs.Limits | None = None,
+    limits: Limits | None = None,
 ) -> ASGIApp:
-    """Return the service of one client, which opens what is served when it starts."""
-    limits = limits or inputs.Limits()
+    """Build the service of one client.
+
+    Parameters
+    ----------
+    open_served
+        Opens the served model. It is called after the start, until it succeeds.
+    tokens
+        Tokens that are accepted; None answers this machine alone.
+    """
+    limits = limits or Limits()
     current = Current(open_served, limits.poll_s)
-    readers, writers = (
-        Workers(name, count, limits.max_waiting, limits.seconds)
-        for name, count in (("predict", limits.num_readers), ("store", 1))
+    readers = Workers("predict", limits.num_readers, limits.max_waiting, limits.seconds)
+    writers = Workers("store", 1, limits.max_waiting, limits.seconds)
+    metrics = Metrics(current)
+    service = Service(
+        client_name, current, limits, Bodies(limits), readers, writers, metrics
     )
-    bodies, metrics = inputs.Bodies(limits), Metrics(current)
-    service = Service(client_name, current, limits, bodies, readers, writers, metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -71,7 +76,7 @@ def make_service(
         version=knnper.__version__,
         description="Predictions of one client: a global model and the client's own "
         "examples, mixed.",
-        # The pages of FastAPI load scripts from elsewhere.
+        # FastAPI's own pages would load scripts from other sites.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -81,184 +86,113 @@ def make_service(
     )
     router = routes(service)
     app.include_router(router)
-    answer_http = functools.partial(_answer_http, router.routes)
-    app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(
+        HTTPException, functools.partial(_handle_http_error, router.routes)
+    )
     for kind in (KnnPerError, RequestValidationError, Exception):
-        app.add_exception_handler(kind, inputs.answer_error)
+        app.add_exception_handler(kind, handle_error)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def description() -> JSONResponse:
-        found = _description(app, service, needs_token=tokens is not None)
-        return JSONResponse(found)
+    async def describe() -> JSONResponse:
+        return JSONResponse(_describe(app, service, needs_token=tokens is not None))
 
     return Metered(Guard(app, tokens), metrics)
 
 
-async def _answer_http(
+async def _handle_http_error(
     all_routes: Sequence[BaseRoute], request: Request, error: Exception
 ) -> JSONResponse:
-    assert isinstance(error, HTTPException), "as it is registered"
+    assert isinstance(error, HTTPException), "the only kind it is registered for"
     headers = {}
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # Starlette names only those of the first route with this path.
+        # Starlette names only the methods of the first route with this path.
         methods = {
             method
             for route in all_routes
-            if isinstance(route, APIRoute) and route.matches(request.scope)[0] in _FOUND
+            if isinstance(route, APIRoute)
+            and route.matches(request.scope)[0] in _MATCHES
             for method in route.methods or ()
         }
         headers = {"allow": ", ".join(sorted(methods))}
     message = f"{error.detail}: {request.method} {request.url.path}"
-    return inputs.answer(error.status_code, message, headers)
+    return error_response(error.status_code, message, headers)
 
 
-def _description(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
-    """Return the OpenAPI document, which says what the model of now takes."""
-    # Endpoints read their bodies themselves: FastAPI would parse them before anybody
-    # has looked at the scopes and the size, and while no other request is answered.
-    found = get_openapi(
+def _describe(app: FastAPI, service: Service, *, needs_token: bool) -> Schema:
+    """Build the OpenAPI document; bodies are described for the model now served."""
+    document = get_openapi(
         title=app.title,
         version=app.version,
         description=app.description,
         routes=app.routes,
     )
-    paths, schemas = found["paths"], found["components"]["schemas"]
+    paths, schemas = document["paths"], document["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    bodies: tuple[type[Any], ...]
-    bodies = (inputs.PredictionRequest, inputs.AdditionRequest, inputs.DeletionRequest)
+    prediction: type[BaseModel] = inputs.PredictionRequest
+    addition: type[BaseModel] = inputs.AdditionRequest
+    deletion: type[BaseModel] = inputs.DeletionRequest
     media_types: tuple[str, ...] = (
         inputs.JSON,
         inputs.NPY,
         *inputs.PICTURES,
         inputs.FORM,
     )
-    with contextlib.suppress(inputs.RequestError):  # before there is a model
+    with contextlib.suppress(RequestError):  # there is no model yet
         reader = service.reader(service.current.served())
-        bodies = (reader.prediction, reader.addition, reader.deletion)
-        media_types = reader.media_types
+        prediction, addition = reader.prediction, reader.addition
+        deletion, media_types = reader.deletion, reader.media_types
     _, definitions = models_json_schema(
-        [(body, "validation") for body in bodies], ref_template=_SCHEMAS
+        [(body, "validation") for body in (prediction, addition, deletion)],
+        ref_template=_SCHEMAS,
     )
     schemas |= definitions["$defs"]
-    sent = [{"$ref": _SCHEMAS.format(model=body.__name__)} for body in bodies]
-    paths["/predict"]["post"]["requestBody"] = _any_body(
-        sent[0], media_types, service.limits.max_inputs
+    paths["/predict"]["post"]["requestBody"] = _inputs_body(
+        _reference(prediction), media_types, service.limits.max_inputs
     )
-    paths["/examples"]["post"]["requestBody"] = _body({inputs.JSON: sent[1]})
-    paths["/examples"]["delete"]["requestBody"] = _body({inputs.JSON: sent[2]})
+    paths["/examples"]["post"]["requestBody"] = _body(
+        {inputs.JSON: _reference(addition)}
+    )
+    paths["/examples"]["delete"]["requestBody"] = _body(
+        {inputs.JSON: _reference(deletion)}
+    )
     if inputs.PICTURES[0] not in media_types:
         del paths[PICTURE_PATH]
         del paths["/examples"]["post"]["responses"]["200"]["links"]
     if not needs_token:
-        del found["components"]["securitySchemes"]
+        del document["components"]["securitySchemes"]
         for operations in paths.values():
             for operation in operations.values():
                 operation.pop("security", None)
-    return found
+    return document
 
 
-def _any_body(sent: Schema, media_types: Sequence[str], most: int) -> Schema:
-    """Return all ways to send inputs: as JSON, a file, or files in a form."""
-    files = {"type": "array", "items": _BINARY, "minItems": 1, "maxItems": most}
+def _reference(body: type[BaseModel]) -> Schema:
+    return {"$ref": _SCHEMAS.format(model=body.__name__)}
+
+
+def _inputs_body(json: Schema, media_types: Sequence[str], max_inputs: int) -> Schema:
+    """Describe all ways to send inputs: as JSON, one file, or files in a form."""
     form: Schema = {
         "type": "object",
-        "properties": {inputs.FORM_FIELD: files},
-        "required": [inputs.FORM_FIELD],
+        "properties": {
+            FORM_FIELD: {
+                "type": "array",
+                "items": _BINARY,
+                "minItems": 1,
+                "maxItems": max_inputs,
+            }
+        },
+        "required": [FORM_FIELD],
         "additionalProperties": False,
     }
-    special = {inputs.JSON: sent, inputs.FORM: form}
-    body = _body({name: special.get(name, _BINARY) for name in media_types})
-    types = ", ".join(name for name in media_types if name not in special)
-    body["content"][inputs.FORM]["encoding"] = {
-        inputs.FORM_FIELD: {"contentType": types}
-    }
+    schemas = {inputs.JSON: json, inputs.FORM: form}
+    body = _body({name: schemas.get(name, _BINARY) for name in media_types})
+    part_types = ", ".join(name for name in media_types if name not in schemas)
+    body["content"][inputs.FORM]["encoding"] = {FORM_FIELD: {"contentType": part_types}}
     return body
 
 
-def _body(by_type: Schema) -> Schema:
-    content = {name: {"schema": schema} for name, schema in by_type.items()}
+def _body(schema_by_type: Schema) -> Schema:
+    content = {name: {"schema": schema} for name, schema in schema_by_type.items()}
     return {"required": True, "content": content}
-
-
-_STOPPING_S = 30
-_BETWEEN_NOTICES_S = 60
-_LOG = logging.getLogger(__name__)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine for sure."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def serve(
-    app: ASGIApp,
-    binding: ServiceSettings,
-    on_listening: Callable[[str], None],
-    limits: SocketLimits | None = None,
-) -> None:
-    """Answer requests until SIGTERM or SIGINT; what has begun is finished first."""
-    server = make_server(app, binding, limits)
-    with listen(
-        binding.host,
-        binding.port,
-        "choose another `service.port` or `service.host`, or stop what listens there",
-    ) as listener:
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if binding.tls is None else "https"
-        shown = f"[{host}]" if ":" in host else host
-        on_listening(f"{scheme}://{shown}:{port}")
-        # Once stopped, uvicorn raises the signal again, for whoever had it before.
-        before = signal.signal(signal.SIGTERM, lambda *_: None)
-        try:
-            server.run(sockets=[listener])
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-
-def make_server(
-    app: ASGIApp, binding: ServiceSettings, limits: SocketLimits | None = None
-) -> Server:
-    """Return what serves the application on sockets that listen."""
-    tls = binding.tls
-    certificate, key = (tls.certificate, tls.key) if tls else (None, None)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        lifespan="on",
-        timeout_graceful_shutdown=_STOPPING_S,
-        ssl_certfile=certificate,
-        ssl_keyfile=key,
-    )
-    try:
-        return Server(config, limits or SocketLimits(), _Notices().ended)
-    except (OSError, ssl.SSLError) as error:
-        raise RunError(
-            f"TLS cannot be used with {certificate} and {key}: {error}; "
-            "expected a certificate and its key, as PEM files that can be read"
-        ) from error
-
-
-class _Notices:
-    """Says once a minute how many connections were ended, and why."""
-
-    def __init__(self) -> None:
-        self._ended: Counter[str] = Counter()
-        self._next = 0.0
-
-    def ended(self, address: str, why: str) -> None:
-        self._ended[why] += 1
-        if time.monotonic() > self._next:
-            for reason, count in self._ended.items():
-                _LOG.warning(
-                    "connections ended: %d, the last of %s: %s", count, address, reason
-                )
-            self._ended.clear()
-            self._next = time.monotonic() + _BETWEEN_NOTICES_S

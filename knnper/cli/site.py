@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from knnper.client.onboarding import Onboarded
-    from knnper.client.service.access import Tokens
+    from knnper.client.service.tokens import Tokens
     from knnper.client.settings import ClientSettings
     from knnper.client.state import Accuracy, Serving
     from knnper.data.site_check import DataCheck
@@ -335,9 +335,10 @@ def serve(
 ) -> None:
     """Serve a client's predictions until SIGTERM or Ctrl-C."""
     from knnper.client.served_model import open_served
-    from knnper.client.service.app import is_loopback, make_service
-    from knnper.client.service.app import serve as serve_app
-    from knnper.client.service.inputs import Limits
+    from knnper.client.service.app import make_service
+    from knnper.client.service.bodies import Limits
+    from knnper.client.service.server import is_loopback
+    from knnper.client.service.server import serve as serve_app
     from knnper.client.settings import read_client
     from knnper.client.site_state import SiteState
 
@@ -365,14 +366,14 @@ def serve(
         target=_tell_changes_apart, args=(settings, config, os.getpid()), daemon=True
     )
     comparing.start()
-    serve_app(app, binding, lambda place: say(f"{ready} {place}"), limits.sockets)
+    serve_app(app, binding, lambda place: say(f"{ready} {place}"))
 
 
 def _tokens(
     settings: "ClientSettings", token_file: Path | None, no_token: bool
 ) -> "Tokens | None":
-    from knnper.client.service.access import Tokens, read_or_create_owner_token
-    from knnper.client.service.app import is_loopback
+    from knnper.client.service.server import is_loopback
+    from knnper.client.service.tokens import Tokens, read_or_create_owner_token
     from knnper.errors import RunError
 
     if no_token:
@@ -570,7 +571,7 @@ def _accuracy(accuracy: "Accuracy") -> str:
 @token.command()
 def add(config: ClientFile, name: TokenName, scopes: Scopes = None) -> None:
     """Make a token and write it to standard output; it is never shown again."""
-    from knnper.client.service.access import SCOPES, add_token
+    from knnper.client.service.tokens import SCOPES, add_token
     from knnper.experiment import alternatives
 
     wanted = scopes or ["predict"]
@@ -588,7 +589,7 @@ def add(config: ClientFile, name: TokenName, scopes: Scopes = None) -> None:
 @token.command("list")
 def list_tokens(config: ClientFile, as_json: AsJson = False) -> None:
     """Show the tokens by name; the owner's, which may do everything, is not listed."""
-    from knnper.client.service.access import read_tokens
+    from knnper.client.service.tokens import read_tokens
     from knnper.client.settings import read_client
 
     rows = [
@@ -605,7 +606,7 @@ def list_tokens(config: ClientFile, as_json: AsJson = False) -> None:
 @token.command()
 def revoke(config: ClientFile, name: TokenName) -> None:
     """Forget a token; a service that runs refuses it from then on."""
-    from knnper.client.service.access import revoke_token
+    from knnper.client.service.tokens import revoke_token
 
     revoke_token(_claimed_state(config), name)
     say(f"The token {name} is revoked")

@@ -22,7 +22,7 @@ from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
 from PIL import Image
 from starlette.types import ASGIApp
 
-from knnper.client.service import inputs as service
+from knnper.client.service import bodies, forms, inputs
 from knnper.client.service.app import make_service
 from knnper.data.examples import InputSpec
 from knnper.errors import KnnPerError, RunError
@@ -34,8 +34,8 @@ from knnper.strategies.core.task import Validation
 from knnper.transport import flower_protocol as flower
 
 TIMES_AS_LONG, MOST_TIMES = 4, 9.0
-LIMITS = service.Limits()
-READER = service.Reader(
+LIMITS = bodies.Limits()
+READER = inputs.Reader(
     InputSpec((8, 8, 1), 3, (0.5,), (0.25,)), ("cat", "dog", "eel"), LIMITS
 )
 Make = Callable[[int], Any]
@@ -55,13 +55,13 @@ def cpu_s(parse: Parse, made: Any) -> float:
 
 def inputs_in(media_type: str) -> Parse:
     def read(content: bytes) -> object:
-        return READER.inputs(service.Body(content, media_type, "b"), _budget())
+        return READER.inputs(bodies.Body(content, media_type, "b"), _budget())
 
     return read
 
 
-def _budget() -> service.Budget:
-    return service.Budget(LIMITS)
+def _budget() -> bodies.Budget:
+    return bodies.Budget(LIMITS)
 
 
 def jpeg_with(marker: int, payload: bytes) -> Make:
@@ -117,15 +117,15 @@ SERVICE: dict[str, tuple[int, Make, Parse]] = {
     ),
     "content type of semicolons": (
         *(4000, lambda n: f'a/b; x="{n * ";"}'),
-        service.value_and_parameters,
+        forms.value_and_parameters,
     ),
     "content type of parameters": (
         *(4000, lambda n: f"a/b{n * ';a=b'}"),
-        service.value_and_parameters,
+        forms.value_and_parameters,
     ),
     "content type of blanks": (
         *(4000, lambda n: f"a/b; {n * ' '};{n * 'a'}"),
-        service.value_and_parameters,
+        forms.value_and_parameters,
     ),
     "header of a form's part": (
         500,
@@ -133,25 +133,25 @@ SERVICE: dict[str, tuple[int, Make, Parse]] = {
             b'--b\r\nContent-Disposition: form-data; name="image"\r\n'
             b"Content-Type: image/png" + n * b";a" + b"\r\n\r\nx\r\n--b--"
         ),
-        inputs_in(service.FORM),
+        inputs_in(inputs.FORM),
     ),
     "parts of a form": (
         *(20_000, lambda n: b"--b" + n * b"\r\n--b" + b"--"),
-        inputs_in(service.FORM),
+        inputs_in(inputs.FORM),
     ),
     "digits in JSON": (
         *(50_000, lambda n: b'{"inputs": [[[' + n * b"1" + b"]]]}"),
-        inputs_in(service.JSON),
+        inputs_in(inputs.JSON),
     ),
-    "levels in JSON": (*(50_000, lambda n: n * b"["), inputs_in(service.JSON)),
+    "levels in JSON": (*(50_000, lambda n: n * b"["), inputs_in(inputs.JSON)),
     "wrong inputs in JSON": (
         *(5000, lambda n: b'{"inputs": [' + n * b'{"image": 3},' + b"3]}"),
-        inputs_in(service.JSON),
+        inputs_in(inputs.JSON),
     ),
     "header of an array": (
         2000,
         lambda n: b"\x93NUMPY\x02\x00" + n.to_bytes(4, "little") + n * b"(",
-        inputs_in(service.NPY),
+        inputs_in(inputs.NPY),
     ),
     "Exif data of a JPEG": (
         20_000,

@@ -18,9 +18,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from knnper.client.served_model import ModelInUse, ServedModel
-from knnper.client.service.access import Tokens
-from knnper.client.service.app import make_server, make_service
-from knnper.client.service.inputs import Limits
+from knnper.client.service.app import make_service
+from knnper.client.service.bodies import Limits
+from knnper.client.service.server import make_server
+from knnper.client.service.tokens import Tokens
 from knnper.client.settings import ServiceSettings
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.characters import CHARACTER_NAMES, NUM_TOKENS
@@ -32,7 +33,6 @@ from knnper.datastore.prediction import Names
 from knnper.datastore.store import Store, create_store
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.transport.sockets import SocketLimits
 from tests.client.state.small_site import small_experiment, untrained
 
 TOKEN = "a token of the tests"
@@ -152,7 +152,7 @@ def asking(
     app = make_service("site-a", open_served, tokens=tokens, limits=limits)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     with (
-        running(app, limits.sockets) as address,
+        running(app) as address,
         httpx.Client(base_url=address, headers=headers, timeout=30) as client,
     ):
         wait_until_ready(client)
@@ -160,9 +160,9 @@ def asking(
 
 
 @contextlib.contextmanager
-def running(app: ASGIApp, limits: SocketLimits | None = None) -> Iterator[str]:
+def running(app: ASGIApp) -> Iterator[str]:
     """Give the address at which a thread of this process answers."""
-    server = make_server(app, ServiceSettings(port=0), limits)
+    server = make_server(app, ServiceSettings(port=0))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()

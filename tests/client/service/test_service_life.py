@@ -20,10 +20,13 @@ from starlette.types import Message
 from torch import Tensor
 
 from knnper.client.served_model import ServedModel, open_served
-from knnper.client.service.access import Tokens
-from knnper.client.service.app import is_loopback, make_server, make_service, serve
-from knnper.client.service.inputs import Bodies, Budget, Limits, RequestError
-from knnper.client.service.session import Current, Metrics, Workers
+from knnper.client.service.app import make_service
+from knnper.client.service.bodies import Bodies, Budget, Limits
+from knnper.client.service.errors import RequestError
+from knnper.client.service.metrics import Metrics
+from knnper.client.service.server import is_loopback, make_server, serve
+from knnper.client.service.session import Current, Workers
+from knnper.client.service.tokens import Tokens
 from knnper.client.settings import ServiceCertificate, ServiceSettings
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples
@@ -32,7 +35,6 @@ from knnper.datastore.examples import Added, Ids, Selection
 from knnper.datastore.prediction import KERNELS, Prediction, neighbor_vote
 from knnper.errors import KnnPerError, RunError
 from knnper.strategies.core.exported_model import GlobalModel
-from knnper.transport.sockets import SocketLimits
 from tests.client.service.small_service import (
     CLASSES,
     IMAGE,
@@ -201,7 +203,7 @@ def test_bodies_have_so_much_memory_together() -> None:
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for(tmp_path: Path) -> None:
-    limits = Limits(sockets=SocketLimits(body_grace_s=0.1))
+    limits = Limits(body_grace_s=0.1)
     with asking(small_served(tmp_path / "store"), limits=limits) as client:
         place = (client.base_url.host, client.base_url.port or 0)
         with socket.create_connection(place, timeout=10) as connection:

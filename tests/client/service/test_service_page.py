@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from knnper.client.service.access import add_token
-from knnper.client.service.endpoints import encode_png
+from knnper.client.service.files import encode_png
+from knnper.client.service.tokens import add_token
 from tests.client.service import small_service
 from tests.client.service.small_service import (
     CLASSES,

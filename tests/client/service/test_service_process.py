@@ -17,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from knnper.cli.app import app
-from knnper.client.service.access import Tokens
+from knnper.client.service.tokens import Tokens
 from knnper.client.site_state import SiteState
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData, SiteTask

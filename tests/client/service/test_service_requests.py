@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from knnper.client.service.access import (
+from knnper.client.service.access import SECURITY_HEADERS
+from knnper.client.service.tokens import (
     SCOPES,
-    SECURITY_HEADERS,
     Scope,
     Tokens,
     add_token,

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from knnper.client.service.inputs import Limits
+from knnper.client.service.bodies import Limits
 from knnper.data.examples import InputSpec
 from tests.client.service.small_service import FEATURES, TOKEN, asking, small_served
 
