@@ -40,7 +40,7 @@ from mkdocs.structure.pages import Page
 
 from knnper.simulation.reports.accuracy_table import degraded_vs
 from knnper.simulation.reports.estimate import Estimate, estimate
-from knnper.simulation.reports.report import render_page, template_environment
+from knnper.simulation.reports.pages import render_page, template_environment
 from knnper.simulation.reports.table import Table
 from knnper.simulation.reports.terms import term_of
 from knnper.simulation.reports.text import as_text

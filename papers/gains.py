@@ -24,7 +24,7 @@ from knnper.files import write_atomically
 from knnper.simulation.batches.plan import read_comparison
 from knnper.simulation.batches.runner import run_batch
 from knnper.simulation.label_counts import read_label_counts
-from knnper.simulation.reports.client_table import clients_of
+from knnper.simulation.reports.client_table import read_clients
 from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.table import Table, csv_text
@@ -76,14 +76,13 @@ def clients_in(run: Path) -> Clients:
     shares = local / np.maximum(sizes, 1)[:, None]
     skews = np.abs(shares - local.sum(axis=0) / local.sum()).sum(axis=1) / 2
     numbers = {one.client: number for number, one in enumerate(counts.clients)}
-    rows = [row for row in clients_of(run) if sizes[numbers[row.client]] > 0]
-    places = [numbers[row.client] for row in rows]
-    personal, of_global, tested = np.array(
-        [(row.accuracy, row.accuracy_global, row.num_test) for row in rows]
-    ).T
-    return Clients(
-        sizes[places], skews[places], of_global, personal - of_global, tested
-    )
+    tested = read_clients(run)
+    places = tested["client"].map(numbers).to_numpy()
+    tested, places = tested[sizes[places] > 0], places[sizes[places] > 0]
+    of_global = tested["accuracy_global"].to_numpy()
+    gain = tested["accuracy"].to_numpy() - of_global
+    weight = tested["num_test"].to_numpy().astype(np.float64)
+    return Clients(sizes[places], skews[places], of_global, gain, weight)
 
 
 def groups_of(title: str, runs: Sequence[Clients]) -> Iterator[Group]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from knnper.errors import RunError
@@ -21,7 +22,9 @@ from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.plan import Comparison
 from knnper.simulation.batches.runner import run_batch
-from knnper.simulation.reports.client_table import ClientRow, clients_of
+from knnper.simulation.reports.client_table import (
+    read_clients,
+)
 from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.figure import write_pictures
 from knnper.simulation.reports.table import Table, csv_text
@@ -37,7 +40,7 @@ class TimedRun:
     """A finished run."""
 
     rounds: Sequence[RoundRecord]
-    clients: Sequence[ClientRow]
+    clients: pd.DataFrame  # as `read_clients` returns them
     path: Path = Path()
 
     @property
@@ -62,12 +65,12 @@ class TimedRun:
         """Return the mean over the rounds."""
         return fmean(one[figure] for one in self.rounds)
 
-    def fifths(self) -> list[list[ClientRow]]:
+    def fifths(self) -> list[pd.DataFrame]:
         """Return the clients that trained, or might have, the fastest first."""
-        timed = [one for one in self.clients if one.round_seconds is not None]
-        ordered = sorted(timed, key=lambda one: (one.round_seconds, one.client))
+        timed = self.clients.dropna(subset="round_seconds")
+        ordered = timed.sort_values(["round_seconds", "client"])
         parts = np.array_split(np.arange(len(ordered)), NUM_GROUPS)
-        return [[ordered[place] for place in part] for part in parts if len(part)]
+        return [ordered.iloc[part] for part in parts if len(part)]
 
 
 def runs_in(plan: Comparison, folder: Path) -> dict[str, list[TimedRun]]:
@@ -80,7 +83,7 @@ def runs_in(plan: Comparison, folder: Path) -> dict[str, list[TimedRun]]:
     found: dict[str, list[TimedRun]] = {}
     for made in run_batch(plan, folder, 1, lambda _: None):
         for path in made.runs.values():
-            run = TimedRun(RunFolder(path).rounds(), list(clients_of(path)), path)
+            run = TimedRun(RunFolder(path).rounds(), read_clients(path), path)
             found.setdefault(made.point.title, []).append(run)
     return found
 
@@ -138,18 +141,18 @@ def groups_of(title: str, runs: Sequence[TimedRun]) -> list[Group]:
     for number, parts in enumerate(
         zip(*(one.fifths() for one in runs), strict=True), 1
     ):
-        late = [
-            [one.staleness for one in part if one.staleness is not None]
-            for part in parts
-        ]
         made.append(
             Group(
                 title,
                 number,
+                estimate([part["num_rounds"].fillna(0).mean() for part in parts]),
                 estimate(
-                    [fmean(one.num_rounds or 0 for one in part) for part in parts]
+                    [
+                        part["staleness"].mean()
+                        for part in parts
+                        if part["staleness"].notna().any()
+                    ]
                 ),
-                estimate([fmean(one) for one in late if one]),
                 estimate([weighted(part, "accuracy") for part in parts]),
                 estimate([weighted(part, "accuracy_global") for part in parts]),
             )
@@ -157,10 +160,9 @@ def groups_of(title: str, runs: Sequence[TimedRun]) -> list[Group]:
     return made
 
 
-def weighted(part: Sequence[ClientRow], figure: str) -> float:
+def weighted(clients: pd.DataFrame, figure: str) -> float:
     """Return the mean of a figure of clients by their test examples."""
-    values = [getattr(one, figure) for one in part]
-    return float(np.average(values, weights=[one.num_test for one in part]))
+    return float(np.average(clients[figure], weights=clients["num_test"]))
 
 
 def group_table(groups: Sequence[Group]) -> Table:

@@ -61,17 +61,20 @@ from knnper.simulation.origin import (
     sign,
 )
 from knnper.simulation.reports.accuracy_table import tables_of_run
-from knnper.simulation.reports.charts import Picture, as_svg
 from knnper.simulation.reports.finished_run import RESULT_FILES
-from knnper.simulation.reports.provenance import environment_text
-from knnper.simulation.reports.report import (
+from knnper.simulation.reports.pages import (
     as_html,
     render_page,
-    report_of,
     template_environment,
-    write_figures,
     write_text,
 )
+from knnper.simulation.reports.picture import (
+    Picture,
+    as_svg,
+)
+from knnper.simulation.reports.provenance import environment_text
+from knnper.simulation.reports.report import report_of
+from knnper.simulation.reports.sections import write_figures
 from knnper.simulation.reports.table import Chart, Shown, Table
 from knnper.simulation.trained_model import TrainedModel, trained_model
 from knnper.simulation.workbench import open_workbench

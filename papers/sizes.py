@@ -10,6 +10,8 @@ hardware heterogeneity in Marfoq et al. 2022, Figure 9, where memories differ.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.seeding import RandomKey
@@ -17,7 +19,6 @@ from knnper.server.observer import RoundRecord
 from knnper.simulation.batches.plan import Comparison
 from knnper.simulation.label_counts import PARTITION, read_label_counts
 from knnper.simulation.partition.split import client_names
-from knnper.simulation.reports.client_table import ClientRow
 from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.table import Table
 from papers.hours import TimedRun, runs_in, weighted
@@ -25,7 +26,7 @@ from papers.hours import TimedRun, runs_in, weighted
 GIGABYTE = 1e9
 
 
-Halves = tuple[Sequence[ClientRow], Sequence[ClientRow], Sequence[ClientRow]]
+Halves = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 """The clients that train, and of these the weak and the strong ones."""
 
 
@@ -43,10 +44,11 @@ def names_in(run: TimedRun) -> Mapping[str, str]:
 def halves(run: TimedRun, seed: int, names: Mapping[str, str]) -> Halves:
     """Return the halves of the clients that train; ``names`` as `names_in` has them."""
     key = RandomKey(seed)
-    there = [one for one in run.clients if one.round_seconds is not None]
-    ordered = sorted(there, key=lambda one: key.device(names[one.client]))
+    training = run.clients.dropna(subset="round_seconds")
+    devices = [key.device(names[client]) for client in training["client"]]
+    ordered = training.iloc[sorted(range(len(devices)), key=devices.__getitem__)]
     middle = len(ordered) // 2
-    return ordered, ordered[:middle], ordered[middle:]
+    return ordered, ordered.iloc[:middle], ordered.iloc[middle:]
 
 
 def _gigabytes(rounds: Sequence[RoundRecord], figure: str) -> float:

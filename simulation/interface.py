@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import torch
 from markupsafe import escape
 from pydantic_core import to_jsonable_python
@@ -48,7 +49,6 @@ from knnper.strategies.core.task import Predictor
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
-    from pandas import DataFrame
 
 _COMMAND = ("knnper.simulate",)  # what a run's manifest says that began it
 
@@ -120,7 +120,7 @@ class Run:
     def _repr_html_(self) -> str:
         """Return the run's verdict and tables, as a notebook shows them."""
         # Loads matplotlib, which no other part of this module needs.
-        from knnper.simulation.reports.report import as_notebook_html
+        from knnper.simulation.reports.pages import as_notebook_html
 
         if not self.is_finished:
             return f"<p>{escape(repr(self))}</p><p><code>.resume()</code> goes on.</p>"
@@ -172,22 +172,22 @@ class Run:
         return self._folder.results()
 
     @property
-    def clients(self) -> "DataFrame":
+    def clients(self) -> pd.DataFrame:
         """The content of ``clients.csv``, a row a client, by name."""
         if not self.is_finished:
             raise RunError(f"the run in {self.path} is not done; go on with resume()")
         names = {"client": str}
-        table = _pandas().read_csv(self.path / "clients.csv", converters=names)
+        table = pd.read_csv(self.path / "clients.csv", converters=names)
         return table.set_index("client")
 
     @property
-    def rounds(self) -> "DataFrame":
+    def rounds(self) -> pd.DataFrame:
         """The figures of the rounds so far, a row a round."""
-        found = _pandas().DataFrame(self._folder.rounds())
-        return found.set_index("server_round") if len(found) else found
+        rounds = pd.DataFrame(self._folder.rounds())
+        return rounds if rounds.empty else rounds.set_index("server_round")
 
     @property
-    def predictions(self) -> "DataFrame":
+    def predictions(self) -> pd.DataFrame:
         """The content of ``predictions.parquet``, a row a test example."""
         path = self.path / FILE
         if not path.exists():
@@ -196,7 +196,7 @@ class Run:
                 "run.save_predictions=true; simulate it again with that"
             )
         require_arrow()
-        return _pandas().read_parquet(path)
+        return pd.read_parquet(path)
 
     def resume(self, *, progress: bool = True, **overrides: Any) -> "Run":
         """Go on with a run that was cut short; return it, finished.
@@ -265,7 +265,7 @@ class Run:
         found.task.model.load(found.weights)
         return copy.deepcopy(found.task.model.module).eval()
 
-    def inputs(self, rows: "ArrayLike | DataFrame") -> Tensor:
+    def inputs(self, rows: "ArrayLike | pd.DataFrame") -> Tensor:
         """Return inputs of your own in the form that `data` and `test` return.
 
         `predictor` and `preprocess` take them.
@@ -429,14 +429,3 @@ def _name_of(client: str, bench: Workbench, run: Path) -> str:
             f"{len(names)} that Run.clients lists; {guess}"
         )
     return names[client]
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise RunError(
-            "tables are read with pandas, which is not installed; install it: "
-            "pip install 'knnper[notebook]'"
-        ) from error
-    return pandas

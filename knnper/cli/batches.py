@@ -21,37 +21,55 @@ from knnper.cli.terminal import (
     typed_command,
 )
 
+# Modules that load torch are imported inside functions, to keep `knnper --help` fast.
+if TYPE_CHECKING:
+    from knnper.simulation.batches.plan import Plan
+    from knnper.simulation.reports.report import Report
+
 ComparisonFile = Annotated[Path, file_argument("COMPARISON.yaml", "comparison")]
+SweepFile = Annotated[Path, file_argument("SWEEP.yaml", "sweep")]
 Output = Annotated[
     Path | None,
-    typer.Option(help="The folder of all its runs.", show_default="runs/NAME"),
+    typer.Option(help="The folder for all runs.", show_default="runs/NAME"),
 ]
 Workers = Annotated[
-    int | None, typer.Option(min=1, help="Runs side by side; one a CPU core.")
+    int | None,
+    typer.Option(min=1, help="Trainings side by side.", show_default="one a CPU core"),
+]
+Trained = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--trained",
+        metavar="RUN",
+        help="A finished run whose training is reused; may be repeated.",
+        show_default=False,
+    ),
 ]
 RunFolders = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN...", help="Folders of finished runs, of comparisons or of sweeps."
+        metavar="RUN...", help="Folders of finished runs, comparisons or sweeps."
     ),
 ]
 AsMarkdown = Annotated[
-    bool, typer.Option("--markdown", help="Write the whole report as Markdown.")
+    bool, typer.Option("--markdown", help="Print the whole report as Markdown.")
 ]
 HtmlFile = Annotated[
     Path | None,
     typer.Option(
-        "--html", metavar="FILE", help="Write the report as one page that needs no net."
+        "--html",
+        metavar="FILE",
+        help="Write the report as one HTML page that works offline.",
     ),
 ]
 CsvFile = Annotated[
     Path | None,
     typer.Option("--csv", metavar="FILE", help="Write the table with all figures."),
 ]
-OfMetric = Annotated[
+Metric = Annotated[
     str,
     typer.Option(
-        "--metric", metavar="NAME", help="What the table is of, one of run.metrics."
+        "--metric", metavar="NAME", help="The table's metric, one of run.metrics."
     ),
 ]
 Labels = Annotated[
@@ -59,26 +77,13 @@ Labels = Annotated[
     typer.Option(
         "--label",
         metavar="NAME",
-        help="What to call a RUN in tables and charts; once for each, in their order.",
+        help="A name for a RUN in tables and charts; one for each RUN, in their order.",
         show_default=False,
     ),
 ]
 FigureFolder = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Write each chart as SVG and as PDF."),
-]
-SweepFile = Annotated[Path, file_argument("SWEEP.yaml", "sweep")]
-SweepWorkers = Annotated[
-    int | None, typer.Option(min=1, help="Trainings side by side; one a CPU core.")
-]
-Trained = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--trained",
-        metavar="RUN",
-        help="A finished run whose training is not made anew; may be repeated.",
-        show_default=False,
-    ),
 ]
 
 
@@ -89,14 +94,30 @@ def compare(
     workers: Workers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune every method on validation data, then test them over several seeds.
+    """Tune every method on validation data, then test it over several seeds.
 
-    Interrupted, it resumes with the same command; what is done is not done again.
+    After an interruption, the same command resumes; finished runs are not repeated.
     """
-    # It loads torch, which `knnper --help` need not wait for.
     from knnper.simulation.batches.plan import read_comparison
 
     _run(read_comparison(comparison, overrides or ()), output, workers, as_json)
+
+
+def sweep(
+    sweep: SweepFile,
+    overrides: Overrides = None,
+    output: Output = None,
+    workers: Workers = None,
+    trained: Trained = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment at many settings over several seeds; write tables and a plot.
+
+    After an interruption, the same command resumes; finished runs are not repeated.
+    """
+    from knnper.simulation.batches.plan import read_sweep
+
+    _run(read_sweep(sweep, overrides or ()), output, workers, as_json, trained or ())
 
 
 def _run(
@@ -109,14 +130,11 @@ def _run(
     from knnper.process import usable_cores
     from knnper.simulation.batches.outputs import write_batch
     from knnper.simulation.batches.runner import num_runs, num_steps, run_batch
-    from knnper.simulation.batches.tables import (
-        documents_of,
-        rows_of,
-    )
+    from knnper.simulation.batches.tables import documents_of, rows_of
 
     folder = output or Path("runs") / plan.name
-    total, there = num_runs(plan, folder)
-    say(f"{total} runs, {there} of them there")
+    total, num_done = num_runs(plan, folder)
+    say(f"{total} runs, {num_done} of them done already")
     with interruptible(folder), run_counter(num_steps(plan), "steps") as advance:
         outcomes = run_batch(
             plan, folder, workers or usable_cores(), advance, typed_command(), trained
@@ -127,11 +145,6 @@ def _run(
     say(f"Tables, and the plot of a sweep with x, are in {folder}")
 
 
-if TYPE_CHECKING:
-    from knnper.simulation.batches.plan import Plan
-    from knnper.simulation.reports.report import Report
-
-
 def report(
     runs: RunFolders,
     as_json: AsJson = False,
@@ -139,7 +152,7 @@ def report(
     html: HtmlFile = None,
     csv_file: CsvFile = None,
     figures: FigureFolder = None,
-    metric: OfMetric = "accuracy",
+    metric: Metric = "accuracy",
     labels: Labels = None,
 ) -> None:
     """Compare finished runs: means and 95 % intervals over the seeds.
@@ -148,43 +161,43 @@ def report(
     """
     if as_json and markdown:
         raise typer.BadParameter("give one of --json and --markdown, not both")
-    _require_labels(labels or [], runs)
-    # All below loads torch, which `knnper --help` need not wait for.
-    from knnper.simulation.reports import report as reports
-    from knnper.simulation.reports.accuracy_table import (
-        as_csv,
-        as_documents,
-    )
+    _require_label_for_each(labels or [], runs)
+    from knnper.simulation.reports.accuracy_table import as_csv, as_documents
+    from knnper.simulation.reports.pages import as_html, as_markdown_report, write_text
+    from knnper.simulation.reports.report import report_of
+    from knnper.simulation.reports.sections import write_figures
 
-    made = reports.report_of(runs, labels or [])
-    measured = list(dict.fromkeys(name for one in made.chapters for name in one.tables))
-    if metric not in measured:
-        known = f"expected what the runs measured: {', '.join(measured)}"
-        raise typer.BadParameter(f"found {metric!r}, {known}", param_hint="--metric")
+    whole = report_of(runs, labels or [])
+    metrics = [name for chapter in whole.chapters for name in chapter.tables]
+    if metric not in metrics:
+        known = ", ".join(dict.fromkeys(metrics))
+        raise typer.BadParameter(
+            f"found {metric!r}, expected a metric of the runs: {known}",
+            param_hint="--metric",
+        )
     documents = [
         row
-        for one in made.chapters
-        for row in as_documents(one.tables.get(metric, ()), one.over)
+        for chapter in whole.chapters
+        for row in as_documents(chapter.tables.get(metric, ()), chapter.over)
     ]
     if csv_file is not None:
-        reports.write_text(csv_file, as_csv(documents))
+        write_text(csv_file, as_csv(documents))
         say(f"The table with all figures is in {csv_file}")
     if html is not None:
-        reports.write_text(html, reports.as_html(made))
+        write_text(html, as_html(whole))
         say(f"The report is in {html}: one file, open it with a browser")
     if figures is not None:
-        files = reports.write_figures(made.sections, figures)
+        files = write_figures(whole.sections, figures)
         say(f"{len(files)} files are in {figures}")
     if markdown:
-        tell(reports.as_markdown_report(made, figures))
+        tell(as_markdown_report(whole, figures))
     elif as_json:
         print_json(documents)
     else:
-        _show(made, metric)
+        _show(whole, metric)
 
 
-def _require_labels(labels: Sequence[str], runs: Sequence[Path]) -> None:
-    """Refuse labels of which not each is that of a run."""
+def _require_label_for_each(labels: Sequence[str], runs: Sequence[Path]) -> None:
     if len(labels) not in (0, len(runs)) or not all(map(str.strip, labels)):
         numbers = f"{counted(len(labels), 'label')} for {counted(len(runs), 'RUN')}"
         raise typer.BadParameter(
@@ -194,11 +207,11 @@ def _require_labels(labels: Sequence[str], runs: Sequence[Path]) -> None:
         )
 
 
-def _show(made: "Report", metric: str) -> None:
+def _show(whole: "Report", metric: str) -> None:
     from knnper.simulation.reports.accuracy_table import as_cells
     from knnper.simulation.reports.estimate import WEAK_NOTE
 
-    for number, chapter in enumerate(made.chapters):
+    for number, chapter in enumerate(whole.chapters):
         if number > 0:
             tell()
         for sentence in chapter.verdict:
@@ -211,23 +224,5 @@ def _show(made: "Report", metric: str) -> None:
             tell(WEAK_NOTE)
         for remark in chapter.remarks:
             say(remark)
-    for remark in made.remarks:
+    for remark in whole.remarks:
         say(remark)
-
-
-def sweep(
-    sweep: SweepFile,
-    overrides: Overrides = None,
-    output: Output = None,
-    workers: SweepWorkers = None,
-    trained: Trained = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run an experiment at many settings over several seeds; write tables and a plot.
-
-    Interrupted, it resumes with the same command; what is done is not done again.
-    """
-    # It loads torch, which `knnper --help` need not wait for.
-    from knnper.simulation.batches.plan import read_sweep
-
-    _run(read_sweep(sweep, overrides or ()), output, workers, as_json, trained or ())

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from knnper.errors import RunError
 from knnper.metrics import ACCURACY, called
 from knnper.server.results import OVER_CLIENTS, figure_of
@@ -32,9 +34,8 @@ from knnper.simulation.reports.accuracy_table import (
     degraded_vs,
 )
 from knnper.simulation.reports.client_table import (
-    ClientRow,
-    clients_of,
     fraction_degraded_against,
+    read_clients,
 )
 from knnper.simulation.reports.estimate import Estimate, estimate
 from knnper.simulation.reports.finished_run import (
@@ -197,12 +198,11 @@ def _gain(figure: float | None, base: float | None) -> float | None:
 
 
 def _degraded(run: Path, base: Path, metric: str) -> Figures:
-    by_client = {one.client: one.accuracy for one in _clients(base, metric)}
+    reference, clients = _clients(base, metric), _clients(run, metric)
+    values = dict(zip(reference["client"], reference["accuracy"], strict=True))
     return {
         f"{group}.{figure_of(metric, 'fraction_degraded')}": fraction_degraded_against(
-            [one for one in _clients(run, metric) if one.seen == (group == "seen")],
-            by_client,
-            metric,
+            clients[clients["seen"] == (group == "seen")], values, metric
         )
         for group in GROUPS
     }
@@ -240,9 +240,9 @@ def compared_columns(plan: Comparison) -> dict[tuple[str, str], str]:
     }
 
 
-def _clients(path: Path, metric: str) -> list[ClientRow]:
+def _clients(path: Path, metric: str) -> pd.DataFrame:
     try:
-        return list(clients_of(path, metric))
+        return read_clients(path, metric)
     except RunError as error:
         raise RunError(
             f"{error}. Delete {path}, and the same command makes the run anew"

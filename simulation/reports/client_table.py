@@ -1,106 +1,132 @@
-"""The clients of finished runs, from ``clients.csv``."""
+"""The clients of finished runs, read from ``clients.csv`` as tables."""
 
 import csv
 import hashlib
-import heapq
-import operator
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import TypeAdapter
+import pandas as pd
 
 from knnper.errors import RunError
+from knnper.experiment import LARGEST_COUNT
 from knnper.metrics import ACCURACY
-from knnper.server.result_files import Count, Number
 from knnper.server.results import columns_of, fraction_degraded
-from knnper.simulation.label_counts import ClientCounts
 from knnper.simulation.reports.setups import Setup
 
-_CLIENTS = "clients.csv"
-_NEEDED_COLUMNS = frozenset(("client", "seen", "num_test", ACCURACY))
-MOST_CLIENTS = 10_000
+FILE = "clients.csv"
+MOST_CLIENTS = 10_000  # drawn in a chart
+_REQUIRED = ("client", "seen", "num_test", ACCURACY)
+_LARGEST_NUMBER = 1e100  # beyond it, sums and charts may overflow
+_COUNTS = ("num_test", "num_stored", "num_rounds")
+# The last three belong to runs with virtual time, and to clients that trained.
+_OPTIONAL = ("knn_weight", "num_stored", "num_rounds", "round_seconds", "staleness")
 
 
-@dataclass(frozen=True, slots=True)  # there may be a million
-class ClientRow:
-    """A client of a run that has test examples."""
+def read_clients(run: Path, metric: str = ACCURACY) -> pd.DataFrame:
+    """Read the clients of a finished run that have test examples.
 
-    client: str
-    seen: bool
-    num_test: Count
-    accuracy: Number  # or another metric, as it was asked for
-    accuracy_global: Number
-    knn_weight: Number | None = None
-    num_stored: Count | None = None
-    # With virtual time, of those that trained.
-    num_rounds: Count | None = None
-    round_seconds: Number | None = None
-    staleness: Number | None = None
+    Returns
+    -------
+    A row a client, with the columns ``client`` (str), ``seen`` (bool), ``num_test``
+    (int), ``accuracy`` and ``accuracy_global`` (float) and, NaN where unknown,
+    ``knn_weight``, ``num_stored``, ``num_rounds``, ``round_seconds`` and ``staleness``.
+    With another ``metric`` the two accuracies are that metric's values, and clients for
+    which it is undefined are left out.
 
-
-_CLIENT_ROW = TypeAdapter(ClientRow)
-
-
-C = TypeVar("C", ClientRow, ClientCounts)
-
-
-def client_rows(setup: Setup) -> Iterator[ClientRow]:
-    """Yield the clients of all seeds that have test examples."""
-    for run in setup.runs:
-        if has_clients(run.path):
-            yield from clients_of(run.path)
-
-
-def has_clients(run: Path) -> bool:
-    """Return whether a run's folder has the file of its clients."""
-    return (run / _CLIENTS).is_file()
-
-
-def clients_of(run: Path, metric: str = ACCURACY) -> Iterator[ClientRow]:
-    """Yield the clients of a finished run that have test examples, and the metric."""
-    path, names = run / _CLIENTS, columns_of(ACCURACY)
+    Raises
+    ------
+    RunError
+        If the file is missing or damaged.
+    """
+    path = run / FILE
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            if missing := _NEEDED_COLUMNS.difference(reader.fieldnames or ()):
-                raise ValueError(f"it has no {', '.join(sorted(missing))}")
-            for row in reader:
-                if None in row or None in row.values():
-                    raise ValueError(f"{row['client']!r} has another number of cells")
-                if not row[ACCURACY]:
-                    continue
-                values = [row.get(column, "") for column in columns_of(metric)]
-                row.update(zip(names, values, strict=True))
-                if all(values):
-                    known = {key: one for key, one in row.items() if one}
-                    yield _CLIENT_ROW.validate_python(known)
-    except (OSError, KeyError, ValueError, csv.Error) as error:
+        return _parse(_read_cells(path), metric)
+    except (OSError, ValueError, csv.Error) as error:
         raise RunError(
             f"{path} is missing or damaged, expected the columns of a run: {error}"
         ) from error
 
 
-def sampled(clients: Iterable[C]) -> list[C]:
-    """Return at most `MOST_CLIENTS` of the clients, in their order.
+def _read_cells(path: Path) -> pd.DataFrame:
+    """Read the cells as text; every line must have as many as the header."""
+    # The csv module, since pandas pads short lines without an error.
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *lines = csv.reader(file) or [[]]
+    if missing := set(_REQUIRED).difference(header):
+        raise ValueError(f"it has no {', '.join(sorted(missing))}")
+    for line in lines:
+        if len(line) != len(header):
+            raise ValueError(f"{line[:1]} has {len(line)} cells, not {len(header)}")
+    return pd.DataFrame(lines, columns=header, dtype="object")
 
-    Those whose names have the smallest SHA-256: by nothing but chance, and of each run
-    the same ones.
+
+def _parse(cells: pd.DataFrame, metric: str) -> pd.DataFrame:
+    own, reference = columns_of(metric)
+    sources = {
+        "num_test": "num_test",
+        "accuracy": own,
+        "accuracy_global": reference,
+        **{name: name for name in _OPTIONAL},
+    }
+    text = cells.reindex(
+        columns=[*_REQUIRED, own, reference, *_OPTIONAL], fill_value=""
+    )
+    text = text.loc[:, ~text.columns.duplicated()]
+    text = text[(text[[ACCURACY, own, reference]] != "").all(axis=1)]
+    clients = pd.DataFrame({"client": text["client"].astype(str)})
+    if not text["seen"].isin(["true", "false"]).all():
+        raise ValueError("the column seen has other values than true and false")
+    clients["seen"] = text["seen"] == "true"
+    for name, source in sources.items():
+        numbers = text[source].map(lambda cell: float(cell) if cell else None)
+        clients[name] = numbers.astype(float)
+        known = clients[name][text[source] != ""]
+        if not (known.abs() <= _LARGEST_NUMBER).all():  # also false for NaN
+            raise ValueError(f"the column {source} has a value that is no number")
+        if (
+            name in _COUNTS
+            and not (known.between(0, LARGEST_COUNT) & (known % 1 == 0)).all()
+        ):
+            raise ValueError(f"the column {source} has a value that is no count")
+    return clients.astype({"num_test": int}).reset_index(drop=True)
+
+
+def clients_of_setup(setup: Setup) -> pd.DataFrame:
+    """Read the clients of all seeds, as `read_clients`, with their ``seed``.
+
+    Runs without ``clients.csv`` are left out; without any, the table has no rows.
     """
+    tables = [
+        read_clients(run.path).assign(seed=run.seed)
+        for run in setup.runs
+        if has_clients(run.path)
+    ]
+    if not tables:
+        columns = (*_REQUIRED, "accuracy_global", *_OPTIONAL, "seed")
+        return pd.DataFrame(columns=list(columns)).astype({"seen": bool})
+    return pd.concat(tables, ignore_index=True)
 
-    def rank(numbered: tuple[int, C]) -> bytes:
-        return hashlib.sha256(numbered[1].client.encode()).digest()
 
-    chosen = heapq.nsmallest(MOST_CLIENTS, enumerate(clients), key=rank)
-    return [one for _, one in sorted(chosen, key=operator.itemgetter(0))]
+def has_clients(run: Path) -> bool:
+    """Return whether a run's folder has the file of its clients."""
+    return (run / FILE).is_file()
+
+
+def sample_names(names: Iterable[str]) -> list[int]:
+    """Return the positions of at most `MOST_CLIENTS` names, in their order.
+
+    Those with the smallest SHA-256: an arbitrary choice, and the same in every run.
+    """
+    hashes = [hashlib.sha256(name.encode()).digest() for name in names]
+    chosen = sorted(range(len(hashes)), key=hashes.__getitem__)[:MOST_CLIENTS]
+    return sorted(chosen)
 
 
 def note_on_sample(counts: Iterable[tuple[str, int, int]]) -> str:
-    """Return a sentence on what is cut, of (what, number drawn, number of all)."""
+    """Describe what a chart leaves out, of (noun, number drawn, number of all)."""
     cut = [
-        f"{drawn:,} of the {total:,} {what}"
-        for what, drawn, total in counts
+        f"{drawn:,} of the {total:,} {noun}"
+        for noun, drawn, total in counts
         if drawn < total
     ]
     sample = "a sample by the SHA-256 of their names"
@@ -108,8 +134,15 @@ def note_on_sample(counts: Iterable[tuple[str, int, int]]) -> str:
 
 
 def fraction_degraded_against(
-    clients: Iterable[ClientRow], by_client: Mapping[str, float], metric: str = ACCURACY
+    clients: pd.DataFrame, reference: Mapping[str, float], metric: str = ACCURACY
 ) -> float | None:
-    """Return `fraction_degraded` against another model's metric by client."""
-    pairs = ((it.accuracy, by_client.get(it.client)) for it in clients)
+    """Return the fraction of clients whose metric is worse than the reference's.
+
+    ``reference``: The metric with another model by client name; other clients are left
+    out.
+    """
+    names, values = clients["client"], clients["accuracy"]
+    pairs = (
+        (own, reference.get(name)) for name, own in zip(names, values, strict=True)
+    )
     return fraction_degraded(pairs, metric)

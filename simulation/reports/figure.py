@@ -19,7 +19,7 @@ from matplotlib.ticker import PercentFormatter
 
 _LOG = logging.getLogger(__name__)
 
-# Have Chinese, Japanese or Korean characters, which the first font lacks.
+# Fonts with the Chinese, Japanese and Korean characters that the default font lacks.
 FALLBACKS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -35,9 +35,9 @@ FALLBACKS = (
     "Arial Unicode MS",
 )
 _MISSING = re.compile(r"Glyph (\d+) .*missing from")
-_TOLD: set[str] = set()  # characters that need not be told again
+_REPORTED: set[str] = set()  # characters whose warning was logged
 
-# Without a date, and with named parts, the same figure is the same file.
+# No dates, so that equal figures are equal files.
 _FORMATS: Mapping[str, Any] = {
     "svg": {"metadata": {"Date": None}},
     "pdf": {"metadata": {"CreationDate": None}},
@@ -48,7 +48,7 @@ P = ParamSpec("P")
 
 
 def font_families() -> list[str]:
-    """Return the usual fonts, and those to turn to where these lack a character."""
+    """Return the default fonts, then the installed fallbacks."""
     return [
         *rcParams["font.family"],
         *installed_fallbacks(fontManager.get_font_names()),
@@ -56,24 +56,26 @@ def font_families() -> list[str]:
 
 
 def installed_fallbacks(names: Collection[str]) -> list[str]:
-    """Return which of `FALLBACKS` are among the names of fonts, in their order."""
+    """Return those of `FALLBACKS` that are among the names, in their order."""
     return [name for name in FALLBACKS if name in names]
 
 
 @contextlib.contextmanager
-def boxes_told() -> Iterator[None]:
-    """Log once which characters no font has, inside the block or when decorating."""
+def logging_missing_glyphs() -> Iterator[None]:
+    """Warn once about characters that no font has; a block, or a decorator."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _MISSING.pattern, UserWarning)
         yield
     missing = set[str]()
-    for one in caught:
-        if found := _MISSING.match(str(one.message)):
-            missing.add(chr(int(found[1])))
+    for warning in caught:
+        if match := _MISSING.match(str(warning.message)):
+            missing.add(chr(int(match[1])))
         else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    if new := missing - _TOLD:
-        _TOLD.update(new)
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    if new := missing - _REPORTED:
+        _REPORTED.update(new)
         _LOG.warning(
             "no font of this machine has the characters %s: charts show boxes in their "
             "place. Install one that has them, such as Noto Sans CJK for Chinese, "
@@ -82,7 +84,7 @@ def boxes_told() -> Iterator[None]:
         )
 
 
-@boxes_told()
+@logging_missing_glyphs()
 def write_pictures(
     folder: Path, name: str, figure: Figure, endings: Iterable[str] = tuple(_FORMATS)
 ) -> list[Path]:
@@ -128,26 +130,26 @@ SERIES = (
 def colors_of(titles: Iterable[str]) -> list[Color]:
     """Return a colour for each title; the same method has the same one everywhere."""
     titles = list(titles)
-    own = {
+    fixed = {
         titles.index(title): place
         for title, place in _OF_METHOD.items()
         if title in titles
     }
     first = range(min(len(titles), len(SERIES)))
-    taken = {own[number] for number in first if number in own}
-    left = iter(place for place in range(len(SERIES)) if place not in taken)
-    chosen = {number: next(left) for number in first if number not in own} | own
+    taken = {fixed[number] for number in first if number in fixed}
+    free = iter(place for place in range(len(SERIES)) if place not in taken)
+    chosen = {number: next(free) for number in first if number not in fixed} | fixed
     return [
         SERIES[chosen.get(number, number % len(SERIES))]
         for number in range(len(titles))
     ]
 
 
-@boxes_told()
+@logging_missing_glyphs()
 def settle(figure: Figure) -> None:
-    """Lay a figure out for good: it is then the same wherever it is written."""
+    """Fix the layout of a figure, so that all files of it are the same."""
     figure.draw_without_rendering()
-    # Not "none", which leaves one that has each file drawn twice.
+    # "none" would leave an engine that draws each file twice.
     with rc_context(
         {"figure.autolayout": False, "figure.constrained_layout.use": False}
     ):
@@ -155,7 +157,7 @@ def settle(figure: Figure) -> None:
 
 
 def ink() -> Any:
-    """Return matplotlib's settings of the fonts and of the colours of text and axes."""
+    """Return matplotlib's settings for fonts and the colours of text and axes."""
     texts = ("text.", "axes.label", "axes.title", "xtick.label", "ytick.label")
     lines = ("axes.edgecolor", "xtick.color", "ytick.color")
     return {
@@ -166,7 +168,7 @@ def ink() -> Any:
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Return what draws the same in colours that a page can turn dark."""
+    """Decorate a function to draw in colours that a page can switch to dark mode."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -177,7 +179,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         }
         with rc_context(style):
             figure = draw(*args, **kwargs)
-            # Ticks are made when they are needed, and take their colours then.
+            # Ticks are created when the figure is laid out, and get their colours then.
             settle(figure)
         return figure
 

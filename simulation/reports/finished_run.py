@@ -23,19 +23,26 @@ GROUPS = ("seen", "unseen")
 EVERYBODY = "all"
 VALIDATION = "validation"  # `FinishedRun.evaluated_on` of runs that compare settings
 UNKNOWN = "not known"
-_LEFT_OUT = ("name", "run")
-
-# One of them is there, or grows, as soon as a run, a round or a part is done.
+# One of these files appears or grows whenever a run, a round or a part of one ends.
 RESULT_FILES = ("results.json", "rounds.jsonl", "failed.txt", "parts.jsonl")
+_CHANGES_NO_RESULT = ("name", "run")  # sections of an experiment
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run."""
+    """A finished run.
+
+    Attributes
+    ----------
+    results
+        The content of ``results.json``.
+    label
+        Its name in tables and charts; empty for that of the method.
+    """
 
     path: Path
     results: Mapping[str, Any]
-    label: str = ""  # name in tables and charts, in place of the method's
+    label: str = ""
 
     @property
     def name(self) -> str:
@@ -44,41 +51,45 @@ class FinishedRun:
 
     @property
     def folder(self) -> RunFolder:
-        """All that it wrote."""
+        """The folder with all its files."""
         return RunFolder(self.path)
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """Under what conditions it was made."""
+        """The experiment, versions and machine of the run."""
         manifest: Mapping[str, Any] = self.results["manifest"]
         return manifest
 
     @property
     def split_hash(self) -> str:
-        """The fingerprint of who has which examples."""
+        """The fingerprint of the partition."""
         return str(self.manifest.get("partition_hash", UNKNOWN))
 
     @property
     def experiment(self) -> Mapping[str, Any]:
-        """Every setting, as plain values; nothing where the results do not say."""
+        """Every setting, as plain values; empty if the results hold none."""
         experiment: Mapping[str, Any] = self.manifest.get("experiment", {})
         return experiment
 
     @property
     def seed(self) -> int | None:
-        """The seed of the run; None where the results do not say."""
+        """The seed; None if the results hold none."""
         seed: int | None = self.experiment.get("run", {}).get("seed")
         return seed
 
     @functools.cached_property
     def settings(self) -> Mapping[str, Any]:
-        """What results depend on but for the seed, by dotted key."""
-        try:  # settings that came after it have their defaults
+        """The settings that results depend on, without the seed, by dotted key."""
+        try:  # settings that the run did not have yet get their defaults
             experiment = load_experiment(self.experiment, experiment_catalogue())
             whole: Mapping[str, Any] = to_document(experiment)
         except ConfigError:
             whole = self.experiment
-        relevant = {key: one for key, one in whole.items() if key not in _LEFT_OUT}
+        relevant = {
+            section: values
+            for section, values in whole.items()
+            if section not in _CHANGES_NO_RESULT
+        }
         return dict(dotted(relevant)) or {"run": str(self.path)}
 
     def section(self, name: str) -> dict[str, Any]:
@@ -91,54 +102,53 @@ class FinishedRun:
 
     @functools.cached_property
     def kind(self) -> str:
-        """Equal for two runs that differ in the seed alone."""
+        """A text that is equal for two runs that differ in the seed alone."""
         return json.dumps(self.settings, sort_keys=True)
 
     @property
     def title(self) -> str:
-        """What tables call the method with what is put on top of it."""
+        """The title of the method with its personaliser."""
         name = str(self.results["method"])
         if "title" in self.results:
             return str(self.results["title"])
-        # Before there was a choice, every method had its own.
         default = METHODS[name].personalization if name in METHODS else AS_IT_IS
         return title_of(name, str(self.results.get("personalization", default)))
 
     @property
     def reference_title(self) -> str | None:
-        """What tables call its unpersonalised model; None if that means nothing."""
+        """The title of its unpersonalised model; None if that model is untrained."""
         name = str(self.results["method"])
         if name in METHODS:
             return METHODS[name].reference_title
         title = str(self.results.get("title", name))
         if self.results.get("personalization", AS_IT_IS) != AS_IT_IS:
-            # A user's method, with the title of what is on top behind its own.
+            # The title of a user's method, followed by that of its personaliser.
             title = title.rpartition(" + ")[0] or title
         return f"{title} (global)"
 
     @property
     def evaluated_on(self) -> str:
-        """Which of their splits the clients were tested on, ``test`` as a rule."""
+        """The split that clients were evaluated on: ``test`` or ``validation``."""
         return str(self.settings.get("partition.evaluate_on", "test"))
 
     def figures(self, group: str) -> Mapping[str, Any]:
-        """Return the figures of a group of clients as every table has them."""
+        """Return the figures of a group of clients, see `Summary`."""
         figures: Mapping[str, Any] = (
-            self._of_everybody if group == EVERYBODY else self.results[group]
+            self._figures_of_all if group == EVERYBODY else self.results[group]
         )
-        # Against a model that means nothing, as an untrained one, it is no figure.
+        # A comparison with an untrained model means nothing.
         if self.reference_title is None:
             return {**figures, "fraction_degraded": None}
         return figures
 
     @functools.cached_property
-    def _of_everybody(self) -> Mapping[str, Any]:
+    def _figures_of_all(self) -> Mapping[str, Any]:
         return summarise(self.client_results(), self.metrics).as_document()
 
     def client_results(self) -> Iterator[ClientResult]:
-        """Yield the clients' reports, but for those that were withheld.
+        """Yield the clients' reports, without those that clients withheld.
 
-        None where the results lack the fingerprint of the model.
+        None if the results lack the fingerprint of the model.
         """
         model = self.results["training"].get("state_sha256")
         if model is None:
@@ -156,14 +166,14 @@ class FinishedRun:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What its clients were measured by; the accuracy always."""
-        named = self.experiment.get("run", {}).get("metrics", ())
-        names = (metric_name(one["name"]) for one in named)
+        """The metrics of its clients, the accuracy first."""
+        configured = self.experiment.get("run", {}).get("metrics", ())
+        names = (metric_name(metric["name"]) for metric in configured)
         return tuple(dict.fromkeys((ACCURACY, *names)))
 
     @property
     def average(self) -> float:
-        """Weighted accuracy over the seen clients, 0 where there is none."""
+        """Weighted accuracy over the seen clients; 0 without any."""
         return float(self.results["seen"].get("accuracy_weighted") or 0.0)
 
 
@@ -180,31 +190,37 @@ def load_run(path: Path) -> FinishedRun:
 def find_runs(
     paths: Sequence[Path], labels: Sequence[str] = ()
 ) -> tuple[list[FinishedRun], list[str]]:
-    """Return the runs in ``paths``: each a run's folder, or one that holds runs.
+    """Return the runs in ``paths``: each a run's folder, or a folder of runs.
 
-    The second value is what to tell of runs that are left out. ``labels`` are those of
-    the paths, in the same order, or none.
+    Parameters
+    ----------
+    labels
+        A label for each path, in the same order, or none.
+
+    Returns
+    -------
+    The runs, each once, and remarks on runs that are left out.
     """
     runs, remarks = list[FinishedRun](), list[str]()
     for path, label in zip(paths, labels or [""] * len(paths), strict=True):
-        inside = [] if (path / EXPERIMENT).is_file() else _runs_in(path)
-        if not inside:
+        folders = [] if (path / EXPERIMENT).is_file() else _run_folders_in(path)
+        if not folders:
             runs.append(replace(load_run(path), label=label))
             continue
-        done = [load_run(one) for one in inside if RunFolder(one).is_finished()]
+        done = [load_run(run) for run in folders if RunFolder(run).is_finished()]
         if not done:
-            raise RunError(f"none of the {len(inside)} runs in {path} is done")
+            raise RunError(f"none of the {len(folders)} runs in {path} is done")
         tested = [run for run in done if run.evaluated_on != VALIDATION] or done
-        for what, count in (
-            ("without results", len(inside) - len(done)),
+        for reason, count in (
+            ("without results", len(folders) - len(done)),
             ("that chose settings on validation data", len(done) - len(tested)),
         ):
             if count:
-                remarks.append(f"Runs in {path} {what}, left out: {count}.")
+                remarks.append(f"Runs in {path} {reason}, left out: {count}.")
         runs.extend(replace(run, label=label) for run in _best_first(tested))
     by_place = {run.path.resolve(): run for run in reversed(runs)}
-    once = [run for run in runs if by_place[run.path.resolve()] is run]
-    return once, list(dict.fromkeys(remarks))
+    unique = [run for run in runs if by_place[run.path.resolve()] is run]
+    return unique, list(dict.fromkeys(remarks))
 
 
 def _best_first(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -214,8 +230,8 @@ def _best_first(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     return sorted(runs, key=lambda run: -statistics.fmean(averages[run.kind]))
 
 
-def _runs_in(path: Path) -> list[Path]:
+def _run_folders_in(path: Path) -> list[Path]:
     """Return the folders of runs in ``path/runs``, or else in ``path``."""
     place = path / "runs" if (path / "runs").is_dir() else path
-    inside = sorted(place.iterdir()) if place.is_dir() else []
-    return [one for one in inside if (one / EXPERIMENT).is_file()]
+    folders = sorted(place.iterdir()) if place.is_dir() else []
+    return [folder for folder in folders if (folder / EXPERIMENT).is_file()]

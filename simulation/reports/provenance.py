@@ -15,25 +15,21 @@ from knnper.experiment import dotted, dump_yaml
 from knnper.models import MODELS
 from knnper.simulation.origin import read_inputs
 from knnper.simulation.partition.schemes import PARTITIONS
-from knnper.simulation.reports.finished_run import (
-    GROUPS,
-    UNKNOWN,
-    FinishedRun,
-)
+from knnper.simulation.reports.finished_run import GROUPS, UNKNOWN, FinishedRun
 from knnper.simulation.reports.setups import Setup
 from knnper.simulation.reports.terms import TERMS
 from knnper.simulation.reports.text import as_text
 
-_TOLD_BY_COUNTS = ("num_clients", "unseen_fraction")
-
-# Of a partition; with another one the same clients are tested on the same data.
+FINGERPRINT = 12  # digits shown of a fingerprint
+# Settings of a partition that the numbers of seen and unseen clients replace.
+_SHOWN_AS_COUNTS = ("num_clients", "unseen_fraction")
+# Partitions that differ in this setting have the same clients and test data.
 _TREATMENT = "unseen_train_fraction"
-FINGERPRINT = 12  # digits
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """A data set and its partition over clients."""
+    """A data set and its partition over clients, in words."""
 
     data: str
     partition: str
@@ -45,20 +41,20 @@ class FederatedData:
 
 
 def facts_of(over: FederatedData, setups: Sequence[Setup]) -> dict[str, str]:
-    """Return what stands at the top of a report, by its name."""
+    """Return the facts at the top of a report, by name."""
     runs = [run for setup in setups for run in setup.runs]
     seeds = sorted({run.seed for run in runs if run.seed is not None})
     models: dict[str, list[str]] = {}
     for setup in setups:
         models.setdefault(model_of(setup.runs[0]), []).append(setup.label)
-    told = [
+    descriptions = [
         model if len(models) == 1 else f"{model} ({', '.join(labels)})"
         for model, labels in models.items()
     ]
     return {
         "data set": over.data,
         "partition": over.partition,
-        "model": "; ".join(told),
+        "model": "; ".join(descriptions),
         "seed" if len(seeds) == 1 else "seeds": ", ".join(map(str, seeds)) or UNKNOWN,
     }
 
@@ -66,100 +62,117 @@ def facts_of(over: FederatedData, setups: Sequence[Setup]) -> dict[str, str]:
 def by_data(
     runs: Sequence[FinishedRun],
 ) -> list[tuple[FederatedData, list[FinishedRun]]]:
-    """Return the runs over each data set and partition, in the order of the first."""
-    # The data are the same if their content is; where that is not known, as of
-    # ``flwr run``, the settings decide.
+    """Group runs by data set and partition, in the order of each group's first run.
+
+    Data sets are the same if their content is; where that is unknown, as for
+    ``flwr run``, the settings decide.
+    """
     groups: list[list[FinishedRun]] = []
     for run in runs:
-        found = next((group for group in groups if _is_over(run, group)), None)
-        if found is None:
-            groups.append(found := [])
-        found.append(run)
-    named = [_federated_data(group) for group in groups]
+        group = next((group for group in groups if _belongs_to(run, group)), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    described = [_describe_data(group) for group in groups]
     return [
-        (over if named.count(over) == 1 else _with_content(over, group), group)
-        for over, group in zip(named, groups, strict=True)
+        (over if described.count(over) == 1 else _with_content(over, group), group)
+        for over, group in zip(described, groups, strict=True)
     ]
 
 
 def model_of(run: FinishedRun) -> str:
-    """Return the name of what a run trains, with its settings."""
-    return _told(run, "model", MODELS)
+    """Return the title of a run's model with its settings."""
+    return _describe_section(run, "model", MODELS)
 
 
-def _is_over(run: FinishedRun, group: Sequence[FinishedRun]) -> bool:
-    same = False
+def _belongs_to(run: FinishedRun, group: Sequence[FinishedRun]) -> bool:
+    """Return whether a run has the data and partition of a group of runs."""
+    has_same_data = False
     for other in group:
-        of_run, of_other = run.section("partition"), other.section("partition")
-        contents = {_content(run), _content(other)}
+        own_partition, other_partition = (
+            {**of_run.section("partition"), _TREATMENT: None} for of_run in (run, other)
+        )
+        contents = {_content_fingerprint(run), _content_fingerprint(other)}
         is_known = "" not in contents
-        if {**of_run, _TREATMENT: None} != {**of_other, _TREATMENT: None} or (
-            is_known and len(contents) > 1
-        ):
+        if own_partition != other_partition or (is_known and len(contents) > 1):
             return False
-        same = same or is_known or run.section("data") == other.section("data")
-    return same
+        same_settings = run.section("data") == other.section("data")
+        has_same_data = has_same_data or is_known or same_settings
+    return has_same_data
 
 
-def _content(run: FinishedRun) -> str:
-    """Return the fingerprint of the data of a run; empty is not known."""
+def _content_fingerprint(run: FinishedRun) -> str:
+    """Return the fingerprint of a run's data; empty if unknown."""
     inputs = read_inputs(run.path)
     return "" if inputs is None else inputs.data
 
 
-def _federated_data(runs: Sequence[FinishedRun]) -> FederatedData:
+def _describe_data(runs: Sequence[FinishedRun]) -> FederatedData:
     run = runs[0]
-    treatments = {as_text(one.section("partition").get(_TREATMENT)) for one in runs}
-    left_out = (_TREATMENT,) if len(treatments) > 1 else ()  # labels tell it
+    treatments = {as_text(of.section("partition").get(_TREATMENT)) for of in runs}
+    left_out = (_TREATMENT,) if len(treatments) > 1 else ()  # the labels have it
     counts = ((group, run.results[group]["num_clients"]) for group in GROUPS)
     clients = " and ".join(f"{count} {group}" for group, count in counts if count)
-    more = [f"{clients} clients"] if clients else []
     return FederatedData(
-        _told(run, "data", DATA_SETS),
-        _told(run, "partition", PARTITIONS, left_out, more),
+        _describe_section(run, "data", DATA_SETS),
+        _describe_section(
+            run,
+            "partition",
+            PARTITIONS,
+            left_out=left_out,
+            extra=[f"{clients} clients"] if clients else [],
+        ),
     )
 
 
 def _with_content(over: FederatedData, runs: Sequence[FinishedRun]) -> FederatedData:
-    """Return it with what alone tells it from another: a fingerprint, or its place."""
-    content = next(filter(None, map(_content, runs)), "")
-    what = f"content {content[:FINGERPRINT]}" if content else f"of {runs[0].path}"
-    return replace(over, data=f"{over.data}, {what}")
+    """Add the fingerprint or else the path that distinguishes equally named data."""
+    content = next(filter(None, map(_content_fingerprint, runs)), "")
+    suffix = f"content {content[:FINGERPRINT]}" if content else f"of {runs[0].path}"
+    return replace(over, data=f"{over.data}, {suffix}")
 
 
-def _told(
+def _describe_section(
     run: FinishedRun,
     section: str,
     specs: Mapping[str, Any],
+    *,
     left_out: Sequence[str] = (),
-    more: Sequence[str] = (),
+    extra: Sequence[str] = (),
 ) -> str:
-    """Return the title of what a section names, with its settings in words."""
+    """Return the title of a section's choice, with the settings that are not defaults.
+
+    Of a partition, its own settings are shown even if they are defaults.
+    """
     settings = run.section(section)
     title = name = str(settings.pop("name", UNKNOWN))
-    told = list[str]()
+    shown = list[str]()
     if name in specs:
-        title, kind = specs[name].title, specs[name].settings_type
-        always = inspect.get_annotations(kind) if section == "partition" else {}
+        title = specs[name].title
+        settings_type = specs[name].settings_type
+        is_partition = section == "partition"
+        always = inspect.get_annotations(settings_type) if is_partition else {}
         defaults = {
             field.name: to_jsonable_python(field.default)
-            for field in dataclasses.fields(kind)
+            for field in dataclasses.fields(settings_type)
             if field.default is not dataclasses.MISSING
         }
-        usual = dict(dotted(defaults))
-        told = [
+        default_of = dict(dotted(defaults))
+        shown = [
             f"{TERMS.get(f'{section}.{key}', key)} {as_text(value)}"
             for key, value in settings.items()
-            if key not in (*_TOLD_BY_COUNTS, *left_out)
-            and (key in always or key not in usual or usual[key] != value)
+            if key not in (*_SHOWN_AS_COUNTS, *left_out)
+            and (key in always or key not in default_of or default_of[key] != value)
         ]
-    told += more
-    return f"{title} ({', '.join(told)})" if told else title
+    shown += extra
+    return f"{title} ({', '.join(shown)})" if shown else title
 
 
 def repetition_of(setup: Setup, label: str, number: int) -> Mapping[str, Any]:
-    """Return how the runs of a setup, the ``number``-th of a report, were made."""
-    file, experiment = f"experiment-{number}.yaml", setup.runs[0].experiment
+    """Return how to repeat the runs of a setup, the ``number``-th of a report."""
+    file = f"experiment-{number}.yaml"
+    experiment = setup.runs[0].experiment
     return {
         "label": label,
         "file": file,
@@ -170,11 +183,11 @@ def repetition_of(setup: Setup, label: str, number: int) -> Mapping[str, Any]:
             if run.seed is not None
         ],
         "experiment": dump_yaml(experiment) if experiment else "",
-        "origins": list(map(_origin, setup.runs)),
+        "origins": list(map(_origin_of, setup.runs)),
     }
 
 
-def _origin(run: FinishedRun) -> dict[str, str]:
+def _origin_of(run: FinishedRun) -> dict[str, str]:
     return {
         "run": run.name,
         "seed": UNKNOWN if run.seed is None else str(run.seed),
@@ -186,7 +199,7 @@ def _origin(run: FinishedRun) -> dict[str, str]:
 
 
 def environments(runs: Sequence[FinishedRun]) -> list[str]:
-    """Return with what the runs were made, each with how many of them."""
+    """Return the versions and machines of the runs, each with its number of runs."""
     counts = Counter(environment_text(run.manifest) for run in runs)
     if len(counts) == 1:
         return list(counts)

@@ -1,18 +1,18 @@
 """Tables, charts and remarks to show, and rows as CSV."""
 
-import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from knnper.simulation.reports.text import markdown_cell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_RULE = 3  # characters at least of the line below a header in Markdown
+_SHORTEST_RULE = 3  # dashes that Markdown needs below a header
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class Table:
 
     @classmethod
     def of_cells(cls, title: str, cells: Sequence[Sequence[str]]) -> "Table":
-        """Return a table of which the first row is the header."""
+        """Build a table from cells; the first row is the header."""
         header, *rows = map(tuple, cells)
         return cls(title, header, tuple(rows))
 
     def as_markdown(self) -> str:
-        """Return header and rows as a Markdown table, all but names to the right."""
+        """Return the table in Markdown, all columns but the first right-aligned."""
         lines = [list(map(markdown_cell, line)) for line in (self.header, *self.rows)]
         columns = zip(*lines, strict=True)
-        first, *others = (max(_RULE, *map(len, cells)) for cells in columns)
-        lines.insert(1, ["-" * first, *("-" * (one - 1) + ":" for one in others)])
+        first, *others = (max(_SHORTEST_RULE, *map(len, cells)) for cells in columns)
+        lines.insert(1, ["-" * first, *("-" * (width - 1) + ":" for width in others)])
         padded = (
             [name.ljust(first), *map(str.rjust, numbers, others)]
             for name, *numbers in lines
@@ -44,7 +44,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture that is drawn when it is wanted."""
+    """A chart by name; ``draw`` draws it."""
 
     name: str
     title: str
@@ -53,7 +53,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Shown:
-    """All that there is to show."""
+    """The tables, charts and remarks that a command shows."""
 
     tables: tuple[Table, ...]
     charts: tuple[Chart, ...] = ()
@@ -61,15 +61,19 @@ class Shown:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with the columns of the one that has most of them."""
-    text, header = io.StringIO(), max(rows, key=len, default={})
-    writer = csv.DictWriter(text, list(header), restval="", lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        as_json = {
-            key: json.dumps(value)
-            for key, value in row.items()
-            if isinstance(value, list | dict | bool)
-        }
-        writer.writerow({**row, **as_json})
-    return text.getvalue()
+    """Return rows as CSV with the columns of the longest row; None is empty.
+
+    Lists, mappings and truth values are written as JSON.
+    """
+    longest: Mapping[str, Any] = max(rows, key=len, default={})
+    columns = list(longest)
+    table = pd.DataFrame(
+        [[_csv_cell(row.get(column)) for column in columns] for row in rows],
+        columns=columns,
+        dtype="object",
+    )
+    return str(table.to_csv(index=False, lineterminator="\n"))
+
+
+def _csv_cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict | bool) else value

@@ -1,18 +1,24 @@
-"""Text from runs and users, made safe for tables, charts and pages."""
+"""Text from runs and users, made safe for tables, charts and pages.
+
+Names may come from elsewhere: each stays one line, one cell, and no formula.
+"""
 
 import json
 import unicodedata
 from typing import Any
 
-_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # of Unicode: controls, half characters, line ends
+# Unicode categories of controls, unpaired surrogates, and line and paragraph ends.
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 _NOT_IN_XML = "\ufffe\uffff"
 
 
 def one_line(text: str) -> str:
-    """Return a text with a space for each character that is none, or ends a line."""
+    """Replace controls, line ends and characters that XML forbids by spaces."""
     return "".join(
-        " " if unicodedata.category(one) in _NO_TEXT or one in _NOT_IN_XML else one
-        for one in text
+        " "
+        if unicodedata.category(character) in _NO_TEXT or character in _NOT_IN_XML
+        else character
+        for character in text
     )
 
 
@@ -22,7 +28,7 @@ def chart_text(text: str) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return a text as a part of a line of Markdown, in which it is no HTML."""
+    """Return a text as part of a line of Markdown, without any HTML."""
     return one_line(text).replace("&", "&amp;").replace("<", "&lt;")
 
 
@@ -32,10 +38,10 @@ def markdown_cell(text: str) -> str:
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction of 1 in percent, with one digit."""
+    """Format a fraction of 1 in percent with one digit."""
     return f"{100 * fraction:.1f} %"
 
 
 def as_text(value: Any) -> str:
-    """Return the value of a setting as tables have it."""
+    """Format the value of a setting for tables."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,30 +1,22 @@
 """The verdict of a report: the best setup, its gain, and the clients that lose."""
 
-import heapq
-import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from knnper.simulation.reports.accuracy_table import (
-    ModelRow,
-    is_apart,
-    table_of,
-)
-from knnper.simulation.reports.client_table import ClientRow, clients_of, has_clients
+import pandas as pd
+
+from knnper.simulation.reports.accuracy_table import ModelRow, is_apart, table_of
+from knnper.simulation.reports.client_table import clients_of_setup
 from knnper.simulation.reports.estimate import WEAK, Estimate, estimate
-from knnper.simulation.reports.finished_run import (
-    GROUPS,
-    FinishedRun,
-    load_run,
-)
+from knnper.simulation.reports.finished_run import GROUPS, load_run
 from knnper.simulation.reports.setups import Setup, setups_of, split_of
 from knnper.simulation.reports.table import Table
 from knnper.simulation.reports.text import percent
 
-MOST_NAMED = 5  # clients of a kind in a table, and in a sentence fewer
-_IN_A_SENTENCE = 3
-_EQUAL = 0.0005  # a difference that would be written as 0.0 points
+MOST_NAMED = 5  # clients of a kind in a table
+_IN_A_SENTENCE = 3  # clients
+_EQUAL = 0.0005  # smaller differences are written as 0.0 points
 
 
 def verdict_of(setups: Sequence[Setup], rows: Sequence[ModelRow]) -> list[str]:
@@ -41,7 +33,7 @@ def verdict_of(setups: Sequence[Setup], rows: Sequence[ModelRow]) -> list[str]:
     }
     group = next((group for group in GROUPS if by_group[group]), None)
     if group is None:
-        return ["No client has reported how often its model is right."]
+        return ["No client has reported the accuracy of its model."]
     best, *others = sorted(by_group[group], key=_average, reverse=True)
     setup = _setup_of(best, setups)
     split = split_of(setups)
@@ -56,18 +48,19 @@ def verdict_of(setups: Sequence[Setup], rows: Sequence[ModelRow]) -> list[str]:
     sentences += _caution(best)
     if others:
         sentences.append(_runner_up(setup, _setup_of(others[0], setups), group))
-    losers = losers_of(setup)
+    losers, lowest = losers_of(setup), lowest_of(setup)
     # A client without an error on its test examples is not served badly.
-    lowest = [served for served in worst_of(setup) if served.client.accuracy < 1]
-    if listed := losers or lowest:
-        which = "Loses most" if losers else "Lowest accuracy"
-        named = (_named(client, setup) for client in listed[:_IN_A_SENTENCE])
-        sentences.append(f"{which}: {'; '.join(named)}.")
+    lowest = lowest[lowest["accuracy"] < 1]
+    beginning = "Lowest accuracy" if losers.empty else "Loses most"
+    clients = (lowest if losers.empty else losers).head(_IN_A_SENTENCE)
+    if not clients.empty:
+        described = "; ".join(_describe_clients(clients, setup))
+        sentences.append(f"{beginning}: {described}.")
     return sentences
 
 
 def verdict_of_run(folder: Path) -> list[str]:
-    """Return the sentences on one finished run."""
+    """Return the verdict on one finished run."""
     setups = setups_of([load_run(folder)])
     return verdict_of(setups, table_of(setups))
 
@@ -89,13 +82,13 @@ def _setup_of(row: ModelRow, setups: Sequence[Setup]) -> Setup:
 
 
 def _points(difference: Estimate) -> str:
-    """Return the size of a difference in points, with half of its interval."""
+    """Format the size of a difference in points, with half of its interval."""
     size = replace(difference, mean=abs(difference.mean or 0.0))
     return size.text().removesuffix(WEAK)
 
 
 def _gain_phrase(setup: Setup, row: ModelRow) -> str:
-    """Return by how much a model is better than the one it goes on from, if any."""
+    """Return the gain over the model that a setup personalises, if there is one."""
     gain, reference = row.figures["gain"], setup.runs[0].reference_title
     if gain.mean is None or setup.title == reference:
         return ""
@@ -108,7 +101,7 @@ def _gain_phrase(setup: Setup, row: ModelRow) -> str:
 
 
 def _degraded_phrase(setup: Setup, group: str) -> str:
-    """Return how many clients of a group are worse off than with the global model."""
+    """Return how many clients of a group the global model would serve better."""
     if not is_apart(setup, group):
         return ""
     worse = total = 0
@@ -133,7 +126,7 @@ def _are(number: int) -> str:
 
 
 def _caution(best: ModelRow) -> list[str]:
-    """Return how far the gain can be trusted, where it cannot."""
+    """Return a warning if the seeds are too few, or do not show a gain."""
     average, gain = best.figures["average"], best.figures["gain"]
     if average.count == 1:
         return ["This is one seed: run more to know how much of it is chance."]
@@ -145,13 +138,13 @@ def _caution(best: ModelRow) -> list[str]:
 
 
 def _is_clear(difference: Estimate) -> bool:
-    """Return whether the interval of a difference leaves 0 out."""
+    """Return whether the interval of a difference excludes 0."""
     half = difference.half_width
     return half is not None and abs(difference.mean or 0.0) > half
 
 
 def _runner_up(best: Setup, second: Setup, group: str) -> str:
-    """Return how far the second setup is behind, at the same seeds and splits."""
+    """Return how far the second setup is behind, over the same seeds and splits."""
     others = {(run.seed, run.split_hash): run for run in second.runs}
     pairs = [
         (run.figures(group), others[run.seed, run.split_hash].figures(group))
@@ -170,97 +163,87 @@ def _runner_up(best: Setup, second: Setup, group: str) -> str:
     return f"{text}."
 
 
-@dataclass(frozen=True)
-class Served:
-    """A client and the run that it is of."""
+def lowest_of(setup: Setup) -> pd.DataFrame:
+    """Return the clients of all seeds with the lowest accuracies, the lowest first.
 
-    run: FinishedRun
-    client: ClientRow
-
-    @property
-    def key(self) -> tuple[Path, str]:
-        """Run and name, which no other client has both of."""
-        return self.run.path, self.client.client
-
-    @property
-    def gain(self) -> float:
-        """Its accuracy less that of the global model."""
-        return self.client.accuracy - self.client.accuracy_global
-
-
-def worst_of(setup: Setup) -> list[Served]:
-    """Return the clients of all seeds with the lowest accuracies, the worst first.
-
-    Of equal ones that with the most test examples comes first: it is the least likely
-    to be there by chance.
+    Of equal ones, clients with more test examples come first: chance explains their
+    accuracy least.
     """
-    return heapq.nsmallest(
-        MOST_NAMED,
-        _served(setup),
-        key=lambda served: (served.client.accuracy, -served.client.num_test),
-    )
+    clients = _clients_with_gain(setup)
+    return clients.sort_values(
+        ["accuracy", "num_test"], ascending=[True, False], kind="stable"
+    ).head(MOST_NAMED)
 
 
-def losers_of(setup: Setup) -> list[Served]:
+def losers_of(setup: Setup) -> pd.DataFrame:
     """Return the clients that their own model degrades, the largest loss first."""
-    if not setup.has_reference:
-        return []
-    return heapq.nsmallest(
-        MOST_NAMED,
-        (served for served in _served(setup) if served.gain < 0),
-        key=lambda served: (served.gain, -served.client.num_test),
-    )
-
-
-def _served(setup: Setup) -> Iterable[Served]:
-    for run in setup.runs:
-        if has_clients(run.path):
-            yield from (Served(run, client) for client in clients_of(run.path))
-
-
-def _named(served: Served, setup: Setup) -> str:
-    client, several = served.client, len(setup.runs) > 1
-    seed = f" of seed {served.run.seed}" if several else ""
-    examples = "example" if client.num_test == 1 else "examples"
-    reference = (
-        f", global model {percent(client.accuracy_global)}"
-        if setup.has_reference
-        else ""
-    )
+    clients = _clients_with_gain(setup)
+    is_loser = (clients["gain"] < 0) & setup.has_reference
     return (
-        f"{client.client}{seed} ({percent(client.accuracy)} of {client.num_test} "
-        f"{examples}{reference})"
+        clients[is_loser]
+        .sort_values(["gain", "num_test"], ascending=[True, False], kind="stable")
+        .head(MOST_NAMED)
     )
+
+
+def _clients_with_gain(setup: Setup) -> pd.DataFrame:
+    """Return the clients of all seeds with their gain over the global model."""
+    clients = clients_of_setup(setup)
+    return clients.assign(gain=clients["accuracy"] - clients["accuracy_global"])
+
+
+def _describe_clients(clients: pd.DataFrame, setup: Setup) -> list[str]:
+    phrases = []
+    for client in clients.itertuples():
+        seed = f" of seed {client.seed}" if len(setup.runs) > 1 else ""
+        examples = "example" if client.num_test == 1 else "examples"
+        reference = f", global model {percent(client.accuracy_global)}"
+        phrases.append(
+            f"{client.client}{seed} ({percent(client.accuracy)} of {client.num_test} "
+            f"{examples}{reference if setup.has_reference else ''})"
+        )
+    return phrases
 
 
 def worst_table(setup: Setup) -> Table | None:
-    """Return the clients that lose most and those that are served worst, or None.
+    """Return the clients that lose most and then those with the lowest accuracies.
 
-    A client that is both stands among the former.
+    A client that is both is listed among the former. None if no client was tested.
     """
-    losers = losers_of(setup)
-    named = {served.key for served in losers}
-    lowest = [served for served in worst_of(setup) if served.key not in named]
-    lines = [
-        *zip(losers, itertools.repeat("loses most"), strict=False),
-        *zip(lowest, itertools.repeat("lowest accuracy"), strict=False),
-    ]
-    if not lines:
+    losers, lowest = losers_of(setup), lowest_of(setup)
+    lowest = lowest.drop(index=lowest.index.intersection(losers.index))
+    clients = pd.concat(
+        [losers.assign(why="loses most"), lowest.assign(why="lowest accuracy")]
+    )
+    if clients.empty:
         return None
-    several = len(setup.runs) > 1
-    header = ["client", *(["seed"] if several else []), "group", "test examples"]
-    header += ["accuracy, %", "global model, %", "gain, points", "why"]
+    has_seeds = len(setup.runs) > 1
+    header = [
+        "client",
+        *(["seed"] if has_seeds else []),
+        "group",
+        "test examples",
+        "accuracy, %",
+        "global model, %",
+        "gain, points",
+        "why",
+    ]
     rows = []
-    for served, why in lines:
-        client = served.client
+    for client in clients.itertuples():
         compared = ["-", "-"]
         if setup.has_reference:
-            sign = "+" if served.gain > 0 else ""
-            gain = f"{sign}{100 * served.gain:.1f}"
+            sign = "+" if client.gain > 0 else ""
+            gain = f"{sign}{100 * client.gain:.1f}"
             compared = [f"{100 * client.accuracy_global:.1f}", gain]
-        seed = [str(served.run.seed)] if several else []
-        group = "seen" if client.seen else "unseen"
-        accuracy = f"{100 * client.accuracy:.1f}"
-        numbers = [str(client.num_test), accuracy, *compared]
-        rows.append([client.client, *seed, group, *numbers, why])
+        rows.append(
+            [
+                client.client,
+                *([str(client.seed)] if has_seeds else []),
+                "seen" if client.seen else "unseen",
+                str(client.num_test),
+                f"{100 * client.accuracy:.1f}",
+                *compared,
+                client.why,
+            ]
+        )
     return Table.of_cells(setup.label, [header, *rows])

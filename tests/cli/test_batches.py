@@ -51,7 +51,7 @@ def test_a_table_is_printed_and_written(tmp_path: Path) -> None:
     done = compare(tmp_path)
     assert done.exit_code == 0, done.output
     assert "kNN-Per" in done.stdout
-    assert "2 runs, 0 of them there" in done.stderr
+    assert "2 runs, 0 of them done already" in done.stderr
     # One training of one round for both.
     assert "3/3 steps" in done.stderr
     markdown = (tmp_path / "out/table.md").read_text()
@@ -112,7 +112,7 @@ def test_tables_and_a_plot_are_written(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "95 % interval" in done.stdout
     # Two seeds: two rounds and two model distributions each.
-    assert "4 runs, 0 of them there" in done.stderr
+    assert "4 runs, 0 of them done already" in done.stderr
     assert "8/8 steps" in done.stderr
     folder = tmp_path / "out"
     names = ".lock .batch.json points.csv table.csv table.md plot.svg plot.pdf plot.png"
@@ -122,7 +122,7 @@ def test_tables_and_a_plot_are_written(tmp_path: Path) -> None:
     assert (folder / "table.csv").read_text().count("\n") == 1 + 2
 
     again = sweep(tmp_path, "--json")
-    assert "4 runs, 4 of them there" in again.stderr
+    assert "4 runs, 4 of them done already" in again.stderr
     first, second = json.loads(again.stdout)
     assert first["values"] == {NEIGHBORS: 1}
     assert second["estimates"]["seen.accuracy_weighted"]["count"] == 2
@@ -206,7 +206,7 @@ def test_a_file_that_cannot_be_written(runs: list[Path]) -> None:
     Path("file").write_text("")
     for option, message in (
         ("--csv", "file/x cannot be written"),
-        ("--figures", "no figures can be written to file/x"),
+        ("--figures", "figures cannot be written to file/x"),
     ):
         failed = report(*runs, option, "file/x")
         assert failed.exit_code == 1

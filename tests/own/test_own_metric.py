@@ -24,7 +24,8 @@ from knnper.server.results import evaluation_problem
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
-from knnper.simulation.reports.report import as_markdown_report, report_of
+from knnper.simulation.reports.pages import as_markdown_report
+from knnper.simulation.reports.report import report_of
 from knnper.simulation.workbench import open_workbench
 from knnper.strategies.core.task import Evaluation
 

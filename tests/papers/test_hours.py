@@ -2,27 +2,27 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from knnper.errors import RunError
-from knnper.simulation.reports.client_table import ClientRow
 from papers.hours import TimedRun, groups_of, time_table, write_hours
 from tests.simulation.batches.small_comparison import plan
 
 
-def client(number: int, seconds: float | None, rounds: int) -> ClientRow:
+def client(number: int, seconds: float | None, rounds: int) -> dict[str, object]:
     late = float(number) if rounds else None
     accuracy = number / 10
-    return ClientRow(
-        f"{number}",
-        seconds is not None,
-        number + 1,
-        accuracy,
-        accuracy / 2,
-        num_rounds=rounds if seconds is not None else None,
-        round_seconds=seconds,
-        staleness=late if seconds is not None else None,
-    )
+    return {
+        "client": f"{number}",
+        "seen": seconds is not None,
+        "num_test": number + 1,
+        "accuracy": accuracy,
+        "accuracy_global": accuracy / 2,
+        "num_rounds": rounds if seconds is not None else None,
+        "round_seconds": seconds,
+        "staleness": late if seconds is not None else None,
+    }
 
 
 ROUNDS = [
@@ -36,7 +36,7 @@ ROUNDS = [
 
 
 def test_hours_by_hand() -> None:
-    run = TimedRun(ROUNDS, [])
+    run = TimedRun(ROUNDS, pd.DataFrame())
     assert run.curve == [(1.0, 0.5), (3.0, 0.75)]
     assert [run.hours_to(one) for one in (0.5, 0.6, 0.8)] == [1.0, 3.0, None]
     table = time_table({"a": [run]}, (0.6, 0.8)).as_markdown()
@@ -48,7 +48,9 @@ def test_hours_by_hand() -> None:
 def test_fifths_from_the_fastest_by_hand() -> None:
     """The slowest first in the file; one took part in nothing, one is unseen."""
     clients = [client(number, 10.0 - number, number % 3) for number in range(10)]
-    groups = groups_of("a", [TimedRun(ROUNDS, [*clients, client(10, None, 0)])])
+    groups = groups_of(
+        "a", [TimedRun(ROUNDS, pd.DataFrame([*clients, client(10, None, 0)]))]
+    )
     assert [one.number for one in groups] == [1, 2, 3, 4, 5]
     fastest = groups[0]  # 9 and 8
     assert (fastest.rounds.mean, fastest.staleness.mean) == (1.0, 8.0)

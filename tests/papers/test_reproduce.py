@@ -82,7 +82,7 @@ class Reproduced:
 def few_charts() -> Iterator[None]:
     """Draw nothing but the averages in the pages on runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("knnper.simulation.reports.report._KINDS", ())
+        patch.setattr("knnper.simulation.reports.sections._KINDS", ())
         yield
 
 

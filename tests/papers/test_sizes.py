@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from knnper.errors import RunError
@@ -17,13 +18,15 @@ from tests.simulation.batches.small_comparison import plan
 
 def test_halves_are_by_the_device_whatever_a_round_takes() -> None:
     clients = [client(number, 10.0 - number, 1) for number in range(9)]
-    run = TimedRun([], [*clients, client(9, None, 0)])  # the last one is unseen
+    run = TimedRun(
+        [], pd.DataFrame([*clients, client(9, None, 0)])
+    )  # the last one is unseen
     names = {str(number): f"000{number}" for number in range(9)}
     everyone, weak, strong = halves(run, 3, names)
-    speeds = [RandomKey(3).device(names[one.client])[0] for one in everyone]
+    speeds = [RandomKey(3).device(names[name])[0] for name in everyone["client"]]
     assert speeds == sorted(speeds)
     assert len(everyone) == 9
-    assert [*weak, *strong] == everyone
+    assert [*weak["client"], *strong["client"]] == [*everyone["client"]]
     assert len(weak) == 4
 
 
@@ -32,8 +35,8 @@ def test_a_row_by_hand() -> None:
         {"virtual_seconds": 1800.0 * one, "bytes_down": 3e9, "bytes_up": 1e9}
         for one in (1, 2)
     ]
-    clients = [client(number, 1.0, 1) for number in (3, 8)]
-    parts = clients, clients[1:], clients[:1]
+    clients = pd.DataFrame([client(number, 1.0, 1) for number in (3, 8)])
+    parts = clients, clients.iloc[1:], clients.iloc[:1]
     table = size_table({"a": [(TimedRun(rounds, clients), parts)]}).as_markdown()
     cells = [one.strip() for one in table.splitlines()[2].split("|")[1:-1]]
     # 0.3 with 4 test examples, and 0.8 with 9.
@@ -62,7 +65,7 @@ def test_the_sizes_of_a_comparison(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "sizes.md").is_file()
     (whole,) = runs_in(comparison, tmp_path / "runs")["FedAvg"]
     everyone, _, _ = halves(whole, 1, names_in(whole))
-    seconds = [one.round_seconds or 0.0 for one in everyone]
+    seconds = everyone["round_seconds"].to_list()
     assert seconds == sorted(seconds, reverse=True)
     assert len(everyone) > 2
 

@@ -40,7 +40,7 @@ from knnper.server.schedule import (
 from knnper.server.selection import Uniform
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
-from knnper.simulation.reports.client_table import clients_of
+from knnper.simulation.reports.client_table import read_clients
 from knnper.simulation.workbench import open_workbench
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core.compression import Compressed
@@ -397,10 +397,10 @@ def test_time_alone_changes_no_number(tmp_path: Path) -> None:
     seconds = [one["virtual_seconds"] for one in timed.rounds()]
     assert 0 < seconds[0] < seconds[1] < seconds[2]
     assert timed.results()["training"]["virtual_seconds"] == seconds[2]
-    clients = list(clients_of(timed.path))
-    taken = sum(one.num_rounds or 0 for one in clients)
+    clients = read_clients(timed.path)
+    taken = clients["num_rounds"].sum()
     assert taken == sum(one["num_clients"] for one in timed.rounds())
-    assert all((one.round_seconds is not None) == one.seen for one in clients)
+    assert (clients["round_seconds"].notna() == clients["seen"]).all()
 
 
 def test_where_all_are_alike_buffered_steps_are_rounds(tmp_path: Path) -> None:

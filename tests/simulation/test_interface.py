@@ -1,7 +1,6 @@
 """Runs from Python: what `knnper.simulate` makes, and what `Run` reads of it."""
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -258,12 +257,6 @@ def test_what_is_wrong_is_said(run: Run, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"the 6 that .* lists; the first is '0000'"):
         run.predictor("nobody")
     assert not (tmp_path / "run").exists()
-
-
-def test_tables_need_pandas(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(RunError, match=r"pip install 'knnper\[notebook\]'"):
-        _ = run.clients
 
 
 def test_progress_is_written_where_nothing_can_be_drawn(

@@ -18,7 +18,7 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.engines import simulate
 from knnper.simulation.interface import Run
-from knnper.simulation.reports.client_table import clients_of
+from knnper.simulation.reports.client_table import read_clients
 from knnper.simulation.workbench import open_workbench
 
 parquet: Any = pytest.importorskip("pyarrow.parquet")
@@ -73,7 +73,7 @@ def test_figures_follow_from_them(tmp_path: Path, experiment: Experiment) -> Non
     assert table["client"] == sorted(table["client"])
     assert set(table["split"]) == {"test"}
     assert not (folder / "predictions").exists()
-    rows = list(clients_of(folder))
+    rows = list(read_clients(folder).itertuples())
     assert {row.client for row in rows} == set(table["client"])
     for row in rows:
         own = clients == row.client

@@ -15,12 +15,19 @@ import pytest
 
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.label_counts import ClientCounts, LabelCounts
-from knnper.simulation.reports import charts, client_table
+from knnper.simulation.reports import (
+    client_charts,
+    client_table,
+    curves,
+    partition_chart,
+    reliability,
+)
 from knnper.simulation.reports.accuracy_table import table_of
-from knnper.simulation.reports.client_table import client_rows, sampled
+from knnper.simulation.reports.client_table import clients_of_setup, sample_names
 from knnper.simulation.reports.figure import SERIES
 from knnper.simulation.reports.finished_run import load_run
-from knnper.simulation.reports.report import draw_sections
+from knnper.simulation.reports.picture import Picture, as_svg
+from knnper.simulation.reports.sections import draw_sections
 from knnper.simulation.reports.setups import Setup, setups_of
 from tests.simulation.reporting.made_runs import client_result, made_run
 
@@ -54,7 +61,7 @@ def rows_of(path: Path) -> Iterator[dict[str, str]]:
 
 
 def test_scatter(setup: Setup, rows: list[dict[str, str]]) -> None:
-    scatter = charts.scatters([setup])["kNN-Per"]
+    scatter = client_charts.scatters([setup])["kNN-Per"]
     pairs = [(float(row["accuracy_global"]), float(row["accuracy"])) for row in rows]
     seen = [row["seen"] == "true" for row in rows]
     assert scatter.points == Counter(
@@ -68,15 +75,16 @@ def test_scatter(setup: Setup, rows: list[dict[str, str]]) -> None:
 def test_of_many_clients_a_sample_is_drawn(
     setup: Setup, rows: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = charts.scatters([setup])["kNN-Per"]
+    whole = client_charts.scatters([setup])["kNN-Per"]
     monkeypatch.setattr(client_table, "MOST_CLIENTS", 15)
     # In whatever order they come, and of both runs the same ones.
     by_hash = sorted(rows, key=lambda row: sha256(row["client"].encode()).digest())
     drawn = [row for row in rows if row in by_hash[:15]]
-    assert [one.client for one in sampled(client_rows(setup))] == [
+    names = clients_of_setup(setup)["client"]
+    assert [names[place] for place in sample_names(names)] == [
         row["client"] for row in drawn
     ]
-    cut = charts.scatters([setup])["kNN-Per"]
+    cut = client_charts.scatters([setup])["kNN-Per"]
     assert cut.points == Counter(
         (row["seen"] == "true", float(row["accuracy_global"]), float(row["accuracy"]))
         for row in drawn
@@ -92,14 +100,14 @@ def test_of_many_clients_a_sample_is_drawn(
         "of their names."
     )
     monkeypatch.setattr(client_table, "MOST_CLIENTS", len(rows))
-    assert charts.scatters([setup])["kNN-Per"] == whole
-    picture = charts.draw_scatters([setup], {"kNN-Per": SERIES[0]})
+    assert client_charts.scatters([setup])["kNN-Per"] == whole
+    picture = client_charts.draw_scatters([setup], {"kNN-Per": SERIES[0]})
     assert picture is not None
     assert picture.note == ""
 
 
 def test_size_classes(setup: Setup, rows: list[dict[str, str]]) -> None:
-    classes = charts.size_classes(client_rows(setup))
+    classes = client_charts.size_classes(clients_of_setup(setup))
     assert 2 <= len(classes) <= 6
     assert sum(one.num_clients for one in classes) == len(rows)
     for before, after in itertools.pairwise(classes):
@@ -121,24 +129,24 @@ def test_size_classes(setup: Setup, rows: list[dict[str, str]]) -> None:
 
 
 def test_memories_of_one_size_are_not_parted(setup: Setup) -> None:
-    same = [next(client_rows(setup))] * 40
-    (only,) = charts.size_classes(same)
-    assert only.smallest == only.largest == same[0].num_stored
+    clients = clients_of_setup(setup)
+    same = clients.iloc[[0] * 40]
+    (only,) = client_charts.size_classes(same)
+    assert only.smallest == only.largest == same["num_stored"].iloc[0]
     assert only.num_clients == 40
-    assert charts.size_classes([]) == []
+    assert client_charts.size_classes(clients.iloc[:0]) == []
 
 
 def test_weights(setup: Setup, rows: list[dict[str, str]]) -> None:
-    counts = charts.weight_counts(client_rows(setup))
+    counts = client_charts.count_weights(clients_of_setup(setup))
     assert counts is not None
-    *found, mean = counts
-    for group, of_group in zip(("true", "false"), found, strict=True):
+    for group, of_group in (("true", counts.seen), ("false", counts.unseen)):
         chosen = Counter(
             round(20 * float(row["knn_weight"])) for row in rows if row["seen"] == group
         )
         assert of_group.tolist() == [chosen[place] for place in range(21)]
     weights = [float(row["knn_weight"]) for row in rows]
-    assert mean == pytest.approx(sum(weights) / len(weights))
+    assert counts.mean == pytest.approx(sum(weights) / len(weights))
 
 
 def test_reliability(setup: Setup, paths: list[Path]) -> None:
@@ -147,7 +155,7 @@ def test_reliability(setup: Setup, paths: list[Path]) -> None:
         for path in paths
         for line in (path / "personalization.jsonl").read_text().splitlines()
     ]
-    panels = charts.panels_of([setup])
+    panels = reliability.panels_of([setup])
     assert [panel.group for panel in panels] == ["seen", "unseen"]
     for panel in panels:
         group = [one for one in lines if one["seen"] == (panel.group == "seen")]
@@ -181,22 +189,25 @@ def test_what_the_runs_lack_is_not_drawn(tmp_path: Path) -> None:
     clients = [client_result(number, own=False) for number in range(9)]
     path = made_run(tmp_path / "run", clients, method="fedavg", losses=())
     setups, colors = setups_of([load_run(path)]), {"FedAvg": SERIES[1]}
-    assert charts.draw_scatters(setups, colors) is None
-    assert charts.draw_store_sizes(setups, colors) is None
-    assert charts.draw_weights(setups, colors) is None
+    assert client_charts.draw_scatters(setups, colors) is None
+    assert client_charts.draw_store_sizes(setups, colors) is None
+    assert client_charts.draw_weights(setups, colors) is None
     (path / "personalization.jsonl").unlink()
-    assert charts.draw_reliability(setups, colors) is None
+    assert reliability.draw_reliability(setups, colors) is None
     (path / "clients.csv").unlink()
-    assert list(client_rows(setups[0])) == []
+    assert clients_of_setup(setups[0]).empty
 
 
 def test_nothing_is_drawn_beside_a_model_that_means_nothing(tmp_path: Path) -> None:
     """Local's unpersonalised model is an untrained network."""
     setups = setups_of([load_run(made_run(tmp_path / "run", method="local"))])
     colors = {"Local": SERIES[1]}
-    assert charts.draw_scatters(setups, colors) is None
-    assert [panel.reference for panel in charts.panels_of(setups)] == [None, None]
-    for draw, most in ((charts.draw_reliability, 2), (charts.draw_store_sizes, 1)):
+    assert client_charts.draw_scatters(setups, colors) is None
+    assert [panel.reference for panel in reliability.panels_of(setups)] == [None, None]
+    for draw, most in (
+        (reliability.draw_reliability, 2),
+        (client_charts.draw_store_sizes, 1),
+    ):
         picture = draw(setups, colors)
         assert picture is not None
         assert "global" not in picture.alternative
@@ -208,7 +219,7 @@ def test_bins_of_another_model_are_not_taken(paths: list[Path]) -> None:
     for path in paths:
         file = path / "personalization.jsonl"
         file.write_text(file.read_text().replace("5" * 64, "6" * 64))
-    assert charts.panels_of(setups_of(map(load_run, paths))) == []
+    assert reliability.panels_of(setups_of(map(load_run, paths))) == []
 
 
 def setups(*paths: Path) -> list[Setup]:
@@ -218,25 +229,25 @@ def setups(*paths: Path) -> list[Setup]:
 def test_seeds_are_averaged_over_the_rounds_that_all_have(tmp_path: Path) -> None:
     first = made_run(tmp_path / "a", seed=0, losses=[2.0, 1.0, 0.5])
     second = made_run(tmp_path / "b", seed=1, losses=[3.0, 2.0])
-    (curve,) = charts.learning_curves(setups(first, second), "train_loss")
+    (curve,) = curves.learning_curves(setups(first, second), "train_loss")
     assert curve.rounds == (1, 2)
     assert curve.by_seed == ((2.0, 1.0), (3.0, 2.0))
     assert curve.mean == [2.5, 1.5]
     # A seed without its file is left out.
     third = made_run(tmp_path / "c", seed=2, losses=())
-    (curve,) = charts.learning_curves(setups(second, third), "train_loss")
+    (curve,) = curves.learning_curves(setups(second, third), "train_loss")
     assert curve.by_seed == ((3.0, 2.0),)
     # So are rounds without the figure.
     path = made_run(tmp_path / "d", losses=[2.0, float("nan"), 1.0])
     RunFolder(path).append_round({"server_round": 4, "validation_accuracy": 0.5})
-    (curve,) = charts.learning_curves(setups(path), "train_loss")
+    (curve,) = curves.learning_curves(setups(path), "train_loss")
     assert (curve.rounds, curve.mean) == ((1, 3), [2.0, 1.0])
-    (curve,) = charts.learning_curves(setups(path), "validation_accuracy")
+    (curve,) = curves.learning_curves(setups(path), "validation_accuracy")
     assert (curve.rounds, curve.mean) == ((4,), [0.5])
     # No rounds, no curve.
     for figure in ("train_loss", "validation_accuracy"):
-        assert charts.learning_curves(setups(third), figure) == []
-    assert charts.draw_curves(setups(third), {"kNN-Per": SERIES[0]}) is None
+        assert curves.learning_curves(setups(third), figure) == []
+    assert curves.draw_curves(setups(third), {"kNN-Per": SERIES[0]}) is None
 
 
 def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
@@ -245,7 +256,7 @@ def test_setups_that_train_alike_share_a_curve(tmp_path: Path) -> None:
         made_run(tmp_path / "b", method="fedavg", losses=[2.0, 1.0]),
         made_run(tmp_path / "c", method="local", losses=[2.0, 0.0]),
     ]
-    found = charts.learning_curves(setups(*paths), "train_loss")
+    found = curves.learning_curves(setups(*paths), "train_loss")
     assert [curve.labels for curve in found] == [("kNN-Per", "FedAvg"), ("Local",)]
 
 
@@ -262,7 +273,7 @@ def test_own_models_are_drawn_beside_the_global_one(tmp_path: Path) -> None:
         RunFolder(path).append_round(figures)
     found = [
         (curve.labels, curve.mean, curve.setup, curve.is_dashed)
-        for curve in charts.validation_curves(setups(*paths))
+        for curve in curves.validation_curves(setups(*paths))
     ]
     shared = ("kNN-Per, unpersonalised", "Local, unpersonalised")
     assert found == [
@@ -271,7 +282,7 @@ def test_own_models_are_drawn_beside_the_global_one(tmp_path: Path) -> None:
         (shared, [0.5], "kNN-Per", True),
     ]
     colors = dict(zip(chosen.values(), SERIES, strict=False))
-    picture = charts.draw_curves(setups(*paths), colors)
+    picture = curves.draw_curves(setups(*paths), colors)
     assert picture is not None
     (axes,) = picture.figure.axes
     assert [line.get_linestyle() for line in axes.lines] == ["-", "-", "--"]
@@ -296,7 +307,7 @@ COUNTS = LabelCounts(
 
 
 def test_clients_are_ordered_by_group_and_most_frequent_label() -> None:
-    by_class, num_seen, names = charts.ordered_counts(COUNTS)
+    by_class, num_seen, names = partition_chart.ordered_counts(COUNTS)
     # Clients 3, 2, 1 and 0; training and validation together, without the test split.
     expected = [[7, 3, 1, 1], [1, 0, 0, 5], [0, 0, 4, 0]]
     np.testing.assert_array_equal(by_class, expected)
@@ -306,11 +317,11 @@ def test_clients_are_ordered_by_group_and_most_frequent_label() -> None:
 def test_the_first_run_that_kept_its_split_is_drawn(tmp_path: Path) -> None:
     paths = [made_run(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
     setups = setups_of(map(load_run, paths))
-    assert charts.first_counts(setups) is None
-    assert charts.draw_partition(setups) is None
+    assert partition_chart.first_counts(setups) is None
+    assert partition_chart.draw_partition(setups) is None
     (paths[1] / "partition.json").write_text(json.dumps(asdict(COUNTS)))
-    assert charts.first_counts(setups) == ("1", COUNTS)
-    picture = charts.draw_partition(setups)
+    assert partition_chart.first_counts(setups) == ("1", COUNTS)
+    picture = partition_chart.draw_partition(setups)
     assert picture is not None
     assert picture.alternative == (
         "The split of the run 1: 4 clients, 3 of them seen, with 3 to 8 training and "
@@ -327,9 +338,9 @@ def test_of_a_split_over_many_clients_a_sample_is_drawn(
 ) -> None:
     setups = setups_of([load_run(paths[0])])
     (paths[0] / "partition.json").write_text(json.dumps(asdict(COUNTS)))
-    whole = charts.draw_partition(setups)
+    whole = partition_chart.draw_partition(setups)
     monkeypatch.setattr(client_table, "MOST_CLIENTS", 3)
-    cut = charts.draw_partition(setups)
+    cut = partition_chart.draw_partition(setups)
     assert whole is not None
     assert cut is not None
     assert (len(whole.figure.axes[0].patches), whole.note) == (4, "")
@@ -339,13 +350,13 @@ def test_of_a_split_over_many_clients_a_sample_is_drawn(
     assert cut.note == expected
 
 
-def split_drawn(run: Path, names: Sequence[str], num_clients: int) -> charts.Picture:
+def split_drawn(run: Path, names: Sequence[str], num_clients: int) -> Picture:
     """Return the picture of clients with one example of each label."""
     ones, nothing = (1,) * len(names), (0,) * len(names)
     clients = (ClientCounts("0", True, ones, nothing, nothing),) * num_clients
     counts = asdict(LabelCounts(tuple(names), clients))
     (run / "partition.json").write_text(json.dumps(counts))
-    picture = charts.draw_partition(setups(run))
+    picture = partition_chart.draw_partition(setups(run))
     assert picture is not None
     return picture
 
@@ -359,7 +370,7 @@ def test_many_clients_are_not_all_named(tmp_path: Path) -> None:
 
 def test_labels_are_drawn_literally_and_not_all_named(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run")
-    svg = charts.as_svg(split_drawn(run, ["$10 to $20_", "bell\x07"], 1), "split")
+    svg = as_svg(split_drawn(run, ["$10 to $20_", "bell\x07"], 1), "split")
     assert "$10 to $20_" in svg
     assert ">bell <" in svg
     names = [f"label {number}" for number in range(62)]

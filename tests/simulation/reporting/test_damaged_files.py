@@ -12,7 +12,7 @@ import pytest
 
 from knnper.errors import RunError
 from knnper.simulation.label_counts import read_label_counts
-from knnper.simulation.reports.client_table import clients_of
+from knnper.simulation.reports.client_table import read_clients
 from knnper.simulation.reports.finished_run import load_run
 from tests.processes import KNNPER
 from tests.simulation.reporting.made_runs import made_run
@@ -53,7 +53,7 @@ def read_all(folder: Path) -> None:
         sum(one for one in (figures["num_clients"], figures["accuracy_mean"]) if one)
     for record in run.folder.rounds():
         float(record["server_round"] + (record.get("train_loss") or 0.0))
-    sum(one.num_test * one.accuracy for one in clients_of(folder))
+    read_clients(folder)
     counts = read_label_counts(folder)
     assert counts is not None
     counts.local.sum()

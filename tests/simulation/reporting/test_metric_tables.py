@@ -25,7 +25,8 @@ from knnper.simulation.batches.tables import (
 )
 from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.finished_run import load_run
-from knnper.simulation.reports.report import as_html, as_markdown_report, report_of
+from knnper.simulation.reports.pages import as_html, as_markdown_report
+from knnper.simulation.reports.report import report_of
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import (
     BASE,

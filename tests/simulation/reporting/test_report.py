@@ -14,14 +14,10 @@ from knnper.cli.app import app
 from knnper.simulation.origin import CODE, Inputs, keep_inputs
 from knnper.simulation.reports.figure import INK, SERIES
 from knnper.simulation.reports.finished_run import load_run
+from knnper.simulation.reports.pages import as_html, as_markdown_report
 from knnper.simulation.reports.provenance import by_data
-from knnper.simulation.reports.report import (
-    Report,
-    as_html,
-    as_markdown_report,
-    report_of,
-    write_figures,
-)
+from knnper.simulation.reports.report import Report, report_of
+from knnper.simulation.reports.sections import write_figures
 from knnper.simulation.reports.text import markdown_text
 from tests.simulation.reporting.made_runs import made_run
 from tests.simulation.reporting.parsed_page import Page
@@ -219,7 +215,7 @@ def test_clients_without_figures_are_told(tmp_path: Path) -> None:
     document["hand_over"] = {"withheld": ["a", "b"], "away": ["c"]}
     (path / "results.json").write_text(json.dumps(document))
     (remark,) = remarks(path)
-    assert remark.startswith("run: 2 clients keep their figures to themselves, 1 did")
+    assert remark.startswith("run: 2 clients withhold their figures, 1 did")
 
 
 def test_runs_on_validation_data_are_told(tmp_path: Path) -> None:

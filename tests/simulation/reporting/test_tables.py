@@ -8,19 +8,19 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from knnper.simulation.reports.charts import (
+from knnper.simulation.reports.figure import (
+    font_families,
+    installed_fallbacks,
+    logging_missing_glyphs,
+    settle,
+    styled,
+    write_pictures,
+)
+from knnper.simulation.reports.picture import (
     Picture,
     as_svg,
     report_style,
     wrapped,
-)
-from knnper.simulation.reports.figure import (
-    boxes_told,
-    font_families,
-    installed_fallbacks,
-    settle,
-    styled,
-    write_pictures,
 )
 from knnper.simulation.reports.table import Table
 from knnper.simulation.reports.text import (
@@ -83,7 +83,7 @@ UNDRAWN = "\U00012000\U00012001"  # cuneiform signs, in no font that charts turn
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knnper.simulation.reports.figure._TOLD", set[str]())
+    monkeypatch.setattr("knnper.simulation.reports.figure._REPORTED", set[str]())
 
 
 def titled(title: str) -> Figure:
@@ -111,7 +111,7 @@ def test_what_can_be_drawn_is_not_told(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_other_warnings_are_kept() -> None:
-    with pytest.warns(UserWarning, match="another"), boxes_told():
+    with pytest.warns(UserWarning, match="another"), logging_missing_glyphs():
         warnings.warn("another", stacklevel=1)
 
 

@@ -13,7 +13,8 @@ from knnper.simulation.reports.finished_run import (
     FinishedRun,
     find_runs,
 )
-from knnper.simulation.reports.report import as_html, as_markdown_report, report_of
+from knnper.simulation.reports.pages import as_html, as_markdown_report
+from knnper.simulation.reports.report import report_of
 from knnper.simulation.reports.setups import setups_of
 from knnper.simulation.reports.verdict import verdict_of, worst_table
 from tests.simulation.reporting.made_runs import made_run
