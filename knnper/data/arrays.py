@@ -59,7 +59,7 @@ TestFraction = Annotated[float, Field(gt=0, lt=1)]
 WHOLE = ("inputs", "labels", "names", "split")
 PER_SPLIT = tuple(f"{split}_{part}" for split in SPLITS for part in WHOLE[:3])
 KEYS = (*WHOLE, *PER_SPLIT, "class_names", "feature_names")
-# As others call them: x and y, X_train and y_train, clients_test.
+# Common names of the same arrays: x and y, X_train and y_train, clients_test.
 _LETTERS = {"x": "inputs", "X": "inputs", "y": "labels", "Y": "labels"}
 _PARTS = {**_LETTERS, **{part: part for part in (*WHOLE[:3], "clients")}}
 ALIASES = {
@@ -79,10 +79,10 @@ CLIENT_KEYS = ("clients", *(f"{split}_clients" for split in SPLITS))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an .npz file by their names in `collect_arrays`."""
+    """Load the arrays of an .npz file, under the names of `collect_arrays`."""
     if not path.is_file():
         raise DataError(
-            f"{path}: there is no such file; give that of an .npz file",
+            f"{path}: the file does not exist; give the path of an .npz file",
             reason=SafeReason(Code.MISSING_FILE),
         )
     known = (*KEYS, *CLIENT_KEYS, *ALIASES)
@@ -100,13 +100,13 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def rename_aliases(named: Arrays, source: str) -> dict[str, NDArray[Any]]:
-    """Return arrays by the names that `collect_arrays` knows."""
+    """Rename arrays from common names to the names of `collect_arrays`."""
     arrays = {name: named[name] for name in named if name not in ALIASES}
     for name in named.keys() - arrays.keys():
         if ALIASES[name] in arrays:
             raise DataError(
-                f"{source}: found the array {name} and another that means the same, "
-                f"{ALIASES[name]}; leave out one of the two",
+                f"{source}: found the arrays {name} and {ALIASES[name]}, which mean "
+                "the same; leave out one of them",
                 reason=SafeReason(Code.WRONG_LAYOUT),
             )
         arrays[ALIASES[name]] = named[name]
@@ -114,13 +114,14 @@ def rename_aliases(named: Arrays, source: str) -> dict[str, NDArray[Any]]:
 
 
 def collect_arrays(arrays: Arrays, source: str) -> CollectedExamples:
-    """Return the examples in ``arrays``; ``source`` is named in errors.
+    """Collect the examples in ``arrays``; ``source`` is their name in errors.
 
-    Either ``inputs`` (n, ...) and ``labels`` (n,), optionally ``names`` (n,) and
-    ``split`` (n,) with the texts train, validation and test; or ``train_inputs``,
-    ``train_labels``, optionally ``train_names``, and the same of validation and test.
-    Labels are names of classes, or whole numbers: positions in ``class_names``, if
-    given. ``feature_names`` (d,) name the features of inputs (n, d).
+    There are two layouts: ``inputs`` (n, ...) and ``labels`` (n,), optionally ``names``
+    (n,) and ``split`` (n,) with the texts train, validation and test; or
+    ``train_inputs``, ``train_labels``, optionally ``train_names``, and the same for
+    validation and test. Labels are names of classes, or whole numbers: positions in
+    ``class_names`` if that is given. ``feature_names`` (d,) name the features of
+    inputs (n, d).
     """
     given_splits = _find_given_splits(arrays, source)
     prefixes = [f"{split}_" for split in given_splits] or [""]
@@ -129,7 +130,7 @@ def collect_arrays(arrays: Arrays, source: str) -> CollectedExamples:
         forms = ", ".join(f"{inputs.dtype} {inputs.shape}" for inputs, *_ in parts)
         raise DataError(
             f"{source}: the inputs of the splits differ in form ({forms}); expected "
-            "the same shape but for the number, and the same type",
+            "the same type, and the same shape except for n",
             reason=SafeReason(Code.WRONG_SHAPE),
         )
     inputs, labels = parts[0][:2]
@@ -160,7 +161,7 @@ def collect_arrays(arrays: Arrays, source: str) -> CollectedExamples:
 def _feature_names(
     arrays: Arrays, inputs: NDArray[Any], source: str
 ) -> tuple[str, ...]:
-    """Return the names of the features of inputs (n, d), where there are some."""
+    """Return the names of the features of inputs (n, d); empty if not given."""
     names = arrays.get("feature_names")
     if names is None:
         return ()
@@ -168,15 +169,15 @@ def _feature_names(
     num_values = inputs[:1].size if len(inputs) else len(texts)
     if len(set(texts)) < len(texts) or len(texts) != num_values:
         raise DataError(
-            f"{source}: found {len(texts)} feature_names, of which {len(set(texts))} "
-            f"differ; expected one for each of the {num_values} values of an input",
+            f"{source}: found {len(texts)} feature_names ({len(set(texts))} "
+            f"distinct), expected one for each of the {num_values} values of an input",
             reason=SafeReason(Code.WRONG_LAYOUT),
         )
     return texts
 
 
 def _find_given_splits(arrays: Arrays, source: str) -> list[Split]:
-    """Return the splits that come apart, train among them; none where none does."""
+    """Return the splits with arrays of their own; empty if all are in one array."""
     if not any(key in arrays for key in PER_SPLIT):
         return []
     if any(key in arrays for key in WHOLE) or "train_inputs" not in arrays:
@@ -195,7 +196,7 @@ def _find_given_splits(arrays: Arrays, source: str) -> list[Split]:
 def _extract_split(
     arrays: Arrays, prefix: str, source: str
 ) -> tuple[NDArray[Any], NDArray[Any], tuple[str, ...]]:
-    """Return inputs, and one label and one name for each of them."""
+    """Return the inputs, labels and names of the split with this prefix."""
     for part in ("inputs", "labels"):
         if f"{prefix}{part}" not in arrays:
             raise DataError(
@@ -203,7 +204,7 @@ def _extract_split(
                 reason=SafeReason(Code.WRONG_LAYOUT),
             )
     inputs, labels = arrays[f"{prefix}inputs"], arrays[f"{prefix}labels"]
-    if labels.ndim == 2 and labels.shape[1] == 1:  # as Keras has CIFAR's
+    if labels.ndim == 2 and labels.shape[1] == 1:  # Keras ships CIFAR's labels so
         labels = labels[:, 0]
     if inputs.ndim < 2 or labels.shape != inputs.shape[:1]:
         raise DataError(
@@ -224,7 +225,7 @@ def _extract_split(
 def _label_texts(
     labels: NDArray[Any], class_names: NDArray[Any] | None, source: str
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the labels as texts, and whether they are numbers without names."""
+    """Return the labels as texts, and whether they are numbers without class names."""
     if labels.dtype.kind == "U":
         return tuple(labels.tolist()), False
     if labels.dtype.kind not in "iu":
@@ -260,13 +261,13 @@ def _extract_texts(
 
 @dataclass(frozen=True)
 class NpzSettings(SiteSettings):
-    """Where the file is.
+    """Settings of an .npz file.
 
     Attributes
     ----------
     path
-        A file with the arrays that `collect_arrays` describes: ``inputs`` and
-        ``labels``, or ``train_inputs``, ``train_labels`` and so on.
+        A file with the arrays ``inputs`` and ``labels``, or ``train_inputs``,
+        ``train_labels`` and so on; see `collect_arrays`.
     """
 
     name = "npz"
@@ -276,28 +277,28 @@ class NpzSettings(SiteSettings):
     path: str
 
     def collect(self, base: Path, task: SiteTask | None) -> CollectedExamples:  # noqa: ARG002
-        """Return the examples in an .npz file."""
+        """Collect the examples of the file."""
         path = place_of(base, self.path)
         return collect_arrays(read_arrays(path), str(path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NpzFileSettings(DataFormat):
-    """Where the file is.
+    """Settings of an .npz file.
 
     Attributes
     ----------
     path
         An .npz file with ``x`` (n, ...) and ``y`` (n,), or ``x_train``, ``y_train``,
-        ``x_test`` and ``y_test``; with ``clients`` (n,), or ``clients_train`` and
-        ``clients_test``, who each input belongs to, where the partition is ``natural``;
-        and with ``class_names``, where labels are positions in it. The names of arrays
-        that sites have do, too, and so does ``val`` or ``dev`` for ``validation``.
+        ``x_test`` and ``y_test``. For the partition ``natural``, ``clients`` (n,), or
+        ``clients_train`` and ``clients_test``, hold the client of each input. If labels
+        are positions, ``class_names`` holds the names. The names of a site's arrays are
+        accepted, too, and ``val`` or ``dev`` for ``validation``.
     test_fraction
-        Part of the inputs that is tested on where there is no test split, (0, 1): of
-        each class, or of each client, rounded. One of each is left to train on.
+        Fraction of test inputs if the file has no test split, (0, 1), rounded: of each
+        class, or of each client. At least one of each is left for training.
     seed
-        Of the choice of these.
+        Seed of the choice of test inputs.
     """
 
     name = "npz"
@@ -309,9 +310,10 @@ class NpzFileSettings(DataFormat):
     seed: NonNegativeInt = 0
 
     def load(self) -> Dataset:
-        """Return what uint8 (images) or other numbers the file holds.
+        """Load the file: uint8 as images, other numbers as features.
 
-        Validation data is added to the training data: the partition holds out its own.
+        Validation data is added to the training data, since each client holds out
+        validation data of its own.
         """
         path = Path(self.path).expanduser().absolute()
         source: Source = {
@@ -344,10 +346,10 @@ class NpzFileSettings(DataFormat):
 
 
 def build_dataset(arrays: Arrays, source: str, fraction: float, seed: int) -> Dataset:
-    """Return arrays as a data set; without a test split, a part is tested on.
+    """Build a data set of arrays; without a test split, choose test inputs.
 
-    The arrays are those of `collect_arrays`, and who each input belongs to: ``clients``
-    (n,), or ``train_clients`` and ``test_clients``.
+    The arrays are those of `collect_arrays`, and optionally the client of each input:
+    ``clients`` (n,), or ``train_clients`` and ``test_clients``.
     """
     collected = collect_arrays(arrays, source)
     clients = _extract_clients(arrays, len(collected.names), source)
@@ -373,9 +375,9 @@ def build_dataset(arrays: Arrays, source: str, fraction: float, seed: int) -> Da
     assert isinstance(collected.inputs, ArrayInputs), "of arrays"
     if collected.inputs.array.ndim == 4 and shape[0] in (1, 3) and shape[2] > 4:
         raise DataError(
-            f"{source}: found inputs of shape {collected.inputs.array.shape}, whose "
-            "channels seem to come first; expected (n, height, width, channels), which "
-            "numpy.moveaxis(x, 1, -1) makes of them"
+            f"{source}: found inputs of shape {collected.inputs.array.shape}, which "
+            "seem to have the channels first; expected (n, height, width, channels): "
+            "convert them with numpy.moveaxis(x, 1, -1)"
         )
     inputs = fit_inputs(collected.inputs.array, spec, source)
     _warn_of_features(collected.inputs, ~is_test, collected.feature_names)
@@ -384,8 +386,8 @@ def build_dataset(arrays: Arrays, source: str, fraction: float, seed: int) -> Da
     def part(chosen: NDArray[np.bool_]) -> LabelledArrays:
         if not chosen.any():
             raise DataError(
-                f"{source}: there is nothing to train on, or to test on; raise "
-                "data.test_fraction, or give more"
+                f"{source}: found no training data or no test data; raise "
+                "data.test_fraction, or give more data"
             )
         owners = None
         if clients is not None:
@@ -408,7 +410,7 @@ def build_dataset(arrays: Arrays, source: str, fraction: float, seed: int) -> Da
 
 
 def _extract_clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...] | None:
-    """Return whose each input is, in the order of `collect_arrays`, if it is said."""
+    """Return the client of each input in the order of `collect_arrays`, or None."""
     keys = [f"{split}_clients" for split in _find_given_splits(arrays, source)] or [
         "clients"
     ]
@@ -418,7 +420,7 @@ def _extract_clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...]
     if missing:
         raise DataError(
             f"{source}: found clients of some splits, but no array {missing[0]}; "
-            "expected the client of each input, or of none"
+            "expected the client of every input, or no clients"
         )
     joined = {"clients": np.concatenate([arrays[key].ravel() for key in keys])}
     clients = _extract_texts(joined, "clients", count, source)
@@ -429,7 +431,7 @@ def _extract_clients(arrays: Arrays, count: int, source: str) -> tuple[str, ...]
 def _warn_of_features(
     inputs: ArrayInputs, is_train: NDArray[np.bool_], names: Sequence[str]
 ) -> None:
-    """Log which features (n, d) number the rows, or need more than float32."""
+    """Log features (n, d) that count the rows, or need more precision than float32."""
     if inputs.array.ndim != 2 or inputs.array.dtype == np.uint8:
         return
     names = names or default_feature_names(inputs.array.shape[1])

@@ -1,4 +1,4 @@
-"""Text as windows of character ids."""
+"""Text as windows of character ids, in the alphabet of LEAF's Shakespeare."""
 
 import logging
 import string
@@ -20,23 +20,22 @@ UNKNOWN = len(ALPHABET)
 NUM_TOKENS = len(ALPHABET) + 1
 CHARACTER_NAMES = (*(repr(character) for character in ALPHABET), "unknown")
 _FIRST_OUTSIDE = 128
-# Curly quotation marks, and the two longer dashes.
+# Curly quotation marks, en dash and em dash.
 _TYPOGRAPHIC = str.maketrans("\u2018\u2019\u201c\u201d\u2013\u2014", "''\"\"--")
-# The id of each code point up to the first that no character has.
+# Id of each code point; code points from _FIRST_OUTSIDE on share the last entry.
 _IDS = np.full(_FIRST_OUTSIDE + 1, UNKNOWN, dtype=np.uint8)
 _IDS[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
-_MANY = 0.05
-_MOST = 0.5
+_MAX_UNKNOWN = 0.05
+_LIMIT_UNKNOWN = 0.5
 _NUM_SHOWN = 5
 _WITHOUT_KNOWN = str.maketrans("", "", ALPHABET)
 
 
 def encode(text: str) -> NDArray[np.uint8]:
-    """Return the id of each character of ``text``, uint8 of shape (len(text),).
+    """Convert text to the ids of its characters, uint8 of shape (len(text),).
 
-    The ids are those of LEAF's Shakespeare [1]_: a character's place among the 80 of
-    `ALPHABET`. Whatever is not among them, such as any character outside ASCII, has the
-    id `UNKNOWN`, 80.
+    The ids are those of LEAF's Shakespeare [1]_: positions in `ALPHABET`, which has 80
+    characters. All other characters have the id `UNKNOWN`, 80.
 
     References
     ----------
@@ -50,7 +49,7 @@ def encode(text: str) -> NDArray[np.uint8]:
 
 
 def plain(text: str) -> str:
-    """Return ``text`` without accents, with plain quotes, dashes and line ends."""
+    """Remove accents, and replace typographic quotes, dashes and line ends by ASCII."""
     text = text.replace("\r\n", "\n")
     if text.isascii():
         return text
@@ -61,31 +60,31 @@ def plain(text: str) -> str:
 
 
 class UnknownCharacters:
-    """Counts the characters that are outside of the alphabet: all are one class."""
+    """Counts characters outside of the alphabet, which all share one id."""
 
     def __init__(self) -> None:
         self._counts = Counter[str]()
         self._num_characters = 0
 
     def count(self, text: str) -> None:
-        """Count the characters of ``text``."""
+        """Add the characters of ``text``."""
         self._num_characters += len(text)
         self._counts.update(text.translate(_WITHOUT_KNOWN))
 
     def require_few(self, source: str) -> None:
-        """Warn if more than a twentieth is unknown; a `DataError` if more than half."""
+        """Warn above 5 % of unknown characters; raise a `DataError` above 50 %."""
         share = self._counts.total() / max(self._num_characters, 1)
-        if share <= _MANY:
+        if share <= _MAX_UNKNOWN:
             return
-        # Equally frequent ones in an order that does not depend on the text's.
+        # Ties in the order of code points, so that the message is deterministic.
         ordered = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
         commonest = ", ".join(repr(character) for character, _ in ordered[:_NUM_SHOWN])
         message = (
-            f"{source}: {share:.0%} of the characters are none of the {len(ALPHABET)} "
-            f"that are told apart, most often {commonest}; all of them are one class, "
-            "'unknown': write them in Latin letters, or take them out"
+            f"{source}: {share:.0%} of the characters are outside of the alphabet of "
+            f"{len(ALPHABET)} characters, most often {commonest}; all of them become "
+            "the class 'unknown'. Write them in Latin letters, or remove them"
         )
-        if share > _MOST:
+        if share > _LIMIT_UNKNOWN:
             raise DataError(message)
         _LOG.warning("%s", message)
 
@@ -93,9 +92,9 @@ class UnknownCharacters:
 def target_positions(
     num_characters: int, window: int, stride: int
 ) -> NDArray[np.int64]:
-    """Return which characters of a text are predicted, int64 of shape (n,).
+    """Return the positions of the characters to predict, int64 of shape (n,).
 
-    ``window`` characters must come before; ``stride`` is from one to the next.
+    The first is at ``window``, and ``stride`` is the distance between them.
     """
     return np.arange(window, num_characters, stride, dtype=np.int64)
 
@@ -103,7 +102,7 @@ def target_positions(
 def windows_before(
     ids: NDArray[np.uint8], targets: NDArray[np.int64], window: int
 ) -> NDArray[np.uint8]:
-    """Return the T characters before n places in a text's ``ids``, (n, 1, 1, T)."""
+    """Return the T ids before each of n positions, uint8 of shape (n, 1, 1, T)."""
     if len(targets) == 0:
         return np.empty((0, 1, 1, window), dtype=np.uint8)
     windows: NDArray[np.uint8] = sliding_window_view(ids, window)[targets - window]

@@ -44,7 +44,7 @@ _BASE64 = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR", "SUkqA", "TU
 
 
 def require_one_kind(settings: Any) -> None:
-    """Refuse columns of several kinds of inputs, and texts without a tokenizer."""
+    """Raise if settings name several kinds of inputs, or texts without a tokenizer."""
     kinds = ("features", "image", "text")
     chosen = [kind for kind in kinds if getattr(settings, kind) is not None]
     if len(chosen) > 1:
@@ -62,36 +62,37 @@ def require_one_kind(settings: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnSettings(ImageSettings):
-    """What the columns mean.
+    """Base class of formats of tables: the meaning of columns.
 
     Attributes
     ----------
     label
         The column of labels.
     features
-        The columns of features, numbers or lists of as many in each row; null is all
-        other columns but the index of a pandas table, where there is no `image` and no
-        `text`.
+        The columns of features: numbers, or lists of numbers of the same length. If
+        `image` and `text` are null, null selects all other columns except for a pandas
+        index.
     image
-        The column of images: paths of files, or files' contents.
+        The column of images: paths or contents of files.
     text
-        The column of texts, which are classified as a whole.
+        The column of texts, each classified as a whole.
     tokenizer
-        What makes ids of the texts: the folder of a tokenizer of transformers, or a
-        name on the Hugging Face Hub.
+        Folder of a tokenizer (package transformers), or its name on the Hugging Face
+        Hub.
     max_tokens
-        T, the ids of a text: longer ones are cut off.
+        Ids per text, T; longer texts are truncated.
     download
-        Whether what the Hub has, and this machine has not, may be downloaded.
+        Whether missing files may be downloaded from the Hub.
     id
-        The column of the rows' names, on which the split depends; null is their number.
+        The column of the rows' names, on which the split depends; null is the row
+        number.
     client
-        The column of the client whose row it is. The partition ``natural`` needs it.
+        The column of the client of each row; required by the partition ``natural``.
     test_fraction, seed
-        Part of the rows that are tested on where there is no table of them, and what
-        chooses them: that part of each client's rows, or else of each class, rounded,
-        and one row of each is left to train on. Without `client`, it is about that part
-        of all rows with `id`, or of the features of a ``table``. Rows of the same name
+        Fraction of test rows if there is no table of them, and the seed of their
+        choice: of each client, or else of each class, rounded; at least one row of each
+        is left for training. Without `client`, but with `id` or for the features of a
+        ``table``, it is approximately this fraction of all rows. Rows of the same name
         stay together.
     """
 
@@ -118,25 +119,25 @@ class ColumnSettings(ImageSettings):
 
     @abstractmethod
     def tables(self, selection: ColumnSelection) -> tuple[TableFile, TableFile | None]:
-        """Return the wanted columns of what is trained on, and of what is tested on.
+        """Read the selected columns of the training rows and the test rows.
 
-        The latter have the same features; None where there is no table of them.
+        The test table has the same features; None if there is no such table.
         """
 
     @abstractmethod
     def state(self) -> Mapping[str, str | None]:
-        """Return what tells whether the same settings mean the same data as before."""
+        """Return the state of the files, as part of the cache key."""
 
     @abstractmethod
     def folder(self) -> Path:
-        """Return the folder that relative paths of images start at."""
+        """Return the folder of relative paths of images."""
 
     def load(self) -> Dataset:
-        """Return the rows as inputs: features as float32 of shape (1, 1, d).
+        """Load the rows as inputs: features as float32 of shape (1, 1, d).
 
-        The classes are those of the training rows, in the order of their names, or of
-        their numbers where all are whole numbers. A `DataError` says what is wrong with
-        the files, or that test rows have labels that no training row has.
+        The classes are those of the training rows in the order of their names, or
+        numerically if all are whole numbers. Raises a `DataError` if the files are not
+        valid, or if test rows have classes that no training row has.
         """
         if self.image is None and self.text is None:
             return self._of_features()
@@ -155,14 +156,15 @@ class ColumnSettings(ImageSettings):
         return find_hub_folder(name, download=self.download, extra="transformers")
 
     def _parts(self) -> "_Parts":
-        """Return the rows of each split."""
+        """Read the tables and split their rows."""
         texts = (self.label, self.id, self.client, self.text)
         is_row = self.image is None and self.text is None
         features = self.features if is_row else ()
         train, test = self.tables(ColumnSelection.of(texts, features, self.image))
         if test is None:
             rows = _Rows.of(train, self)
-            # Features of tables were divided otherwise before there were other inputs.
+            # Features of a ``table`` are split by the hash of the row's name alone; all
+            # other inputs by class.
             is_alike = not is_row or self.name != "table"
             is_test = _mark_test_rows(rows, self, is_alike=is_alike)
             parts = {"train": rows.taken(~is_test), "test": rows.taken(is_test)}
@@ -184,7 +186,7 @@ class ColumnSettings(ImageSettings):
     def _of_features(self) -> Dataset:
         parts = self._parts()
         numbers = parts.train.numbers()
-        # A feature that never varies has a deviation of 1.
+        # Inputs are divided by the deviation, so a constant feature gets 1.
         constant = np.ptp(numbers, axis=0) == 0
         std = tuple(np.where(constant, 1.0, numbers.std(axis=0)).tolist())
         mean = tuple(numbers.mean(axis=0).tolist())
@@ -234,9 +236,9 @@ class ColumnSettings(ImageSettings):
 
 
 def require_paths(table: TableFile, column: str, values: Sequence[str | None]) -> None:
-    """Refuse images in base64 where paths or contents of files are expected."""
+    """Raise if a column of image paths holds images in base64."""
     for at, value in enumerate(values):
-        # Paths have suffixes, and base64 has no full stop.
+        # Paths have a suffix; base64 contains no full stop.
         if value and value.startswith(_BASE64) and "." not in value:
             path, row = table.place_of(at)
             raise DataError(
@@ -250,7 +252,7 @@ def require_paths(table: TableFile, column: str, values: Sequence[str | None]) -
 
 @dataclass(frozen=True)
 class PictureColumn(Sequence[Picture]):
-    """The images in some rows of a column: paths below a folder, or files' contents."""
+    """Images in rows of a column: paths below a folder, or contents of files."""
 
     table: TableFile
     column: str
@@ -263,7 +265,7 @@ class PictureColumn(Sequence[Picture]):
     def __getitem__(self, at: Any) -> Any:
         row = int(self.rows[at])
         value = self.table.raw[self.column][row].as_py()
-        if isinstance(value, Mapping):  # as Hugging Face keeps images
+        if isinstance(value, Mapping):  # the image type of Hugging Face
             content = value.get("bytes")
             value = value.get("path") if content is None else content
         if isinstance(value, str) and value:
@@ -275,7 +277,7 @@ class PictureColumn(Sequence[Picture]):
 
 @dataclass(frozen=True)
 class _Rows:
-    """Some rows of a table, ``rows`` (n,), with n texts each."""
+    """Rows of a table, ``rows`` (n,), with the label and the client of each."""
 
     table: TableFile
     rows: NDArray[np.int64]
@@ -295,13 +297,13 @@ class _Rows:
         return _Rows(self.table, self.rows[chosen], self.labels[chosen], clients)
 
     def numbers(self) -> NDArray[np.float64]:
-        """Return the features, shape (n, d)."""
+        """Return the features of the rows, shape (n, d)."""
         return self.table.numbers[self.rows]
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Both splits, and the names of classes and clients in them."""
+    """Both splits, and the names of their classes and clients."""
 
     train: _Rows
     test: _Rows
@@ -309,14 +311,14 @@ class _Parts:
     owners: tuple[str, ...]
 
     def splits(self) -> tuple[tuple[Split, _Rows], ...]:
-        """Return the splits with their names."""
+        """Return both splits with their names."""
         return ("train", self.train), ("test", self.test)
 
 
 def _mark_test_rows(
     rows: _Rows, settings: ColumnSettings, *, is_alike: bool
 ) -> NDArray[np.bool_]:
-    """Mark the rows that are tested on where there is no table of them, shape (n,)."""
+    """Mark the test rows if there is no table of them, shape (n,)."""
     table, names = rows.table, rows.table.row_names()
     fraction, seed = settings.test_fraction, settings.seed
     if settings.id is not None:
@@ -328,7 +330,7 @@ def _mark_test_rows(
     if settings.client is None:
         splits = split_by_name(names, FractionSettings(0.0, fraction, seed))
         return np.array([split == "test" for split in splits], dtype=bool)
-    # Of each client's rows, those with some of the names that it has.
+    # The split is made over the names of each client's rows, not over its rows.
     dividing = DividingSettings(test_fraction=fraction, seed=seed)
     pairs = list(zip(table.names(settings.client), names, strict=True))
     names_of = defaultdict[str, set[str]](set)
@@ -344,18 +346,18 @@ def _mark_test_rows(
 
 def _require_rows(train: _Rows, test: _Rows, *, has_test_table: bool) -> None:
     if not len(train.labels):
-        raise DataError(f"{train.table.path}: there are no training rows; add some")
+        raise DataError(f"{train.table.path}: found no training rows; add some")
     if len(test.labels):
         return
     if has_test_table:
         raise DataError(
-            f"{test.table.path}: there are no test rows; add some, or leave out "
-            "data.test to test on data.test_fraction of the rows of data.train"
+            f"{test.table.path}: found no test rows; add some, or leave out data.test "
+            "to test on data.test_fraction of the rows of data.train"
         )
     raise DataError(
-        f"{train.table.path}: there are no test rows among {len(train.labels)}; raise "
-        "data.test_fraction, of which a client's only row is never taken, or name a "
-        "file of test rows in data.test"
+        f"{train.table.path}: found no test rows among {len(train.labels)}; raise "
+        "data.test_fraction (the only row of a client is always used for training), or "
+        "name a file of test rows in data.test"
     )
 
 
@@ -370,7 +372,7 @@ def _as_labelled_arrays(rows: _Rows, parts: _Parts) -> LabelledArrays:
 
 
 def _write_labels(writer: EntryWriter, parts: _Parts) -> None:
-    """Store labels and clients of both splits."""
+    """Store the labels and clients of both splits."""
     for split, part in parts.splits():
         writer.put_labels(split, numbered(part.labels, parts.class_names))
         if part.clients is not None:

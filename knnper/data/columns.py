@@ -23,34 +23,34 @@ from knnper.experiment import alternatives
 from knnper.process import import_extra
 from knnper.reasons import Code, SafeReason
 
-# What pandas and NumPy write where a number is missing.
+# Text of a missing number in files of pandas and NumPy.
 _NOT_A_NUMBER = ("nan", "NaN")
 _LARGEST = float(np.finfo(np.float32).max)
 _NUMBERS = ("integer", "floating", "boolean", "decimal", "null")
 _CONTENTS = ("string", "large_string", "binary", "large_binary", "struct", "null")
-# A place in a column of lists.
+# A position in a column of lists, such as vector[3].
 _PLACE = re.compile(r"(.*)\[\d+\]", re.DOTALL)
 
 
 @dataclass(frozen=True, eq=False)
 class TableFile:
-    """Some columns of a table, in memory."""
+    """The selected columns of a table, in memory."""
 
     path: Path
-    texts: dict[str, tuple[str, ...]]  # an empty one where there is none
-    select_number_columns: tuple[str, ...]
-    feature_names: tuple[str, ...]  # the same, but for columns of lists of numbers
-    numbers: NDArray[np.float64]
-    raw: Mapping[str, Any] = field(default_factory=dict)  # Arrow's columns
-    class_names: tuple[str, ...] = ()  # of the labels, where the table says it
-    parts: tuple[tuple[Path, int], ...] = ()  # path and rows of tables that were joined
+    texts: dict[str, tuple[str, ...]]  # by column; "" for missing values
+    number_columns: tuple[str, ...]
+    feature_names: tuple[str, ...]  # one per feature; a column of lists has several
+    numbers: NDArray[np.float64]  # (n, d)
+    raw: Mapping[str, Any] = field(default_factory=dict)  # unconverted Arrow columns
+    class_names: tuple[str, ...] = ()  # empty if the table does not declare them
+    parts: tuple[tuple[Path, int], ...] = ()  # path and rows of concatenated tables
 
     def filled_texts(self, column: str) -> tuple[str, ...]:
-        """Return the texts of a column, none of which is empty or ``nan``."""
+        """Return the texts of a column; raise if one is empty or ``nan``."""
         return self._filled(column, self.texts[column])
 
     def names(self, column: str) -> tuple[str, ...]:
-        """Return the labels or clients in a column, each as `clean_name` does."""
+        """Return the labels or clients in a column, normalised by `clean_name`."""
         return self._filled(column, clean_names(self.texts[column]))
 
     def _filled(self, column: str, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -60,15 +60,15 @@ class TableFile:
             value = texts[rows[0]] or "nothing"
             path, row = self.place_of(rows[0])
             raise DataError(
-                f"{path}: {len(rows)} rows hold {value} in the column {column!r}, "
-                f"the first of them is row {row + 1}, counting from 1; fill them in, "
-                "or leave the rows out",
+                f"{path}: {len(rows)} rows hold {value} in the column {column!r}, the "
+                f"first of them is row {row + 1}, counting from 1; fill them in, or "
+                "leave the rows out",
                 reason=SafeReason(Code.MISSING_VALUE, count=len(rows), row=row + 1),
             )
         return texts
 
     def place_of(self, row: int) -> tuple[Path, int]:
-        """Return the path of the table that a row is from, and its row there."""
+        """Return the path of the table of a row, and the row's number in it."""
         for path, num_rows in self.parts:
             if row < num_rows:
                 return path, row
@@ -76,7 +76,7 @@ class TableFile:
         return self.path, row
 
     def join(self, other: "TableFile") -> "TableFile":
-        """Return the rows of this table followed by those of another."""
+        """Append the rows of another table with the same columns."""
         chunked = arrow("lib").chunked_array
         return replace(
             self,
@@ -93,17 +93,17 @@ class TableFile:
         )
 
     def row_names(self) -> tuple[str, ...]:
-        """Return what rows without a name are called: their number, as in ``00012``."""
+        """Return the default names of rows: their numbers, such as ``00012``."""
         return tuple(f"{row:05d}" for row in range(len(self.numbers)))
 
 
 @dataclass(frozen=True)
 class ColumnSelection:
-    """Which columns are read, and as what."""
+    """The columns to read, by their use."""
 
     texts: tuple[str, ...]
-    numbers: tuple[str, ...] | None = None  # None: all that are not wanted otherwise
-    raw: tuple[str, ...] = ()  # as they are, such as files' contents
+    numbers: tuple[str, ...] | None = None  # None: all columns without another use
+    raw: tuple[str, ...] = ()  # without conversion, such as contents of files
 
     @classmethod
     def of(
@@ -112,23 +112,23 @@ class ColumnSelection:
         numbers: Sequence[str] | None,
         raw: str | None = None,
     ) -> "ColumnSelection":
-        """Return what is wanted, of which nothing is named by None."""
+        """Build a selection; names that are None are left out."""
         named = tuple(dict.fromkeys(name for name in texts if name is not None))
         chosen = None if numbers is None else tuple(numbers)
         return cls(named, chosen, () if raw is None else (raw,))
 
     @property
     def other_columns(self) -> tuple[str, ...]:
-        """The columns that are no features."""
+        """The columns that are not features."""
         return (*self.texts, *self.raw)
 
     def columns_in(self, schema: Any) -> tuple[str, ...]:
-        """Return the names in a table of the columns that are no features."""
+        """Return the names in the table of the columns that are not features."""
         return tuple(map(_column_finder(schema), self.other_columns))
 
 
 def arrow(module: str) -> Any:
-    """Return a module of pyarrow."""
+    """Import a module of pyarrow."""
     return import_extra(f"pyarrow.{module}", "tables", "reading tables")
 
 
@@ -170,11 +170,12 @@ def select_number_columns(
     path: Path,
     index: frozenset[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Return the columns of features; refuse what is not there, or no number.
+    """Return the columns of features; raise if one is missing or not numeric.
 
-    Those of ``index``, and what pandas calls its index, are features only by name.
+    Columns of ``index`` and of a pandas index are features only if they are selected by
+    name.
     """
-    # Nothing is read of columns without a name.
+    # Columns without a name are never read.
     counts = Counter(name for name in schema.names if name)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
@@ -215,10 +216,10 @@ def select_number_columns(
 
 
 def _column_finder(schema: Any) -> Callable[[str], str]:
-    """Return a function from a wanted name to the name of a column in the table.
+    """Return a function from a selected name to the name of the column in the table.
 
-    Names may differ in white space and Unicode form, or name a position in a column of
-    lists, as in ``vector[3]``. Names without a column are returned unchanged.
+    Names may differ in white space and Unicode form, or denote a position in a column
+    of lists, such as ``vector[3]``. Names without a column are returned unchanged.
     """
     known = frozenset(schema.names)
     clean = defaultdict[str, list[str]](list)
@@ -238,7 +239,7 @@ def _column_finder(schema: Any) -> Callable[[str], str]:
 
 
 def _missing_column_hint(name: str, schema: Any) -> str:
-    """Return the end of an error about a column that a table does not have."""
+    """Return the advice in an error about a missing column."""
     if len(schema.names) == 1:
         other = other_delimiter(schema.names[0], ",")
         if other is not None:
@@ -250,7 +251,7 @@ def _missing_column_hint(name: str, schema: Any) -> str:
 
 
 def _require_contents(kind: Any, name: str, path: Path) -> None:
-    """Refuse a column that holds no images."""
+    """Raise if a column cannot hold images: paths or contents of files."""
     if not is_any_type(kind, _CONTENTS):
         raise DataError(
             f"{path}: found {kind} in the column {name!r}, expected paths of image "
@@ -292,14 +293,14 @@ def _is_list(kind: Any) -> bool:
 
 
 def _split_lists(column: Any, name: str, path: Path) -> dict[str, Any]:
-    """Return a column of numbers, or of each place in its lists, by name."""
+    """Return a column by name, or the columns of the positions in its lists."""
     if not _is_list(column.type):
         return {name: column}
     lengths = set(arrow("compute").list_value_length(column).to_pylist())
     if len(lengths) != 1 or not (length := lengths.pop()):
         raise DataError(
-            f"{path}: found lists of different lengths, or none, in the column "
-            f"{name!r}; features must be as many in each row",
+            f"{path}: found lists of different lengths, or no lists, in the column "
+            f"{name!r}; expected the same number of features in each row",
             reason=SafeReason(Code.WRONG_COLUMNS),
         )
     flat = arrow("compute").list_flatten(column).to_numpy().reshape(-1, length)
@@ -309,7 +310,7 @@ def _split_lists(column: Any, name: str, path: Path) -> dict[str, Any]:
 
 def _column_texts(column: Any, name: str, path: Path) -> tuple[str, ...]:
     is_real = arrow("types").is_floating(column.type)
-    # Where numbers are expected, this one is what Parquet has in place of none.
+    # In a column of floats, Parquet files of pandas hold nan for a missing value.
     missing = (None, "nan") if is_real else (None,)
     lib = arrow("lib")
     try:
@@ -330,10 +331,10 @@ def _column_numbers(
     lib = arrow("lib")
     for place, (name, column) in enumerate(columns.items()):
         try:
-            # Safe, whole numbers above 2**53 would be refused; here they are rounded.
+            # safe=False rounds whole numbers above 2**53; safe=True would raise.
             numbers[:, place] = column.cast(lib.float64(), safe=False).to_numpy()
         except lib.ArrowException as error:
-            # Its type was guessed from its beginning.
+            # Arrow guesses the type of a column from its first rows.
             unfit_counts = _find_non_number(column) or f"what is no number ({error})"
             raise DataError(
                 f"{path}: features must be numbers, found {unfit_counts} in the column "
@@ -341,7 +342,7 @@ def _column_numbers(
                 "(data.features)",
                 reason=SafeReason(Code.NOT_A_NUMBER, feature=place + 1),
             ) from error
-    # So written, it is true of NaN as well.
+    # Negated, so that NaN counts as unfit.
     unfit = (~(np.abs(numbers) <= _LARGEST)).sum(axis=0)
     if unfit.any():
         pairs = zip(columns, unfit, strict=True)
@@ -356,7 +357,7 @@ def _column_numbers(
 
 
 def _find_non_number(column: Any) -> str | None:
-    """Return the first value that is no number, and its row, in words."""
+    """Describe the first value that is not a number, and its row."""
     missing = {None, *arrow("csv").ConvertOptions().null_values}
     for row, value in enumerate(column.to_pylist(), 1):
         try:

@@ -1,4 +1,4 @@
-"""Why a CSV file cannot be read: its encoding, its delimiter, the length of a row."""
+"""Diagnose CSV files that cannot be read: encoding, delimiter, quotes, row length."""
 
 import codecs
 import re
@@ -16,7 +16,7 @@ _PART = 2**20
 _ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 _BEGINNING = 4096
 
-# Those of UTF-32 first: the little-endian one begins with that of UTF-16.
+# UTF-32 first: its little-endian mark begins with that of UTF-16.
 _MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -26,36 +26,36 @@ _MARKS = {
 
 
 def encoding_problem(path: Path) -> str | None:
-    """Return how a text file is encoded, where it is not UTF-8; else None."""
+    """Describe the encoding of a text file that is not UTF-8; else return None."""
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING)
         for mark, encoding in _MARKS.items():
             if beginning.startswith(mark):
                 return f"it is encoded in {encoding}, expected UTF-8"
-        # Of Latin letters in UTF-16, every second byte is 0.
+        # In UTF-16, every second byte of Latin letters is 0.
         if beginning.count(0) > len(beginning) / 4:
-            return "it is encoded in UTF-16, or is no text; expected UTF-8"
+            return "it is encoded in UTF-16, or is not a text; expected UTF-8"
         file.seek(0)
         for line, content in enumerate(file, 1):
             try:
                 content.decode()
             except UnicodeDecodeError:
                 return (
-                    f"line {line} is encoded otherwise, perhaps in Windows-1252 or "
+                    f"line {line} has another encoding, perhaps Windows-1252 or "
                     "Latin-1; expected UTF-8"
                 )
     return None
 
 
 def unclosed_quote(path: Path, delimiter: str) -> int | None:
-    """Return the line of a quote before a value that is not closed, or None.
+    """Return the line of an opening quote that is never closed, or None.
 
-    Readers take all lines behind it for one value.
+    Readers would take all following lines for one value.
     """
     with path.open("rb") as file:
         parts = iter(lambda: file.read(_PART), b"")
-        # Quotes come in pairs, also within a value. Lines are read one by one, which
-        # takes long, only where one is missing.
+        # Quotes come in pairs, also within values. The slow search line by line runs
+        # only if their number is odd.
         if sum(part.count(_QUOTE) for part in parts) % 2 == 0:
             return None
         file.seek(0)
@@ -77,13 +77,13 @@ def unclosed_quote(path: Path, delimiter: str) -> int | None:
 
 
 def header_of(path: Path) -> str:
-    """Return the first line of a text file, without its end."""
+    """Return the first line of a text file, without the line break."""
     with path.open(encoding="utf-8-sig", errors="replace") as file:
         return file.readline().rstrip("\n")
 
 
 def other_delimiter(header: str, delimiter: str) -> str | None:
-    """Return what separates the columns of a header that has no ``delimiter``."""
+    """Guess the delimiter of a header that does not contain ``delimiter``."""
     unquoted = _QUOTED.sub("", header)
     if delimiter in unquoted:
         return None
@@ -92,16 +92,16 @@ def other_delimiter(header: str, delimiter: str) -> str | None:
 
 
 def csv_problem(path: Path, delimiter: str, advice: str) -> str | None:
-    """Return what is wrong with the encoding, the delimiter or the quotes, or None.
+    """Describe a problem of encoding, delimiter or quotes, or return None.
 
-    ``advice`` is what to do about another delimiter, with a place for it: ``{!r}``.
+    ``advice`` is the fix for another delimiter, with the placeholder ``{!r}`` for it.
     """
     problem = encoding_problem(path)
     if problem is not None:
-        return f"{problem}; save it so (in Excel: CSV UTF-8)"
+        return f"{problem}; save it in UTF-8 (in Excel: CSV UTF-8)"
     header = header_of(path)
     if header.lower().startswith("sep="):
-        return f"its first line is {header!r}, which only Excel reads; remove the line"
+        return f"its first line is {header!r}, which only Excel understands; remove it"
     other = other_delimiter(header, delimiter)
     if other is not None:
         return (
@@ -112,21 +112,20 @@ def csv_problem(path: Path, delimiter: str, advice: str) -> str | None:
 
 
 def quote_problem(path: Path, delimiter: str) -> str | None:
-    """Return which quote is not closed, or None."""
+    """Describe the quote that is not closed, or return None."""
     line = unclosed_quote(path, delimiter)
     if line is None:
         return None
     return (
-        f"the quote before a value in line {line} is not closed, and all lines behind "
-        "it are one value; close the quote, or write it twice where it belongs to the "
-        "value"
+        f"the quote before a value in line {line} is not closed, so that all following "
+        "lines are one value; close the quote, or double it if it belongs to the value"
     )
 
 
 def row_error(path: Path, message: str) -> DataError | None:
-    """Return an error about the row that has too many or too few values, if any.
+    """Turn Arrow's error about a row of the wrong length into a short one, else None.
 
-    ``message`` is that of Arrow's error, which shows the whole row.
+    ``message`` is the text of Arrow's error, which contains the whole row.
     """
     match = _ROW.search(message)
     if match is None:

@@ -1,4 +1,4 @@
-"""Scikit-learn's digits, as they are and in four domains."""
+"""The digits of scikit-learn, unchanged and in four domains."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ CLASS_NAMES = tuple(str(digit) for digit in range(10))
 
 @dataclass(frozen=True)
 class DigitsSettings(DataFormat):
-    """The data set has no settings."""
+    """The digits; there are no settings."""
 
     name = "digits"
     title = "Digits"
     summary = "1,797 handwritten digits of 8x8 pixels; comes with scikit-learn"
 
     def load(self) -> Dataset:
-        """Return the digits, images of shape (8, 8, 1), ten classes.
+        """Load the digits, images of shape (8, 8, 1) in ten classes.
 
-        The split is the same in every experiment: `TEST_FRACTION` of each class is test
-        data. Values 0 ... 16 are scaled to 0 ... 255.
+        The split is the same in every experiment: `TEST_FRACTION` of each class are
+        test data. Values from 0 to 16 are scaled to 0 to 255.
         """
 
         def build(writer: EntryWriter) -> Contents:
@@ -55,7 +55,7 @@ class DigitsSettings(DataFormat):
 
 def digit_images() -> tuple[Images, Integers]:
     """Return all digits, shape (1797, 8, 8, 1), and their labels, shape (1797,)."""
-    # Only here: importing scikit-learn takes longer than reading the cache.
+    # Imported late: importing scikit-learn takes longer than reading the cache.
     from sklearn import datasets
 
     bunch = datasets.load_digits()
@@ -71,16 +71,15 @@ def _by_split(
 
 @dataclass(frozen=True)
 class DigitDomainsSettings(DataFormat):
-    """How many are test images, and which ones are in which domain.
+    """Settings of the digits in domains: the test images and the assignment.
 
     Attributes
     ----------
     test_fraction
-        Part of each domain that is tested on, (0, 1), about: the same number of images
-        of every class, but at most half of those that a class has. 0.15 in
-        Chen et al. 2023, section 5.
+        Approximate fraction of test images in each domain, (0, 1): the same number of
+        every class, but at most half of a class. 0.15 in Chen et al. 2023, section 5.
     seed
-        Of the domains and of the test images.
+        Seed of the assignment to domains and of the test images.
     """
 
     name = "digit_domains"
@@ -91,10 +90,10 @@ class DigitDomainsSettings(DataFormat):
     seed: NonNegativeInt = 0
 
     def load(self) -> Dataset:
-        """Return the 1,797 digits, images of shape (8, 8, 1), each in one of `DOMAINS`.
+        """Load the 1,797 digits, images of shape (8, 8, 1), each in one of `DOMAINS`.
 
-        Every class is shared out evenly among the domains. In each of them a test split
-        is set apart in which all classes count the same.
+        Every class is distributed evenly over the domains. Each domain has a test split
+        with the same number of images of each class.
         """
 
         def build(writer: EntryWriter) -> Contents:
@@ -130,15 +129,15 @@ def _blur(images: Images) -> Images:
 DOMAINS: Mapping[str, Callable[[Images], Images]] = {
     "plain": lambda images: images,
     "inverted": lambda images: 255 - images,
-    # By 90 degrees, against the clock.
+    # By 90 degrees, counter-clockwise.
     "rotated": lambda images: np.rot90(images, axes=(1, 2)),
     "blurred": _blur,
 }
-"""By name what a domain makes of images, uint8 of shape (n, height, width, 1)."""
+"""Transformation of each domain, for images uint8 of shape (n, height, width, 1)."""
 
 
 def draw_domains(labels: Integers, key: RandomKey) -> Integers:
-    """Share out every class evenly among `DOMAINS`, whose positions are returned."""
+    """Distribute every class evenly over `DOMAINS`; return positions in these."""
     shuffled = [
         key.child(label).numpy().permutation(np.flatnonzero(labels == label))
         for label in np.unique(labels).tolist()

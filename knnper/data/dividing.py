@@ -125,9 +125,11 @@ def mark_by_group(
         members[group].append(at)
     marked = set[int]()
     for places in members.values():
-        own = [names[at] for at in places], [kinds[at] for at in places]
-        marks = zip(places, mark_alike(*own, fraction, seed), strict=True)
-        marked.update(at for at, is_marked in marks if is_marked)
+        group_names = [names[at] for at in places]
+        group_kinds = [kinds[at] for at in places]
+        marks = mark_alike(group_names, group_kinds, fraction, seed)
+        pairs = zip(places, marks, strict=True)
+        marked.update(at for at, is_marked in pairs if is_marked)
     remaining_kinds = {kind for at, kind in enumerate(kinds) if at not in marked}
     return [at in marked and kind in remaining_kinds for at, kind in enumerate(kinds)]
 

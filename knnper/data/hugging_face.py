@@ -1,10 +1,12 @@
-"""Data sets of Hugging Face: folders of the package datasets, or from the Hub."""
+"""Data sets of Hugging Face, from folders of the package datasets or the Hub."""
 
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 from knnper.data.cache import cache_root, state_of_files
 from knnper.data.column_settings import ColumnSettings
@@ -30,26 +32,26 @@ from knnper.process import import_extra
 
 _LOG = logging.getLogger(__name__)
 
-_OF_DISK = ("dataset_dict.json", "state.json")  # what `save_to_disk` writes beside
+_OF_DISK = ("dataset_dict.json", "state.json")  # files written by `save_to_disk`
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceSettings(ColumnSettings):
-    """Which data set, and what its columns mean.
+    """Settings of the data set, and the meaning of its columns.
 
     Attributes
     ----------
     path
-        A folder that ``save_to_disk`` wrote, or whose files ``load_dataset`` reads; or
-        a data set's name on the Hugging Face Hub.
+        A folder written by ``save_to_disk`` or readable by ``load_dataset``, or the
+        name of a data set on the Hugging Face Hub.
     config
-        Which of several data sets in it; null is its default.
+        Configuration of the data set; null is its default.
     train
-        The split that is trained on. With ``train``, validation data that is not tested
-        on is trained on as well: the partition holds out its own.
+        The training split. With ``train``, validation data is added unless it is the
+        test split, since each client holds out validation data of its own.
     test
-        The split that is tested on; null is ``test`` where there is one, else
-        `test_fraction` of what is trained on.
+        The test split; null is ``test`` if it exists, else `test_fraction` of the
+        training rows.
     """
 
     name = "hugging_face"
@@ -61,15 +63,15 @@ class HuggingFaceSettings(ColumnSettings):
     train: str = "train"
     test: str | None = None
 
+    @override
     def tables(self, selection: ColumnSelection) -> tuple[TableFile, TableFile | None]:
-        """See `ColumnSettings`."""
         splits, path = self._open_splits(), self.folder()
         trained = _match_split(self.train, splits)
         test = _match_split(self.test or "test", splits)
         if self.test is None and test not in splits:
             test = trained
         train = self._read_split(splits, trained, selection, path)
-        same = replace(selection, numbers=train.select_number_columns)
+        same = replace(selection, numbers=train.number_columns)
         validation = self._validation(splits, (trained, test))
         if validation:
             warn_of_joined(str(path), validation)
@@ -81,17 +83,17 @@ class HuggingFaceSettings(ColumnSettings):
         return train, self._read_split(splits, test, same, path)
 
     def _validation(self, splits: Any, used: tuple[str, str]) -> list[str]:
-        """Return the splits of validation data that are trained on."""
+        """Return the validation splits that are added to the training data."""
         if split_of(self.train) != "train":
-            return []  # A split that is chosen otherwise is used alone.
+            return []  # Any other chosen split is used alone.
         return [
             name
             for name in splits
             if name not in used and split_of(name) == "validation"
         ]
 
+    @override
     def state(self) -> Mapping[str, str | None]:
-        """See `ColumnSettings`."""
         splits = {"config": self.config, "train": self.train, "test": self.test}
         return {
             "files": state_of_files(self._files(), self.folder()),
@@ -104,19 +106,19 @@ class HuggingFaceSettings(ColumnSettings):
         """Return all files below the folder; refuse links that lead nowhere."""
         paths = sorted(self.folder().rglob("*"))
         for path in paths:
-            # The package datasets would pass over it without a warning.
+            # The package datasets would skip it without a warning.
             if reason := unreachable_reason(str(path)):
                 raise DataError(f"{path} {reason}; mount or remove it")
         return [path for path in paths if path.is_file()]
 
+    @override
     def folder(self) -> Path:
-        """See `ColumnSettings`."""
         return find_hub_folder(
             self.path, download=self.download, extra="hf", repo_type="dataset"
         )
 
     def _open_splits(self) -> Any:
-        """Return the splits by name, each a `datasets.Dataset`."""
+        """Open the splits by name, each a `datasets.Dataset`."""
         package = import_extra("datasets", "hf", "a data set of Hugging Face")
         folder = self.folder()
         self._files()
@@ -129,12 +131,13 @@ class HuggingFaceSettings(ColumnSettings):
                 opened = package.load_dataset(
                     str(folder), self.config, cache_dir=str(cache)
                 )
-        # Whatever a damaged file makes the package, and those below it, raise.
+        # A damaged file raises errors of many types in the package and its
+        # dependencies.
         except Exception as error:
             reason = str(error).strip().partition("\n")[0]
             raise DataError(
                 f"{folder} cannot be read as a data set of Hugging Face: {reason}; "
-                "expected what save_to_disk wrote, or files that load_dataset reads"
+                "expected a folder written by save_to_disk or readable by load_dataset"
             ) from error
         return opened if isinstance(opened, Mapping) else {self.train: opened}
 
@@ -173,23 +176,23 @@ class HuggingFaceSettings(ColumnSettings):
     def _require_published(
         self, labels: tuple[str, ...], place: Path, splits: Any
     ) -> None:
-        """Refuse labels of -1, which stand for labels that are not published."""
+        """Raise for labels of -1, which mark labels that are not published."""
         count = labels.count("-1")
         if not count:
             return
         others = [name for name in splits if split_of(name) == "validation"]
         example = f", such as data.test: {others[0]}" if others else ""
         raise DataError(
-            f"{place}: {count} rows have the label -1, which stands for labels that "
-            "are not published, as in GLUE's test data; name another split (data.train,"
-            f" data.test{example}), or leave the rows out"
+            f"{place}: {count} rows have the label -1, which marks labels that are not "
+            "published, as in GLUE's test data; name another split (data.train, "
+            f"data.test{example}), or leave the rows out"
         )
 
 
 def _match_split(name: str, splits: Iterable[str]) -> str:
-    """Return a split's name as the data set writes it; ``name`` if there is none."""
+    """Return the data set's spelling of a split, or ``name`` if it has none."""
     known = list(splits)
-    # Of other names than these two, the data set's own are expected.
+    # Other names must be spelled like in the data set.
     split = split_of(name) if name in ("train", "test") else None
     alike = [
         other
@@ -200,8 +203,8 @@ def _match_split(name: str, splits: Iterable[str]) -> str:
 
 
 def _index_columns(folder: Path) -> frozenset[str]:
-    """Return the index columns of pandas in a folder's Parquet files."""
-    # The package forgets what pandas wrote about them.
+    """Return the pandas index columns of the Parquet files in a folder."""
+    # The package datasets drops pandas' metadata.
     parquet, lib = arrow("parquet"), arrow("lib")
     names = frozenset[str]()
     for path in folder.rglob("*.parquet"):

@@ -1,4 +1,4 @@
-"""LEAF's FEMNIST and Shakespeare, from its files or the Hugging Face Hub."""
+"""FEMNIST and Shakespeare of LEAF, from its files or the Hugging Face Hub."""
 
 import functools
 import logging
@@ -35,7 +35,7 @@ from knnper.process import import_extra
 
 _LOG = logging.getLogger(__name__)
 Part = tuple[Split, User]
-"""What one user trains on, or is tested on."""
+"""Training or test samples of one user."""
 WRITTEN_CHARACTERS = tuple(
     "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
@@ -44,15 +44,14 @@ _NAME_ON_HUB = "flwrlabs/femnist"
 
 @dataclass(frozen=True, kw_only=True)
 class LeafSettings(DividingSettings, DataFormat):
-    """Where the files are, and how they are divided.
+    """Settings of LEAF's FEMNIST: the files and the split.
 
     Attributes
     ----------
     root
-        The folder that LEAF has filled: with ``train`` and ``test``, whose split is
-        then taken as it is, or else with ``all_data``, which is divided as the other
-        settings say. Its parent, in which it is called ``data``, will do, and so will
-        ``all_data`` itself.
+        Output folder of LEAF. It contains ``train`` and ``test``, whose split is used
+        unchanged, or ``all_data``, which is split by the other settings. The parent
+        with a folder ``data``, and ``all_data`` itself, are accepted, too.
     """
 
     name = "leaf_femnist"
@@ -62,9 +61,10 @@ class LeafSettings(DividingSettings, DataFormat):
     root: str
 
     def load(self) -> Dataset:
-        """Return images of shape (28, 28, 1), 62 classes, by writer; or windows.
+        """Load images of shape (28, 28, 1) in 62 classes, by writer; or windows.
 
-        A `DataError` names the file and the user that is damaged or does not agree.
+        Raises a `DataError` with the file and the user that are damaged or
+        inconsistent.
         """
         files = find_leaf_files(Path(self.root).expanduser().absolute())
         source: dict[str, str | int | float] = {"files": files.fingerprint()}
@@ -84,13 +84,13 @@ class LeafSettings(DividingSettings, DataFormat):
 
 @dataclass(frozen=True, kw_only=True)
 class LeafTextSettings(LeafSettings):
-    """Where the files are, and how each role's windows are divided.
+    """Settings of LEAF's Shakespeare: the files and the split of each role.
 
     Attributes
     ----------
     split
-        ``time`` tests on the last windows, ``random`` on any, as in the paper: windows
-        overlap, so that what is tested on is then trained on in part.
+        ``time`` tests on the last windows, ``random`` on random ones, as in the paper;
+        these overlap with training windows.
     """
 
     name = "leaf_shakespeare"
@@ -100,7 +100,7 @@ class LeafTextSettings(LeafSettings):
     split: Literal["random", "time"] = "time"
 
     def _write(self, writer: EntryWriter, files: LeafFiles) -> Contents:
-        """Store windows of 80 characters, by speaking role."""
+        """Store windows of 80 characters by speaking role."""
         unknown = UnknownCharacters()
         decode = functools.partial(decode_text, unknown=unknown)
         names = write_parts(writer, _read_parts(files, decode, self))
@@ -109,7 +109,7 @@ class LeafTextSettings(LeafSettings):
 
 
 def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
-    """Store each part; return the users that have samples, numbered as they come."""
+    """Store the parts; return the users with samples in the order of arrival."""
     numbers: dict[str, int] = {}
     filled: set[Split] = set()
     written: set[str] = set()
@@ -122,15 +122,15 @@ def write_parts(writer: EntryWriter, parts: Iterable[Part]) -> tuple[str, ...]:
     missing = [split for split in SPLIT_NAMES if split not in filled]
     if missing:
         raise DataError(
-            f"no user has samples for: {', '.join(missing)}; some are needed. Mind "
-            "data.min_samples and data.test_fraction, or give more data"
+            f"found no samples for {', '.join(missing)}; lower data.min_samples, "
+            "change data.test_fraction, or give more data"
         )
     warn_of_merged(written, "clients", "data.root")
     return tuple(numbers)
 
 
 def divide_users(users: Iterable[User], settings: DividingSettings) -> Iterator[Part]:
-    """Yield what each user trains on and is tested on."""
+    """Yield the training and test samples of each user."""
     for user in users:
         if len(user.labels) < settings.min_samples:
             continue
@@ -147,8 +147,8 @@ def _warn_of_unused(settings: LeafSettings, root: Path) -> None:
     ]
     if unused:
         _LOG.warning(
-            "%s holds train and test, which are taken as they are: %s without effect; "
-            "to divide the data anew, set data.root to all_data",
+            "%s contains train and test, which are used unchanged, so %s has no "
+            "effect; to split the data differently, set data.root to all_data",
             root,
             ", ".join(unused),
         )
@@ -165,7 +165,7 @@ def _read_parts(
 
 
 def _read_all_users(paths: Iterable[Path], decode: Decode) -> Iterator[User]:
-    """Yield the users of all files; each may have samples only once."""
+    """Yield the users of all files; raise if a user has samples in two files."""
     found_in: dict[str, Path] = {}
     for path in paths:
         for user in read_users(path, decode):
@@ -181,12 +181,12 @@ def _read_all_users(paths: Iterable[Path], decode: Decode) -> Iterator[User]:
 
 @dataclass(frozen=True, kw_only=True)
 class FemnistHubSettings(DividingSettings, DataFormat):
-    """Where the downloaded files are kept, and how each writer's images are divided.
+    """Settings of FEMNIST from the Hub: the download folder and the split.
 
     Attributes
     ----------
     root
-        The folder of the downloaded files; null is ``downloads`` in the cache folder.
+        Folder of the downloaded files; null is ``downloads`` in the cache folder.
     """
 
     name = "femnist_hub"
@@ -196,10 +196,10 @@ class FemnistHubSettings(DividingSettings, DataFormat):
     root: str | None = None
 
     def load(self) -> Dataset:
-        """Return FEMNIST: images of shape (28, 28, 1), 62 classes, by writer.
+        """Load FEMNIST: images of shape (28, 28, 1) in 62 classes, by writer.
 
-        It is downloaded if it is not in ``root``, 814,277 images; a `DataError` says
-        that it cannot be, or that the package flwr-datasets is not installed.
+        Downloads 814,277 images unless they are in ``root``. Raises a `DataError` if
+        that fails or the package flwr-datasets is missing.
         """
 
         def build(writer: EntryWriter) -> Contents:
@@ -207,17 +207,17 @@ class FemnistHubSettings(DividingSettings, DataFormat):
             names = write_parts(writer, divide_users(users, self))
             return Contents(WRITTEN_CHARACTERS, client_names=names)
 
-        # What the Hub holds under one name does not depend on where it is kept.
+        # The content does not depend on the download folder.
         source = asdict(self)
         del source["root"]
         return cached_dataset("femnist_hub", source, build)
 
 
 def _all_rows(folder: Path) -> Any:
-    """Return a table of the columns image, writer_id and character."""
+    """Load the table with the columns image, writer_id and character."""
     package = import_extra("flwr_datasets", "hub", "femnist_hub")
     try:
-        # Unshuffled, a writer's rows lie together and are read fast.
+        # Without shuffling, the rows of a writer are adjacent and fast to read.
         federated = package.FederatedDataset(
             dataset=_NAME_ON_HUB, partitioners={}, shuffle=False, cache_dir=str(folder)
         )

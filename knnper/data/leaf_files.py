@@ -41,33 +41,33 @@ WINDOW = 80
 _NUM_PIXELS = 28 * 28
 _NAMED_AT_MOST = 3
 Decode: TypeAlias = Callable[[list[Any], list[Any]], tuple[NDArray[Any], NDArray[Any]]]
-"""Makes inputs and labels of a user's lists ``x`` and ``y``."""
+"""Converts a user's lists ``x`` and ``y`` to inputs and labels."""
 _DEEPEST = 100
-"""Brackets inside each other; LEAF's files have four."""
+"""Allowed nesting of brackets; LEAF's files have four levels."""
 _MARK = re.compile(rb'\\.|["\[\]{}]', re.DOTALL)
 _OF_NUMBERS = b"0123456789.,- \n"
-"""Nearly all of a file of images, passed over fast."""
+"""Most characters of a file of images; removed before the search for brackets."""
 
 
 @dataclass(frozen=True)
 class LeafFiles:
-    """The files of one data set below ``root``, in the order of their names."""
+    """The files of one data set below ``root``, sorted by name."""
 
     root: Path
     divided: Mapping[Split, tuple[Path, ...]]
     whole: tuple[Path, ...]
 
     def fingerprint(self) -> str:
-        """Return a digest of all relative paths, sizes and times of modification."""
+        """Hash all relative paths, sizes and times of modification."""
         files = itertools.chain(self.whole, *self.divided.values())
         return state_of_files(files, self.root)
 
 
 def find_leaf_files(root: Path) -> LeafFiles:
-    """Return the files below ``root``, or else those below ``root/data``.
+    """Find the files below ``root``, or else below ``root/data``.
 
-    Where there is a split that LEAF has made, it is taken; else ``all_data``, or the
-    files that lie in ``root`` itself.
+    A split made by LEAF has precedence over ``all_data`` and over files in ``root``
+    itself.
     """
     if reason := no_folder_reason(root):
         raise DataError(f"{root} {reason}; {_LAYOUT}")
@@ -93,7 +93,7 @@ def find_leaf_files(root: Path) -> LeafFiles:
 
 
 def _json_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder, which may not be there; refuse broken links."""
+    """List the JSON files of a folder that may be missing; raise for broken links."""
     if not os.path.lexists(folder):
         return ()
     entries = [entry for entry in list_folder(folder) if not is_folder(entry)]
@@ -104,19 +104,19 @@ def _json_files(folder: Path) -> tuple[Path, ...]:
 
 
 class User(NamedTuple):
-    """A user and what it has in one file."""
+    """A user and its samples in one file."""
 
     name: str
     inputs: NDArray[np.uint8]  # uint8, shape (n, height, width, channels)
     labels: NDArray[np.int64]  # int64, shape (n,)
 
     def take(self, chosen: NDArray[np.bool_]) -> "User":
-        """Return the user with the chosen ones of the n samples."""
+        """Return the user with the chosen samples only."""
         return User(self.name, self.inputs[chosen], self.labels[chosen])
 
 
 def decode_images(x: list[Any], y: list[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return FEMNIST's images, lists of 784 numbers where 1 is white, and labels."""
+    """Decode FEMNIST: images, lists of 784 numbers from 0 to 1 (white), and labels."""
     _require_kind("x", x, (list,), "lists of numbers")
     _require_length(x, _NUM_PIXELS, "numbers of an image")
     _require_kind("y", y, (int,), "whole numbers")
@@ -141,7 +141,7 @@ def decode_images(x: list[Any], y: list[Any]) -> tuple[NDArray[Any], NDArray[Any
 def decode_text(
     x: list[Any], y: list[Any], unknown: UnknownCharacters
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return windows of 80 characters, and what comes next; count what is unknown."""
+    """Decode windows of 80 characters and the next ones; count unknown characters."""
     for name, texts in (("x", x), ("y", y)):
         _require_kind(name, texts, (str,), "texts")
     _require_length(x, WINDOW, "characters of a text")
@@ -156,7 +156,7 @@ def _require_kind(
     name: str, values: Iterable[Any], kinds: tuple[type, ...], expected: str
 ) -> None:
     for value in values:
-        # Python takes true and false for numbers.
+        # bool is a subclass of int.
         if isinstance(value, bool) or not isinstance(value, kinds):
             shown = json.dumps(value, ensure_ascii=False)[:40]
             raise DataError(f"in {name} found {shown}, expected {expected}")
@@ -170,17 +170,17 @@ def _require_length(values: Iterable[Any], expected: int, unit: str) -> None:
 
 @dataclass(frozen=True)
 class _Listing:
-    """What a file says of its users, besides their samples; the rest is passed over."""
+    """The lists of users in a file; other keys are ignored."""
 
     users: tuple[str, ...]
     num_samples: tuple[Annotated[int, Field(ge=0)], ...]
 
 
 def read_users(path: Path, decode: Decode) -> Iterator[User]:
-    """Yield the users of a file, one after the other, as they come in ``user_data``.
+    """Yield the users of a file one at a time, in the order of ``user_data``.
 
-    At the end the file's lists ``users`` and ``num_samples`` are compared with what was
-    there. A user that is not listed and has no samples is one that LEAF has left out.
+    At the end, the lists ``users`` and ``num_samples`` are compared with the users
+    read. Users without samples may be missing in the lists, since LEAF leaves them out.
     """
     ijson = import_extra("ijson", "leaf", "reading LEAF's files")
     counts: dict[str, int] = {}
@@ -192,7 +192,7 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
                 counts[name] = len(user.labels)
                 yield user
         for key in ("users", "num_samples"):
-            # LEAF writes both before the users, so that little is read again.
+            # LEAF writes both before the users, so only the beginning is read again.
             with _opened(path) as file:
                 header[key] = next(ijson.items(file, key), None)
     except OSError as error:
@@ -208,17 +208,17 @@ def read_users(path: Path, decode: Decode) -> Iterator[User]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator["_DepthLimitedFile"]:
-    """Open a file behind its byte order mark, where it has one."""
+    """Open a file after its byte order mark, if it has one."""
     with path.open("rb") as file:
         file.seek(len(BOM_UTF8) if file.read(len(BOM_UTF8)) == BOM_UTF8 else 0)
         yield _DepthLimitedFile(path, file)
 
 
 class _DepthLimitedFile:
-    """A file of JSON that is refused where brackets lie too deep inside each other.
+    """A JSON file that raises a `DataError` if brackets are nested too deeply.
 
-    ijson keeps a path of names for each of them, whose length grows with the depth: a
-    damaged file of 200 kB would take all memory.
+    ijson keeps a path of names for each level, so memory grows with the square of the
+    depth: a damaged file of 200 kB would fill it.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -228,10 +228,10 @@ class _DepthLimitedFile:
         self._is_in_text = False
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes."""
+        """Read the next bytes and count their brackets."""
         part = self._file.read(size)
         while part.endswith(b"\\") and (next_byte := self._file.read(1)):
-            part += next_byte  # what a backslash escapes lies beside it
+            part += next_byte  # keep a backslash and the escaped byte together
         for mark in _MARK.findall(part.translate(None, _OF_NUMBERS)):
             if mark == b'"':
                 self._is_in_text = not self._is_in_text
@@ -239,14 +239,14 @@ class _DepthLimitedFile:
                 self._depth += 1 if mark in b"[{" else -1
                 if self._depth > _DEEPEST:
                     raise DataError(
-                        f"{self._path} has more than {_DEEPEST} brackets inside each "
-                        "other; expected a file that LEAF has made"
+                        f"{self._path} has brackets nested more than {_DEEPEST} deep; "
+                        "expected a file made by LEAF"
                     )
         return part
 
 
 def parse_user(path: Path, name: str, content: Any, decode: Decode) -> User:
-    """Return a user with the samples that ``decode`` makes of what a file says."""
+    """Decode the samples of a user; raise a `DataError` that names file and user."""
     lists: list[Any] = (
         [content.get(key) for key in "xy"] if isinstance(content, dict) else []
     )
@@ -279,7 +279,7 @@ def _require_agreement(
 
 
 def _parse_listing(path: Path, header: Mapping[str, Any]) -> Mapping[str, int]:
-    """Return the number of samples of each user that the file lists."""
+    """Parse the number of samples of each listed user."""
     try:
         listing = TypeAdapter(_Listing).validate_python(header)
     except ValidationError as error:

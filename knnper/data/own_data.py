@@ -38,17 +38,17 @@ OWN_SITE_DATA = Kind(
     base=LabelSettings,
     supplied=("base", "task"),
 )
-"""What a site can bring as its data: ``f(base, task, **settings)``.
+"""A site's own data function: ``f(base, task, **settings)``.
 
-``base`` is the folder of the client's file, ``task`` the `SiteTask`, or None where none
-is known yet; a function that takes neither gets neither.
+``base`` is the folder of the client's file, ``task`` the `SiteTask`, or None if it is
+not known yet. A function without these parameters is called without them.
 """
 
 
 def collect_own(
     choice: Choice[Settings], base: Path, task: SiteTask | None
 ) -> CollectedExamples:
-    """Return what a site's own function gives; see `OWN_SITE_DATA`."""
+    """Call a site's own function and collect its examples; see `OWN_SITE_DATA`."""
     context = given_to(choice.entry, base=base, task=task)
     with explained():
         returned = choice.entry(**context, **arguments(choice.settings, LabelSettings))
@@ -64,7 +64,7 @@ def _collect_returned(returned: object, source: str) -> CollectedExamples:
 
 
 def _require_arrays(returned: object, source: str, known: Collection[str]) -> Arrays:
-    """Return arrays that a function gave; refuse what is none, or has another name."""
+    """Convert a returned mapping to arrays; raise for other types and names."""
     if not isinstance(returned, Mapping):
         raise OwnCodeError(
             f"{source} returned {type(returned).__name__}, expected a mapping of "
@@ -82,15 +82,17 @@ def _require_arrays(returned: object, source: str, known: Collection[str]) -> Ar
             for key, value in returned.items()
         }
     except (TypeError, ValueError, RuntimeError) as error:
-        raise OwnCodeError(f"{source} returned what is no array: {error}") from error
+        raise OwnCodeError(
+            f"{source} returned values that are not arrays: {error}"
+        ) from error
     return {"feature_names": np.array(columns), **arrays} if columns else arrays
 
 
 def convert_inputs(rows: Any, dataset: Dataset) -> Tensor:
-    """Return a user's rows or images in the form of the data set's, (n, h, w, ch).
+    """Convert a user's rows or images to inputs of the data set, (n, h, w, channels).
 
-    The columns of a table are found by the names of the data set's features, whatever
-    their order; where either names none, and in arrays, positions count.
+    The columns of a table are matched to the data set's features by name; without names
+    on either side, and for arrays, by position.
     """
     source, spec = "the input", dataset.spec
     columns = list(getattr(rows, "columns", ()))
@@ -98,12 +100,12 @@ def convert_inputs(rows: Any, dataset: Dataset) -> Tensor:
         names = list(map(str, columns))
         order = order_by_name(names, dataset.feature_names, source)
         rows = rows[[columns[position] for position in order]]
-    # Columns of a table may have types of their own, which NumPy would make objects.
+    # NumPy would convert a table with columns of several types to objects.
     dtype = np.float64 if spec.dtype == "float32" else None
     try:
         array = np.asarray(rows, dtype=dtype)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{source} is no array of numbers: {error}") from error
+        raise DataError(f"{source} is not an array of numbers: {error}") from error
     return torch.from_numpy(fit_inputs(array, spec, source).copy())
 
 
@@ -112,7 +114,7 @@ def _is_input(key: str) -> bool:
 
 
 def _common_columns(returned: Mapping[Any, Any], source: str) -> list[str]:
-    """Return the columns of inputs that are tables, of pandas or polars."""
+    """Return the columns of inputs that are tables of pandas or polars, else none."""
     columns: list[list[Any]] = [
         list(getattr(value, "columns", ()))
         for key, value in returned.items()
@@ -121,7 +123,7 @@ def _common_columns(returned: Mapping[Any, Any], source: str) -> list[str]:
     if not all(columns):
         return []
     if not all(isinstance(name, str) for names in columns for name in names):
-        return []  # Those of a table without names, 0, 1, ..., are positions.
+        return []  # The columns 0, 1, ... of a table without names are positions.
     for other in columns[1:]:
         if set(other) != set(columns[0]):
             odd = sorted(set(other) ^ set(columns[0]))
@@ -135,12 +137,12 @@ def _common_columns(returned: Mapping[Any, Any], source: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDataSettings(Settings):
-    """How arrays are divided that a function returns without a test split.
+    """Settings of the split of arrays that a function returns without test data.
 
     Attributes
     ----------
     test_fraction, seed
-        As of `NpzFileSettings`.
+        As in `NpzFileSettings`.
     """
 
     test_fraction: TestFraction = 0.2
@@ -152,11 +154,11 @@ OWN_DATA = Kind(
     "knnper.DataFormat",
     base=OwnDataSettings,
 )
-"""What an experiment can bring as its data."""
+"""An experiment's own data function or format."""
 
 
 def load_own(choice: Choice[Settings]) -> Dataset:
-    """Return the data set that a user's function returns; see `OWN_DATA`."""
+    """Call a user's function and build its data set; see `OWN_DATA`."""
     settings = choice.settings
     assert isinstance(settings, OwnDataSettings), "as `OWN_DATA` says"
     with explained():
@@ -169,7 +171,7 @@ def load_own(choice: Choice[Settings]) -> Dataset:
 
 
 def _collect_site_data(data: SiteData, source: str) -> CollectedExamples:
-    """Return data that is split and labelled as what a reader found."""
+    """Convert split and labelled data to the form of a reader's result."""
     parts = list(data.splits())
     class_of = dict(enumerate(data.task.class_names))
     labels = [label for _, part in parts for label in part.examples.labels.tolist()]
@@ -177,7 +179,7 @@ def _collect_site_data(data: SiteData, source: str) -> CollectedExamples:
     if wrong:
         raise OwnCodeError(
             f"{source} returned the label {wrong[0]}, expected 0 to "
-            f"{len(class_of) - 1}: a place in its task's class_names"
+            f"{len(class_of) - 1}: a position in its task's class_names"
         )
     images = np.concatenate([part.examples.images.numpy() for _, part in parts])
     return CollectedExamples(

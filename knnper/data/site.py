@@ -45,9 +45,9 @@ _MOST_SHOWN = 20
 def match_labels(
     collected: CollectedExamples, settings: LabelSettings, class_names: Sequence[str]
 ) -> tuple[tuple[int | None, ...], dict[str, int]]:
-    """Find labels among the federation's by name; count those that it has not.
+    """Match labels with the federation's classes by name; count unknown labels.
 
-    Names are compared as `clean_name` makes them.
+    Names are normalised by `clean_name` before the comparison.
     """
     clean_map = {
         clean_name(name): clean_name(target)
@@ -58,13 +58,13 @@ def match_labels(
     for name, target in clean_map.items():
         if target not in known:
             raise DataError(
-                f"data.label_map leads from {name!r} to {target!r}, which is no class "
+                f"data.label_map maps {name!r} to {target!r}, which is not a class "
                 f"of the federation; {nearest(target, class_names)} known: "
                 f"{_format_names(class_names)}",
                 reason=SafeReason(Code.WRONG_LABEL_MAP),
             )
-    # Numbers are names where the federation has whole numbers for names, else places;
-    # then both are known, since the map of labels leads to names.
+    # Numbers are positions of classes, unless the federation's class names are numbers.
+    # Names stay valid beside positions, since label_map maps to names.
     if collected.numbered and not any(name.isdecimal() for name in class_names):
         known = {str(label): label for label in range(len(class_names))} | known
     written = clean_names(collected.labels)
@@ -109,13 +109,13 @@ def _read_splits(
     task: SiteTask,
     cache: Path | None = None,
 ) -> SiteData:
-    """Agree on labels, split, and read the inputs."""
+    """Match the labels, assign splits, and read the inputs."""
     warn_of_merged(collected.labels, "labels", collected.source)
     labels, unknown = match_labels(collected, settings, task.class_names)
     known = [at for at, label in enumerate(labels) if label is not None]
     splits = _assign_splits(collected, known, settings.fractions)
     members = {split: [at for at in known if splits[at] == split] for split in SPLITS}
-    # At once: what is read is then kept as a whole, and each split is a part of it.
+    # One call for all splits, so that the cache holds them in one entry.
     positions_to_read = [at for split in SPLITS for at in members[split]]
     read = ReadInputs(no_examples(task.spec).images)
     if positions_to_read:
@@ -143,7 +143,7 @@ def _read_splits(
 
 
 def _reorder_features(collected: CollectedExamples, task: SiteTask) -> Inputs:
-    """Return the inputs with their features in the task's order, found by name."""
+    """Return the inputs with their features, matched by name, in the task's order."""
     inputs, names, agreed = (
         collected.inputs,
         collected.feature_names,
@@ -155,8 +155,8 @@ def _reorder_features(collected: CollectedExamples, task: SiteTask) -> Inputs:
         side = "the federation" if names else "the data"
         warn_once(
             _LOG,
-            f"{collected.source}: {side} names no features, so they are taken by their "
-            f"position: {_format_names(names or agreed)}",
+            f"{collected.source}: {side} has no names of features, so they are "
+            f"matched by position: {_format_names(names or agreed)}",
         )
     elif names != agreed:
         return inputs.select(order_by_name(names, agreed, collected.source))
@@ -178,14 +178,14 @@ def _warn_of_coarse(
 def _assign_splits(
     collected: CollectedExamples, known: Sequence[int], fractions: FractionSettings
 ) -> Mapping[int, Split]:
-    """Return the split of each example that is kept: as given, else by its name."""
+    """Return the split of each known example: the given one, else one by its name."""
     splits: dict[int, Split] = {}
     undivided = known
     if collected.splits is not None:
         splits = {at: collected.splits[at] for at in known}
         if "validation" in collected.given_splits:
             return splits
-        # What the site gave as test data stays that; it may have chosen to have none.
+        # Given test data stays test data; a site may also have chosen to have none.
         undivided = [at for at in known if splits[at] == "train"]
         fractions = replace(fractions, test=0.0)
     chosen = split_by_name([collected.names[at] for at in undivided], fractions)
@@ -193,7 +193,7 @@ def _assign_splits(
 
 
 def _infer_task(collected: CollectedExamples) -> SiteTask:
-    """Return the task that the data itself suggests: its form and its labels."""
+    """Infer a task from the form and the labels of the data."""
     shape, dtype = collected.inputs.form()
     if dtype == "token":
         return SiteTask(InputSpec(shape, NUM_TOKENS, (), (), dtype), CHARACTER_NAMES)
@@ -211,15 +211,15 @@ def _infer_task(collected: CollectedExamples) -> SiteTask:
 
 
 def task_with_statistics(data: SiteData) -> SiteTask:
-    """Return the task of data that was surveyed without one, by its training inputs.
+    """Return the inferred task of data, with mean and deviation of its training inputs.
 
-    Mean and deviation per channel are those that `SitesSettings` has.
+    They are given per channel, in the unit of `SitesSettings`.
     """
     spec, images = data.task.spec, data.train.examples.images.numpy()
     if spec.dtype in TEXTS or not len(images):
         return data.task
     is_real, statistics = spec.dtype == "float32", statistics_of(images)
-    # A pixel's place behind the comma says nothing; a feature may be of any size.
+    # Four decimals suffice for pixels in [0, 1]; features may have any scale.
     mean, std = (
         part if is_real else tuple(round(value, 4) for value in part)
         for part in statistics
@@ -230,16 +230,15 @@ def task_with_statistics(data: SiteData) -> SiteTask:
 def open_site(
     choice: Choice[Settings], base: Path, task: SiteTask, cache: Path | None = None
 ) -> SiteData:
-    """Return the data that was chosen by name, all of which can be read.
+    """Open the data of a site; raise if examples cannot be read and are not skipped.
 
-    ``cache`` keeps decoded image files; other data is read, or made, each time.
+    ``cache`` is the folder for decoded image files; other data is read each time.
     """
     data = _read_splits(*_collect(choice, base, task), task, cache)
     if not data.skips:
         require_all_read(data.unreadable.values())
     elif data.unreadable:
-        told = "examples that cannot be read, and are left out: %d"
-        _LOG.warning(told, len(data.unreadable))
+        _LOG.warning("%d unreadable examples are left out", len(data.unreadable))
     for warning in data.warnings:
         warn_once(_LOG, warning)
     return data
@@ -248,7 +247,10 @@ def open_site(
 def survey_site(
     choice: Choice[Settings], base: Path, task: SiteTask | None
 ) -> SiteData:
-    """Return the data as `open_site`; what cannot be read is left out and named."""
+    """Open data like `open_site`, but list unreadable examples and leave them out.
+
+    Without ``task``, one is inferred from the data.
+    """
     collected, settings = _collect(choice, base, task)
     return _read_splits(
         collected, settings, _infer_task(collected) if task is None else task
@@ -260,14 +262,14 @@ def _collect(
 ) -> tuple[CollectedExamples, LabelSettings]:
     settings = choice.settings
     if not isinstance(settings, LabelSettings):
-        raise TypeError(f"{choice.name} is no site's data: {settings}")
+        raise TypeError(f"{choice.name} is not a format of a site: {settings}")
     if isinstance(settings, SiteSettings):
         collected = settings.collect(base, task)
     else:
         collected = collect_own(choice, base, task)
     if not collected.names:
         raise DataError(
-            f"{collected.source} holds no examples; expected at least one",
+            f"{collected.source} contains no examples, expected at least one",
             reason=SafeReason(Code.NO_EXAMPLES),
         )
     counts = Counter(collected.names)
@@ -285,7 +287,7 @@ def _collect(
 
 
 def _is_storable(name: str) -> bool:
-    """Return whether a store takes ``name``."""
+    """Test whether a store accepts ``name``."""
     try:
         return name.encode() != b"" and "\0" not in name
     except UnicodeEncodeError:

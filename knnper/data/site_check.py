@@ -21,7 +21,7 @@ _OVERLAP_EFFECTS = {
 
 @dataclass(frozen=True)
 class Copies:
-    """Examples of one split that are copies of examples of the same or another one."""
+    """Examples of the split ``copy`` that equal examples of the split ``original``."""
 
     original: Split
     copy: Split
@@ -44,7 +44,7 @@ class _Example(NamedTuple):
 
 
 def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
-    """Return all copies, by pairs of splits in which there are any, and conflicts."""
+    """Find copies by pair of splits, and equal inputs with different labels."""
     groups = defaultdict[bytes, list[_Example]](list)
     for split, part in data.splits():
         digests = digests_of(part.examples.images.numpy())
@@ -53,17 +53,21 @@ def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
             groups[digest].append(_Example(split, name, label))
     pairs = {pair: list[tuple[str, str]]() for pair in product(SPLITS, SPLITS)}
     conflicts: list[tuple[str, str]] = []
+    class_of = data.task.class_names
     for group in groups.values():
         first_of: dict[Split, _Example] = {}
-        for place in group:
+        for example in group:
             for original, first in first_of.items():
-                pairs[original, place.split].append((first.name, place.name))
-            first_of.setdefault(place.split, place)
-        other = next((one for one in group if one.label != group[0].label), None)
+                pairs[original, example.split].append((first.name, example.name))
+            first_of.setdefault(example.split, example)
+        other = next((item for item in group if item.label != group[0].label), None)
         if other is not None:
-            class_of = data.task.class_names
-            one, two = (f"{it.name} ({class_of[it.label]})" for it in (group[0], other))
-            conflicts.append((one, two))
+            conflicts.append(
+                (
+                    f"{group[0].name} ({class_of[group[0].label]})",
+                    f"{other.name} ({class_of[other.label]})",
+                )
+            )
     copies = tuple(
         Copies(*pair, len(names), tuple(names[:MOST_SHOWN]))
         for pair, names in pairs.items()
@@ -74,7 +78,7 @@ def find_copies(data: SiteData) -> tuple[tuple[Copies, ...], Conflicts]:
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split in numbers."""
+    """Number of examples, labels and values of one split."""
 
     num_examples: int
     class_counts: tuple[int, ...]
@@ -85,33 +89,28 @@ class SplitSummary:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """All that a check finds."""
+    """Result of a check of a site's data."""
 
     class_names: tuple[str, ...]  # of the task
-    # Of one input: (height, width, channels), ``uint8`` or ``float32``.
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, int, int]  # (height, width, channels)
     input_type: str
-    splits: Mapping[Split, SplitSummary]  # in numbers
-    # Classes of the task of which the site has no example at all.
-    missing_classes: tuple[str, ...]
-    # How many examples were left out, by their label that nobody else knows.
-    dropped: Mapping[str, int]
-    num_ignored: int  # files beside the images that are no images by their names
-    unreadable: Mapping[str, str]  # why, by name, of the images that cannot be read
-    # Equal inputs.
+    splits: Mapping[Split, SplitSummary]
+    missing_classes: tuple[str, ...]  # classes of the task without any example
+    dropped: Mapping[str, int]  # examples left out, by label unknown to the federation
+    num_ignored: int  # files beside the images with other suffixes
+    unreadable: Mapping[str, str]  # errors by name of the example
     copies: tuple[Copies, ...]
     conflicts: Conflicts
-    # Why training cannot work, or what it would report would be wrong.
-    problems: tuple[str, ...]
-    warnings: tuple[str, ...]  # what may not be meant
+    problems: tuple[str, ...]  # training is impossible, or its results would be wrong
+    warnings: tuple[str, ...]  # possible mistakes
 
     def document(self) -> dict[str, Any]:
-        """Return all of it as plain values."""
+        """Return the result as plain values."""
         return asdict(self)
 
 
 def check_site(data: SiteData) -> DataCheck:
-    """Look at all of a site's data; nothing of it goes anywhere."""
+    """Check a site's data on this machine; nothing is sent."""
     names = data.task.class_names
     splits = {split: _summary(part, len(names)) for split, part in data.splits()}
     copies, conflicts = find_copies(data)
@@ -149,13 +148,13 @@ def _summary(part: NamedExamples, num_classes: int) -> SplitSummary:
 def _problems(data: SiteData, copies: tuple[Copies, ...]) -> Iterator[str]:
     if len(data.train) == 0:
         yield (
-            "there are no training examples: nothing can be learned or remembered; "
-            "add some, or lower data.fractions"
+            "there are no training examples, so the model cannot be trained and the "
+            "memory stays empty; add some, or lower data.fractions"
         )
     if data.unreadable and not data.skips:
         yield (
-            f"{len(data.unreadable)} examples cannot be read; the data is refused "
-            "until they are removed or mended, or left out (data.on_error: skip)"
+            f"{len(data.unreadable)} examples cannot be read, so the data is rejected; "
+            "remove or fix them, or leave them out (data.on_error: skip)"
         )
     for group in copies:
         if (group.original, group.copy) == ("train", "test"):
@@ -190,8 +189,8 @@ def _warnings(
         yield f"{conflicts.num_inputs} inputs occur with more than one label"
     if data.dropped:
         yield (
-            f"{sum(data.dropped.values())} examples are left out: the federation does "
-            f"not know their labels {', '.join(data.dropped)}"
+            f"{sum(data.dropped.values())} examples are left out, since the federation "
+            f"does not know their labels {', '.join(data.dropped)}"
         )
 
 
@@ -200,15 +199,15 @@ def _split_warnings(
 ) -> Iterator[str]:
     train, is_image = splits["train"], data.task.spec.dtype == "uint8"
     if len(data.validation) == 0:
-        yield "there are no validation examples: nothing can be tuned on them"
+        yield "there are no validation examples, so nothing can be tuned on them"
     if len(data.test) == 0:
-        yield "there are no test examples: the accuracy will not be known"
+        yield "there are no test examples, so the accuracy cannot be measured"
     if sum(count > 0 for count in train.class_counts) == 1:
         yield "all training examples have the same label"
     if train.largest is not None and train.smallest == train.largest:
         yield f"all values of all training inputs are {train.largest:g}"
     elif train.largest is not None and train.largest <= 1 and is_image:
         yield (
-            "no pixel of a training image is larger than 1, where 255 is white; "
+            "no pixel of a training image is larger than 1, but white is 255; "
             "multiply pixels that were scaled to [0, 1] by 255"
         )

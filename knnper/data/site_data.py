@@ -1,4 +1,4 @@
-"""What the server and the sites agree on, and the data of a site."""
+"""The task that server and sites agree on, and the data of a site."""
 
 import math
 import os
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from torch import Tensor
+from typing_extensions import override
 
 from knnper.data.dividing import SPLITS, FractionSettings, Split, clean_name
 from knnper.data.examples import (
@@ -33,10 +34,10 @@ from knnper.experiment import PositiveFloat, PositiveInt, Settings, alternatives
 from knnper.reasons import Code, SafeReason
 
 SITES = "sites"
-"""The name, in an experiment's section ``data``, of data that stays where it is."""
+"""Name in an experiment's section ``data`` for data that stays at the sites."""
 
 OnError = Literal["refuse", "skip"]
-"""What happens to data of which some cannot be read."""
+"""Handling of unreadable examples."""
 
 ImageShape = tuple[PositiveInt, PositiveInt, PositiveInt]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
@@ -46,24 +47,22 @@ FeatureName = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True)
 class SiteTask:
-    """What is learned from inputs of which form."""
+    """Form of the inputs, and names of the classes and features."""
 
-    spec: InputSpec  # form of the inputs, and how they are normalised
-    # One for each of the ``spec.num_classes`` labels; sites agree by these names.
-    class_names: tuple[str, ...]
-    # For rows of features, what each of them is called, in order; may be empty.
-    feature_names: tuple[str, ...] = ()
+    spec: InputSpec
+    class_names: tuple[str, ...]  # by label; sites match their labels by name
+    feature_names: tuple[str, ...] = ()  # of rows of features, in order; may be empty
 
     def __post_init__(self) -> None:
         require_input_size(self.spec)
 
 
 MOST_NUMBERS = 2**26
-"""In an input: images of 4,700 x 4,700 pixels in colour; 256 MB as float32."""
+"""Largest number of values of an input: 4,700 x 4,700 colour pixels, 256 MB float32."""
 
 
 def require_input_size(spec: InputSpec) -> None:
-    """Refuse a shape that no file proves, and for which memory would be taken."""
+    """Reject a huge declared shape before memory is allocated for it."""
     if min(spec.image_shape) < 1 or math.prod(spec.image_shape) > MOST_NUMBERS:
         raise ValueError(
             f"found inputs of shape {spec.image_shape}, expected positive numbers "
@@ -73,27 +72,27 @@ def require_input_size(spec: InputSpec) -> None:
 
 @dataclass(frozen=True)
 class SitesSettings(Settings):
-    """Data that stays with the sites; here is what they agreed on.
+    """Settings of data that stays at the sites: the agreed task.
 
     Attributes
     ----------
     image_shape
-        (height, width, channels) that every site brings its images to; (1, 1, d) for
+        (height, width, channels) to which every site resizes its images; (1, 1, d) for
         rows of d features.
     class_names
-        The names of the labels, in their order.
+        Names of the classes in the order of the labels.
     mean, std
-        Per channel; of pixel values scaled to [0, 1], or of features as they are. Empty
-        for text.
+        Per channel, of pixels scaled to [0, 1] or of features as they are. Empty for
+        text.
     dtype
-        ``uint8`` for images, ``float32`` for features, ``token`` for the characters of
-        text, ``ids`` for text that a tokenizer has made ids of.
+        ``uint8`` for images, ``float32`` for features, ``token`` for characters of
+        text, ``ids`` for tokenised text.
     feature_names
-        What the features are called, in order: sites with tables then find their
-        columns by name. Empty where every site lists its columns in the agreed order.
+        Names of the features in order, by which sites find the columns of tables. Empty
+        if every site lists its columns in the agreed order.
     vocabulary
-        Of ``ids``: how many ids there are (``size``), which of them fills up short
-        texts (``padding_id``), and the digest of the ``tokenizer``.
+        Vocabulary of ``ids``: number of ids (``size``), id for padding (``padding_id``)
+        and digest of the ``tokenizer``.
     """
 
     later = ("vocabulary",)
@@ -107,7 +106,7 @@ class SitesSettings(Settings):
     vocabulary: Vocabulary | None = None
 
     def __post_init__(self) -> None:
-        self.task()  # refuses a vocabulary that does not go with the type
+        self.task()  # rejects a vocabulary that does not fit the type
         height, width, channels = self.image_shape
         expected, why = channels, f"one for each of the {channels} channels of "
         if self.dtype in TEXTS:
@@ -127,7 +126,7 @@ class SitesSettings(Settings):
         _require_unique("feature_names", self.feature_names)
 
     def task(self) -> SiteTask:
-        """Return what is learned."""
+        """Return the agreed task."""
         num_classes = len(self.class_names)
         described = (self.mean, self.std, self.dtype, self.vocabulary)
         spec = InputSpec(self.image_shape, num_classes, *described)
@@ -135,19 +134,19 @@ class SitesSettings(Settings):
 
 
 def task_of(dataset: Dataset) -> SiteTask:
-    """Return what is learned from a data set."""
+    """Return the task of a data set."""
     return SiteTask(dataset.spec, dataset.class_names, dataset.feature_names)
 
 
 def sites_settings(task: SiteTask) -> SitesSettings:
-    """Return the settings of which `SitesSettings.task` makes ``task``."""
+    """Return the settings of ``task``; the inverse of `SitesSettings.task`."""
     it, names = task.spec, task.class_names
     described = (it.image_shape, names, it.mean, it.std, it.dtype)
     return SitesSettings(*described, task.feature_names, it.vocabulary)
 
 
 def parse_task(document: Mapping[str, Any], source: str) -> SiteTask:
-    """Return the task that an exported model's description holds: `_TASK_KEYS`."""
+    """Parse the task in an exported model's description, under `_TASK_KEYS`."""
     known = {key: document[key] for key in _TASK_KEYS if key in document}
     try:
         task = TypeAdapter(SiteTask).validate_python(known)
@@ -176,22 +175,21 @@ def _require_unique(setting: str, names: Sequence[str]) -> None:
 
 
 def place_of(base: Path, path: str) -> Path:
-    """Return where ``path`` leads from the folder ``base``, with no way back in it."""
+    """Resolve ``path`` relative to the folder ``base``, without ``..`` if possible."""
     joined = base / Path(path).expanduser()
     short = Path(os.path.normpath(joined))
-    # From behind a symbolic link, .. leads elsewhere. `Path.resolve` raises for a loop.
+    # Behind a symbolic link, .. has another meaning. `Path.resolve` raises for loops.
     is_same = os.path.realpath(short) == os.path.realpath(joined)
     return short if is_same else joined
 
 
 @dataclass(frozen=True)
 class NamedExamples:
-    """Examples with their owner's names for them."""
+    """Examples and their names at the site."""
 
-    examples: Examples  # n of them
-    # One each, unique over all of the site's splits and the same whenever the data is
-    # opened: a path relative to the data folder, a value of an id column, or a place
-    # such as ``train/00012``.
+    examples: Examples
+    # Unique over all splits and stable: a path relative to the data folder, a value of
+    # an id column, or a position such as ``train/00012``.
     names: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -200,52 +198,46 @@ class NamedExamples:
 
 @dataclass(frozen=True)
 class SiteData:
-    """All of a site's data, in memory."""
+    """All data of a site, in memory."""
 
-    # The splits; labels are those of ``task``.
     train: NamedExamples
     validation: NamedExamples
     test: NamedExamples
-    task: SiteTask  # what the data was read for
-    # How many examples have each label that the federation does not know, where the
-    # site chose to leave these out.
+    task: SiteTask
+    # Number of dropped examples by label that the federation does not know.
     dropped: Mapping[str, int] = field(default_factory=dict)
-    num_ignored: int = 0  # files beside the images that are no images by their names
-    warnings: tuple[
-        str, ...
-    ] = ()  # sentences on what may be missing, without full stop
-    # Why, by name, of the images that cannot be read; `open_site` refuses them, unless
-    # the site skips them.
+    num_ignored: int = 0  # files beside the images with other suffixes
+    warnings: tuple[str, ...] = ()  # sentences without full stop
+    # Errors by example name
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    skips: bool = False
+    skips: bool = False  # whether `open_site` skips unreadable examples
 
     def splits(self) -> Iterator[tuple[Split, NamedExamples]]:
-        """Yield each split with its name: train, validation, test."""
+        """Yield the splits with their names: train, validation, test."""
         for split in SPLITS:
             yield split, getattr(self, split)
 
     def client_data(self) -> ClientData:
-        """Return what a method may see of it: all but the test split."""
+        """Return the part of the data that methods may read: all but the test split."""
         return ClientData(self.train.examples, self.validation.examples)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelSettings(Settings):
-    """What can be set for all kinds of a site's own data.
+    """Settings of all formats of a site's data.
 
     Attributes
     ----------
     label_map
-        From what this site calls a label to what the federation calls it, where the
-        two differ.
+        From the site's name of a label to the federation's, where they differ.
     unknown_labels
-        ``error`` refuses data with labels that the federation does not know, ``drop``
-        leaves their examples out.
+        ``error`` rejects data with labels that the federation does not know, ``drop``
+        leaves these examples out.
     fractions
-        How the examples are split where the data does not say it.
+        Fractions of the splits of data without splits.
     on_error
-        ``refuse`` refuses data of which some cannot be read, and lists it, ``skip``
-        leaves it out and logs how much it is.
+        ``refuse`` raises an error that lists all unreadable examples, ``skip`` leaves
+        them out and logs their number.
     """
 
     label_map: dict[str, str] = field(default_factory=dict)
@@ -256,7 +248,7 @@ class LabelSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSettings(LabelSettings, ABC):
-    """Base of a kind of a site's own data."""
+    """Base class of the formats of a site's data."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -264,59 +256,55 @@ class SiteSettings(LabelSettings, ABC):
 
     @abstractmethod
     def collect(self, base: Path, task: SiteTask | None) -> "CollectedExamples":
-        """Return the examples; relative paths start at ``base``."""
+        """Collect the examples; paths are relative to ``base``."""
 
 
 InputForm = tuple[tuple[int, int, int], InputDtype]
-"""What inputs look like by themselves: shape of one, and type."""
+"""Shape of one input, and type."""
 
 
 class ReadInputs(NamedTuple):
     """Inputs in memory."""
 
-    # Of the readable ones among those that were asked for, in order: shape (m, height,
-    # width, channels), of the task's type.
+    # The readable inputs in the order of the request, (m, height, width, channels), of
+    # the task's type.
     images: Tensor
-    unreadable: Mapping[int, str] = {}  # why, by position in the data, of the others
+    unreadable: Mapping[int, str] = {}  # errors of the others by position in the data
 
 
 class Inputs(ABC):
-    """Inputs that are read when labels and splits are known."""
+    """Inputs that are read later, once labels and splits are known."""
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """What the ids of tokenised text mean; None of other inputs."""
+        """Vocabulary of tokenised text; None for other inputs."""
         return None
 
     @abstractmethod
     def form(self) -> InputForm:
-        """Return what they look like, where no task says what they should."""
+        """Return shape and type of the inputs as they are, for data without a task."""
 
     @abstractmethod
     def read(
         self, positions: Sequence[int], task: SiteTask, cache: Path | None = None
     ) -> ReadInputs:
-        """Return the inputs at ``positions`` as ``task`` wants them."""
+        """Read the inputs at ``positions`` in the form of ``task``."""
 
 
 @dataclass(frozen=True, eq=False)
 class CollectedExamples:
-    """n examples as the site has them."""
+    """The n examples of a site before they are matched with the task."""
 
-    source: str  # the file or folder; named in errors
+    source: str  # the file or folder, for errors
     names: tuple[str, ...]  # of the examples, unique
-    labels: tuple[str, ...]  # what the site calls each example's label
-    inputs: Inputs  # of the examples
-    # Of each example, or None where the data does not say it.
-    splits: tuple[Split, ...] | None = None
-    # Those that the data has, be they empty.
-    given_splits: frozenset[Split] = frozenset()
-    numbered: bool = False  # whether labels are numbers that no class names belong to
-    num_ignored: int = 0  # files beside them that are no images by their names
-    warnings: tuple[
-        str, ...
-    ] = ()  # sentences on what may be missing, without full stop
-    feature_names: tuple[str, ...] = ()  # of rows that name them
+    labels: tuple[str, ...]  # of the examples, by the site's names
+    inputs: Inputs
+    splits: tuple[Split, ...] | None = None  # of the examples; None if not given
+    given_splits: frozenset[Split] = frozenset()  # splits in the data, even if empty
+    numbered: bool = False  # whether labels are numbers without class names
+    num_ignored: int = 0  # files beside the images with other suffixes
+    warnings: tuple[str, ...] = ()  # sentences without full stop
+    feature_names: tuple[str, ...] = ()  # of rows of features; may be empty
 
 
 _NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
@@ -324,13 +312,13 @@ _NUMBERS = "biuf"  # NumPy's letters for truth values, integers and floats
 
 @dataclass(frozen=True, eq=False)
 class ArrayInputs(Inputs):
-    """Inputs as one array of numbers, shape (n, ...); ``source`` is named in errors."""
+    """Inputs in one array of numbers, shape (n, ...); ``source`` is for errors."""
 
     source: str
     array: NDArray[Any]
 
     def form(self) -> InputForm:
-        """Return (height, width, channels), as the number of dimensions suggests."""
+        """Infer (height, width, channels) from the number of dimensions."""
         dtype: InputDtype = "uint8" if self.array.dtype == np.uint8 else "float32"
         match self.array.shape[1:]:
             case (num_features,):
@@ -347,28 +335,28 @@ class ArrayInputs(Inputs):
         )
 
     def select(self, features: Sequence[int]) -> "ArrayInputs":
-        """Return rows of features (n, d) with those at these positions, in order."""
+        """Return rows (n, d) with only the features at these positions, in order."""
         rows = self.array.reshape(len(self.array), -1)
         return replace(self, array=rows[:, list(features)])
 
+    @override
     def read(
         self,
         positions: Sequence[int],
         task: SiteTask,
-        cache: Path | None = None,  # noqa: ARG002 - quick to read
+        cache: Path | None = None,
     ) -> ReadInputs:
-        """See `Inputs`."""
         chosen = self.array[np.asarray(positions, dtype=np.int64)]
         fitted = fit_inputs(chosen, task.spec, self.source)
         return ReadInputs(torch.from_numpy(fitted))
 
 
 def fit_inputs(array: NDArray[Any], spec: InputSpec, source: str) -> NDArray[Any]:
-    """Return numbers in the form that ``spec`` asks for; themselves where they have it.
+    """Convert numbers to the form of ``spec``, without a copy if they have it.
 
-    ``array`` has shape (n, height, width, channels), without the channels where there
-    is one, or (n, height * width * channels). The values must fit: whole numbers from 0
-    to `InputSpec.largest_whole`, or finite ones for ``float32``.
+    ``array`` has shape (n, height, width, channels), (n, height, width) for one
+    channel, or (n, height * width * channels). Values must be finite for ``float32``,
+    else whole numbers from 0 to `InputSpec.largest_whole`.
     """
     height, width, channels = spec.image_shape
     shapes = {(height, width, channels), (math.prod(spec.image_shape),)}
@@ -405,7 +393,7 @@ def _require_finite(array: NDArray[Any], source: str) -> NDArray[np.float32]:
     if wrong:
         raise DataError(
             f"{source}: {wrong} values in the inputs are missing, infinite or too "
-            "large for float32; fill them in, or leave their examples out",
+            "large for float32; fill them in, or leave these examples out",
             reason=SafeReason(Code.VALUE_NOT_ALLOWED, count=wrong),
         )
     return reals
@@ -416,7 +404,7 @@ def _format_shape(shape: Sequence[object]) -> str:
 
 
 def split_texts(texts: Sequence[str], source: str) -> tuple[Split, ...]:
-    """Return the split that each of ``texts`` stands for; see `split_of`."""
+    """Parse the split of each example with `split_of`."""
     splits = {text: split_of(text) for text in texts}
     wrong = Counter(text for text in texts if splits[text] is None)
     if wrong:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from knnper.data.dividing import clean_name
 
 _LOG = logging.getLogger(__name__)
-_MUCH = 0.1
+_MAX_UNASSIGNED = 0.1
 _HEADING = re.compile(r"\s*(?:ACT|SCENE)\b")
 _DIRECTION = re.compile(r"\[[^\]]*\]")
 # HAMLET. To be, or not to be    FIRST LORD:    1 CLOWN.    SECOND CLOWN 2.
@@ -25,21 +25,21 @@ _ALL_FORMS = (_IN_CAPITALS, _ABOVE, _INDENTED)
 
 
 def find_speeches(play: str, source: str = "the play") -> Mapping[str, str]:
-    """Return what each speaker says in the order of the play, line by line.
+    """Return the lines of each speaker in the order of the play.
 
     A speech begins with the speaker's name and a full stop or a colon, on its first
-    line or on a line of its own. It ends with the next one, with a blank line after its
-    words, or with the heading of an act or a scene. Stage directions in square brackets
-    are left out. The names are in capitals.
+    line or on a separate line. It ends with the next speech, with a blank line after
+    its text, or with the heading of an act or a scene. Stage directions in square
+    brackets are removed. Names are returned in capitals.
 
-    Names in small letters look like ordinary lines. They count at the beginning, below
-    a blank line and below a heading; those of the indented form also within a speech
-    that began with one, since its other lines are indented further.
+    Names that are not in capitals look like ordinary lines. They are recognised at the
+    beginning, after a blank line and after a heading; in the indented form also within
+    a speech of this form, whose other lines are indented further.
     """
     lines_of = defaultdict[str | None, list[str]](list)
     for speaker, line in _assign_lines(play):
         lines_of[speaker].append(line)
-    nobodys = _without_directions("\n".join(lines_of.pop(None, [])))
+    unassigned = _without_directions("\n".join(lines_of.pop(None, [])))
     texts = {
         speaker: _without_directions("\n".join(lines))
         for speaker, lines in lines_of.items()
@@ -48,21 +48,21 @@ def find_speeches(play: str, source: str = "the play") -> Mapping[str, str]:
     spoken = {speaker: text for speaker, text in texts.items() if text}
     if spoken:
         _log_unassigned_text(
-            nobodys, sum(map(_num_characters, spoken.values())), source
+            unassigned, sum(map(_num_characters, spoken.values())), source
         )
     return spoken
 
 
-def _log_unassigned_text(nobodys: str, num_said: int, source: str) -> None:
-    """Log how much text is neither a speech nor a name, heading or direction."""
-    num_lost = _num_characters(nobodys)
-    share = num_lost / (num_lost + num_said)
-    if share > _MUCH:
-        first = nobodys.partition("\n")[0]
+def _log_unassigned_text(unassigned: str, num_assigned: int, source: str) -> None:
+    """Log how much text is not a speech, name, heading or stage direction."""
+    num_unassigned = _num_characters(unassigned)
+    share = num_unassigned / (num_unassigned + num_assigned)
+    if share > _MAX_UNASSIGNED:
+        first = unassigned.partition("\n")[0]
         _LOG.warning(
             "%s: %.0f %% of the text belongs to no speaker and is left out, beginning "
-            "with %r; a speech ends with a blank line: take out those within speeches, "
-            "and see that each begins with a name",
+            "with %r; remove blank lines within speeches, which end a speech, and "
+            "begin each speech with a name",
             source,
             100 * share,
             first,
@@ -72,7 +72,7 @@ def _log_unassigned_text(nobodys: str, num_said: int, source: str) -> None:
 
 
 def _num_characters(text: str) -> int:
-    """Return how many characters are not blank."""
+    """Count the characters that are not blank."""
     return sum(map(len, text.split()))
 
 
@@ -82,18 +82,21 @@ def _without_directions(text: str) -> str:
 
 
 def _assign_lines(play: str) -> Iterator[tuple[str | None, str]]:
-    """Yield each line with who says it, but for names, headings and blank lines."""
+    """Yield the speaker and the text of each line, without names and blank lines.
+
+    The speaker is None for text outside of speeches.
+    """
     speaker, has_spoken, is_below_gap = None, False, True
-    # How another's speech may begin right below the last one.
+    # Forms in which the next speech may begin without a blank line before it.
     within: tuple[re.Pattern[str], ...] = (_IN_CAPITALS,)
     for line in play.splitlines():
         forms = _ALL_FORMS if is_below_gap else within
-        begun = next(filter(None, (form.match(line) for form in forms)), None)
+        opening = next(filter(None, (form.match(line) for form in forms)), None)
         first = line.strip()
-        if begun is not None:
-            speaker, first = clean_name(begun[1]).upper(), (begun[2] or "").strip()
+        if opening is not None:
+            speaker, first = clean_name(opening[1]).upper(), (opening[2] or "").strip()
             has_spoken = False
-            is_indented = begun.re is _INDENTED
+            is_indented = opening.re is _INDENTED
             within = (_IN_CAPITALS, _INDENTED) if is_indented else (_IN_CAPITALS,)
         is_heading = _HEADING.match(line) is not None
         if is_heading or (has_spoken and not first):

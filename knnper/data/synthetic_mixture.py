@@ -1,4 +1,4 @@
-"""Labels of users that fall into clusters, made from a formula."""
+"""Synthetic labels of users in clusters, drawn from a formula."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,26 +14,26 @@ from knnper.seeding import RandomKey
 _SHARE_OF_CLUSTER = _SHARE_OF_USER = 0.25
 
 _TEST_EXAMPLES_PER_LABEL = 4
-"""So many of each label make every probability of D_k a whole number of examples."""
+"""With 4 d test examples, each probability of D_k is a whole number of examples."""
 
 
 @dataclass(frozen=True)
 class SyntheticMixtureSettings(DataFormat):
-    """How many users, and what each has.
+    """Settings of users, examples and clusters.
 
     Attributes
     ----------
     num_users
-        p, the clients; 100 in the paper.
+        p, the number of clients; 100 in the paper.
     num_samples
-        m, a user's training and validation examples. The first of them are the same
-        for every m.
+        m, the training and validation examples of a user. A larger m adds examples
+        after the same first ones.
     num_classes
-        d, the labels; 50 in the paper. More than there are clusters.
+        d, the number of labels; 50 in the paper. Must exceed the number of clusters.
     num_clusters
-        q, the clusters that the users fall into; 4 in the paper.
+        q, the number of clusters of users; 4 in the paper.
     seed
-        Of the examples.
+        Seed of the examples.
     """
 
     name = "synthetic_mixture"
@@ -55,11 +55,10 @@ class SyntheticMixtureSettings(DataFormat):
             )
 
     def load(self) -> Dataset:
-        """Return the users' labels, each with the input 1, shape (1, 1, 1), float32.
+        """Draw the users' labels, each with the input 1, shape (1, 1, 1), float32.
 
-        The test split of a user has 4 d examples that are D_k itself: each label as
-        often as its probability says. Who has which example is in ``client_ids``, for
-        the partition ``natural``.
+        The test split of a user has 4 d examples with exactly the distribution D_k.
+        ``client_ids`` hold the user of each example, for the partition ``natural``.
         """
         users = range(self.num_users)
         key = RandomKey(self.seed, ("synthetic_mixture",))
@@ -92,7 +91,7 @@ def density(settings: SyntheticMixtureSettings, user: int) -> NDArray[np.float64
 def _draw_labels(
     shares: NDArray[np.float64], count: int, key: RandomKey
 ) -> NDArray[np.int64]:
-    """Return labels drawn one after the other, shape (count,)."""
+    """Draw labels independently, shape (count,)."""
     upper = np.cumsum(shares)
     drawn = key.numpy().random(count) * upper[-1]
     labels: NDArray[np.int64] = np.searchsorted(upper, drawn, side="right")
@@ -100,7 +99,7 @@ def _draw_labels(
 
 
 def _exact_labels(shares: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return each label as often as its share says, shape (4 d,)."""
+    """Return each label in proportion to its share, shape (4 d,)."""
     counts = np.rint(shares * _TEST_EXAMPLES_PER_LABEL * len(shares)).astype(np.int64)
     return np.arange(len(shares), dtype=np.int64).repeat(counts)
 

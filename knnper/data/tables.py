@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
+from typing_extensions import override
 
 from knnper.data.cache import state_of_files
 from knnper.data.column_settings import ColumnSettings, require_one_kind, require_paths
@@ -49,10 +50,10 @@ _DELIMITER_ADVICE = "set data.delimiter: {!r}"
 def read_table(
     path: Path, selection: ColumnSelection, delimiter: str = ","
 ) -> TableFile:
-    """Return some columns of a CSV file with a header, or of a Parquet file."""
+    """Read columns of a CSV file with a header, or of a Parquet file."""
     if not path.is_file():
         raise DataError(
-            f"{path}: there is no such file; give a CSV or Parquet file",
+            f"{path}: the file does not exist; give a CSV or Parquet file",
             reason=SafeReason(Code.MISSING_FILE),
         )
     lib, is_csv = arrow("lib"), path.suffix.lower() in _CSV
@@ -74,7 +75,10 @@ def read_table(
 
 
 def _explain(error: Exception, path: Path, delimiter: str | None) -> DataError:
-    """Return an error that names its cause; ``delimiter`` is that of a CSV file."""
+    """Turn an error of reading into one that names the cause.
+
+    ``delimiter`` is that of a CSV file, None for other files.
+    """
     problem = None
     if delimiter is not None:
         problem = csv_problem(path, delimiter, _DELIMITER_ADVICE)
@@ -95,7 +99,7 @@ _Names = tuple[str, ...]
 def _reader(
     path: Path, delimiter: str
 ) -> tuple[Callable[[], Any], Callable[[_Names, _Names], Any]]:
-    """Return what reads names and types of a file's columns, and what reads some."""
+    """Return a function that reads a file's schema, and one that reads columns."""
     suffix = path.suffix.lower()
     if suffix in _PARQUET:
         parquet = arrow("parquet")
@@ -126,7 +130,7 @@ def _reader(
         return _read_with_large_block(path, read_beginning)
 
     def read(texts: _Names, numbers: _Names) -> Any:
-        # A guess would make the number 1 of the text "01".
+        # Without types, Arrow would read the text "01" as the number 1.
         types = dict.fromkeys(texts, arrow("lib").string())
         columns = [*texts, *numbers]
         convert = csv.ConvertOptions(column_types=types, include_columns=columns)
@@ -138,18 +142,17 @@ def _reader(
 
 
 def _delimiter(path: Path, delimiter: str) -> str:
-    """Return the delimiter: a tab in a file .tsv with tabs, unless one is chosen."""
+    """Return the delimiter: a tab for .tsv files with tabs, unless one is set."""
     is_tabbed = path.suffix.lower() == ".tsv" and "\t" in header_of(path)
     return "\t" if is_tabbed and delimiter == "," else delimiter
 
 
 def _read_with_large_block(path: Path, read: Callable[[Any], Any]) -> Any:
-    """Call ``read`` with options for a CSV file: one block, if a row is longer."""
+    """Call ``read`` with options for a CSV file, in one block if a row is long."""
     csv, lib = arrow("csv"), arrow("lib")
     try:
         return read(csv.ReadOptions(use_threads=False))
     except lib.ArrowInvalid as error:
-        # A row is longer than a block, of 1 MiB.
         if "block size" not in str(error):
             raise
     size = min(path.stat().st_size + 1, _LARGEST_BLOCK)
@@ -158,18 +161,18 @@ def _read_with_large_block(path: Path, read: Callable[[Any], Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSettings(ColumnSettings):
-    """Which files, and what their columns mean.
+    """Settings of the files, and the meaning of their columns.
 
     Attributes
     ----------
     train
         A CSV file with a header, in UTF-8, or a Parquet file.
     test
-        Another such file; null takes `test_fraction` of the rows of `train`.
+        A file of test rows; null takes `test_fraction` of the rows of `train`.
     root
-        The folder that paths of images start at; null is that of `train`.
+        Folder of relative paths of images; null is the folder of `train`.
     delimiter
-        Between the columns of a CSV file; a file .tsv with tabs needs no other.
+        Character between the columns of a CSV file; tabs of a .tsv file are found.
     """
 
     name = "table"
@@ -182,17 +185,18 @@ class TableSettings(ColumnSettings):
     root: str | None = None
     delimiter: Annotated[str, Field(min_length=1)] = ","
 
+    @override
     def tables(self, selection: ColumnSelection) -> tuple[TableFile, TableFile | None]:
-        """See `ColumnSettings`."""
         paths = self._paths()
         train = read_table(paths[0], selection, self.delimiter)
         if len(paths) == 1:
             return train, None
-        same = replace(selection, numbers=train.select_number_columns)
+        same = replace(selection, numbers=train.number_columns)
         return train, read_table(paths[1], same, self.delimiter)
 
+    @override
     def state(self) -> Mapping[str, str | None]:
-        """See `ColumnSettings`; images in files of their own count, too."""
+        """Return the state of the tables and of image files named in them."""
         files = self._paths()
         if self.image is not None:
             for path in self._paths():
@@ -200,8 +204,8 @@ class TableSettings(ColumnSettings):
         state = state_of_files(files, files[0].parent)
         return {"files": state, "root": str(self.folder()), "split": self.delimiter}
 
+    @override
     def folder(self) -> Path:
-        """See `ColumnSettings`."""
         return _absolute(self.root) if self.root else self._paths()[0].parent
 
     def _paths(self) -> list[Path]:
@@ -209,7 +213,7 @@ class TableSettings(ColumnSettings):
 
 
 def _files_named(path: Path, column: str, delimiter: str, folder: Path) -> list[Path]:
-    """Return the files that a column of paths names; none of one of contents."""
+    """Return the files named by a column of paths; none for a column of contents."""
     schema_of, _ = _reader(path, delimiter)
     if path.suffix.lower() in _PARQUET and path.is_file():
         kinds = schema_of()
@@ -225,7 +229,7 @@ def _absolute(path: str) -> Path:
 
 @dataclass(frozen=True)
 class SiteTableSettings(SiteSettings):
-    """Which file, and what its columns mean.
+    """Settings of a site's table, and the meaning of its columns.
 
     Attributes
     ----------
@@ -234,22 +238,22 @@ class SiteTableSettings(SiteSettings):
     label
         The column of labels: names of classes, or whole numbers.
     features
-        The columns of features in the federation's order; null is those that the
-        federation agreed on by name or, where it did not, all other columns but the
-        index of a pandas table.
+        The columns of features in the federation's order. Null selects the federation's
+        features by name or, if they have no names, all other columns except for a
+        pandas index.
     image
-        The column of paths of image files, which start at the table's folder.
+        The column of paths of image files, relative to the table's folder.
     text
-        The column of texts, which are classified as a whole.
+        The column of texts, each classified as a whole.
     tokenizer
-        What makes ids of the texts: the folder of the federation's tokenizer of
-        transformers, or its name on the Hugging Face Hub. It is not downloaded.
+        Folder of the federation's tokenizer (package transformers), or its name on the
+        Hugging Face Hub. It is not downloaded.
     max_tokens
-        The ids of a text, where no federation says how many.
+        Ids per text, used if there is no federation yet.
     id
-        The column of the examples' names; null names them by their row.
+        The column of the examples' names; null names them by row number.
     split
-        The column that says train, validation or test; null splits by `fractions`.
+        The column with train, validation or test; null splits by `fractions`.
     delimiter
         Between the columns of a CSV file.
     """
@@ -273,7 +277,7 @@ class SiteTableSettings(SiteSettings):
         require_one_kind(self)
 
     def collect(self, base: Path, task: SiteTask | None) -> CollectedExamples:
-        """Return the examples in a table."""
+        """Collect the examples of the table."""
         texts = (self.label, self.id, self.split, self.text, self.image)
         features = self.features
         if self.image is not None or self.text is not None:
@@ -286,7 +290,7 @@ class SiteTableSettings(SiteSettings):
         labels = table.filled_texts(self.label)
         feature_names = table.feature_names
         if self.features is not None and task is not None:
-            # By position: the site may call features otherwise than the federation.
+            # Matched by position: the site may use other names than the federation.
             require_order(feature_names, task.feature_names, source)
             feature_names = task.feature_names
         splits = None
@@ -319,7 +323,7 @@ class SiteTableSettings(SiteSettings):
 
 @dataclass(frozen=True, eq=False)
 class TextInputs(Inputs):
-    """Inputs as texts, of which the tokenizer in a folder makes ids."""
+    """Inputs as texts, converted to ids by the tokenizer in a folder."""
 
     source: str
     texts: tuple[str, ...]
@@ -327,21 +331,21 @@ class TextInputs(Inputs):
     max_tokens: int
 
     @property
+    @override
     def vocabulary(self) -> Vocabulary:
-        """See `Inputs`."""
         return open_tokenizer(self.folder, self.max_tokens).vocabulary
 
+    @override
     def form(self) -> InputForm:
-        """See `Inputs`."""
         return (1, 1, self.max_tokens), "ids"
 
     def read(
         self,
         positions: Sequence[int],
         task: SiteTask,
-        cache: Path | None = None,  # noqa: ARG002 - quick to read
+        cache: Path | None = None,  # noqa: ARG002 - fast without
     ) -> ReadInputs:
-        """See `Inputs`; refuse another tokenizer than the federation's."""
+        """Convert texts to ids; raise for another tokenizer than the federation's."""
         agreed = task.spec.vocabulary
         if agreed is None:
             raise DataError(
@@ -354,8 +358,8 @@ class TextInputs(Inputs):
             agreed, tokenizer=agreed.tokenizer or tokenizer.vocabulary.tokenizer
         ):
             raise DataError(
-                f"{self.folder} holds another tokenizer than the federation's; name "
-                "the folder that its operator gave you in data.tokenizer",
+                f"{self.folder} holds another tokenizer than the federation's; set "
+                "data.tokenizer to the folder from the federation's operator",
                 reason=SafeReason(Code.WRONG_TOKENIZER),
             )
         ids = tokenizer([self.texts[at] for at in positions], self.source)

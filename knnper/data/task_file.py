@@ -16,16 +16,17 @@ _TASK_EXPECTED = "give an experiment's YAML file, or the folder of an exported m
 
 
 def read_task(path: Path) -> SiteTask:
-    """Return the task that an exported model's folder, or an experiment, describes."""
+    """Read the task in the folder of an exported model, or in an experiment file."""
     card = path if path.name == MODEL_CARD else path / MODEL_CARD
     if card.is_file():
         if path.is_dir():
             require_plain(path)
-        return _of_card(card)
+        return _parse_card(card)
     if not path.is_file():
         raise DataError(
             f"{path}: found neither an experiment's YAML file nor a folder with "
-            f"{MODEL_CARD}; give what the federation's operator gave you"
+            f"{MODEL_CARD}; give the path of the file or folder from the federation's "
+            "operator"
         )
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"), str(path))
@@ -34,28 +35,28 @@ def read_task(path: Path) -> SiteTask:
             f"{path} cannot be read as text in UTF-8: {error}; {_TASK_EXPECTED}"
         ) from error
     section = document.get("data") if isinstance(document, Mapping) else None
-    return _of_section(section if isinstance(section, Mapping) else {}, str(path))
+    return _parse_section(section if isinstance(section, Mapping) else {}, str(path))
 
 
-def _of_card(card: Path) -> SiteTask:
+def _parse_card(card: Path) -> SiteTask:
     try:
         document = parse_json(read_plain(card))
     except ValueError as error:
         raise DataError(
-            f"{card} is no JSON: {error}; export the model again"
+            f"{card} is not JSON: {error}; export the model again"
         ) from error
     described = document.get("card") if isinstance(document, Mapping) else None
     if not isinstance(described, Mapping):
-        raise DataError(f"{card} describes no model; export the model again")
+        raise DataError(f"{card} does not describe a model; export the model again")
     return parse_task(described, str(card))
 
 
-def _of_section(section: Mapping[str, Any], source: str) -> SiteTask:
+def _parse_section(section: Mapping[str, Any], source: str) -> SiteTask:
     kinds: dict[str, type[Settings]] = {SITES: SitesSettings, **DATA_SETS}
     name = section.get("name")
     if not isinstance(name, str) or name not in kinds:
         raise DataError(
-            f"{source}: found data.name {name!r}, expected that of an experiment; "
+            f"{source}: found data.name {name!r}, expected a format of an experiment; "
             f"{_TASK_EXPECTED}. {alternatives(str(name), kinds)}"
         )
     problems: list[Problem] = []
@@ -69,7 +70,7 @@ def _of_section(section: Mapping[str, Any], source: str) -> SiteTask:
         return task_of(settings.load())
     except DataError as error:
         raise DataError(
-            f"{source} is over a data set that cannot be loaded here: {error}; ask the "
-            "federation's operator for the experiment as it was submitted, from the "
-            "run's folder, or for an exported model"
+            f"{source} uses a data set that cannot be loaded on this machine: {error}; "
+            "ask the federation's operator for the submitted experiment in the run's "
+            "folder, or for an exported model"
         ) from error

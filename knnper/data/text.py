@@ -13,6 +13,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from knnper.data.cache import Contents, EntryWriter, Split, cached_dataset
 from knnper.data.characters import (
@@ -53,19 +54,19 @@ _PLAYS = (
     "a play as plain text (.txt), a folder of such plays, or a file .json with "
     '{"speaker": "text"}'
 )
-# Of one speaker, so that a long text's windows are never all in memory.
+# Windows of one speaker in memory at the same time.
 _WINDOWS_AT_ONCE = 100_000
 _EXPECTED = "a file of plain text, or a folder of such files (.txt)"
 
 
 class TextFile(NamedTuple):
-    """A file's path and its bytes."""
+    """Path and content of a file."""
 
     path: Path
     content: bytes
 
     def text(self) -> str:
-        """Return what the file says."""
+        """Decode the content from UTF-8."""
         try:
             return self.content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
@@ -77,14 +78,14 @@ class TextFile(NamedTuple):
 
 
 def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
-    """Return the file at ``path``, or the .txt files of a folder in order of names."""
+    """Read the file at ``path``, or the .txt files of a folder sorted by name."""
     try:
         paths = [path]
         if path.is_dir():
             entries = (Path(entry.path) for entry in list_folder(path))
             paths = [file for file in entries if file.suffix.lower() == ".txt"]
         if not paths or not path.exists():
-            contents = "no file .txt in it" if path.exists() else "nothing there"
+            contents = "no .txt file in it" if path.exists() else "no file or folder"
             raise DataError(
                 f"{path}: found {contents}, expected {expected}",
                 reason=SafeReason(Code.MISSING_FILE),
@@ -95,7 +96,7 @@ def read_files(path: Path, expected: str = _PLAYS) -> tuple[TextFile, ...]:
 
 
 def read_texts(files: Sequence[TextFile]) -> Mapping[str, str]:
-    """Return each client's text by the client's name."""
+    """Return the text of each client by its name."""
     if len(files) == 1:
         return _texts_in(files[0])
     return {
@@ -106,7 +107,7 @@ def read_texts(files: Sequence[TextFile]) -> Mapping[str, str]:
 
 
 def hash_texts(texts: Mapping[str, str]) -> str:
-    """Return the SHA-256, in hexadecimal, of the clients' names and texts."""
+    """Hash the names and texts of the clients with SHA-256."""
     digest = hashlib.sha256()
     for part in itertools.chain.from_iterable(sorted(texts.items())):
         content = part.encode(errors="surrogatepass")
@@ -116,17 +117,17 @@ def hash_texts(texts: Mapping[str, str]) -> str:
 
 def _texts_in(file: TextFile) -> Mapping[str, str]:
     if file.path.suffix.lower() == ".json":
-        said_by = _parse_json(file.text(), file.path)
-        warn_of_merged(said_by, "speakers", str(file.path))
+        text_of = _parse_json(file.text(), file.path)
+        warn_of_merged(text_of, "speakers", str(file.path))
         texts = defaultdict[str, list[str]](list)
-        for name, text in said_by.items():
+        for name, text in text_of.items():
             texts[clean_name(name)].append(plain(text))
         return {name: "\n".join(parts) for name, parts in texts.items()}
     speeches = find_speeches(plain(file.text()), str(file.path))
     if not speeches:
         raise DataError(
-            f"{file.path}: found no speech, expected lines that begin with who speaks, "
-            "as in 'HAMLET. To be', 'HAMLET: To be' or 'First Lord:' above the speech"
+            f"{file.path}: found no speech, expected lines that begin with a speaker, "
+            "such as 'HAMLET. To be', 'HAMLET: To be' or 'First Lord:' above the speech"
         )
     return speeches
 
@@ -135,13 +136,13 @@ def _parse_json(text: str, path: Path) -> Mapping[str, str]:
     try:
         document = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not what is expected: {error}") from error
+        raise DataError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(document, dict):
         raise DataError(f"{path}: found {_kind_of(document)}, expected {_PLAYS}")
-    for name, said in document.items():
-        if not isinstance(said, str):
+    for name, content in document.items():
+        if not isinstance(content, str):
             raise DataError(
-                f"{path}: found {_kind_of(said)} under {name!r}, expected one text "
+                f"{path}: found {_kind_of(content)} under {name!r}, expected one text "
                 "for each speaker; join its parts"
             )
     return document
@@ -163,7 +164,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class PlaysSettings(DataFormat):
-    """Where the texts are, and how examples are made of them.
+    """Settings of plays: the files, windows of characters, and the split.
 
     Attributes
     ----------
@@ -171,19 +172,18 @@ class PlaysSettings(DataFormat):
         A play as plain text, a folder of plays (``.txt``), or a JSON file
         ``{"speaker": "text"}``.
     window
-        T, the characters that a prediction is made from; 80 in LEAF.
+        Number of characters before the predicted one, T; 80 in LEAF.
     stride
-        Characters from one that is predicted to the next; 1 in LEAF.
+        Distance between predicted characters; 1 in LEAF.
     min_characters
-        Speakers with less text are left out, and so are those with no more than a
-        window of it.
+        Speakers with less text, or with no more than a window of it, are left out.
     test_fraction
-        Part of each speaker's examples that is tested on, rounded.
+        Fraction of test examples of each speaker, rounded.
     split
-        ``time`` tests on the last part of what each speaker says, ``random`` on any
-        examples: their windows then overlap with those that are trained on.
+        ``time`` tests on the end of each speaker's text, ``random`` on random
+        examples, whose windows then overlap with those of training examples.
     seed
-        Of the choice with ``random``.
+        Seed of the random choice.
     """
 
     name = "plays"
@@ -199,16 +199,16 @@ class PlaysSettings(DataFormat):
     seed: NonNegativeInt = 0
 
     def load(self) -> Dataset:
-        """Return windows of shape (1, 1, T), `NUM_TOKENS` classes.
+        """Load windows of shape (1, 1, T), with `NUM_TOKENS` classes.
 
-        The clients are numbered in the order of their names.
+        Clients are numbered in the order of their names. Raises a `DataError` if a file
+        cannot be read, if no speaker has enough text, or if most characters are outside
+        of the alphabet.
 
-        A `DataError` says that a file cannot be read, nobody speaks in it or says
-        enough, or most of it is in characters outside of the alphabet.
         """
         texts = read_texts(read_files(Path(self.path).expanduser().absolute()))
         settings = {key: value for key, value in asdict(self).items() if key != "path"}
-        # Of what was found in the files: another way of finding it is another entry.
+        # The key is the parsed text, so that changes of the parser count, too.
         source = {"texts": hash_texts(texts), **settings}
         return cached_dataset(
             "plays", source, lambda writer: _write_windows(writer, texts, self)
@@ -242,7 +242,7 @@ def _write_windows(
         num_tested += int(is_test.sum())
     if num_tested == 0:
         raise DataError(
-            f"{settings.path}: found too few examples to test on any; raise "
+            f"{settings.path}: found too few examples for test data; raise "
             "data.test_fraction, or lower data.stride"
         )
     names = tuple(name for name, _ in clients)
@@ -252,7 +252,7 @@ def _write_windows(
 def _select_speakers(
     texts: Mapping[str, str], settings: PlaysSettings
 ) -> list[tuple[str, str]]:
-    """Return name and text of all who say enough, in the order of their names."""
+    """Return name and text of the speakers with enough text, sorted by name."""
     least = max(settings.min_characters, settings.window + 1)
     long = [(name, text) for name, text in texts.items() if len(text) >= least]
     if not long:
@@ -265,8 +265,8 @@ def _select_speakers(
         num_characters = sum(map(len, texts.values()))
         num_lost = num_characters - sum(len(text) for _, text in long)
         _LOG.info(
-            "%s: left out %d of %d speakers, who have less than %d characters each "
-            "and %d of %d together",
+            "%s: left out %d of %d speakers with less than %d characters each, %d of "
+            "%d characters in total",
             settings.path,
             len(texts) - len(long),
             len(texts),
@@ -279,14 +279,14 @@ def _select_speakers(
 
 @dataclass(frozen=True)
 class SiteTextSettings(SiteSettings):
-    """Which texts, and how examples are made of them.
+    """Settings of a site's texts.
 
     Attributes
     ----------
     path
         A file of plain text in UTF-8, or a folder of such files (``.txt``).
     stride
-        Characters from one that is predicted to the next.
+        Distance between predicted characters.
     """
 
     name = "text"
@@ -297,7 +297,7 @@ class SiteTextSettings(SiteSettings):
     stride: PositiveInt = PlaysSettings.stride
 
     def collect(self, base: Path, task: SiteTask | None) -> CollectedExamples:
-        """Return the windows of a site's texts, as long as the federation agreed on."""
+        """Collect windows of the texts, of the length that the federation agreed on."""
         path = place_of(base, self.path)
         if task is not None and task.class_names != CHARACTER_NAMES:
             kind = KINDS_OF_INPUT[task.spec.dtype]
@@ -322,8 +322,8 @@ class SiteTextSettings(SiteSettings):
             splits += _split_in_order(len(targets), self.fractions)
         if not names:
             raise DataError(
-                f"{path}: found no text with more than {window} characters, of which a "
-                "window is made; give more text",
+                f"{path}: found no text with more than {window} characters, the "
+                "length of a window; give more text",
                 reason=SafeReason(Code.NO_EXAMPLES),
             )
         return CollectedExamples(
@@ -338,16 +338,16 @@ class SiteTextSettings(SiteSettings):
 
 @dataclass(frozen=True, eq=False)
 class WindowInputs(ArrayInputs):
-    """Windows of ids, uint8 of shape (n, 1, 1, T)."""
+    """Windows of character ids, uint8 of shape (n, 1, 1, T)."""
 
+    @override
     def form(self) -> InputForm:
-        """See `Inputs`."""
         return (1, 1, self.array.shape[3]), "token"
 
 
 def _split_in_order(count: int, fractions: FractionSettings) -> list[SiteSplit]:
-    """Return the split of each example: first train, then validation, then test."""
-    # Windows overlap: examples drawn at random would give away each other.
+    """Assign the first examples to train, the next to validation, the last to test."""
+    # A random split would leak, since neighbouring windows overlap.
     held_out = fractions.validation + fractions.test
     num_train = max(int((1 - held_out) * count + 0.5), min(count, 1))
     num_known = max(int((1 - fractions.test) * count + 0.5), num_train)

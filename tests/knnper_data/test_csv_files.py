@@ -108,10 +108,10 @@ def test_a_delimiter_is_found_outside_of_quotes() -> None:
 @pytest.mark.parametrize(
     ("encoding", "problem"),
     [
-        ("utf-16", "it is encoded in UTF-16, expected UTF-8; save it so"),
-        ("utf-16-be", "it is encoded in UTF-16, or is no text"),
+        ("utf-16", "it is encoded in UTF-16, expected UTF-8; save it"),
+        ("utf-16-be", "it is encoded in UTF-16, or is not a text"),
         ("utf-32", "it is encoded in UTF-32"),
-        ("latin-1", "line 2 is encoded otherwise, perhaps in Windows-1252 or Latin-1"),
+        ("latin-1", "line 2 has another encoding, perhaps Windows-1252 or Latin-1"),
     ],
 )
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
@@ -131,7 +131,7 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
 
 
 def test_a_line_for_excel_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="first line is 'sep=,', which only Excel read"):
+    with pytest.raises(DataError, match="first line is 'sep=,', which only Excel"):
         read(tmp_path / "a.csv", f"sep=,\n{ROWS}")
 
 

@@ -146,14 +146,14 @@ def test_features_by_position_are_a_warning(
     if is_named:
         path = put(frame(), tmp_path / "a.csv", index=False)
         data = opened("table", tmp_path, UNNAMED, path=path, label="kind", **ALL)
-        message = "the federation names no features"
+        message = "the federation has no names of features"
     else:
         data = opened("npz", tmp_path, TASK, path=save_npz(tmp_path), **ALL)
-        message = "the data names no features"
+        message = "the data has no names of features"
     assert len(data.train) == COUNT
     (warning,) = caplog.messages
     assert message in warning
-    assert warning.endswith("taken by their position: pulse, weight")
+    assert warning.endswith("matched by position: pulse, weight")
 
 
 CODE = """

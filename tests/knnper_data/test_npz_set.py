@@ -106,7 +106,7 @@ def test_features_are_standardised_by_training_rows(tmp_path: Path) -> None:
     [
         ({"x": IMAGES}, "found no array labels; expected inputs and labels"),
         ({"x": IMAGES, "y": LABELS[:3]}, r"shape \(20, 2, 2, 3\) and labels of"),
-        ({"x": IMAGES, "y": LABELS, "inputs": IMAGES}, "array x and another"),
+        ({"x": IMAGES, "y": LABELS, "inputs": IMAGES}, "arrays x and inputs"),
         ({"x": IMAGES, "y": LABELS / 2}, "labels of float64, expected whole numbers"),
         ({"x": IMAGES, "y": LABELS, "clients": [1]}, r"clients: .*\(20,\), found"),
         (
@@ -118,8 +118,8 @@ def test_features_are_standardised_by_training_rows(tmp_path: Path) -> None:
             "classes that no training example has: 2",
         ),
         ({"x": np.moveaxis(IMAGES.repeat(4, 1).repeat(4, 2), 3, 1), "y": LABELS},
-         r"\(20, 3, 8, 8\), whose channels seem to come first"),
-        ({"x": IMAGES[:0], "y": LABELS[:0]}, "there is nothing to train on"),
+         r"\(20, 3, 8, 8\), which seem to have the channels first"),
+        ({"x": IMAGES[:0], "y": LABELS[:0]}, "found no training data"),
         ({"x": IMAGES * np.nan, "y": LABELS}, "values in the inputs are missing"),
     ],
 )  # fmt: skip

@@ -140,7 +140,7 @@ def test_a_client_without_data_says_so(dataset: Dataset, tmp_path: Path) -> None
     partition = partition_of(everything, PartitionSettings(), RandomKey(0))
     export_shares(dataset, partition, tmp_path / "shares")
     assert len(read(tmp_path / "shares", "0000").test) == 60
-    with pytest.raises(DataError, match=r"0001\.npz holds no examples"):
+    with pytest.raises(DataError, match=r"0001\.npz contains no examples"):
         read(tmp_path / "shares", "0001")
 
 

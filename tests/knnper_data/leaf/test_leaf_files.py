@@ -178,7 +178,7 @@ def test_a_file_that_is_cut_off(tmp_path: Path, part: float) -> None:
     [
         (lambda text: text * 2, "trailing garbage"),
         (lambda text: b"[1" + text, "cannot be read as JSON"),
-        (lambda text: text.replace(b"ada", b"\xff"), "JSON: line 1 is encoded other"),
+        (lambda text: text.replace(b"ada", b"\xff"), "JSON: line 1 has another"),
         (lambda text: text.decode().encode("utf-16"), "JSON: it is encoded in UTF-16"),
     ],
 )
@@ -195,7 +195,7 @@ def test_brackets_deep_inside_each_other_are_refused(
 ) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b'{"user_data": {"ada": {"x": ' + opening * 200_000)
-    with pytest.raises(DataError, match=r"a\.json has more than 100 brackets"):
+    with pytest.raises(DataError, match=r"a\.json has brackets nested more than 100"):
         users_of(path)
 
 

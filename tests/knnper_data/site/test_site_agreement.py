@@ -67,7 +67,7 @@ def test_the_task_of_a_model_folder(tmp_path: Path) -> None:
     file = tmp_path / "model.json"
     file.write_text(json.dumps({"card": card(FEATURES)}))
     assert read_task(tmp_path) == read_task(file) == FEATURES
-    for text, message in (("[]", "describes no model"), ("{", "is no JSON")):
+    for text, message in (("[]", "does not describe a model"), ("{", "is not JSON")):
         file.write_text(text)
         with pytest.raises(DataError, match=message):
             read_task(tmp_path)
@@ -89,11 +89,11 @@ def test_files_that_describe_no_task(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     odd = json.dumps({"data": {"name": "sites", **SECTION, "mean": [1]}})
     for text, message in (
-        ("data: {name: digit}", "found data.name 'digit', expected that"),
-        ("[]", "found data.name None, expected that .* or the folder of an exported"),
+        ("data: {name: digit}", "found data.name 'digit', expected"),
+        ("[]", "found data.name None, expected .* or the folder of an exported"),
         (
             f"data: {{name: cifar10, root: {tmp_path}}}",
-            "loaded here: .*ask the f",
+            "loaded on this machine: .*ask the f",
         ),
         (odd, "found 1 values of mean"),
         ("data: {name: digits, size: 8}", r"data\.size: unknown setting"),

@@ -136,7 +136,7 @@ def test_images_that_do_not_fit(tmp_path: Path) -> None:
         ("good", FEATURES, r"agreed on rows of features \(float32\)"),
         ("good", two, "have 1 or 3 channels"),
         ("missing", IMAGES, "missing does not exist; expected PATH/CLASS"),
-        ("empty", IMAGES, "holds no examples"),
+        ("empty", IMAGES, "contains no examples"),
         ("loose", IMAGES, r"a\.png is a file where a class folder"),
         # No store takes this name.
         ("bytes", IMAGES, r"cannot be written as UTF-8, such as 'cat/a"),
@@ -253,14 +253,14 @@ def test_arrays_that_do_not_fit(
 
 
 def test_splits_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="the file does not exist"):
         opened("npz", tmp_path, IMAGES, path="a.npz")
     unfit = np.array([[1.0, np.nan], [1e300, 2.0]])
     other: dict[str, Any] = {"test_inputs": pixels(1) / 1, "test_labels": [0]}
     for inputs, task, more, message in (
         (unfit, FEATURES, {}, "2 values in .* missing, inf"),
         (pixels(2), IMAGES, other, "the inputs of the splits differ in form"),
-        (pixels(0), IMAGES, {}, "holds no examples"),
+        (pixels(0), IMAGES, {}, "contains no examples"),
     ):
         labels = np.zeros(len(inputs), int)
         save_npz(tmp_path, train_inputs=inputs, train_labels=labels, **more)
@@ -405,7 +405,7 @@ def test_a_table_that_does_not_fit(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", None, "there is no such file; give a CSV or Parq"),
+        ("a.csv", None, "does not exist; give a CSV or Parq"),
         ("a.csv", b"", "cannot be read as a table"),
         ("a.parquet", b"", "cannot be read as a table"),
         ("a.csv", b"x,kind\n1,\xe9", "cannot be read as a table"),

@@ -36,7 +36,7 @@ def test_names_decide_and_not_positions() -> None:
 
 
 def test_a_map_that_leads_nowhere() -> None:
-    message = r"leads from 'kitty' to 'cats'.*did you mean 'cat'\? known: cat, dog"
+    message = r"maps 'kitty' to 'cats'.*did you mean 'cat'\? known: cat, dog"
     with pytest.raises(DataError, match=message):
         agreed(["dog"], ["cat", "dog"], label_map={"kitty": "cats"})
 

@@ -122,7 +122,7 @@ def wrong_labels(base: Path, task: SiteTask) -> SiteData:
         ("own_data:laod", r"has no 'laod'; did you mean 'load'\?"),
         ("own_data:wrong", "wrong returned int, expected a mapping of arrays"),
         ("own_data:odd", r"an array 'input'; did you mean 'inputs'\?"),
-        ("own_data:ragged", "ragged returned what is no array"),
+        ("own_data:ragged", "ragged returned values that are not arrays"),
         ("no_such_module:load", "found no module 'no_such_module' in .* or on the"),
         ("broken_data:load", "SyntaxError|cannot be"),
         (f"{__name__}:wrong_labels", "returned the label -1, expected 0 to 2"),

@@ -116,7 +116,7 @@ def test_texts_of_the_same_letters_have_digests_of_their_own() -> None:
         ("a.json", b'{"A": "a", "B": ["a"]}', "found a list under 'B', .* join its"),
         ("a.json", b'{"A": true}', "found a truth value under 'A'"),
         ("a.json", b"[1]", "found a list, expected a play as plain text"),
-        ("a.json", b'{"Anne": "a', "is not what is expected: Unterminated string"),
+        ("a.json", b'{"Anne": "a', "is not valid JSON: Unterminated string"),
         ("a.json", b'{"A": "a", "A": "b"}', "'A' occurs more than once; put its texts"),
         ("a.json", b'{"Anne": "Too little."}', "with 20 characters, the longest .* 11"),
         ("a.json", b"{}", "found no speaker with 20 characters"),
@@ -131,11 +131,11 @@ def test_files_that_are_refused(name: str, content: bytes, message: str) -> None
 @pytest.mark.parametrize(
     ("path", "settings", "message"),
     [
-        ("none.txt", {}, r"none.txt: found nothing there, expect"),
-        ("empty", {}, r"found no file .txt in it"),
+        ("none.txt", {}, r"none.txt: found no file or folder, expect"),
+        ("empty", {}, r"found no .txt file in it"),
         ("said.json", {"window": len(ANNE)}, r"lower data.min_characters or data.wind"),
-        ("said.json", {"stride": 100}, "too few examples to test on any; raise data"),
-        ("cyrillic.json", {}, r"lic\.json: 76% of the characters are none"),
+        ("said.json", {"stride": 100}, "too few examples for test data; raise data"),
+        ("cyrillic.json", {}, r"lic\.json: 76% of the characters are outside"),
     ],
 )
 def test_too_little_text(path: str, settings: dict[str, Any], message: str) -> None:
@@ -198,8 +198,8 @@ def test_windows_are_made_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_characters_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     Path("said.json").write_text(json.dumps({"Anne": ANNE + "#*#" * 5}))
     load()
-    assert "10% of the characters are none of the 80 that are told" in caplog.text
-    assert "most often '#', '*'; all of them are one" in caplog.text
+    assert "10% of the characters are outside of the alphabet" in caplog.text
+    assert "most often '#', '*'; all of them become the" in caplog.text
     caplog.clear()
     Path("said.json").write_text(json.dumps({"Anne": ANNE + "#"}))
     load()
