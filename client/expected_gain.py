@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from knnper.client.state import Accuracy, Gain, MeasuredOn
-from knnper.datastore.memory import (
-    KnnSettings,
-    choose_on,
+from knnper.datastore.memory import KnnSettings
+from knnper.datastore.prediction import KERNELS, interpolate, neighbor_vote
+from knnper.datastore.store import StoreReader
+from knnper.datastore.tuning import (
+    Evidence,
+    choose_parameters,
     evenly_spread,
     left_out_evidence,
 )
-from knnper.datastore.prediction import KERNELS, interpolate, neighbor_vote
-from knnper.datastore.store import StoreReader
-from knnper.datastore.tuning import Evidence
 from knnper.strategies.core.exported_model import GlobalModel
 
 FEWEST = 10  # with fewer examples the interval would span 50 points
@@ -42,7 +42,7 @@ def estimate(
     """
     if len(positions) < FEWEST:
         return Accuracy(), Gain(num_examples=len(positions))
-    most_neighbors = max(settings.candidates().num_neighbors)
+    most_neighbors = max(settings.grid().num_neighbors)
     # A site's files come sorted by class: examples are picked at even distances, and a
     # fold takes every tenth of them.
     sampled = positions[evenly_spread(len(positions), MOST)]
@@ -81,7 +81,7 @@ def _correct_in_fold(
 
     Returns whether global model, neighbours and mixture are correct, bool (m, 3).
     """
-    choice = choose_on(evidence.take(~in_fold), num_stored, settings)
+    choice = choose_parameters(evidence.take(~in_fold), num_stored, settings)
     held_out, count = evidence.take(in_fold), choice.num_neighbors
     queries, prior = held_out.queries, choice.class_prior
     log_weights = KERNELS[settings.kernel](

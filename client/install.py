@@ -44,7 +44,7 @@ from knnper.datastore.examples import (
     Selection,
     StoreSpec,
 )
-from knnper.datastore.memory import Tuned, fill_and_tune, store_settings_of
+from knnper.datastore.memory import store_settings_of
 from knnper.datastore.store import (
     Store,
     StoreReader,
@@ -53,6 +53,7 @@ from knnper.datastore.store import (
     open_store,
     read_identity,
 )
+from knnper.datastore.tuning import Tuned, fill_and_tune
 from knnper.files import sync_to_disc
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import (

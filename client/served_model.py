@@ -28,7 +28,7 @@ from knnper.datastore.examples import (
 )
 from knnper.datastore.prediction import (
     KnnPredictor,
-    Names,
+    NameCache,
     NeighborClassifier,
     Prediction,
 )
@@ -61,7 +61,7 @@ class ServedModel(contextlib.AbstractContextManager["ServedModel"]):
         self._site_state = site_state
         self._refreshing = threading.Lock()
         self._in_use: dict[str, ModelInUse] = {}  # by fingerprint
-        self._names = Names(store)
+        self._names = NameCache(store)
         self._load_in_use()
 
     def __exit__(self, *_: object) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples
-from knnper.datastore.prediction import ClassPrior, KernelName
+from knnper.datastore.class_prior import ClassPrior
+from knnper.datastore.memory import EvidenceKind
+from knnper.datastore.prediction import KernelName
 from knnper.datastore.store import read_identity
-from knnper.datastore.tuning import EvidenceKind
 from knnper.errors import KnnPerError
 from knnper.files import (
     FileLock,

@@ -19,15 +19,13 @@ from knnper.datastore.index import (
     LossySettings,
     Vectors,
 )
-from knnper.datastore.memory import KnnSettings
+from knnper.datastore.memory import PAPER_KNN_WEIGHTS, KnnSettings, ParameterGrid
 from knnper.datastore.prediction import KERNELS, neighbor_vote
 from knnper.datastore.search import VectorsOf, View
 from knnper.datastore.tuning import (
     CRITERIA,
-    PAPER_KNN_WEIGHTS,
     Queries,
-    candidates,
-    choose,
+    best_parameters,
     held_out,
     num_correct,
 )
@@ -106,9 +104,9 @@ class _Trials:
             seconds.append(time.perf_counter() - start)
         knn_weight = None
         if self.mixes:
-            knn_weight = choose(
+            knn_weight = best_parameters(
                 held_out(view, self.tuned, count),
-                candidates(PAPER_KNN_WEIGHTS, (count,), (scale,)),
+                ParameterGrid.of(PAPER_KNN_WEIGHTS, (count,), (scale,)),
                 kernel,
                 CRITERIA["accuracy"],
             ).knn_weight

@@ -25,14 +25,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset
 
+from knnper.datastore.class_prior import ClassPriorSettings, require_class_shares
 from knnper.datastore.examples import NewExamples, Selection, StoreSpec
-from knnper.datastore.memory import (
-    KnnSettings,
-    choose_on,
-    evenly_spread,
-    fill_and_tune,
-    left_out_evidence,
-)
+from knnper.datastore.memory import PAPER_KNN_WEIGHTS, KnnSettings, TuningSettings
 from knnper.datastore.memory_inputs import (
     as_array,
     as_labels,
@@ -49,13 +44,12 @@ from knnper.datastore.memory_inputs import (
 )
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import (
-    ClassPriorSettings,
     KernelName,
+    KnnParameters,
     KnnPredictor,
-    Names,
-    NeighborClassifier,
+    NameCache,
     Prediction,
-    require_class_shares,
+    build_predictor,
 )
 from knnper.datastore.store import (
     Store,
@@ -66,9 +60,10 @@ from knnper.datastore.store import (
     write_store,
 )
 from knnper.datastore.tuning import (
-    PAPER_KNN_WEIGHTS,
-    TunedParameters,
-    TuningSettings,
+    choose_parameters,
+    evenly_spread,
+    fill_and_tune,
+    left_out_evidence,
     no_evidence,
 )
 from knnper.embedding_model import EmbeddingModel, laid_out, split
@@ -121,7 +116,7 @@ class _Saved:
     """What a folder says of a memory, beside its store."""
 
     settings: KnnSettings
-    choice: TunedParameters
+    choice: KnnParameters
     classes: tuple[bool | int | float | str, ...]
     dtype: str  # of ``classes_``
     batch_size: int
@@ -180,7 +175,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     n_features_in_
         Numbers in an input; without a model only.
     feature_names_in_
-        Names of the columns, where `fit` was given a table.
+        NameCache of the columns, where `fit` was given a table.
 
     Raises
     ------
@@ -199,7 +194,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     model_: nn.Module | None  # the copy; an `EmbeddingModel` once it has run
     _origin: NDArray[np.float64] | None = None  # (p,), see above; None is 0
     _fitted: KnnSettings  # the parameters as they were
-    _choice: TunedParameters
+    _choice: KnnParameters
     _folder: Path | None  # that `load` opened
 
     def __init__(
@@ -278,11 +273,11 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         evidence = no_evidence(len(self.classes_))
         if not settings.is_fixed:
             positions = evenly_spread(len(store), MOST_LEFT_OUT)
-            most = max(settings.candidates().num_neighbors)
+            most = max(settings.grid().num_neighbors)
             prior = settings.class_prior
             evidence = left_out_evidence(store, positions, self._head, most, prior)
         self._fitted = settings
-        self._choice = choose_on(evidence, len(store), settings)
+        self._choice = choose_parameters(evidence, len(store), settings)
         if self._folder is not None:
             self._describe(self._folder)
         return self
@@ -341,7 +336,7 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def explain(self, X: Inputs) -> Prediction:
         """Return p_model, p_kNN, λ and their mixture, beside the neighbours."""
         check_is_fitted(self)
-        return self._predictor(Names(self.store_)).explain(self._queried(X))
+        return self._predictor(NameCache(self.store_)).explain(self._queried(X))
 
     def forget(
         self,
@@ -754,14 +749,16 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return torch.softmax(self._logits(embeddings), dim=1)
 
-    def _predictor(self, names: Names | None = None) -> KnnPredictor:
-        """Return what evaluation and the service predict with, too."""
-        k, scale = self._choice.num_neighbors, self._choice.kernel_scale
-        kernel = self._fitted.kernel
-        near = NeighborClassifier(self.store_, k, kernel, scale, names=names)
-        weight, prior = self._choice.knn_weight, self._choice.class_prior
-        # Queries are representations already.
-        return KnnPredictor(lambda z: z, self._head, near, weight, prior)
+    def _predictor(self, names: NameCache | None = None) -> KnnPredictor:
+        """Build the predictor that evaluation and service use too."""
+        return build_predictor(
+            embed=lambda representations: representations,  # queries are embedded
+            head=self._head,
+            store=self.store_,
+            kernel=self._fitted.kernel,
+            parameters=self._choice,
+            names=names,
+        )
 
     def _queried(self, X: Inputs) -> Tensor:
         """Return the representations (n, p) of inputs in an order that is known."""

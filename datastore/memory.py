@@ -1,99 +1,148 @@
-"""What a client's memory is made of, how it is filled, and how λ, k and σ are chosen.
+"""Settings of a client's memory: what it stores, and how it chooses λ, k and σ.
 
 Marfoq, Neglia, Kameni, Vidal, "Personalized Federated Learning through Local
-Memorization", ICML 2022, Algorithm 1.
+Memorization", ICML 2022, Algorithm 1. `knnper.datastore.tuning` makes the choice,
+`knnper.datastore.prediction` predicts with it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
-from knnper.datastore.examples import NewExamples
+from knnper.datastore.class_prior import ClassPriorSettings
 from knnper.datastore.policy import StoreSettings
-from knnper.datastore.prediction import (
-    KERNELS,
-    ClassPriorSettings,
-    KernelName,
-    KnnPredictor,
-    NeighborClassifier,
-    class_ratios,
-    count_labels,
+from knnper.datastore.prediction import KernelName
+from knnper.experiment import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    UnitInterval,
 )
-from knnper.datastore.store import Store, StoreReader
-from knnper.datastore.tuning import (
-    CRITERIA,
-    PAPER_KNN_WEIGHTS,
-    Candidates,
-    Evidence,
-    EvidenceKind,
-    KnnWeights,
-    Queries,
-    TunedParameters,
-    TuningSettings,
-    candidates,
-    choose,
-    choose_class_prior,
-    held_out,
-    left_one_out,
-    no_evidence,
-    prior_of_size,
-)
-from knnper.experiment import PositiveFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 
-Apply = Callable[[Tensor], Tensor]
-"""φ, from inputs (n, ...) to (n, p), or the head, from (n, p) to (n, c)."""
+CriterionName = Literal["accuracy", "log_loss", "both"]
+EvidenceName = Literal["validation", "leave_one_out", "auto"]
+EvidenceKind = Literal["none", "validation", "leave_one_out"]
+KnnWeights = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
+PAPER_KNN_WEIGHTS: KnnWeights = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+"""The paper's grid of λ (Marfoq et al. 2022, section 5)."""
 
 
-def validation_evidence(
-    store: StoreReader,
-    validation: NewExamples,
-    head: Apply,
-    num_neighbors: int,
-    class_prior: ClassPriorSettings,
-) -> Evidence:
-    """Return the evidence of a split that is not stored."""
-    counts = count_labels(store.contents(), store.num_classes)
-    queries = _queries(validation, head, counts, class_prior)
-    return held_out(store, queries, num_neighbors)
+@dataclass(frozen=True)
+class PriorPoint(Settings):
+    """The λ expected of clients of one size.
 
-
-def left_out_evidence(
-    store: StoreReader,
-    positions: Tensor,
-    head: Apply,
-    num_neighbors: int,
-    class_prior: ClassPriorSettings,
-) -> Evidence:
-    """Return the evidence of stored examples, by leave-one-out.
-
-    Each is looked up among all others, and the class prior comes from all others.
+    Attributes
+    ----------
+    num_examples
+        Stored examples, training and validation together.
+    knn_weight
+        λ_0.
     """
-    contents = store.contents()
-    ids = contents.ids[positions.numpy()]
-    labels = torch.from_numpy(contents.labels)[positions]
-    counts = count_labels(contents, store.num_classes)
-    own = torch.nn.functional.one_hot(labels, store.num_classes)
-    stored = NewExamples(store.vectors(ids), labels)
-    queries = _queries(stored, head, counts - own, class_prior)
-    return left_one_out(store, queries, torch.from_numpy(ids), num_neighbors)
+
+    num_examples: PositiveInt
+    knn_weight: UnitInterval
 
 
-def _queries(
-    examples: NewExamples,
-    head: Apply,
-    label_counts: Tensor,
-    class_prior: ClassPriorSettings,
-) -> Queries:
-    adapts = bool(class_prior.strengths)
-    return Queries(
-        examples.embeddings,
-        head(examples.embeddings),
-        examples.labels,
-        class_ratios(label_counts, class_prior) if adapts else None,
-    )
+@dataclass(frozen=True)
+class EvidenceSettings(Settings):
+    """The examples and the criterion by which a client chooses.
+
+    Attributes
+    ----------
+    criterion
+        ``accuracy``: the number of correct predictions. ``log_loss``: the sum of
+        log p(y|x). ``both``: the number of correct predictions plus a hundredth of that
+        sum, which breaks ties among few examples.
+    evidence
+        The examples that are scored. ``validation``: the validation split, with the
+        training split in the store. ``leave_one_out``: every example of both splits,
+        with all others in the store. ``auto``: ``validation`` for a client with
+        training data and at least ``min_validation`` validation examples, else
+        ``leave_one_out``.
+    min_validation
+        See ``evidence``; useful from 5 to 50.
+    """
+
+    criterion: CriterionName = "accuracy"
+    evidence: EvidenceName = "validation"
+    min_validation: PositiveInt = 50
+
+    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
+        """Return the kind of evidence for a client with splits of these sizes."""
+        if self.evidence != "auto":
+            return self.evidence
+        enough = num_train > 0 and num_validation >= self.min_validation
+        return "validation" if enough else "leave_one_out"
+
+
+@dataclass(frozen=True)
+class TuningSettings(EvidenceSettings):
+    """How a client chooses λ, k and σ.
+
+    Attributes
+    ----------
+    num_neighbors_grid
+        The values of k to choose from; empty keeps ``num_neighbors``.
+    kernel_scale_grid
+        The values of σ to choose from; empty keeps ``kernel_scale``.
+    prior
+        The expected λ by the size of a client; empty expects nothing.
+    prior_strength
+        s, the number of scored examples that the prior counts for; useful from 1 to
+        100.
+    """
+
+    num_neighbors_grid: tuple[PositiveInt, ...] = ()
+    kernel_scale_grid: tuple[PositiveFloat, ...] = ()
+    prior: tuple[PriorPoint, ...] = ()
+    prior_strength: NonNegativeFloat = 30.0
+
+
+@dataclass(frozen=True)
+class ParameterGrid:
+    """The combinations of λ, k and σ that a client chooses from.
+
+    The order breaks ties: the first of equally good combinations wins, which has the
+    smallest λ, then the smallest k, then the largest σ (the most even vote).
+    """
+
+    knn_weights: tuple[float, ...]  # λ, ascending
+    num_neighbors: tuple[int, ...]  # k, ascending
+    kernel_scales: tuple[float, ...]  # σ, descending
+
+    @classmethod
+    def of(
+        cls,
+        knn_weights: Sequence[float],
+        num_neighbors: Sequence[int],
+        kernel_scales: Sequence[float],
+    ) -> "ParameterGrid":
+        """Combine values given in any order; repetitions count once."""
+        if not (knn_weights and num_neighbors and kernel_scales):
+            raise ValueError(
+                "expected at least one knn_weight, num_neighbors and kernel_scale to "
+                f"choose from, found {knn_weights}, {num_neighbors} and {kernel_scales}"
+            )
+        return cls(
+            knn_weight_grid(knn_weights),
+            tuple(sorted(set(num_neighbors))),
+            tuple(sorted(set(kernel_scales), reverse=True)),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The numbers of λ, k and σ."""
+        return len(self.knn_weights), len(self.num_neighbors), len(self.kernel_scales)
+
+
+def knn_weight_grid(knn_weights: Sequence[float]) -> tuple[float, ...]:
+    """Sort the values of λ, and add 0 unless λ is fixed to a single value."""
+    weights = set(knn_weights)
+    return tuple(sorted(weights if len(weights) == 1 else weights | {0.0}))
 
 
 @dataclass(frozen=True)
@@ -114,12 +163,12 @@ class KnnSettings(Settings):
     knn_weights
         The values of λ that a client chooses from, [0, 1]; the default is the paper's
         grid (section 5). 0 is the global model alone, 1 the neighbours alone. A single
-        value is every client's λ. Several are a choice, of which 0 is always a part.
+        value fixes λ for every client. To several values 0 is always added.
     tuning
-        How it chooses.
+        How a client chooses λ, k and σ.
     class_prior
-        How the global model is adapted to the client's own shares of the classes,
-        where that scores no worse; not at all by default, as in the paper.
+        How the global model is adapted to the client's own class frequencies, if that
+        scores no worse; off by default, as in the paper.
     store
         What the store keeps, and how it is searched; everything, exactly, by default.
     """
@@ -132,126 +181,45 @@ class KnnSettings(Settings):
     class_prior: ClassPriorSettings = field(default_factory=ClassPriorSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
 
-    def candidates(self) -> Candidates:
-        """Return what a client chooses from."""
-        return candidates(
+    def grid(self) -> ParameterGrid:
+        """Return the combinations of λ, k and σ that a client chooses from."""
+        return ParameterGrid.of(
             self.knn_weights,
             self.tuning.num_neighbors_grid or (self.num_neighbors,),
             self.tuning.kernel_scale_grid or (self.kernel_scale,),
         )
 
-    @property
-    def is_fixed(self) -> bool:
-        """Whether there is nothing to choose: one λ, k and σ, and no class prior."""
-        return self.candidates().shape == (1, 1, 1) and not self.class_prior.strengths
+    def grid_without_evidence(self) -> ParameterGrid:
+        """Return the combinations for a client without examples to score.
 
-    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
-        """Return what a client with splits of these sizes chooses on."""
-        if self.is_fixed:
-            return "none"
-        return self.tuning.evidence_of(num_train, num_validation)
-
-    def candidates_without_evidence(self) -> Candidates:
-        """Return what a client chooses from that can score nothing: λ alone."""
-        all_of_them = self.candidates()
-        counts, scales = all_of_them.num_neighbors, all_of_them.kernel_scales
-        return candidates(
+        k and σ are then the values set, or the only value of their grid.
+        """
+        grid = self.grid()
+        counts, scales = grid.num_neighbors, grid.kernel_scales
+        return ParameterGrid.of(
             self.knn_weights,
             counts if len(counts) == 1 else (self.num_neighbors,),
             scales if len(scales) == 1 else (self.kernel_scale,),
         )
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is nothing to choose: one λ, k and σ, and no class prior."""
+        return self.grid().shape == (1, 1, 1) and not self.class_prior.strengths
+
+    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
+        """Return the kind of evidence for a client with splits of these sizes."""
+        if self.is_fixed:
+            return "none"
+        return self.tuning.evidence_of(num_train, num_validation)
+
 
 def default_memory() -> KnnSettings:
-    """Return how a client remembers where an experiment does not say."""
+    """Return the settings of the memory where an experiment does not set them."""
     return KnnSettings(tuning=TuningSettings(evidence="auto"))
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What a client chose, and on what."""
-
-    choice: TunedParameters  # λ, k, σ and the class prior
-    kind: EvidenceKind  # What was scored
-    evidence: Evidence  # The examples that were; none where nothing could be
-
-    def predictor(
-        self, embed: Apply, head: Apply, store: StoreReader, settings: KnnSettings
-    ) -> KnnPredictor:
-        """Return what is served with the global model's φ and head, and a store."""
-        choice, kernel = self.choice, settings.kernel
-        neighbors = NeighborClassifier(
-            store, choice.num_neighbors, kernel, choice.kernel_scale
-        )
-        prior, report = choice.class_prior, self._report(settings)
-        return KnnPredictor(embed, head, neighbors, choice.knn_weight, prior, report)
-
-    def _report(self, settings: KnnSettings) -> Mapping[str, float]:
-        """Return on how many examples was chosen, and what was beside λ."""
-        num_scored, choice = float(len(self.evidence)), self.choice
-        report = {
-            "num_held_out": num_scored if self.kind == "validation" else 0.0,
-            "num_left_out": num_scored if self.kind == "leave_one_out" else 0.0,
-        }
-        if settings.tuning.num_neighbors_grid:
-            report["num_neighbors"] = float(choice.num_neighbors)
-        if settings.tuning.kernel_scale_grid:
-            report["kernel_scale"] = choice.kernel_scale
-        if settings.class_prior.strengths:
-            report["class_prior"] = float(choice.class_prior is not None)
-        if choice.class_prior is not None and len(settings.class_prior.sharpness) > 1:
-            report["sharpness"] = choice.class_prior.sharpness
-        return report
-
-
-def fill_and_tune(
-    store: Store,
-    train: NewExamples,
-    validation: NewExamples,
-    head: Apply,
-    settings: KnnSettings,
-    most_left_out: int | None = None,
-) -> Tuned:
-    """Fill an empty store of any kind with a client's data, and choose λ, k and σ.
-
-    Leave-one-out is of all that is stored, or of ``most_left_out`` examples.
-    """
-    kind = settings.evidence_of(len(train), len(validation))
-    most_neighbors = max(settings.candidates().num_neighbors)
-    prior = settings.class_prior
-    evidence = no_evidence(store.num_classes)
-    store.add(train)
-    if kind == "validation":
-        # λ is scored on what the store does not hold yet.
-        evidence = validation_evidence(store, validation, head, most_neighbors, prior)
-    store.add(validation)
-    if kind == "leave_one_out":
-        asked = evenly_spread(len(store), most_left_out)
-        evidence = left_out_evidence(store, asked, head, most_neighbors, prior)
-    return Tuned(choose_on(evidence, len(store), settings), kind, evidence)
-
-
-def evenly_spread(count: int, most: int | None = None) -> Tensor:
-    """Return positions in [0, count), at most ``most``, ascending, int64."""
-    if most is None or count <= most:
-        return torch.arange(count)
-    return torch.linspace(0, count - 1, most).round().long()
 
 
 def store_settings_of(settings: KnnSettings, rng: RandomKey) -> StoreSettings:
     """Return a client's store settings, with a seed that no other client has."""
     seed = rng.child("store", settings.store.seed).entropy(num_bytes=7)
     return replace(settings.store, seed=seed)
-
-
-def choose_on(
-    evidence: Evidence, num_stored: int, settings: KnnSettings
-) -> TunedParameters:
-    """Return what a client that stores so many examples chooses."""
-    tuning, from_what = settings.tuning, settings.candidates()
-    if len(evidence) == 0:
-        from_what = settings.candidates_without_evidence()
-    prior = prior_of_size(tuning.prior, tuning.prior_strength, num_stored)
-    class_prior = choose_class_prior(evidence, settings.class_prior)
-    kernel, criterion = KERNELS[settings.kernel], CRITERIA[tuning.criterion]
-    return choose(evidence, from_what, kernel, criterion, prior, class_prior)

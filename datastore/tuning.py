@@ -1,96 +1,77 @@
-"""How a client chooses λ, k and σ: candidates, evidence, criteria, ties."""
+"""The choice of λ, k and σ by a client.
+
+`fill_and_tune` fills a client's store and chooses. The choice has three steps:
+
+1. Evidence: examples are looked up in the store, each without being its own neighbour.
+   Validation examples are looked up before they are stored; stored examples by
+   leave-one-out.
+2. Score: one search for the largest k scores every combination of a `ParameterGrid`,
+   because the k nearest are the first k neighbours found.
+3. Choice: the combination with the largest Σ_i score_i - s (λ - λ_0)². The second term
+   is the logarithm of a normal prior of λ around λ_0, by the size of the client; s = 0
+   drops it. No combination that scores less than the global model alone is chosen.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from knnper.datastore.examples import require_probabilities
-from knnper.datastore.prediction import (
+from knnper.datastore.class_prior import (
     ClassPrior,
     ClassPriorSettings,
+    class_ratios,
+    count_labels,
+    reweight_classes,
+)
+from knnper.datastore.examples import NewExamples, require_probabilities
+from knnper.datastore.memory import (
+    CriterionName,
+    EvidenceKind,
+    KnnSettings,
+    ParameterGrid,
+    PriorPoint,
+    knn_weight_grid,
+)
+from knnper.datastore.prediction import (
+    KERNELS,
+    Apply,
     Kernel,
+    KnnParameters,
+    KnnPredictor,
+    build_predictor,
     neighbor_vote,
-    reweighted,
 )
 from knnper.datastore.search import View
-from knnper.datastore.store import StoreReader
-from knnper.experiment import (
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-    UnitInterval,
-)
+from knnper.datastore.store import Store, StoreReader
+
+NUMBERS_AT_ONCE = 1 << 20
+"""The most probabilities, of all λ together, in memory at a time."""
+SMALLEST_PROBABILITY = 1e-12
+"""A smaller probability of the true label counts as this, as in the results."""
+LOG_LIKELIHOOD_SHARE = 0.01
+"""Weight of log p(y|x) beside a correct prediction, which counts 1."""
+
+Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""``(knn (m, c), global (m, c), labels (m,), λ (l,)) -> scores (l,)``: sums over the m
+examples, larger is better."""
 
 
-@dataclass(frozen=True)
-class TunedParameters:
-    """How a client's memory is used."""
-
-    knn_weight: float  # λ, in [0, 1]
-    num_neighbors: int  # k, at least 1
-    kernel_scale: float  # σ, positive
-    # How the global model is adapted to the client's shares of the classes, if it is.
-    class_prior: ClassPrior | None = None
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The combinations that a client chooses from; made by `candidates`.
-
-    Of equally good ones the first counts: the smallest λ, then the smallest k, then
-    the largest σ, with which neighbours count most alike.
-    """
-
-    knn_weights: tuple[float, ...]  # λ, ascending
-    num_neighbors: tuple[int, ...]  # k, ascending
-    kernel_scales: tuple[float, ...]  # σ, descending
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The numbers of λ, k and σ."""
-        return len(self.knn_weights), len(self.num_neighbors), len(self.kernel_scales)
-
-
-def weights_to_choose_from(knn_weights: Sequence[float]) -> tuple[float, ...]:
-    """Return the values of λ, ascending; 0 is one wherever there are several."""
-    weights = set(knn_weights)
-    return tuple(sorted(weights if len(weights) == 1 else weights | {0.0}))
-
-
-def candidates(
-    knn_weights: Sequence[float],
-    num_neighbors: Sequence[int],
-    kernel_scales: Sequence[float],
-) -> Candidates:
-    """Return all combinations of these values, in any order and with repetitions."""
-    if not (knn_weights and num_neighbors and kernel_scales):
-        raise ValueError(
-            "expected at least one knn_weight, num_neighbors and kernel_scale to "
-            f"choose from, found {knn_weights}, {num_neighbors} and {kernel_scales}"
-        )
-    return Candidates(
-        weights_to_choose_from(knn_weights),
-        tuple(sorted(set(num_neighbors))),
-        tuple(sorted(set(kernel_scales), reverse=True)),
-    )
+# The evidence
 
 
 @dataclass(frozen=True)
 class Queries:
-    """m examples as the global model sees them."""
+    """m labelled examples with the global model's output for them."""
 
     embeddings: Tensor  # φ(x), float32 of shape (m, p)
     probabilities: Tensor  # p_global, shape (m, c), rows summing to 1
     labels: Tensor  # int64, shape (m,), in [0, c)
     # q/π of the examples that a query is looked up in, float64 of shape (m, c) or
-    # (1, c), see `knnper.datastore.prediction`; None leaves the global model as it is.
+    # (1, c), see `knnper.datastore.class_prior`; None without a class prior.
     class_ratios: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +81,7 @@ class Queries:
         return int(self.labels.shape[0])
 
     def take(self, chosen: Tensor) -> "Queries":
-        """Return those that a bool (m,) marks."""
+        """Return the queries that a bool mask (m,) selects."""
         ratios = self.class_ratios
         return Queries(
             self.embeddings[chosen],
@@ -110,26 +91,26 @@ class Queries:
         )
 
     def adapted(self, sharpness: float) -> "Queries":
-        """Return them as the global model sees them with the class prior and a β."""
+        """Return the queries with p_global adapted by the class prior with a β."""
         if self.class_ratios is None:
             return self
-        seen = reweighted(self.probabilities, self.class_ratios, sharpness)
-        return replace(self, probabilities=seen)
+        adapted = reweight_classes(self.probabilities, self.class_ratios, sharpness)
+        return replace(self, probabilities=adapted)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Queries and what is near them in the store; nothing where no neighbour is."""
+    """Queries with their nearest neighbours in the store; empty without neighbours."""
 
     queries: Queries  # m
-    squared_distances: Tensor  # to their neighbours, ascending, float64, shape (m, k')
+    squared_distances: Tensor  # to the neighbours, ascending, float64, shape (m, k')
     neighbor_labels: Tensor  # int64, shape (m, k')
 
     def __len__(self) -> int:
         return len(self.queries) if self.squared_distances.shape[1] > 0 else 0
 
     def take(self, chosen: Tensor) -> "Evidence":
-        """Return that of the queries which a bool (m,) marks."""
+        """Return the evidence of the queries that a bool mask (m,) selects."""
         return Evidence(
             self.queries.take(chosen),
             self.squared_distances[chosen],
@@ -137,122 +118,183 @@ class Evidence:
         )
 
     def adapted(self, sharpness: float) -> "Evidence":
-        """Return what they show of the global model with the class prior and a β."""
+        """Return the evidence with p_global adapted by the class prior with a β."""
         return replace(self, queries=self.queries.adapted(sharpness))
+
+
+def no_evidence(num_classes: int) -> Evidence:
+    """Return the evidence of a client without examples to score."""
+    nothing = torch.empty((0, 0))
+    queries = Queries(nothing, torch.empty((0, num_classes)), torch.empty(0).long())
+    return Evidence(queries, nothing.double(), nothing.long())
 
 
 def held_out(
     store: StoreReader | View, queries: Queries, num_neighbors: int
 ) -> Evidence:
-    """Return the evidence of examples that are not in the store."""
-    found = store.search(queries.embeddings, num_neighbors)
-    return Evidence(queries, found.squared_distances, found.labels)
+    """Return the evidence of queries that are not in the store."""
+    neighbors = store.search(queries.embeddings, num_neighbors)
+    return Evidence(queries, neighbors.squared_distances, neighbors.labels)
 
 
 def left_one_out(
     store: StoreReader | View, queries: Queries, ids: Tensor, num_neighbors: int
 ) -> Evidence:
-    """Return the evidence of stored examples, as if each were not in the store.
+    """Return the evidence of stored examples, each looked up among the others.
 
-    One search for all of them with one neighbour more, of which the example itself is
-    dropped by its id. Where more than k of its duplicates are found before it, the
-    last is dropped, since the others are the nearest without it.
+    One search finds k + 1 neighbours, and each query is dropped from its own by its id.
+    A query with more than k duplicates may not be among them. Its last neighbour is
+    dropped then, since the first k are the nearest of the others.
     """
-    found = store.search(queries.embeddings, num_neighbors + 1)
+    neighbors = store.search(queries.embeddings, num_neighbors + 1)
     if len(ids) == 0:
-        return Evidence(queries, found.squared_distances, found.labels)
-    own = found.ids == ids[:, None]
-    own[:, -1] |= ~own.any(dim=1)
-    shape = (len(ids), found.ids.shape[1] - 1)
+        return Evidence(queries, neighbors.squared_distances, neighbors.labels)
+    is_query = neighbors.ids == ids[:, None]
+    is_query[:, -1] |= ~is_query.any(dim=1)
+    shape = (len(ids), neighbors.ids.shape[1] - 1)
     return Evidence(
         queries,
-        found.squared_distances[~own].reshape(shape),
-        found.labels[~own].reshape(shape),
+        neighbors.squared_distances[~is_query].reshape(shape),
+        neighbors.labels[~is_query].reshape(shape),
     )
 
 
-def no_evidence(num_classes: int) -> Evidence:
-    """Return what a client has that can score nothing."""
-    none = torch.empty((0, 0))
-    queries = Queries(none, torch.empty((0, num_classes)), torch.empty(0).long())
-    return Evidence(queries, none.double(), none.long())
+def validation_evidence(
+    store: StoreReader,
+    validation: NewExamples,
+    head: Apply,
+    num_neighbors: int,
+    class_prior: ClassPriorSettings,
+) -> Evidence:
+    """Return the evidence of a split that is not stored."""
+    counts = count_labels(store.contents(), store.num_classes)
+    queries = _queries_of(validation, head, counts, class_prior)
+    return held_out(store, queries, num_neighbors)
 
 
-CriterionName = Literal["accuracy", "log_loss", "both"]
-EvidenceName = Literal["validation", "leave_one_out", "auto"]
-EvidenceKind = Literal["none", "validation", "leave_one_out"]
-KnnWeights = Annotated[tuple[UnitInterval, ...], Field(min_length=1)]
-PAPER_KNN_WEIGHTS: KnnWeights = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-"""The paper's grid of λ (Marfoq et al. 2022, section 5)."""
+def left_out_evidence(
+    store: StoreReader,
+    positions: Tensor,
+    head: Apply,
+    num_neighbors: int,
+    class_prior: ClassPriorSettings,
+) -> Evidence:
+    """Return the evidence of stored examples, by leave-one-out.
 
+    Neighbours and class prior of each example come from all others.
 
-@dataclass(frozen=True)
-class PriorPoint(Settings):
-    """The λ that is expected of clients of one size.
-
-    Attributes
+    Parameters
     ----------
-    num_examples
-        Stored examples, training and validation together.
-    knn_weight
-        λ_0.
+    positions
+        Positions of the m examples in the store, int64 (m,).
     """
+    contents = store.contents()
+    ids = contents.ids[positions.numpy()]
+    labels = torch.from_numpy(contents.labels)[positions]
+    counts = count_labels(contents, store.num_classes)
+    left_out = torch.nn.functional.one_hot(labels, store.num_classes)
+    stored = NewExamples(store.vectors(ids), labels)
+    queries = _queries_of(stored, head, counts - left_out, class_prior)
+    return left_one_out(store, queries, torch.from_numpy(ids), num_neighbors)
 
-    num_examples: PositiveInt
-    knn_weight: UnitInterval
+
+def _queries_of(
+    examples: NewExamples,
+    head: Apply,
+    label_counts: Tensor,
+    class_prior: ClassPriorSettings,
+) -> Queries:
+    has_prior = bool(class_prior.strengths)
+    return Queries(
+        examples.embeddings,
+        head(examples.embeddings),
+        examples.labels,
+        class_ratios(label_counts, class_prior) if has_prior else None,
+    )
 
 
-@dataclass(frozen=True)
-class EvidenceSettings(Settings):
-    """On what, and by what measure, a client chooses.
+def evenly_spread(count: int, most: int | None = None) -> Tensor:
+    """Return positions in [0, count), at most ``most``, ascending, int64."""
+    if most is None or count <= most:
+        return torch.arange(count)
+    return torch.linspace(0, count - 1, most).round().long()
 
-    Attributes
-    ----------
-    min_validation
-        See ``evidence``; useful from 5 to 50.
+
+# The score of a combination
+
+
+def num_correct(
+    p_knn: Tensor, p_global: Tensor, labels: Tensor, knn_weights: Tensor
+) -> Tensor:
+    """Count the labels with the largest probability, float64 of shape (l,)."""
+    # In float32, as `interpolate` mixes: the smallest margins decide as when serving.
+    share = knn_weights[:, None, None]
+    mixed = share.float() * p_knn
+    mixed += (1 - share).float() * p_global
+    return (mixed.argmax(dim=2) == labels).sum(dim=1).double()
+
+
+def log_likelihood(
+    p_knn: Tensor, p_global: Tensor, labels: Tensor, knn_weights: Tensor
+) -> Tensor:
+    """Return Σ log p(y|x) of the mixtures, float64 of shape (l,)."""
+    knn_of_label = p_knn.gather(1, labels[:, None])[:, 0].double()
+    global_of_label = p_global.gather(1, labels[:, None])[:, 0].double()
+    share = knn_weights[:, None]
+    mixed = share * knn_of_label + (1 - share) * global_of_label
+    return mixed.clamp_min(SMALLEST_PROBABILITY).log().sum(dim=1)
+
+
+def num_correct_and_likelihood(
+    p_knn: Tensor, p_global: Tensor, labels: Tensor, knn_weights: Tensor
+) -> Tensor:
+    """Return `num_correct` and a hundredth of `log_likelihood`, float64 of shape (l,).
+
+    Of two mixtures with equally many correct predictions the more confident one scores
+    more. A correct prediction outweighs three that are wrong with p(y|x) = 0.
     """
-
-    criterion: CriterionName = "accuracy"
-    evidence: EvidenceName = "validation"
-    min_validation: PositiveInt = 50
-
-    def evidence_of(self, num_train: int, num_validation: int) -> EvidenceKind:
-        """Return what is scored of a client with splits of these sizes."""
-        if self.evidence != "auto":
-            return self.evidence
-        enough = num_train > 0 and num_validation >= self.min_validation
-        return "validation" if enough else "leave_one_out"
+    arguments = (p_knn, p_global, labels, knn_weights)
+    return num_correct(*arguments) + LOG_LIKELIHOOD_SHARE * log_likelihood(*arguments)
 
 
-@dataclass(frozen=True)
-class TuningSettings(EvidenceSettings):
-    """On what, and by what measure, a client chooses.
+CRITERIA: Mapping[CriterionName, Criterion] = {
+    "accuracy": num_correct,
+    "log_loss": log_likelihood,
+    "both": num_correct_and_likelihood,
+}
 
-    Attributes
-    ----------
-    criterion
-        ``accuracy``: most examples right. ``log_loss``: the largest sum of
-        log p(y|x) of the mixture. ``both``: most examples right, and a hundredth of
-        that sum, which decides where few examples leave ties.
-    evidence
-        What is scored. ``validation``: the validation split, with the training split
-        as the store. ``leave_one_out``: every example of both, with all others as the
-        store. ``auto``: the former for a client that has training data and at least
-        ``min_validation`` validation examples, the latter for the others.
-    num_neighbors_grid
-        The values of k to choose from; none is to keep the one that is set.
-    kernel_scale_grid
-        The values of σ to choose from; none is to keep the one that is set.
-    prior
-        The λ that is expected, by the size of a client; none is to expect nothing.
-    prior_strength
-        How many scored examples the prior counts for, s; useful from 1 to 100.
+
+def score(
+    evidence: Evidence, grid: ParameterGrid, kernel: Kernel, criterion: Criterion
+) -> Tensor:
+    """Score each combination, float64 of shape (λ, k, σ), summed over the evidence.
+
+    Batches of queries bound the memory needed beyond the evidence.
     """
+    scores = torch.zeros(grid.shape, dtype=torch.float64)
+    weights = torch.tensor(grid.knn_weights, dtype=torch.float64)
+    queries, dim = evidence.queries, evidence.queries.embeddings.shape[1]
+    num_classes = queries.probabilities.shape[1]
+    num_neighbors = evidence.squared_distances.shape[1]
+    numbers_per_query = max(len(weights) * num_classes, num_neighbors)
+    batch_size = max(1, NUMBERS_AT_ONCE // numbers_per_query)
+    for start in range(0, len(evidence), batch_size):
+        rows = slice(start, start + batch_size)
+        p_global, labels = queries.probabilities[rows], queries.labels[rows]
+        neighbor_labels = evidence.neighbor_labels[rows]
+        for scale_at, scale in enumerate(grid.kernel_scales):
+            log_weights = kernel(evidence.squared_distances[rows], scale, dim)
+            for count_at, count in enumerate(grid.num_neighbors):
+                p_knn = neighbor_vote(
+                    log_weights[:, :count], neighbor_labels[:, :count], num_classes
+                )
+                scores[:, count_at, scale_at] += criterion(
+                    p_knn, p_global, labels, weights
+                )
+    return scores
 
-    num_neighbors_grid: tuple[PositiveInt, ...] = ()
-    kernel_scale_grid: tuple[PositiveFloat, ...] = ()
-    prior: tuple[PriorPoint, ...] = ()
-    prior_strength: NonNegativeFloat = 30.0
+
+# The choice
 
 
 @dataclass(frozen=True)
@@ -260,7 +302,7 @@ class Prior:
     """A normal distribution of λ around λ_0, with variance 1 / (2 s)."""
 
     knn_weight: float  # λ_0
-    strength: float  # s: how many scored examples it counts for
+    strength: float  # s, the number of scored examples that it counts for
 
 
 NO_PRIOR = Prior(0.0, 0.0)
@@ -269,7 +311,10 @@ NO_PRIOR = Prior(0.0, 0.0)
 def prior_of_size(
     points: Sequence[PriorPoint], strength: float, num_examples: int
 ) -> Prior:
-    """Return what to expect of a client with ``num_examples`` stored."""
+    """Interpolate the prior of a client with ``num_examples`` stored examples.
+
+    λ_0 is linear in the logarithm of the size, constant beyond the outer points.
+    """
     if not points:
         return NO_PRIOR
     ordered = sorted(points, key=lambda point: point.num_examples)
@@ -282,8 +327,12 @@ def prior_of_size(
 def weights_by_size(
     sizes: Sequence[int], knn_weights: Sequence[float], num_points: int = 5
 ) -> tuple[PriorPoint, ...]:
-    """Return the λ that clients chose as a function of their size, never falling."""
-    # It takes a quarter of a second to import, for which few need wait.
+    """Fit a prior: the mean λ that clients chose by their size, non-decreasing.
+
+    Clients are divided into ``num_points`` groups of about equal numbers by size, and
+    the groups' means are made non-decreasing by isotonic regression.
+    """
+    # Imported here: the import takes a quarter of a second, and few callers need it.
     from scipy.optimize import isotonic_regression
 
     if len(sizes) != len(knn_weights):
@@ -293,17 +342,17 @@ def weights_by_size(
         )
     if num_points < 1:
         raise ValueError(f"expected at least one point, found {num_points}")
-    known = np.array(sizes) > 0
-    if not known.any():
+    has_examples = np.array(sizes) > 0
+    if not has_examples.any():
         raise ValueError("expected at least one client with examples, found none")
-    stored = np.array(sizes)[known]
-    weights = np.array(knn_weights, np.float64)[known]
-    # The part of each client, from 0 on and without gaps.
+    stored = np.array(sizes)[has_examples]
+    weights = np.array(knn_weights, np.float64)[has_examples]
+    # The group of each client, numbered from 0 without gaps.
     ranks = np.searchsorted(np.sort(stored), stored)
-    part = np.unique(ranks * num_points // len(stored), return_inverse=True)[1]
-    counts = np.bincount(part)
-    log_sizes = np.bincount(part, np.log(stored)) / counts
-    means = np.bincount(part, weights) / counts
+    group = np.unique(ranks * num_points // len(stored), return_inverse=True)[1]
+    counts = np.bincount(group)
+    log_sizes = np.bincount(group, np.log(stored)) / counts
+    means = np.bincount(group, weights) / counts
     rising = isotonic_regression(means, weights=counts).x
     return tuple(
         PriorPoint(round(math.exp(log_size)), float(weight))
@@ -311,114 +360,41 @@ def weights_by_size(
     )
 
 
-NUMBERS_AT_ONCE = 1 << 20
-"""The most probabilities, of all λ together, that are in memory at a time."""
-SMALLEST_PROBABILITY = 1e-12
-"""What a smaller probability of the true label counts as, as in the results."""
-LOG_LIKELIHOOD_SHARE = 0.01
-"""What log p(y|x) counts for beside being right."""
-Criterion = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""``(knn (m, c), global (m, c), labels (m,), λ (l,)) -> scores (l,)``: sums over the m
-examples, in which more is better."""
-
-
-def num_correct(
-    knn: Tensor, of_global: Tensor, labels: Tensor, knn_weights: Tensor
-) -> Tensor:
-    """Return how many labels have the largest probability, float64 of shape (l,)."""
-    # In float32, as `interpolate` mixes: what wins here by a hair is what is served.
-    share = knn_weights[:, None, None]
-    mixed = share.float() * knn
-    mixed += (1 - share).float() * of_global
-    return (mixed.argmax(dim=2) == labels).sum(dim=1).double()
-
-
-def log_likelihood(
-    knn: Tensor, of_global: Tensor, labels: Tensor, knn_weights: Tensor
-) -> Tensor:
-    """Return Σ log p(y|x) of the mixtures, float64 of shape (l,)."""
-    of_label = [
-        one.gather(1, labels[:, None])[:, 0].double() for one in (knn, of_global)
-    ]
-    share = knn_weights[:, None]
-    mixed = share * of_label[0] + (1 - share) * of_label[1]
-    return mixed.clamp_min(SMALLEST_PROBABILITY).log().sum(dim=1)
-
-
-def num_correct_and_likelihood(*asked: Tensor) -> Tensor:
-    """Return `num_correct` and a hundredth of `log_likelihood`, float64 of shape (l,).
-
-    Of two that are right equally often the one that is surer of it scores more. An
-    example that is right outweighs three that are wrong beyond any doubt.
-    """
-    return num_correct(*asked) + LOG_LIKELIHOOD_SHARE * log_likelihood(*asked)
-
-
-CRITERIA: Mapping[CriterionName, Criterion] = {
-    "accuracy": num_correct,
-    "log_loss": log_likelihood,
-    "both": num_correct_and_likelihood,
-}
-
-
-def score(
-    evidence: Evidence, candidates: Candidates, kernel: Kernel, criterion: Criterion
-) -> Tensor:
-    """Return what each combination scores, summed over the evidence.
-
-    The k nearest are the first k of the neighbours that were found, so that all k, σ
-    and λ are scored from one search. Memory beyond the evidence is bounded.
-    """
-    scores = torch.zeros(candidates.shape, dtype=torch.float64)
-    weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
-    queries, dim = evidence.queries, evidence.queries.embeddings.shape[1]
-    num_classes = queries.probabilities.shape[1]
-    num_found = evidence.squared_distances.shape[1]
-    at_once = max(1, NUMBERS_AT_ONCE // max(len(weights) * num_classes, num_found))
-    for start in range(0, len(evidence), at_once):
-        rows = slice(start, start + at_once)
-        seen = queries.probabilities[rows], queries.labels[rows], weights
-        nearest = evidence.neighbor_labels[rows]
-        for which, scale in enumerate(candidates.kernel_scales):
-            log_weights = kernel(evidence.squared_distances[rows], scale, dim)
-            for place, count in enumerate(candidates.num_neighbors):
-                votes = neighbor_vote(
-                    log_weights[:, :count], nearest[:, :count], num_classes
-                )
-                scores[:, place, which] += criterion(votes, *seen)
-    return scores
-
-
-def choose(
+def best_parameters(
     evidence: Evidence,
-    candidates: Candidates,
+    grid: ParameterGrid,
     kernel: Kernel,
     criterion: Criterion,
     prior: Prior = NO_PRIOR,
     class_prior: ClassPrior | None = None,
-) -> TunedParameters:
-    """Return the combination with the largest Σ_i score_i - s (λ - λ_0)²."""
+) -> KnnParameters:
+    """Return the combination with the largest Σ_i score_i - s (λ - λ_0)².
+
+    With a class prior each combination is scored with it and without it; of equal
+    scores the one with it wins.
+    """
     variants = [evidence]
     if class_prior is not None:
         variants.insert(0, evidence.adapted(class_prior.sharpness))
+    # Shape (variants, λ, k, σ).
     scores = torch.stack(
-        [score(one, candidates, kernel, criterion) for one in variants]
+        [score(variant, grid, kernel, criterion) for variant in variants]
     )
-    weights = torch.tensor(candidates.knn_weights, dtype=torch.float64)
+    weights = torch.tensor(grid.knn_weights, dtype=torch.float64)
     penalty = prior.strength * (weights - prior.knn_weight).square()
-    # argmax returns the first of several largest.
     total = scores - penalty[:, None, None]
-    if candidates.knn_weights[0] == 0:
-        # Nothing that scores less than the global model as it is.
+    if grid.knn_weights[0] == 0:
+        # Exclude every combination that scores less than the unadapted global model.
         global_score = scores[-1, 0, 0, 0]
         total = total.where(scores >= global_score, -torch.inf)
-    # torch's own imports sympy, a third of a second in each new process.
-    place = np.unravel_index(int(total.argmax()), total.shape)
-    variant, weight, count, scale = map(int, place)
-    return TunedParameters(
-        candidates.knn_weights[weight],
-        candidates.num_neighbors[count],
-        candidates.kernel_scales[scale],
+    # argmax returns the first of equal maxima. torch.unravel_index would import sympy,
+    # a third of a second in each new process.
+    position = np.unravel_index(int(total.argmax()), total.shape)
+    variant, weight, count, scale = map(int, position)
+    return KnnParameters(
+        grid.knn_weights[weight],
+        grid.num_neighbors[count],
+        grid.kernel_scales[scale],
         class_prior if variant < len(variants) - 1 else None,
     )
 
@@ -426,7 +402,10 @@ def choose(
 def choose_class_prior(
     evidence: Evidence, settings: ClassPriorSettings
 ) -> ClassPrior | None:
-    """Return how the global model would be adapted; None if there is no strength."""
+    """Choose β by the posterior of the global model alone; None if switched off.
+
+    log β has a standard normal prior.
+    """
     if not settings.strengths:
         return None
     mildest_first = sorted(settings.sharpness, key=lambda value: abs(math.log(value)))
@@ -435,12 +414,28 @@ def choose_class_prior(
     queries = evidence.queries
 
     def log_posterior(sharpness: float) -> float:
-        seen = queries.adapted(sharpness).probabilities
-        zero = torch.zeros(1, dtype=torch.float64)  # λ: the global model alone
-        likelihood = log_likelihood(seen, seen, queries.labels, zero)
+        adapted = queries.adapted(sharpness).probabilities
+        global_only = torch.zeros(1, dtype=torch.float64)  # λ = 0
+        likelihood = log_likelihood(adapted, adapted, queries.labels, global_only)
         return float(likelihood) - math.log(sharpness) ** 2 / 2
 
     return ClassPrior(settings, max(mildest_first, key=log_posterior))
+
+
+def choose_parameters(
+    evidence: Evidence, num_stored: int, settings: KnnSettings
+) -> KnnParameters:
+    """Choose λ, k, σ and the class prior of a client with ``num_stored`` examples."""
+    tuning = settings.tuning
+    has_evidence = len(evidence) > 0
+    return best_parameters(
+        evidence,
+        settings.grid() if has_evidence else settings.grid_without_evidence(),
+        KERNELS[settings.kernel],
+        CRITERIA[tuning.criterion],
+        prior_of_size(tuning.prior, tuning.prior_strength, num_stored),
+        choose_class_prior(evidence, settings.class_prior),
+    )
 
 
 def choose_knn_weight(
@@ -450,11 +445,86 @@ def choose_knn_weight(
     knn_weights: Sequence[float],
     criterion: CriterionName = "accuracy",
 ) -> float:
-    """Return the λ that scores best on held-out examples; of equals the smallest."""
-    weights = weights_to_choose_from(knn_weights)
-    tried = torch.tensor(weights, dtype=torch.float64)
+    """Return the λ with the best score on held-out examples; the smallest of equals."""
+    grid = knn_weight_grid(knn_weights)
+    weights = torch.tensor(grid, dtype=torch.float64)
     scores = CRITERIA[criterion](
-        local_probabilities, global_probabilities, labels, tried
+        local_probabilities, global_probabilities, labels, weights
     )
-    # argmax returns the first of several largest.
-    return weights[int(scores.argmax())]
+    # argmax returns the first of equal maxima.
+    return grid[int(scores.argmax())]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The hyper-parameters that a client chose, and the evidence for them."""
+
+    choice: KnnParameters  # λ, k, σ and the class prior
+    kind: EvidenceKind
+    evidence: Evidence  # the scored examples; empty if nothing could be scored
+
+    def predictor(
+        self, embed: Apply, head: Apply, store: StoreReader, settings: KnnSettings
+    ) -> KnnPredictor:
+        """Build the predictor of the global model's φ and head, and a store."""
+        return build_predictor(
+            embed,
+            head,
+            store,
+            settings.kernel,
+            self.choice,
+            tuning=self._report(settings),
+        )
+
+    def _report(self, settings: KnnSettings) -> Mapping[str, float]:
+        """Return the number of scored examples, and the choices beside λ."""
+        num_scored, choice = float(len(self.evidence)), self.choice
+        report = {
+            "num_held_out": num_scored if self.kind == "validation" else 0.0,
+            "num_left_out": num_scored if self.kind == "leave_one_out" else 0.0,
+        }
+        if settings.tuning.num_neighbors_grid:
+            report["num_neighbors"] = float(choice.num_neighbors)
+        if settings.tuning.kernel_scale_grid:
+            report["kernel_scale"] = choice.kernel_scale
+        if settings.class_prior.strengths:
+            report["class_prior"] = float(choice.class_prior is not None)
+        if choice.class_prior is not None and len(settings.class_prior.sharpness) > 1:
+            report["sharpness"] = choice.class_prior.sharpness
+        return report
+
+
+def fill_and_tune(
+    store: Store,
+    train: NewExamples,
+    validation: NewExamples,
+    head: Apply,
+    settings: KnnSettings,
+    most_left_out: int | None = None,
+) -> Tuned:
+    """Fill an empty store with a client's data, and choose λ, k and σ.
+
+    Parameters
+    ----------
+    head
+        From representations (n, p) to the global model's probabilities (n, c).
+    most_left_out
+        The most examples to score by leave-one-out; None scores all.
+    """
+    kind = settings.evidence_of(len(train), len(validation))
+    most_neighbors = max(settings.grid().num_neighbors)
+    class_prior = settings.class_prior
+    evidence = no_evidence(store.num_classes)
+    store.add(train)
+    if kind == "validation":
+        # Before the split is stored, so that no example is its own neighbour.
+        evidence = validation_evidence(
+            store, validation, head, most_neighbors, class_prior
+        )
+    store.add(validation)
+    if kind == "leave_one_out":
+        positions = evenly_spread(len(store), most_left_out)
+        evidence = left_out_evidence(
+            store, positions, head, most_neighbors, class_prior
+        )
+    return Tuned(choose_parameters(evidence, len(store), settings), kind, evidence)

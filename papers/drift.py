@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from knnper.datastore.examples import NewExamples
-from knnper.datastore.memory import KnnSettings
+from knnper.datastore.memory import KnnSettings, knn_weight_grid
 from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import Store
-from knnper.datastore.tuning import choose_knn_weight, weights_to_choose_from
+from knnper.datastore.tuning import choose_knn_weight
 from knnper.errors import RunError
 from knnper.experiment import (
     NonNegativeInt,
@@ -226,7 +226,7 @@ def follow_client(
 
 def _chosen(fitted: Embedded, held_out: Embedded, knn: KnnSettings) -> float:
     if len(held_out) == 0:
-        return weights_to_choose_from(knn.knn_weights)[0]
+        return knn_weight_grid(knn.knn_weights)[0]
     local = classifier(fitted.store(), knn)(held_out.embeddings)
     return choose_knn_weight(
         local, held_out.probabilities, held_out.labels, knn.knn_weights

@@ -21,24 +21,17 @@ from torch import Tensor
 
 from knnper.data.examples import Examples, LabelledArrays
 from knnper.datastore.examples import NewExamples, StoreSpec
-from knnper.datastore.memory import Apply, KnnSettings, fill_and_tune
+from knnper.datastore.memory import KnnSettings, ParameterGrid, knn_weight_grid
 from knnper.datastore.policy import StoreSettings
 from knnper.datastore.prediction import (
     KERNELS,
+    Apply,
     KnnPredictor,
     NeighborClassifier,
     interpolate,
 )
 from knnper.datastore.store import UNNAMED, Store, empty_memory_store, memory_store
-from knnper.datastore.tuning import (
-    Candidates,
-    Queries,
-    candidates,
-    held_out,
-    num_correct,
-    score,
-    weights_to_choose_from,
-)
+from knnper.datastore.tuning import Queries, fill_and_tune, held_out, num_correct, score
 from knnper.errors import RunError
 from knnper.experiment import (
     NonNegativeInt,
@@ -312,7 +305,7 @@ def count_correct(predictor: KnnPredictor, client: NewClient) -> int:
 
 
 def count_correct_with_each(
-    client: NewClient, num_known: int, knn: KnnSettings, choices: Candidates
+    client: NewClient, num_known: int, knn: KnnSettings, choices: ParameterGrid
 ) -> Tensor:
     """Return how many test images are right with each λ, k and σ: a curve, no choice.
 
@@ -384,7 +377,7 @@ class Population:
     ) -> Tensor:
         """Return the accuracy with each λ, k and σ, float64 of shape (l, k, s)."""
         knn, correct = self.service.knn, torch.zeros((), dtype=torch.float64)
-        choices = candidates(
+        choices = ParameterGrid.of(
             self.settings.knn_weights if knn_weights is None else knn_weights,
             num_neighbors or (knn.num_neighbors,),
             kernel_scales or (knn.kernel_scale,),
@@ -437,7 +430,7 @@ def _curve_of_points(
 
 def _curves_by_weight(records: Records, settings: MemorySettings) -> Sequence[Curve]:
     """Return the curves of records ``{label: accuracy by λ}``."""
-    found, weights = _only(records), weights_to_choose_from(settings.knn_weights)
+    found, weights = _only(records), knn_weight_grid(settings.knn_weights)
     return [
         curve_over(label, weights, [record["lines"][label] for record in found])
         for label in found[0]["lines"]
@@ -467,7 +460,7 @@ def _by_size(population: Population) -> PartRecord:
 
 def _by_scale(population: Population) -> PartRecord:
     scales = sorted(set(population.settings.kernel_scales))
-    # Candidates have the largest scale first.
+    # ParameterGrid have the largest scale first.
     found = population.accuracies(kernel_scales=scales).flip(2)
     lines = {f"{one:g}": found[:, 0, at].tolist() for at, one in enumerate(scales)}
     return {"lines": lines}
@@ -531,7 +524,9 @@ Points = Sequence[PartRecord]
 def _best_weights(population: Population) -> PartRecord:
     """Return of each client and capacity the λ chosen, and what each λ gets right."""
     knn, points = population.service.knn, []
-    choices = candidates(knn.knn_weights, (knn.num_neighbors,), (knn.kernel_scale,))
+    choices = ParameterGrid.of(
+        knn.knn_weights, (knn.num_neighbors,), (knn.kernel_scale,)
+    )
     capacities = population.settings.capacities
     for client in population.clients:
         sizes = {size_at(len(client.known), one) for one in capacities}

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from knnper.datastore.memory import KnnSettings
+from knnper.datastore.memory import KnnSettings, knn_weight_grid
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
-from knnper.datastore.tuning import choose_knn_weight, weights_to_choose_from
+from knnper.datastore.tuning import choose_knn_weight
 from knnper.errors import RunError
 from knnper.experiment import NonNegativeInt, PositiveFraction, PositiveInt, Settings
 from knnper.seeding import RandomKey
@@ -123,7 +123,7 @@ def compress_client(
 
     def measured(fit: Fit) -> list[float]:
         validation, test = client.validation, client.test
-        weight, on_validation = weights_to_choose_from(knn.knn_weights)[0], 0
+        weight, on_validation = knn_weight_grid(knn.knn_weights)[0], 0
         if len(client.train) > 0 and len(validation) > 0:
             predict, _ = fit(client.train)
             local = predict(validation.embeddings)

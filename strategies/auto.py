@@ -30,16 +30,16 @@ from pydantic import Field, PlainValidator
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.datastore.memory import KnnSettings
-from knnper.datastore.prediction import ClassPriorSettings
-from knnper.datastore.tuning import (
-    CRITERIA,
+from knnper.datastore.class_prior import ClassPriorSettings
+from knnper.datastore.memory import (
     CriterionName,
     EvidenceName,
     EvidenceSettings,
+    KnnSettings,
     PriorPoint,
     TuningSettings,
 )
+from knnper.datastore.tuning import CRITERIA
 from knnper.errors import Problem
 from knnper.experiment import Choice, Experiment, Sections, Settings
 from knnper.seeding import RandomKey

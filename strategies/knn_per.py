@@ -13,11 +13,13 @@ from dataclasses import replace
 from typing import Any
 
 from knnper.data.examples import ClientData
+from knnper.datastore.class_prior import require_class_shares
 from knnper.datastore.examples import NewExamples, StoreSpec
-from knnper.datastore.memory import KnnSettings, fill_and_tune, store_settings_of
+from knnper.datastore.memory import KnnSettings, store_settings_of
 from knnper.datastore.policy import require_settings
-from knnper.datastore.prediction import KnnPredictor, require_class_shares
+from knnper.datastore.prediction import KnnPredictor
 from knnper.datastore.store import UNNAMED, Store, empty_memory_store
+from knnper.datastore.tuning import fill_and_tune
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method, Personalizer

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData
-from knnper.datastore.prediction import KnnPredictor
-from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
-from knnper.datastore.tuning import (
+from knnper.datastore.memory import (
     PAPER_KNN_WEIGHTS,
     CriterionName,
     KnnWeights,
-    choose_knn_weight,
-    weights_to_choose_from,
+    knn_weight_grid,
 )
+from knnper.datastore.prediction import KnnPredictor
+from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
+from knnper.datastore.tuning import choose_knn_weight
 from knnper.experiment import Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Personalizer
@@ -88,7 +88,7 @@ def compress(
         rng=rng.child("prototypes"),
     )
     embedded = _embedded(base, data)
-    knn_weight = weights_to_choose_from(settings.knn_weights)[0]
+    knn_weight = knn_weight_grid(settings.knn_weights)[0]
     if len(data.train) > 0 and len(data.validation) > 0:
         fixed = len(settings.knn_weights) == 1
         chooser = base if fixed else base.without_validation()

@@ -147,7 +147,7 @@ def _show(partition: "Partition", counts: Any, num_skipped: int, as_json: bool) 
     import numpy as np
     import torch
 
-    from knnper.datastore.prediction import label_information
+    from knnper.datastore.class_prior import label_information
     from knnper.simulation.partition.split import fingerprint
 
     sizes = counts.sum(axis=1)

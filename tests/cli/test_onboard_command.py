@@ -12,7 +12,7 @@ from knnper.cli.app import app
 from knnper.cli.site import describe_gain
 from knnper.client.state import Accuracy, Gain, Serving, TunedOn
 from knnper.data.digits import DigitsSettings
-from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
+from knnper.datastore.class_prior import ClassPrior, ClassPriorSettings
 from knnper.simulation.trained_model import find_model, trained_model
 
 

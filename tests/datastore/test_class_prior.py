@@ -9,23 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.datastore.prediction import (
+from knnper.datastore.class_prior import (
     ClassPrior,
     ClassPriorSettings,
-    adapted,
+    adapt_probabilities,
     class_ratios,
     label_information,
-    paper_kernel,
-    reweighted,
+    reweight_classes,
 )
+from knnper.datastore.memory import CriterionName, ParameterGrid
+from knnper.datastore.prediction import paper_kernel
 from knnper.datastore.tuning import (
     CRITERIA,
-    CriterionName,
     Evidence,
     Prior,
     Queries,
-    candidates,
-    choose,
+    best_parameters,
     choose_class_prior,
     num_correct,
     score,
@@ -62,7 +61,7 @@ def test_a_known_client() -> None:
     expected = torch.tensor([[4 / 3, 2 / 3]], dtype=torch.float64)
     torch.testing.assert_close(class_ratios(counts(3, 1), one), expected)
     # (0.4 4/3, 0.6 2/3) = (8, 6) / 15
-    found = adapted(HALVES, counts(3, 1), ClassPrior(one))
+    found = adapt_probabilities(HALVES, counts(3, 1), ClassPrior(one))
     torch.testing.assert_close(found, torch.tensor([[4 / 7, 3 / 7]]))
 
 
@@ -88,7 +87,7 @@ def test_rows_sum_to_one_whatever_the_classes_are_called(
     client: tuple[Tensor, Tensor, ClassPrior],
 ) -> None:
     probabilities, own, chosen = client
-    found = adapted(probabilities, own, chosen)
+    found = adapt_probabilities(probabilities, own, chosen)
     assert (found.shape, found.dtype) == (probabilities.shape, torch.float32)
     assert bool(torch.isfinite(found).all())
     assert bool((found >= 0).all())
@@ -99,19 +98,19 @@ def test_rows_sum_to_one_whatever_the_classes_are_called(
     shares = chosen.settings.class_shares
     moved = tuple(shares[one] for one in order.tolist()) if shares else ()
     other = replace(chosen, settings=replace(chosen.settings, class_shares=moved))
-    again = adapted(probabilities[:, order], own[:, order], other)
+    again = adapt_probabilities(probabilities[:, order], own[:, order], other)
     torch.testing.assert_close(again, found[:, order])
 
 
 def test_a_sharper_model_is_outvoted_less() -> None:
     # (0.4² 4/3, 0.6² 2/3) = (0.64, 0.72) / 3
-    found = reweighted(HALVES, torch.tensor([[4 / 3, 2 / 3]]), 2.0)
+    found = reweight_classes(HALVES, torch.tensor([[4 / 3, 2 / 3]]), 2.0)
     torch.testing.assert_close(found, torch.tensor([[0.64 / 1.36, 0.72 / 1.36]]))
 
 
 PRIOR = ClassPrior(ClassPriorSettings((1.0,)))
-ALONE = candidates([0.0], [1], [1.0])
-GRID = candidates([0.0, 0.3, 0.7, 1.0], [1], [1.0])
+ALONE = ParameterGrid.of([0.0], [1], [1.0])
+GRID = ParameterGrid.of([0.0, 0.3, 0.7, 1.0], [1], [1.0])
 
 
 def evidence_of(
@@ -140,22 +139,22 @@ def test_it_is_used_where_it_scores_no_worse(
 ) -> None:
     # Neighbours are always wrong, and the model is right of the first.
     found = evidence_of([[0.6, 0.4], [0.4, 0.6]], [0, 0], ratios, [1, 1])
-    chosen = choose(found, GRID, paper_kernel, num_correct, class_prior=PRIOR)
+    chosen = best_parameters(found, GRID, paper_kernel, num_correct, class_prior=PRIOR)
     assert (chosen.class_prior, chosen.knn_weight) == (expected, 0.0)
 
 
 def test_it_is_not_used_where_the_neighbours_do_better_without() -> None:
     # 0.3 of the neighbours corrects the model as it is, but not the adapted one.
     found = evidence_of([[0.45, 0.55], [0.3, 0.7]], [0, 1], [0.2, 3.0], [0, 1])
-    grid = candidates([0.0, 0.3], [1], [1.0])
-    chosen = choose(found, grid, paper_kernel, num_correct, class_prior=PRIOR)
+    grid = ParameterGrid.of([0.0, 0.3], [1], [1.0])
+    chosen = best_parameters(found, grid, paper_kernel, num_correct, class_prior=PRIOR)
     assert (chosen.class_prior, chosen.knn_weight) == (None, 0.3)
 
 
 def test_of_equally_many_right_ones_the_surer_counts() -> None:
     found = evidence_of([[0.6, 0.4], [0.6, 0.4]], [0, 0], [1.0, 1.0], [0, 0])
     chosen = [
-        choose(found, GRID, paper_kernel, CRITERIA[name]).knn_weight
+        best_parameters(found, GRID, paper_kernel, CRITERIA[name]).knn_weight
         for name in ("accuracy", "both")
     ]
     assert chosen == [0.0, 1.0]
@@ -213,9 +212,9 @@ def test_no_client_does_worse_on_its_evidence_than_with_the_global_model(
     )
     prior, rule = replace(PRIOR, sharpness=sharpness), CRITERIA[criterion]
     expects = Prior(expected, 20.0)
-    chosen = choose(found, GRID, paper_kernel, rule, expects, prior)
+    chosen = best_parameters(found, GRID, paper_kernel, rule, expects, prior)
     seen = found if chosen.class_prior is None else found.adapted(sharpness)
-    only = candidates([chosen.knn_weight], [1], [1.0])
+    only = ParameterGrid.of([chosen.knn_weight], [1], [1.0])
     served = score(seen, only, paper_kernel, rule)
     before = score(found, ALONE, paper_kernel, rule)
     assert float(served) >= float(before) - 1e-9

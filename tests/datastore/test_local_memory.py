@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from knnper.datastore.examples import StoreBusyError, StoreError, StoreMismatchError
 from knnper.datastore.local_memory import LocalMemory
-from knnper.datastore.tuning import PAPER_KNN_WEIGHTS
+from knnper.datastore.memory import PAPER_KNN_WEIGHTS
 from knnper.errors import ConfigError, DataError, OwnCodeError, RunError
 from tests.fresh_process import run_fresh
 

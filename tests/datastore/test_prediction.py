@@ -18,7 +18,7 @@ from knnper.datastore.prediction import (
     KERNELS,
     KernelName,
     KnnPredictor,
-    Names,
+    NameCache,
     NeighborClassifier,
     interpolate,
     neighbor_vote,
@@ -51,7 +51,7 @@ def test_the_ends_are_bit_identical() -> None:
         (KNN, GLOBAL, -0.1, r"a knn_weight in \[0, 1\], found"),
         (KNN, GLOBAL, 1.1, r"a knn_weight in \[0, 1\], found"),
         (KNN, GLOBAL, float("nan"), r"a knn_weight in \[0, 1\], found"),
-        (KNN, GLOBAL[:1], 0.5, r"shape \(2, 2\) and global ones of .*\(1, 2\)"),
+        (KNN, GLOBAL[:1], 0.5, r"shape \(2, 2\) and global .*\(1, 2\)"),
         (KNN[0], GLOBAL, 0.5, r"of shape \(n, c\), found shape \(2,\)"),
     ],
 )
@@ -366,7 +366,7 @@ class _Named:
 
 def test_names_are_asked_for_once_and_new_ones_alone() -> None:
     store: Any = _Named()
-    names = Names(store)
+    names = NameCache(store)
     assert names.of(np.array([[4, 3]])) == [["name-4", None]]
     assert names.of(np.array([[10], [1]])) == [["name-10"], [None]]
     store.ids = np.arange(1, 13)

@@ -7,21 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from knnper.datastore.prediction import interpolate, neighbor_vote, paper_kernel
+from knnper.datastore.memory import CriterionName, ParameterGrid, PriorPoint
+from knnper.datastore.prediction import (
+    KnnParameters,
+    interpolate,
+    neighbor_vote,
+    paper_kernel,
+)
 from knnper.datastore.store import memory_store
 from knnper.datastore.tuning import (
     CRITERIA,
     NO_PRIOR,
-    Candidates,
     Criterion,
-    CriterionName,
     Evidence,
     Prior,
-    PriorPoint,
     Queries,
-    TunedParameters,
-    candidates,
-    choose,
+    best_parameters,
     held_out,
     left_one_out,
     log_likelihood,
@@ -54,8 +55,8 @@ def chosen_weight(
     criterion: Criterion = num_correct,
     prior: Prior = NO_PRIOR,
 ) -> float:
-    grid = candidates(weights, [1], [1.0])
-    return choose(evidence, grid, paper_kernel, criterion, prior).knn_weight
+    grid = ParameterGrid.of(weights, [1], [1.0])
+    return best_parameters(evidence, grid, paper_kernel, criterion, prior).knn_weight
 
 
 @pytest.mark.parametrize(
@@ -101,10 +102,12 @@ def test_the_global_model_is_a_candidate_wherever_there_is_a_choice(
 
 
 def test_a_single_weight_is_fixed() -> None:
-    assert candidates([1.0, 1.0], [1], [1.0]) == Candidates((1.0,), (1,), (1.0,))
-    assert candidates([1.0], [1], [1.0]).shape == (1, 1, 1)
+    assert ParameterGrid.of([1.0, 1.0], [1], [1.0]) == ParameterGrid(
+        (1.0,), (1,), (1.0,)
+    )
+    assert ParameterGrid.of([1.0], [1], [1.0]).shape == (1, 1, 1)
     with pytest.raises(ValueError, match="expected at least one"):
-        candidates([0.0], [], [1.0])
+        ParameterGrid.of([0.0], [], [1.0])
     assert chosen_weight(one_neighbour([1, 1, 0]), (1.0,)) == 1.0
 
 
@@ -128,7 +131,7 @@ def evidences(draw: st.DrawFn) -> Evidence:
 
 
 def separate_score(
-    evidence: Evidence, choice: TunedParameters, criterion: CriterionName
+    evidence: Evidence, choice: KnnParameters, criterion: CriterionName
 ) -> float:
     """Score one combination as the predictor would mix, one query at a time."""
     total = 0.0
@@ -157,12 +160,12 @@ def test_the_joint_choice_equals_separate_evaluations(
 ) -> None:
     # Of equally good ones few neighbours and a large scale are chosen.
     combinations = [
-        TunedParameters(*one) for one in itertools.product(GRID, (1, 2, 5), (2.0, 0.3))
+        KnnParameters(*one) for one in itertools.product(GRID, (1, 2, 5), (2.0, 0.3))
     ]
     scores = [separate_score(evidence, one, criterion) for one in combinations]
     rule = CRITERIA[criterion]
-    grid = candidates(GRID, (5, 1, 2), (0.3, 2.0))
-    chosen = choose(evidence, grid, paper_kernel, rule)
+    grid = ParameterGrid.of(GRID, (5, 1, 2), (0.3, 2.0))
+    chosen = best_parameters(evidence, grid, paper_kernel, rule)
     # max returns the first of several largest, as the ties are meant to go.
     if criterion == "accuracy":
         assert chosen == combinations[scores.index(max(scores))]
@@ -181,8 +184,7 @@ def test_a_prior_without_strength_changes_nothing_and_a_strong_one_decides(
     )
     chosen = chosen_weight(evidence, GRID, rule, Prior(expected, 1e9))
     scores = [
-        separate_score(evidence, TunedParameters(one, 1, 1.0), criterion)
-        for one in GRID
+        separate_score(evidence, KnnParameters(one, 1, 1.0), criterion) for one in GRID
     ]
     scored = zip(GRID, scores, strict=True)
     allowed = [weight for weight, one in scored if one >= scores[0] - 1e-9]
@@ -196,7 +198,7 @@ def test_a_prior_counts_as_so_many_examples() -> None:
     evidence = one_neighbour([0, 0, 0])
     weights = (0.0, 0.1, 0.3, 0.5)
     assert [
-        separate_score(evidence, TunedParameters(one, 1, 1.0), "accuracy")
+        separate_score(evidence, KnnParameters(one, 1, 1.0), "accuracy")
         for one in weights
     ] == [0, 0, 1, 2]
     chosen = [
@@ -220,7 +222,7 @@ def test_without_evidence_the_prior_decides_or_the_global_model_stays(
 
 def test_large_evidence_is_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = one_neighbour([0, 1, 1])
-    grid = candidates(GRID, [1], [1.0, 2.0])
+    grid = ParameterGrid.of(GRID, [1], [1.0, 2.0])
     whole = score(evidence, grid, paper_kernel, num_correct)
     monkeypatch.setattr("knnper.datastore.tuning.NUMBERS_AT_ONCE", 1)
     assert torch.equal(score(evidence, grid, paper_kernel, num_correct), whole)

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.datastore.memory import KnnSettings
-from knnper.datastore.tuning import candidates
+from knnper.datastore.memory import KnnSettings, ParameterGrid
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
 from knnper.simulation.partition.split import Clients
@@ -150,7 +149,7 @@ def test_with_one_image_or_none_it_is_the_global_model() -> None:
     predictor, right = SERVICE.predictor(client, 0), client.test.num_correct()
     assert torch.equal(predictor(client.test.embeddings), client.test.probabilities)
     assert count_correct(predictor, client) == right
-    grid = candidates((0.0, 0.5, 1.0), (4,), (0.7,))
+    grid = ParameterGrid.of((0.0, 0.5, 1.0), (4,), (0.7,))
     counts = count_correct_with_each(client, 0, KNN, grid).flatten().tolist()
     assert counts == [right] * 3
     # Some image is left to be looked up.
@@ -168,12 +167,12 @@ def test_test_images_are_not_looked_at_to_choose() -> None:
 
 def test_a_curve_is_what_each_weight_serves() -> None:
     client = new_client(25, 60, 6)
-    grid = candidates((0.0, 0.3, 1.0), (4,), (0.7,))
+    grid = ParameterGrid.of((0.0, 0.3, 1.0), (4,), (0.7,))
     curve = count_correct_with_each(client, 25, KNN, grid)[:, 0, 0].tolist()
     assert curve == [right(client.known, client.test, one) for one in (0.0, 0.3, 1.0)]
     assert client.test.num_correct() == curve[0] != curve[2]
     # More neighbours than images are all of them.
-    few, grid = new_client(3, 50, 7), candidates((1.0,), (3, 4, 100), (0.7,))
+    few, grid = new_client(3, 50, 7), ParameterGrid.of((1.0,), (3, 4, 100), (0.7,))
     counts = count_correct_with_each(few, 3, KNN, grid).flatten().tolist()
     assert counts == [right(few.known, few.test, 1.0)] * 3
 

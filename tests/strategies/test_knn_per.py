@@ -10,28 +10,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Examples
+from knnper.datastore.class_prior import (
+    ClassPrior,
+    ClassPriorSettings,
+    adapt_probabilities,
+)
 from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.index import INDEX_KINDS, ProductSettings, ScalarSettings
 from knnper.datastore.memory import (
+    PAPER_KNN_WEIGHTS,
+    EvidenceName,
     KnnSettings,
+    PriorPoint,
+    TuningSettings,
+)
+from knnper.datastore.policy import StoreSettings
+from knnper.datastore.prediction import KernelName, KnnPredictor
+from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
+from knnper.datastore.tuning import (
     fill_and_tune,
     left_out_evidence,
     validation_evidence,
-)
-from knnper.datastore.policy import StoreSettings
-from knnper.datastore.prediction import (
-    ClassPrior,
-    ClassPriorSettings,
-    KernelName,
-    KnnPredictor,
-    adapted,
-)
-from knnper.datastore.store import UNNAMED, empty_memory_store, memory_store
-from knnper.datastore.tuning import (
-    PAPER_KNN_WEIGHTS,
-    EvidenceName,
-    PriorPoint,
-    TuningSettings,
 )
 from knnper.errors import ConfigError
 from knnper.seeding import RandomKey
@@ -398,7 +397,9 @@ def test_what_is_served_mixes_the_adapted_model() -> None:
     predictor = served(data, settings)
     both = data.train_and_validation()
     counts = torch.bincount(both.labels, minlength=NUM_CLASSES)[None]
-    alone = adapted(TASK.probabilities(weights, images), counts, ClassPrior(PRIOR))
+    alone = adapt_probabilities(
+        TASK.probabilities(weights, images), counts, ClassPrior(PRIOR)
+    )
     knn = predictor.explain(images).vote.probabilities
     assert knn is not None
     torch.testing.assert_close(predictor(images), 0.3 * knn + 0.7 * alone)

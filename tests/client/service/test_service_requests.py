@@ -27,8 +27,8 @@ from knnper.client.service.tokens import (
     revoke_token,
 )
 from knnper.data.characters import encode
+from knnper.datastore.class_prior import ClassPrior, ClassPriorSettings
 from knnper.datastore.policy import StoreSettings
-from knnper.datastore.prediction import ClassPrior, ClassPriorSettings
 from knnper.errors import RunError
 from tests.client.service.small_service import (
     CLASSES,

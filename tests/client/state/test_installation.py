@@ -23,10 +23,10 @@ from knnper.data.characters import CHARACTER_NAMES
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
 from knnper.datastore.examples import InputLayout, NewExamples, Selection, StoreSpec
-from knnper.datastore.memory import KnnSettings, Tuned, fill_and_tune
+from knnper.datastore.memory import KnnSettings, ParameterGrid, TuningSettings
 from knnper.datastore.prediction import KERNELS
 from knnper.datastore.store import Store, empty_memory_store, memory_store, open_store
-from knnper.datastore.tuning import CRITERIA, TuningSettings, candidates, score
+from knnper.datastore.tuning import CRITERIA, Tuned, fill_and_tune, score
 from knnper.seeding import RandomKey
 from knnper.strategies.core.exported_model import GlobalModel, ModelError
 from knnper.strategies.core.task import evaluate
@@ -456,7 +456,7 @@ def test_the_choice_is_not_judged_by_what_it_was_made_on() -> None:
 def in_sample_gain(tuned: Tuned, settings: KnnSettings) -> float:
     """What the choice gains on the very examples that it was made on."""
     choice = tuned.choice
-    tried = candidates(
+    tried = ParameterGrid.of(
         (0.0, choice.knn_weight), (choice.num_neighbors,), (choice.kernel_scale,)
     )
     kernel, criterion = KERNELS[settings.kernel], CRITERIA["accuracy"]

@@ -18,14 +18,13 @@ from knnper.client.state import (
 )
 from knnper.data.examples import Examples
 from knnper.data.site_data import NamedExamples, SiteData
-from knnper.datastore.examples import Selection, StoreMismatchError
-from knnper.datastore.prediction import (
+from knnper.datastore.class_prior import (
     ClassPrior,
     ClassPriorSettings,
-    KnnPredictor,
-    NeighborClassifier,
-    adapted,
+    adapt_probabilities,
 )
+from knnper.datastore.examples import Selection, StoreMismatchError
+from knnper.datastore.prediction import KnnPredictor, NeighborClassifier
 from knnper.datastore.store import open_store
 from knnper.strategies.core.exported_model import GlobalModel
 from tests.client.state.small_site import (
@@ -200,7 +199,7 @@ def test_what_is_added_and_deleted_counts_at_once(adapting: SiteState) -> None:
 
     assert before.adapted_probabilities is not None
     assert after.adapted_probabilities is not None
-    expected = adapted(after.global_probabilities, counts[None], PRIOR)
+    expected = adapt_probabilities(after.global_probabilities, counts[None], PRIOR)
     assert torch.equal(after.adapted_probabilities, expected)
     grown = after.adapted_probabilities[:, 3] > before.adapted_probabilities[:, 3]
     assert bool(grown.all())
