@@ -81,7 +81,7 @@ class Patience:
         self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
 
 
-_REACHED_BY = ("address", "port", "tls", "authority", "certificate")
+_REACHED_BY = ("server", "tls", "certificate")
 
 
 def require_server(server: str, ca: Path | None) -> None:
@@ -95,8 +95,8 @@ def require_server(server: str, ca: Path | None) -> None:
             raise Refusal(f"nothing answers at {server} ({error})") from error
         if found.verdict is Verdict.PROBLEM:
             # Of these, a server that is just starting may be the cause.
-            passes = check.subject in _REACHED_BY[:2] or found.expected == GATEWAY
-            raise Refusal(f"{found.found}; {found.mend}", lasting=not passes)
+            passes = check.subject == "server" or found.expected == GATEWAY
+            raise Refusal(f"{found.found}; {found.fix}", lasting=not passes)
 
 
 PATIENCE_S = 120.0

@@ -1,4 +1,4 @@
-"""Checks and findings that the doctors of server and site share."""
+"""Checks, findings and probes of the doctor, at a server and at a site."""
 
 import contextlib
 import functools
@@ -22,7 +22,7 @@ from knnper.transport.credentials import Address
 
 
 class Verdict(StrEnum):
-    """How it is, from best to worst."""
+    """Outcome of a check, from best to worst."""
 
     OK = "ok"
     SKIPPED = "skipped"
@@ -32,43 +32,46 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found."""
+    """The outcome of a check: what was found, what was expected, how to fix it."""
 
     verdict: Verdict
     found: str
     expected: str = ""
-    mend: str = ""
+    fix: str = ""
 
 
 def fine(found: str) -> Finding:
-    """Return that all is well."""
+    """Return the finding of a check that passed."""
     return Finding(Verdict.OK, found)
 
 
 def skipped(why: str) -> Finding:
-    """Return that it was not looked at."""
+    """Return the finding of a check that does not apply."""
     return Finding(Verdict.SKIPPED, why)
 
 
-def warning(found: str, mend: str, expected: str = "") -> Finding:
-    """Return that it works, and is not as it should be."""
-    return Finding(Verdict.WARNING, found, expected, mend)
+def warning(found: str, fix: str, expected: str = "") -> Finding:
+    """Return the finding of something that works and should be improved."""
+    return Finding(Verdict.WARNING, found, expected, fix)
 
 
-def problem(found: str, mend: str, expected: str = "") -> Finding:
-    """Return that it is wrong."""
-    return Finding(Verdict.PROBLEM, found, expected, mend)
+def problem(found: str, fix: str, expected: str = "") -> Finding:
+    """Return the finding of a check that failed."""
+    return Finding(Verdict.PROBLEM, found, expected, fix)
 
 
-def told(verdict: Verdict, sentence: str, expected: str = "") -> Finding:
-    """Return what is told as ``what is found; how to mend it``."""
-    found, _, mend = sentence.partition("; ")
-    return Finding(verdict, found, expected, mend)
+def from_message(verdict: Verdict, message: str, expected: str = "") -> Finding:
+    """Split a message of the form ``what was found; how to fix it``."""
+    found, _, fix = message.partition("; ")
+    return Finding(verdict, found, expected, fix)
 
 
 @dataclass(frozen=True)
 class Check:
-    """Something to look at."""
+    """A check of one subject.
+
+    ``needs`` names the subjects without which the check does not apply.
+    """
 
     subject: str
     look: Callable[[], Finding]
@@ -77,27 +80,30 @@ class Check:
 
 @dataclass(frozen=True)
 class Examined:
-    """A subject and what was found of it."""
+    """A subject and its finding."""
 
     subject: str
     finding: Finding
 
     def as_document(self) -> dict[str, str]:
-        """Return plain values."""
+        """Return the finding as plain values."""
         return {"subject": self.subject, **asdict(self.finding)}
 
 
 def examine(checks: Iterable[Check]) -> list[Examined]:
-    """Look at everything, in order, and leave out what makes no sense any more."""
+    """Run the checks in order; skip those that need one that failed."""
     examined: list[Examined] = []
     bad: set[str] = set()
     for check in checks:
         missing = ", ".join(need for need in check.needs if need in bad)
         try:
-            why = f"makes sense once this is well: {missing}"
-            finding = skipped(why) if missing else check.look()
+            finding = (
+                skipped(f"applies once this passes: {missing}")
+                if missing
+                else check.look()
+            )
         except (KnnPerError, OSError) as error:
-            finding = told(Verdict.PROBLEM, str(error))
+            finding = from_message(Verdict.PROBLEM, str(error))
         if finding.verdict in (Verdict.PROBLEM, Verdict.SKIPPED):
             bad.add(check.subject)
         examined.append(Examined(check.subject, finding))
@@ -105,7 +111,7 @@ def examine(checks: Iterable[Check]) -> list[Examined]:
 
 
 def is_well(examined: Iterable[Examined]) -> bool:
-    """Return whether nothing is wrong; warnings do not count."""
+    """Return whether no check failed; warnings do not count."""
     return all(one.finding.verdict is not Verdict.PROBLEM for one in examined)
 
 
@@ -115,20 +121,18 @@ _LITTLE_MB = 1000
 
 
 def folder_finding(folder: Path, setting: str) -> Finding:
-    """Return whether ``folder`` can be written, or made, and what room there is."""
+    """Check that ``folder`` can be written or made, and has room on its disk."""
     # The folder, or the one above it that is there.
     place = next(one for one in (folder, *folder.parents) if one.exists())
     if not place.is_dir():
-        mend = f"move it away, or set `{setting}` to another folder"
-        return problem(f"{place} is a file", mend, "a folder")
+        fix = f"move it away, or set `{setting}` to another folder"
+        return problem(f"{place} is a file", fix, "a folder")
     try:
         # It has no name, and is gone at once.
         tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
-        mend = (
-            f"let this user write there (chown), or set `{setting}` to another folder"
-        )
-        return problem(f"{place} cannot be written ({error.strerror})", mend)
+        fix = f"let this user write there (chown), or set `{setting}` to another folder"
+        return problem(f"{place} cannot be written ({error.strerror})", fix)
     free_mb = shutil.disk_usage(place).free // _MEGABYTE
     found = f"{folder} can be written, {free_mb:,} MB are free"
     advice = "make room on this disk, or move the folder to another one"

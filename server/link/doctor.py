@@ -32,10 +32,9 @@ from knnper.transport.diagnosis import (
     encrypted,
     fine,
     folder_finding,
+    from_message,
     get,
-    own_versions,
     problem,
-    told,
     told_versions,
     warning,
 )
@@ -44,18 +43,24 @@ from knnper.transport.sockets import listen
 _LOG = "the server's log says why; a key that was removed cannot come back"
 
 
-def _authorized(settings: ServerSettings) -> Finding:
+def _clients(settings: ServerSettings) -> Finding:
     folder = settings.authorized
     keys, problems = AuthorizedFolder(folder).keys()
     if problems:
-        mend, expected = (
+        return problem(
+            "; ".join(problems),
             f"remove or replace these files in {folder}",
-            "a key a file, once",
+            "one key per file, each key once",
         )
-        return problem("; ".join(problems), mend, expected)
     if not keys:
         found = f"no client may connect: {folder} holds no key"
         return warning(found, "knnper fed add-client, or register")
+    try:
+        read_roster(settings.roster_file)
+    except RunError as error:
+        return problem(
+            str(error), f"remove {settings.roster_file}; the server writes a new one"
+        )
     return fine(f"{len(keys)} in {folder}: {', '.join(keys)}")
 
 
@@ -68,15 +73,6 @@ def _registered(settings: ServerSettings) -> Finding:
         return problem(f"not registered: {', '.join(left_out)}", _LOG)
     online = [one.name for one in clients if one.status == "online"]
     return fine(f"{len(clients)} registered, online: {', '.join(online) or 'none'}")
-
-
-def _roster(settings: ServerSettings) -> Finding:
-    try:
-        roster = read_roster(settings.roster_file)
-    except RunError as error:
-        mend = f"remove {settings.roster_file}; the server writes it anew"
-        return problem(str(error), mend)
-    return fine(f"{len(roster)} clients in {settings.roster_file}")
 
 
 _CORRECT = "correct `tls`, or make the files with: knnper fed init, or renew"
@@ -94,10 +90,10 @@ def _certificate(files: TlsFiles) -> Finding:
     for signed, signer in pairwise([*chain, authority]):
         wrong = wrong or authority_problem(signed, signer)
     if wrong is not None:
-        return told(Verdict.PROBLEM, wrong)
+        return from_message(Verdict.PROBLEM, wrong)
     soon = expires_soon(chain[0], datetime.now(UTC))
     if soon is not None:
-        return told(Verdict.WARNING, soon)
+        return from_message(Verdict.WARNING, soon)
     names, until = ", ".join(hosts_of(chain[0])), chain[0].not_valid_after_utc
     return fine(f"for {names}, valid until {until:%Y-%m-%d}; clients use one of these")
 
@@ -114,7 +110,7 @@ def _key(files: TlsFiles) -> Finding:
     except OSError as error:
         return problem(f"{files.key} cannot be read ({error.strerror})", _CORRECT)
     if exposed is not None:
-        return told(Verdict.WARNING, exposed, "mode 0600")
+        return from_message(Verdict.WARNING, exposed, "mode 0600")
     return fine(f"{files.key} belongs to the certificate")
 
 
@@ -172,11 +168,9 @@ def server_checks(settings: ServerSettings) -> list[Check]:
     """Return the checks of a server, in the order in which they make sense."""
     listen, control = settings.listen_address, settings.control_address
     tls, runs = settings.tls, is_running(settings.state)
-    versions = ", ".join(map(" ".join, own_versions().items()))
     checks = [
         Check("folder", lambda: folder_finding(settings.state, "state")),
         Check("runs", lambda: folder_finding(settings.runs_folder, "runs")),
-        Check("version", lambda: fine(f"{versions}; the clients need the same")),
     ]
     if tls is None:
         found = "`insecure: true`: nothing is encrypted, whoever comes is a client"
@@ -191,8 +185,7 @@ def server_checks(settings: ServerSettings) -> list[Check]:
         Check("control port", lambda: _port(settings, control, "control")),
     ]
     if tls is not None:
-        checks.append(Check("authorized", lambda: _authorized(settings)))
-        checks.append(Check("roster", lambda: _roster(settings)))
+        checks.append(Check("clients", lambda: _clients(settings)))
         if runs:
             needs = ("control port",)
             checks.append(Check("registered", lambda: _registered(settings), needs))

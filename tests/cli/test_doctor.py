@@ -77,11 +77,11 @@ def test_problems_come_last_with_what_to_do(place: FederationFolder) -> None:
     result = run(client_of(place, server=f"127.0.0.1:{free_port()}"))
     assert result.exit_code == 1
     *_, mark, mend, summary = (line for line in result.stdout.splitlines() if line)
-    assert mark.startswith("  ✗ port           nothing listens at 127.0.0.1:")
+    assert mark.startswith("  ✗ server         nothing listens at 127.0.0.1:")
     assert mend.startswith("                   fix: start the server there")
     assert summary.startswith("The server cannot be reached: nothing listens at 127.")
-    assert summary.endswith(". 1 problem: port.")
-    assert "  - tls            makes sense once this is well: port" in result.stdout
+    assert summary.endswith(". 1 problem: server.")
+    assert "  - tls            applies once this passes: server" in result.stdout
 
 
 def test_a_client_that_is_not_let_in(place: FederationFolder) -> None:

@@ -143,4 +143,4 @@ def told(finding: Finding, verdict: Verdict, found: str = "", mend: str = "") ->
     """Require a verdict, what is found and how it is mended."""
     assert finding.verdict is verdict, finding
     assert found in finding.found
-    assert mend in finding.mend
+    assert mend in finding.fix

@@ -200,7 +200,7 @@ def test_the_doctor_says_that_the_data_has_changed(site: Site) -> None:
     found = memory()
     assert found.verdict is Verdict.WARNING
     assert found.found.endswith("the data has changed since: 1 changed")
-    assert found.mend == f"knnper site refresh {site.settings.file}"
+    assert found.fix == f"knnper site refresh {site.settings.file}"
 
 
 def test_a_changed_example_is_replaced(site: Site) -> None:

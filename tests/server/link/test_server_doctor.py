@@ -54,7 +54,7 @@ def test_a_server_before_its_first_start(place: FederationFolder) -> None:
     }
     assert set(wrong) == {"server"}
     assert wrong["server"].verdict is Verdict.PROBLEM
-    assert found["authorized"].found.endswith("site-a")
+    assert found["clients"].found.endswith("site-a")
     assert "is free" in found["gateway port"].found
 
 
@@ -64,7 +64,7 @@ def test_missing_files(place: FederationFolder) -> None:
     found = looked_at(place)
     for subject in ("certificate", "key"):
         assert found[subject].verdict is Verdict.PROBLEM
-        assert "knnper fed init" in found[subject].mend
+        assert "knnper fed init" in found[subject].fix
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_validity(
     certificate = looked_at(place)["certificate"]
     assert certificate.verdict is verdict
     assert words in certificate.found
-    assert "knnper fed renew" in certificate.mend
+    assert "knnper fed renew" in certificate.fix
 
 
 def test_files_that_do_not_belong_together(place: FederationFolder) -> None:
@@ -93,14 +93,14 @@ def test_files_that_do_not_belong_together(place: FederationFolder) -> None:
     found = looked_at(place)
     assert "was not signed by CN=another CA" in found["certificate"].found
     assert found["key"].verdict is Verdict.PROBLEM
-    assert "they come as a pair" in found["key"].mend
+    assert "they come as a pair" in found["key"].fix
 
 
 def test_a_key_that_others_can_read(place: FederationFolder) -> None:
     (place.server / "server.key").chmod(0o644)
     key = looked_at(place)["key"]
     assert key.verdict is Verdict.WARNING
-    assert key.mend.startswith("run: chmod 600")
+    assert key.fix.startswith("run: chmod 600")
 
 
 def test_ports_that_other_software_has(place: FederationFolder) -> None:
@@ -109,9 +109,9 @@ def test_ports_that_other_software_has(place: FederationFolder) -> None:
         found = looked_at(place, f"listen={taken}")
         assert found["gateway port"].verdict is Verdict.PROBLEM
         assert f"other software has {taken}" in found["gateway port"].found
-        assert "set `listen`" in found["gateway port"].mend
+        assert "set `listen`" in found["gateway port"].fix
         found = looked_at(place, f"control={taken}")
-        assert "set `control`" in found["control port"].mend
+        assert "set `control`" in found["control port"].fix
 
 
 def test_a_running_server(place: FederationFolder) -> None:
@@ -146,7 +146,7 @@ def test_a_server_that_does_not_answer(place: FederationFolder) -> None:
         with answering(sick, files) as listen:
             gateway = looked_at(place, f"listen={listen}")["gateway port"]
     assert "Flower's SuperLink does not answer (HTTP status 503)" in gateway.found
-    assert "superlink.log" in gateway.mend
+    assert "superlink.log" in gateway.fix
 
 
 def test_wrong_files_among_the_clients(place: FederationFolder) -> None:
@@ -156,9 +156,11 @@ def test_wrong_files_among_the_clients(place: FederationFolder) -> None:
     (place.server / "state").mkdir()
     (place.server / "state" / "roster.json").write_text("{}")
     found = looked_at(place)
-    assert "site-b" in found["authorized"].found
-    assert "site-c.pub does not hold" in found["authorized"].found
-    assert "is damaged" in found["roster"].found
+    assert "site-b" in found["clients"].found
+    assert "site-c.pub does not hold" in found["clients"].found
+    for name in ("site-b", "site-c"):
+        (place.authorized / f"{name}.pub").unlink()
+    assert "is damaged" in looked_at(place)["clients"].found
 
 
 def test_without_certificates(tmp_path: Path) -> None:

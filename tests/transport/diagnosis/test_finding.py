@@ -34,8 +34,8 @@ def test_what_makes_no_sense_is_not_looked_at() -> None:
     )
     port, tls, certificate, *rest = examine(checks)
     assert port.finding.verdict is Verdict.PROBLEM
-    assert tls.finding == skipped("makes sense once this is well: port")
-    assert certificate.finding == skipped("makes sense once this is well: tls")
+    assert tls.finding == skipped("applies once this passes: port")
+    assert certificate.finding == skipped("applies once this passes: tls")
     assert all(one.finding.verdict is Verdict.OK for one in rest)
 
 
@@ -62,7 +62,7 @@ def test_expected_errors_are_problems(error: Exception) -> None:
         "verdict": "problem",
         "found": "gone",
         "expected": "",
-        "mend": "bring it",
+        "fix": "bring it",
     }
 
 
@@ -85,7 +85,7 @@ def test_a_folder_is_neither_made_nor_written(
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     finding = folder_finding(tmp_path, "state")
     assert finding.found == f"{tmp_path} cannot be written (Permission denied)"
-    assert "chown" in finding.mend
+    assert "chown" in finding.fix
 
 
 @pytest.mark.parametrize(
