@@ -21,7 +21,8 @@ from knnper.client.settings import ClientDocument
 from knnper.experiment import RunSettings, Settings, TrainingSettings
 from knnper.server.settings import ServerSettings
 from knnper.setting_docs import SettingDoc, documented, setting_docs
-from knnper.simulation.batches.plan import ComparisonSettings, SweepSettings
+from knnper.simulation.batches.comparison import ComparisonSettings
+from knnper.simulation.batches.sweep import SweepSettings
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS
 from knnper.strategies.core.method import Method, Personalizer

@@ -1063,16 +1063,16 @@ SECTIONS = tuple(
     field.name for field in dataclasses.fields(Experiment) if field.compare
 )
 
-# By the kind of a file the keys that no other kind has; the first that fits is meant.
+# The keys of each kind of file; the first kind with one of its keys in the file counts.
 _KIND_KEYS: Mapping[str, Collection[str]] = {
     "comparison": ("rows", "extends"),
-    "sweep": ("vary", "random", "variants"),
+    "sweep": ("random", "variants", "grid"),
     "experiment": ("method", "partition"),
 }
 _COMMANDS = {"comparison": "compare", "sweep": "sweep", "experiment": "simulate"}
 # How to turn an experiment into a file of the expected kind.
 _FROM_AN_EXPERIMENT = {
-    "sweep": "name it in a sweep, experiment: FILE, with what to vary, as in vary: "
+    "sweep": "name it in a sweep, experiment: FILE, with what to vary, as in grid: "
     "{training.learning_rate: [0.01, 0.1]}",
     "comparison": "put its data, partition, model and training into the section base "
     "of a comparison and each method into rows; knnper init FOLDER --compare makes one "
@@ -1087,14 +1087,15 @@ def require_kind(document: object, expected: str, source: str) -> None:
     """
     if not isinstance(document, Mapping):
         return
-    kinds = [
+    kinds = (
         kind
         for kind, keys in _KIND_KEYS.items()
         if any(key in document for key in keys)
-    ]
-    if not kinds or expected in kinds:
+    )
+    kind = next(kinds, expected)
+    if kind == expected:
         return
-    kind, article = kinds[0], "an" if kinds[0] == "experiment" else "a"
+    article = "an" if kind == "experiment" else "a"
     message = (
         f"found {article} {kind}, which is no {expected}; run it with knnper "
         f"{_COMMANDS[kind]}"

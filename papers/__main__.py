@@ -18,7 +18,7 @@ from knnper.experiment import Experiment, parse_yaml, read_experiment
 from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import EXPERIMENT
-from knnper.simulation.batches.plan import read_comparison
+from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.reports.table import Shown

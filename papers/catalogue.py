@@ -18,7 +18,7 @@ from knnper.experiment import (
     read_yaml,
 )
 from knnper.process import with_fixed_threads
-from knnper.simulation.batches.plan import shared_sections
+from knnper.simulation.batches.documents import shared_sections
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.reports.table import Shown
 from knnper.simulation.trained_model import TrainedModel

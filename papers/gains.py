@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from knnper.errors import RunError
 from knnper.files import write_atomically
-from knnper.simulation.batches.plan import read_comparison
+from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.batches.runner import run_batch
 from knnper.simulation.label_counts import read_label_counts
 from knnper.simulation.reports.client_table import read_clients

@@ -20,7 +20,7 @@ from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.plan import Comparison
+from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.runner import run_batch
 from knnper.simulation.reports.client_table import (
     read_clients,

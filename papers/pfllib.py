@@ -24,7 +24,10 @@ from knnper.data.examples import Examples
 from knnper.errors import ConfigError, Problem, RunError
 from knnper.experiment import Experiment, TrainingSettings
 from knnper.process import with_fixed_threads
-from knnper.simulation.batches.plan import Comparison, read_comparison
+from knnper.simulation.batches.comparison import (
+    Comparison,
+    read_comparison,
+)
 from knnper.simulation.partition.split import fingerprint
 from knnper.simulation.reports.table import Shown, Table
 from knnper.simulation.workbench import Workbench, open_workbench

@@ -40,16 +40,18 @@ from knnper.files import JsonLines, write_atomically
 from knnper.process import known_precision, usable_cores, with_fixed_threads
 from knnper.server.observer import Observer, progress_observer
 from knnper.server.run_folder import EXPERIMENT, RunFolder, environment
+from knnper.simulation.batches.comparison import (
+    Comparison,
+    read_comparison,
+)
 from knnper.simulation.batches.folder import led
 from knnper.simulation.batches.outputs import write_batch
-from knnper.simulation.batches.plan import (
-    Comparison,
-    Sweep,
-    read_comparison,
-    read_sweep,
-)
 from knnper.simulation.batches.progress import Advance, Progress, TimeLeft
 from knnper.simulation.batches.runner import folder_of, num_steps, run_batch
+from knnper.simulation.batches.sweep import (
+    Sweep,
+    read_sweep,
+)
 from knnper.simulation.batches.tables import rows_of
 from knnper.simulation.catalogue import experiment_catalogue, require_central
 from knnper.simulation.engines import simulate
@@ -139,7 +141,7 @@ class File:
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Path], Plan]]] = {
     "figure": (("figure",), read_figure),
     "comparison": (("rows", "extends"), read_comparison),
-    "sweep": (("vary", "variants", "random"), read_sweep),
+    "sweep": (("grid", "variants", "random"), read_sweep),
     "experiment": (
         ("data",),
         lambda path: read_experiment(path, experiment_catalogue()),

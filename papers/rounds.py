@@ -28,8 +28,8 @@ from knnper.server.run_folder import (
     History,
     RunFolder,
 )
+from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import as_trained, training_identity
-from knnper.simulation.batches.plan import Comparison
 from knnper.simulation.reports.table import Shown, Table, csv_text
 from knnper.simulation.serial_engine import SerialFederation
 from knnper.simulation.workbench import (

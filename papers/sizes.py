@@ -16,7 +16,7 @@ from knnper.errors import RunError
 from knnper.files import write_atomically
 from knnper.seeding import RandomKey
 from knnper.server.observer import RoundRecord
-from knnper.simulation.batches.plan import Comparison
+from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.label_counts import PARTITION, read_label_counts
 from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.estimate import estimate

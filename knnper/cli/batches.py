@@ -23,7 +23,7 @@ from knnper.cli.terminal import (
 
 # Modules that load torch are imported inside functions, to keep `knnper --help` fast.
 if TYPE_CHECKING:
-    from knnper.simulation.batches.plan import Plan
+    from knnper.simulation.batches.runner import Plan
     from knnper.simulation.reports.report import Report
 
 ComparisonFile = Annotated[Path, file_argument("COMPARISON.yaml", "comparison")]
@@ -98,7 +98,7 @@ def compare(
 
     After an interruption, the same command resumes; finished runs are not repeated.
     """
-    from knnper.simulation.batches.plan import read_comparison
+    from knnper.simulation.batches.comparison import read_comparison
 
     _run(read_comparison(comparison, overrides or ()), output, workers, as_json)
 
@@ -115,7 +115,7 @@ def sweep(
 
     After an interruption, the same command resumes; finished runs are not repeated.
     """
-    from knnper.simulation.batches.plan import read_sweep
+    from knnper.simulation.batches.sweep import read_sweep
 
     _run(read_sweep(sweep, overrides or ()), output, workers, as_json, trained or ())
 

@@ -21,12 +21,12 @@ _PROSE_WIDTH = 80  # characters, without a terminal
 _LEAST_SUMMARY = 20
 _GAP = "  "
 
-# By a key that its file has: an experiment, a sweep or a comparison.
+# The command of a file by a key that it has; a comparison has a grid, too.
 _COMMAND_OF = {
     "data": "simulate",
-    "vary": "sweep",
     "rows": "compare",
     "extends": "compare",
+    "grid": "sweep",
 }
 Name = Annotated[
     str | None,

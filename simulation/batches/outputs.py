@@ -14,19 +14,18 @@ from pydantic_core import to_jsonable_python
 from knnper.errors import RunError
 from knnper.experiment import dump_yaml, parse_overrides
 from knnper.files import write_atomically
+from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import FAILED
 from knnper.simulation.batches.folder import TABLE
-from knnper.simulation.batches.plan import (
+from knnper.simulation.batches.runner import Outcome, Plan, failure_remark, folder_of
+from knnper.simulation.batches.sweep import (
     ALONE,
     VARIANT,
-    Comparison,
-    Plan,
     Sweep,
     SweepSettings,
     VariantSettings,
     variants_of,
 )
-from knnper.simulation.batches.runner import Outcome, failure_remark, folder_of
 from knnper.simulation.batches.tables import (
     PointRow,
     column_of,

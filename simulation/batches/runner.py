@@ -28,6 +28,7 @@ from knnper.metrics import gain
 from knnper.process import huge_pages_for_workers
 from knnper.server.results import figure_of
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import (
     Event,
     Family,
@@ -41,19 +42,18 @@ from knnper.simulation.batches.family import (
     why_failed,
 )
 from knnper.simulation.batches.folder import RUNS, Identity, batch_folder
-from knnper.simulation.batches.plan import (
-    Comparison,
-    Plan,
+from knnper.simulation.batches.points import (
     Point,
-    Sweep,
     tested,
     tuning_of,
 )
 from knnper.simulation.batches.progress import Advance, Told, Tracker
+from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.origin import INPUTS, inputs_of, require_inputs, split_of
 from knnper.simulation.workbench import open_workbench
 
+Plan = Comparison | Sweep
 # What a batch calls some of the settings that results depend on.
 _TYPED = {"run.seed": "seeds", "run.gpu": "run.gpus_per_client"}
 SECONDS_BETWEEN_LOOKS = 1.0

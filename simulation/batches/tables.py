@@ -16,18 +16,19 @@ from knnper.errors import RunError
 from knnper.metrics import ACCURACY, called
 from knnper.server.results import OVER_CLIENTS, figure_of
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.plan import (
+from knnper.simulation.batches.comparison import Comparison
+from knnper.simulation.batches.grid import PointValues
+from knnper.simulation.batches.points import (
     FIGURES,
     GLOBAL,
-    Comparison,
-    Plan,
-    PointsValues,
+    figures_of_metric,
+)
+from knnper.simulation.batches.runner import Outcome, Plan
+from knnper.simulation.batches.sweep import (
     Sweep,
     SweepSettings,
-    figures_of_metric,
     variants_of,
 )
-from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.origin import code_of
 from knnper.simulation.reports.accuracy_table import (
     VS_GLOBAL,
@@ -97,7 +98,7 @@ class PointRow:
 
     variant: str
     title: str
-    values: PointsValues
+    values: PointValues
     num_runs: int  # seeds that have figures
     num_failed: int
     # By column. In a comparison the fraction degraded is against the reference row.

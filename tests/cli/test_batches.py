@@ -129,7 +129,7 @@ def test_tables_and_a_plot_are_written(tmp_path: Path) -> None:
 
 
 def test_figures_of_all_clients_pool_the_groups(tmp_path: Path) -> None:
-    done = sweep(tmp_path, "--json", vary={}, seeds=[1])
+    done = sweep(tmp_path, "--json", grid={}, seeds=[1])
     (point,) = json.loads(done.stdout)
     found = {name: one["mean"] for name, one in point["estimates"].items()}
     sizes = {group: found[f"{group}.num_test_examples"] for group in ("seen", "unseen")}

@@ -14,7 +14,8 @@ import knnper
 from knnper.cli.app import app
 from knnper.errors import ConfigError
 from knnper.experiment import read_experiment
-from knnper.simulation.batches.plan import read_comparison, read_sweep
+from knnper.simulation.batches.comparison import read_comparison
+from knnper.simulation.batches.sweep import read_sweep
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.experiments import find_experiment, shipped_experiments
 from tests.conftest import ROOT
@@ -82,7 +83,7 @@ def test_a_file_of_another_kind_is_recognised(
     run("init", str(tmp_path / "a"))
     run("init", str(tmp_path / "b"), "--compare")
     (tmp_path / "sweep.yaml").write_text(
-        "name: s\nexperiment: a/experiment.yaml\nvary: {training.num_rounds: [1, 2]}\n"
+        "name: s\nexperiment: a/experiment.yaml\ngrid: {training.num_rounds: [1, 2]}\n"
     )
     files = {"experiment": "a/experiment.yaml", "comparison": "b/comparison.yaml"}
     path = tmp_path / files.get(kind, "sweep.yaml")
@@ -97,12 +98,12 @@ def test_a_file_of_another_kind_is_recognised(
 
 def test_what_a_file_refers_to_is_recognised(tmp_path: Path) -> None:
     run("init", str(tmp_path / "b"), "--compare")
-    vary = "name: s\nvary: {training.num_rounds: [1]}\n"
+    grid = "name: s\ngrid: {training.num_rounds: [1]}\n"
     path = tmp_path / "sweep.yaml"
-    path.write_text(f"{vary}experiment: b/comparison.yaml\n")
+    path.write_text(f"{grid}experiment: b/comparison.yaml\n")
     with pytest.raises(ConfigError, match="comparison, which is no experiment"):
         read_sweep(path)
-    path.write_text(vary)
+    path.write_text(grid)
     other = tmp_path / "other.yaml"
     other.write_text("name: s\nextends: sweep.yaml\n")
     with pytest.raises(ConfigError, match="sweep, which is no comparison"):

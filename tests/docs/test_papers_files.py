@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from knnper.experiment import Experiment, dump_yaml, parse_yaml, read_yaml
+from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import training_identity
-from knnper.simulation.batches.plan import Comparison, Sweep
+from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.experiments import find_experiment
 from knnper.simulation.partition.schemes import PartitionSettings
 from papers.catalogue import FigurePlan
@@ -54,7 +55,7 @@ def skeleton(plan: Plan) -> object:
     if isinstance(plan, Sweep):
         one = plan.settings
         axes = one.x, one.series, one.y, one.group
-        return axes, one.vary.keys(), one.variants.keys()
+        return axes, one.grid.keys(), one.variants.keys()
     if isinstance(plan, Comparison):
         keys = {name: row[0].values.keys() for name, row in plan.variants.items()}
         return plan.reference, keys

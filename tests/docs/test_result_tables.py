@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from docs import tables
-from knnper.simulation.batches.plan import Comparison, Sweep
+from knnper.simulation.batches.comparison import Comparison
+from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.reports.estimate import estimate
 from papers.reproduce import read_file
 

@@ -98,7 +98,7 @@ def sweep_over_run(folder: Path) -> Found:
     sweep = {
         "name": "golden",
         "experiment": str(run / "experiment.yaml"),
-        "vary": {"personalization.num_neighbors": [3, 10]},
+        "grid": {"personalization.num_neighbors": [3, 10]},
         "seeds": [5],
     }
     file = folder / "sweep.yaml"

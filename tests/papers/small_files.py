@@ -36,7 +36,7 @@ FIGURE: dict[str, Any] = {
 SWEEP: dict[str, Any] = {
     "name": "neighbors",
     "base": BASE,
-    "vary": {"personalization.num_neighbors": [1, 5]},
+    "grid": {"personalization.num_neighbors": [1, 5]},
     "seeds": [1, 2],
     "x": "personalization.num_neighbors",
 }

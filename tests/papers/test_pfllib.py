@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from knnper.errors import ConfigError, RunError
-from knnper.simulation.batches.plan import read_comparison
+from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.workbench import Workbench, open_workbench
 from papers.__main__ import app
 from papers.pfllib import arguments_of, report_in, run_pfllib, write_federation

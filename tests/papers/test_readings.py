@@ -11,7 +11,10 @@ from knnper.experiment import to_document
 from knnper.files import JsonLines
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.plan import Comparison, read_comparison
+from knnper.simulation.batches.comparison import (
+    Comparison,
+    read_comparison,
+)
 from knnper.simulation.interface import simulate
 from papers import rounds
 from papers.__main__ import app

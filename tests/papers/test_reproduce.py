@@ -212,10 +212,10 @@ def bars(made: Made) -> list[str]:
 
 def test_a_sweep_that_changed_shows_what_it_asks_for(tmp_path: Path) -> None:
     sweep = {**PLAIN_SWEEP, "seeds": [1]}
-    (first,) = make(tmp_path, {**sweep, "vary": {NEIGHBORS: [1, 5]}})
+    (first,) = make(tmp_path, {**sweep, "grid": {NEIGHBORS: [1, 5]}})
     both = ["kNN-Per, num_neighbors 1", "kNN-Per, num_neighbors 5"]
     assert bars(first) == ["FedAvg", *both]
-    (second,) = make(tmp_path, {**sweep, "vary": {NEIGHBORS: [5]}})
+    (second,) = make(tmp_path, {**sweep, "grid": {NEIGHBORS: [5]}})
     assert bars(second) == ["FedAvg", "kNN-Per"]
     page = (tmp_path / "out/neighbors/report.html").read_text()
     assert "num_neighbors 1" not in page
@@ -406,7 +406,7 @@ def test_all_problems_of_all_files_are_told_together(tmp_path: Path) -> None:
         f"{paths[1]}: options.deals: found 0",
         "none.yaml: there is no such file",
         "the keys name, varry, expected a key that tells its kind",
-        "sweep: vary or variants or random",
+        "sweep: grid or variants or random",
     ):
         assert expected in told
 

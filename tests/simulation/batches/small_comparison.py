@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from knnper.experiment import dump_yaml
-from knnper.simulation.batches.plan import Comparison, read_comparison
+from knnper.simulation.batches.comparison import (
+    Comparison,
+    read_comparison,
+)
 
 ROWS: dict[str, Any] = {
     "mean": {"method": {"name": "fedavg"}},

@@ -6,8 +6,11 @@ from typing import Any
 
 from knnper.experiment import dump_yaml
 from knnper.simulation.batches.family import Event, Family, make_runs
-from knnper.simulation.batches.plan import Sweep, read_sweep
 from knnper.simulation.batches.progress import Told
+from knnper.simulation.batches.sweep import (
+    Sweep,
+    read_sweep,
+)
 
 PARTITION = {
     "name": "dirichlet",
@@ -33,7 +36,7 @@ def document(**changes: Any) -> dict[str, Any]:
     return {
         "name": "small",
         "base": BASE,
-        "vary": {NEIGHBORS: [1, 5]},
+        "grid": {NEIGHBORS: [1, 5]},
         "seeds": [1, 2],
         **changes,
     }

@@ -19,9 +19,9 @@ from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import DataError, FolderTakenError, RunError
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import FAILED, Step
 from knnper.simulation.batches.outputs import write_batch
-from knnper.simulation.batches.plan import Comparison, Sweep
 from knnper.simulation.batches.progress import Progress
 from knnper.simulation.batches.runner import (
     Outcome,
@@ -31,6 +31,7 @@ from knnper.simulation.batches.runner import (
     num_steps,
     run_batch,
 )
+from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.batches.tables import (
     csv_of,
     rows_of,
@@ -58,7 +59,7 @@ def points(outcomes: Sequence[Outcome]) -> str:
 
 
 def several(tmp_path: Path) -> Sweep:
-    return read(tmp_path, vary={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
+    return read(tmp_path, grid={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
 
 
 def test_a_training_is_made_once(tmp_path: Path, made: Made) -> None:
@@ -82,7 +83,7 @@ def test_a_training_is_made_once(tmp_path: Path, made: Made) -> None:
 
 
 def test_another_split_is_another_training(tmp_path: Path) -> None:
-    sweep = read(tmp_path, vary={"partition.alpha": [0.1, 1.0], NEIGHBORS: [1, 5]})
+    sweep = read(tmp_path, grid={"partition.alpha": [0.1, 1.0], NEIGHBORS: [1, 5]})
     families = families_of(sweep.experiments, tmp_path, ["knnper"])
     assert [len(family.runs) for family in families] == [2, 2, 2, 2]
     assert num_steps(sweep) == 4 * (2 + 2)
@@ -123,7 +124,7 @@ def test_a_file_that_grows_trains_nothing_anew(tmp_path: Path, made: Made) -> No
     kept = sorted(path.parent for path in folder.glob("runs/*/checkpoints"))
     assert len(kept) == 2  # one run of each seed
     made.clear()
-    run_batch(read(tmp_path, vary={NEIGHBORS: [1, 5, 9]}), folder, 1, ignore)
+    run_batch(read(tmp_path, grid={NEIGHBORS: [1, 5, 9]}), folder, 1, ignore)
     assert rounds(made) == [2, 2]
     assert sorted(path.parent for path in folder.glob("runs/*/checkpoints")) == kept
 
@@ -141,7 +142,7 @@ def test_embeddings_are_computed_once(
     monkeypatch.setattr(Task, "_embed", counted)
     sweep = read(
         tmp_path,
-        vary={
+        grid={
             NEIGHBORS: [1, 5],
             "personalization.store": [{}, {"policy": "fifo", "capacity": 5}],
         },
@@ -162,7 +163,7 @@ def test_embeddings_are_computed_once(
 
 def test_models_of_all_clients_are_not_kept(tmp_path: Path) -> None:
     base = {**BASE, "method": {"name": "ditto", "prox_weights": [0.1]}}
-    sweep = read(tmp_path, base=base, vary={FRACTION: [0.5, 1.0]}, seeds=[1])
+    sweep = read(tmp_path, base=base, grid={FRACTION: [0.5, 1.0]}, seeds=[1])
     folder = tmp_path / "out"
     run_batch(sweep, folder, 1, ignore)
     for name in ("checkpoints", "clients"):
@@ -192,7 +193,7 @@ def test_what_a_sweep_writes_no_more_is_removed(tmp_path: Path) -> None:
     write(read(tmp_path, **tuned), folder)
     assert (folder / "chosen.yaml").is_file()
     with pytest.raises(RunError, match="no point of the variant"):
-        write(read(tmp_path, vary={"training.learning_rate": [1e30]}, **tuned), folder)
+        write(read(tmp_path, grid={"training.learning_rate": [1e30]}, **tuned), folder)
     assert not (folder / "chosen.yaml").exists()
     # A table of one's own is not written over.
     mine = tmp_path / "mine"

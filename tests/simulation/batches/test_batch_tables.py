@@ -17,9 +17,13 @@ from matplotlib.figure import Figure
 
 from knnper.errors import ConfigError, RunError
 from knnper.simulation.batches import tables
+from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.outputs import best_points, chosen_sweep, plot_of
-from knnper.simulation.batches.plan import Comparison, Sweep, read_sweep
 from knnper.simulation.batches.runner import Outcome
+from knnper.simulation.batches.sweep import (
+    Sweep,
+    read_sweep,
+)
 from knnper.simulation.batches.tables import (
     BYTES,
     SECONDS,
@@ -151,9 +155,9 @@ def test_curves_and_bars(tmp_path: Path) -> None:
 
 
 def test_series_are_curves_of_their_own(tmp_path: Path) -> None:
-    vary = {RATE: [0.1], NEIGHBORS: [1, 500]}
+    grid = {RATE: [0.1], NEIGHBORS: [1, 500]}
     series = ["variant", RATE]
-    sweep = read(tmp_path, x=NEIGHBORS, series=series, vary=vary, variants=TWO)
+    sweep = read(tmp_path, x=NEIGHBORS, series=series, grid=grid, variants=TWO)
     found = [
         right({RATE: 0.1, NEIGHBORS: place}, 0.5, variant)
         for variant in TWO
@@ -169,7 +173,7 @@ def test_series_are_curves_of_their_own(tmp_path: Path) -> None:
 def test_names_are_drawn_literally(tmp_path: Path) -> None:
     title = "cost $x_1 to $y\x07"
     variants = {"a": {"title": title}, "b": TWO["b"]}
-    sweep = read(tmp_path, variants=variants, vary={NEIGHBORS: [1]}, x="variant")
+    sweep = read(tmp_path, variants=variants, grid={NEIGHBORS: [1]}, x="variant")
     first, second = (right({NEIGHBORS: 1}, 0.4, name) for name in variants)
     svg = io.StringIO()
     with rc_context({"svg.fonttype": "none"}):
@@ -215,7 +219,7 @@ def test_the_chosen_file_tests_the_best(tmp_path: Path) -> None:
         tmp_path,
         "training.batch_size=8",
         evaluate_on="validation",
-        vary={"training.momentum": [0.0, 0.5]},
+        grid={"training.momentum": [0.0, 0.5]},
         variants={"a": {"method": {"name": "fedavg"}}, "b": {"set": {RATE: 0.5}}},
         set={"training.num_rounds": 3},
     )
@@ -239,7 +243,7 @@ def test_an_empty_personalization_stays_the_methods_own(tmp_path: Path) -> None:
         "five": {"personalization": {"num_neighbors": 5}},
         "bases": {"training": {"momentum": 0.5}},
     }
-    sweep = read(tmp_path, base=base, vary={}, variants=variants)
+    sweep = read(tmp_path, base=base, grid={}, variants=variants)
     found = again(sweep, {}, tmp_path)
     text = (tmp_path / "chosen.yaml").read_text()
     assert "model" not in text.partition("variants:")[2]
@@ -257,9 +261,9 @@ def test_variants_are_compared_with_one_of_them_seed_by_seed(
 ) -> None:
     variants: dict[str, Any] = {"own": {}, "five": {"title": "with five"}}
     variants["five"]["personalization"] = {"num_neighbors": 5}
-    vary = {"training.num_rounds": [1, 2]}
+    grid = {"training.num_rounds": [1, 2]}
     references = ["own", "five"]
-    sweep = read(tmp_path, variants=variants, reference=references, vary=vary)
+    sweep = read(tmp_path, variants=variants, reference=references, grid=grid)
     accuracies = {
         ("own", 1): (0.5, 0.7), ("own", 2): (0.1, 0.2),
         ("five", 1): (0.6, 0.9), ("five", 2): (0.0, 0.1),
@@ -290,9 +294,9 @@ def test_variants_are_compared_with_one_of_them_seed_by_seed(
     # The differences 0.1 and 0.2: t · 0.0707 / √2 = 0.635.
     assert [line[at] for line in table.rows[2:]] == ["+15.0 ± 63.5*", "-10.0 ± 0.0*"]
     with pytest.raises(ConfigError, match="found 'on', which is no variant"):
-        read(tmp_path, variants=variants, reference="on", vary=vary)
+        read(tmp_path, variants=variants, reference="on", grid=grid)
     with pytest.raises(ConfigError, match="expected each one once"):
-        read(tmp_path, variants=variants, reference=["own", "own"], vary=vary)
+        read(tmp_path, variants=variants, reference=["own", "own"], grid=grid)
 
 
 # The table of a comparison: means, deviations and who is degraded.

@@ -30,8 +30,8 @@ from knnper.server.run_folder import RunFolder
 from knnper.simulation import origin as inputs
 from knnper.simulation.batches.family import FAILED, Event, Family, is_done, why_failed
 from knnper.simulation.batches.folder import BATCH, Identity, batch_folder, led
-from knnper.simulation.batches.plan import Sweep
 from knnper.simulation.batches.runner import Outcome, families_of, run_batch
+from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.batches.tables import run_rows
 from knnper.simulation.engines import simulate
 from knnper.simulation.origin import (
@@ -66,8 +66,8 @@ FINGERPRINT = "knnper.simulation.origin.code_fingerprint"
 
 
 def family(folder: Path, neighbors: list[int], rate: float = 0.1) -> Family:
-    vary = {NEIGHBORS: neighbors}
-    sweep = read(folder, vary=vary, set={RATE: rate}, seeds=[1])
+    grid = {NEIGHBORS: neighbors}
+    sweep = read(folder, grid=grid, set={RATE: rate}, seeds=[1])
     (found,) = families_of(
         sweep.experiments, folder / "out", ["knnper"], keeps_training=True
     )
@@ -228,7 +228,7 @@ def sweep(tmp_path: Path) -> Sweep:
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run of FedAvg, which trains as kNN-Per does."""
     folder = tmp_path_factory.mktemp("earlier")
-    fedavg = {"set": {"method.name": "fedavg"}, "vary": {}}
+    fedavg = {"set": {"method.name": "fedavg"}, "grid": {}}
     return trained(read(folder, seeds=[1], **fedavg), folder)
 
 
@@ -361,8 +361,8 @@ def test_a_state_that_none_goes_on_from_is_refused(tmp_path: Path) -> None:
     """Dapper counts rounds in the state of the method that it is on top of."""
     plain: dict[str, Any] = {"method.name": "fedavg", "partition.proxy_fraction": 0.2}
     on_top = {**plain, "personalization": {"name": "dapper"}}
-    earlier = trained(read(tmp_path, seeds=[1], vary={}, set=plain), tmp_path)
-    dapper = read(tmp_path, seeds=[1], vary={}, set=on_top)
+    earlier = trained(read(tmp_path, seeds=[1], grid={}, set=plain), tmp_path)
+    dapper = read(tmp_path, seeds=[1], grid={}, set=on_top)
     message = "keeps another state than that of fedavg asked for, which adds to it"
     with pytest.raises(RunError, match=message):
         swept(dapper, tmp_path / "out", earlier)
@@ -371,7 +371,7 @@ def test_a_state_that_none_goes_on_from_is_refused(tmp_path: Path) -> None:
 def test_client_states_are_taken_over(tmp_path: Path, made: Made) -> None:
     method = {"name": "ditto", "prox_weights": [0.1]}
     settings = {"method": method, "run.checkpoint_every": 1}
-    ditto = read(tmp_path, seeds=[1], vary={}, set=settings)
+    ditto = read(tmp_path, seeds=[1], grid={}, set=settings)
     expected = figures(swept(ditto, tmp_path / "anew"))
     earlier = trained(ditto, tmp_path)
     made.clear()
@@ -469,7 +469,7 @@ def test_runs_of_other_weights_are_refused(tmp_path: Path) -> None:
     model = build_model(choice, spec, RandomKey(1))
     save_file(model.named(model.read()), file)
     base = {**BASE, "model": {**BASE["model"], "weights": str(file)}}
-    sweep = read(tmp_path, base=base, vary={}, seeds=[1])
+    sweep = read(tmp_path, base=base, grid={}, seeds=[1])
     run_batch(sweep, tmp_path / "out", 1, ignore)
     changed = {name: tensor + 1 for name, tensor in load_file(file).items()}
     save_file(changed, file)
@@ -480,7 +480,7 @@ def test_runs_of_other_weights_are_refused(tmp_path: Path) -> None:
 def test_runs_of_another_split_are_refused_although_they_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep = read(tmp_path, base=BASE, vary={NEIGHBORS: [1, 3]}, seeds=[1])
+    sweep = read(tmp_path, base=BASE, grid={NEIGHBORS: [1, 3]}, seeds=[1])
     first = run_batch(sweep, tmp_path / "out", 1, ignore)
     seeds: list[int] = []
 
@@ -594,8 +594,8 @@ def rows(path: Path, first: str) -> None:
 def on_table(folder: Path, *neighbors: int) -> Sweep:
     data = {"name": "table", "train": str(folder / "rows.csv"), "label": "kind"}
     base = {**BASE, "data": data, "model": {"name": "mlp"}}
-    vary = {NEIGHBORS: list(neighbors)}
-    return read(folder, base=base, vary=vary, seeds=[1])
+    grid = {NEIGHBORS: list(neighbors)}
+    return read(folder, base=base, grid=grid, seeds=[1])
 
 
 def test_runs_of_a_file_that_was_edited_are_refused(tmp_path: Path) -> None:

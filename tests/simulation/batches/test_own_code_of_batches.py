@@ -10,9 +10,10 @@ import pytest
 import knnper
 from knnper.errors import ConfigError
 from knnper.experiment import dump_yaml
+from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.batches.outputs import CHOSEN, write_batch
-from knnper.simulation.batches.plan import read_comparison, read_sweep
 from knnper.simulation.batches.runner import run_batch
+from knnper.simulation.batches.sweep import read_sweep
 from knnper.simulation.batches.tables import rows_of
 from tests.own.test_own_code import METHOD
 from tests.simulation.batches.small_sweep import ignore
@@ -94,7 +95,7 @@ def sweep_file(folder: Path, **changes: Any) -> Path:
     document = {
         "name": "own",
         "base": {**BASE, **METHOD_OF_MINE},
-        "vary": {"model.hidden": [2, 4]},
+        "grid": {"model.hidden": [2, 4]},
         "seeds": [1],
         "y": "hits_mean",
         **changes,
@@ -163,7 +164,7 @@ def test_code_is_beside_the_experiment_that_a_sweep_names(folder: Path) -> None:
         base=None,
         experiment="plain/experiment.yaml",
         variants={"mine": METHOD_OF_MINE},
-        vary={"training.num_rounds": [1]},
+        grid={"training.num_rounds": [1]},
         y="accuracy_mean",
     )
     (one,) = read_sweep(path).experiments

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from knnper.errors import ConfigError
 from knnper.experiment import Experiment, dump_yaml
-from knnper.simulation.batches.plan import (
+from knnper.simulation.batches.comparison import (
     Comparison,
-    Point,
-    RandomSettings,
-    RangeSettings,
-    drawn,
     read_comparison,
 )
+from knnper.simulation.batches.grid import (
+    RandomSettings,
+    RangeSettings,
+    draw_points,
+)
+from knnper.simulation.batches.points import Point
 from knnper.simulation.batches.runner import folder_of
 from tests.simulation.batches.small_comparison import plan
 from tests.simulation.batches.small_sweep import (
@@ -32,7 +34,7 @@ RATE = "training.learning_rate"
 
 
 def test_every_combination_is_a_point_the_last_key_fastest(tmp_path: Path) -> None:
-    sweep = read(tmp_path, vary={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
+    sweep = read(tmp_path, grid={FRACTION: [0.5, 1.0], NEIGHBORS: [1, 5]})
     assert [tuple(point.values.values()) for point in sweep.points] == [
         (0.5, 1),
         (0.5, 5),
@@ -80,7 +82,7 @@ def test_variants_replace_the_method_and_change_the_rest(tmp_path: Path) -> None
             "set": {"training.batch_size": 4, "personalization.kernel_scale": 2.0},
         },
     }
-    sweep = read(tmp_path, base=base, vary={}, variants=variants)
+    sweep = read(tmp_path, base=base, grid={}, variants=variants)
     memory, mean, both = (point.runs[1] for point in sweep.points)
     assert [point.title for point in sweep.points] == ["kNN-Per", "mean", "both"]
     assert memory.personalization.settings.num_neighbors == 3  # type: ignore[attr-defined]
@@ -100,17 +102,17 @@ KEYS: dict[str, Any] = {
 
 
 def test_random_points_are_the_same_again_and_the_first_of_more() -> None:
-    few = drawn(RandomSettings(3, KEYS, seed=7))
-    many = drawn(RandomSettings(6, KEYS, seed=7))
-    alone = drawn(RandomSettings(3, {RATE: KEYS[RATE]}, seed=7))
+    few = draw_points(RandomSettings(3, KEYS, seed=7))
+    many = draw_points(RandomSettings(6, KEYS, seed=7))
+    alone = draw_points(RandomSettings(3, {RATE: KEYS[RATE]}, seed=7))
     assert many[:3] == few
     assert [one[RATE] for one in few] == [one[RATE] for one in alone]
     assert len({one[RATE] for one in many}) == 6
-    assert drawn(RandomSettings(3, KEYS, seed=8)) != few
+    assert draw_points(RandomSettings(3, KEYS, seed=8)) != few
 
 
 def test_random_points_fill_their_ranges() -> None:
-    points = drawn(RandomSettings(400, KEYS))
+    points = draw_points(RandomSettings(400, KEYS))
     rates = [math.log10(one[RATE]) for one in points]
     # Uniform on [-3, 0]: mean -1.5, and a third in each order of magnitude.
     assert sum(rates) / 400 == pytest.approx(-1.5, abs=0.15)
@@ -125,7 +127,7 @@ def test_random_numbers_stay_in_range(low: float, factor: float, is_log: bool) -
     scale: Literal["log", "linear"] = "log" if is_log else "linear"
     values = RangeSettings(low, low * factor, scale)
     whole = RangeSettings(math.ceil(low), math.ceil(low) + math.ceil(factor), scale)
-    for point in drawn(RandomSettings(3, {RATE: values, NEIGHBORS: whole})):
+    for point in draw_points(RandomSettings(3, {RATE: values, NEIGHBORS: whole})):
         assert low <= point[RATE] <= low * factor
         assert isinstance(point[NEIGHBORS], int)
         assert whole.low <= point[NEIGHBORS] <= whole.high
@@ -133,11 +135,11 @@ def test_random_numbers_stay_in_range(low: float, factor: float, is_log: bool) -
 
 def test_a_key_inside_a_section_that_is_set_may_be_varied(tmp_path: Path) -> None:
     section = {"name": "iid", "num_clients": 4}
-    vary = {"partition.unseen_fraction": [0.0, 0.5]}
+    grid = {"partition.unseen_fraction": [0.0, 0.5]}
     override = "partition={name: iid, num_clients: 4}"
     for sweep in (
-        read(tmp_path, vary=vary, set={"partition": section}),
-        read(tmp_path, override, vary=vary),
+        read(tmp_path, grid=grid, set={"partition": section}),
+        read(tmp_path, override, grid=grid),
     ):
         fractions = [
             one.partition.settings.unseen_fraction  # type: ignore[attr-defined]
@@ -156,7 +158,7 @@ def test_what_is_wrong_is_said_of_every_variant_once(tmp_path: Path) -> None:
     ]
 
 
-IN_SECTION: dict[str, Any] = {"vary": {"training": [{}]}}
+IN_SECTION: dict[str, Any] = {"grid": {"training": [{}]}}
 DRAWN = {"num_points": 2, "keys": {RATE: {"low": 2, "high": 1}}}
 LOG = {"num_points": 2, "keys": {RATE: {"low": 0, "high": 1, "scale": "log"}}}
 WIDE = {"model": {"embedding_dim": 8}}
@@ -173,20 +175,20 @@ RATED = {"training": {"learning_rate": 1}}
         ({"variants": {"a b": {}}}, "variants.a b: found"),
         ({"seeds": []}, "seeds"),
         ({"seeds": [1, 1]}, "seeds: .* expected each one once"),
-        ({"vary": {NEIGHBORS: []}}, "vary.personalization.num_neighbors"),
-        ({"grid": {}}, "grid: unknown setting"),
-        ({"vary": {"run.seed": [1, 2]}}, "vary run.seed: the sweep itself"),
-        ({"vary": {"run": [{"seed": 3}]}}, "vary run.seed: the sweep itself"),
-        ({"vary": {NEIGHBORS: [0]}}, "personalization.num_neighbors: found 0"),
-        ({"vary": {"training.rate": [1]}}, "training.rate: unknown"),
+        ({"grid": {NEIGHBORS: []}}, "grid.personalization.num_neighbors"),
+        ({"vary": {}}, "vary: unknown setting"),
+        ({"grid": {"run.seed": [1, 2]}}, "grid run.seed: the sweep itself"),
+        ({"grid": {"run": [{"seed": 3}]}}, "grid run.seed: the sweep itself"),
+        ({"grid": {NEIGHBORS: [0]}}, "personalization.num_neighbors: found 0"),
+        ({"grid": {"training.rate": [1]}}, "training.rate: unknown"),
         ({"variants": {"a": {"method": {"name": "fedaverage"}}}}, "did you mean"),
         ({"set": {NEIGHBORS: 3}}, f"set {NEIGHBORS}: is varied too; take"),
         ({"variants": {"a": {"set": {NEIGHBORS: 3}}}}, "variants.a.set .* varied too"),
-        ({"variants": {"a": RATED}, "vary": {RATE: [1]}}, f"a {RATE}: is varied too;"),
+        ({"variants": {"a": RATED}, "grid": {RATE: [1]}}, f"a {RATE}: is varied too;"),
         ({**IN_SECTION, "set": {RATE: 1}}, f"set {RATE}: is varied too with training;"),
         ({**IN_SECTION, "set": RATED}, f"set {RATE}: is varied too with training;"),
         ({**IN_SECTION, "variants": {"a": RATED}}, "a .* is varied too with training;"),
-        ({"vary": {"training": [{}], RATE: [1]}}, f"{RATE}: is varied with training"),
+        ({"grid": {"training": [{}], RATE: [1]}}, f"{RATE}: is varied with training"),
         ({"set": {"name": "other"}}, "set name: the sweep itself"),
         ({"set": {"run.seed": 3}}, "set run.seed: the sweep itself"),
         (
@@ -195,8 +197,8 @@ RATED = {"training": {"learning_rate": 1}}
         ),
         ({"variants": {"a": WIDE, "b": {"title": "a"}}}, "b.title: found 'a', as a"),
         ({"variants": {"a": {}, "b": {}}}, "the point b .* is the same run as .* a "),
-        ({"vary": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
-        ({"vary": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
+        ({"grid": {"run.num_workers": [1, 2]}}, "changes no result; take one of"),
+        ({"grid": {NEIGHBORS: [1, 1]}}, "changes no result; take one of the two out"),
         ({"set": {"run.threads_per_worker": "auto"}}, "found 'auto', expected a num"),
         ({"set": {"training.precision": "auto"}}, "found auto, expected float32 or bf"),
         ({"x": "training.momentum"}, "x: .* which is not varied; .*num_neighbors"),
@@ -205,14 +207,14 @@ RATED = {"training": {"learning_rate": 1}}
         ({"y": "accuracy_wieghted"}, "did you mean 'accuracy_weighted'"),
         ({"group": "everybody"}, "group: found"),
         (
-            {"x": NEIGHBORS, "vary": {NEIGHBORS: [1, 2], FRACTION: [0.5, 1.0]}},
+            {"x": NEIGHBORS, "grid": {NEIGHBORS: [1, 2], FRACTION: [0.5, 1.0]}},
             "leave out partition.unseen_train_fraction",
         ),
         ({"x": NEIGHBORS, "variants": {"a": {}, "b": {}}}, "leave out variant"),
-        ({"random": DRAWN}, "random: found vary too"),
-        ({"vary": {}, "random": {"num_points": 2, "keys": {}}}, "random.keys"),
-        ({"vary": {}, "random": DRAWN}, f"keys.{RATE}: .* low to be less than high"),
-        ({"vary": {}, "random": LOG}, "low to be greater than 0 with scale = log"),
+        ({"random": DRAWN}, "random: found grid too"),
+        ({"grid": {}, "random": {"num_points": 2, "keys": {}}}, "random.keys"),
+        ({"grid": {}, "random": DRAWN}, f"keys.{RATE}: .* low to be less than high"),
+        ({"grid": {}, "random": LOG}, "low to be greater than 0 with scale = log"),
     ],
 )
 def test_a_wrong_sweep(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -221,7 +223,7 @@ def test_a_wrong_sweep(tmp_path: Path, changes: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize(
-    ("override", "vary", "message"),
+    ("override", "grid", "message"),
     [
         (f"{NEIGHBORS}=3", {NEIGHBORS: [1, 5]}, f"override {NEIGHBORS}: is varied"),
         (f"{RATE}=1", {"training": [{}]}, f"override {RATE}: is varied too with train"),
@@ -232,10 +234,10 @@ def test_a_wrong_sweep(tmp_path: Path, changes: dict[str, Any], message: str) ->
     ],
 )
 def test_an_override_must_leave_the_sweep_one(
-    tmp_path: Path, override: str, vary: dict[str, Any], message: str
+    tmp_path: Path, override: str, grid: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        read(tmp_path, override, vary=vary)
+        read(tmp_path, override, grid=grid)
 
 
 # The file of a comparison: candidates, titles, and all errors at once.
