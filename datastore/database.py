@@ -265,8 +265,6 @@ def connection_damaged(path: Path, found: str) -> StoreDamagedError:
 LOG_BYTES = 64 * 2**20
 """How much is written to the log before it is copied into the database. Copying costs
 as much as writing; a longer log copies pages less often, and is read slower."""
-LOG_HEADER = 32
-FRAME_HEADER = 24
 
 
 class Log:
@@ -302,22 +300,15 @@ class Log:
         self._num_bytes = 0
 
     def try_to_empty(self) -> None:
-        """Empty the log, or at least leave what is read of it, without waiting."""
+        """Empty the log if nobody reads it now; otherwise leave it for later."""
         with contextlib.suppress(sqlite3.Error, OSError):
             self.connection.execute("PRAGMA busy_timeout = 0")
-            kept, num_frames, _ = self.connection.execute(
-                "PRAGMA wal_checkpoint(TRUNCATE)"
-            ).fetchone()
-            if kept and num_frames > 0:
-                frame = FRAME_HEADER + PAGE_BYTES
-                os.truncate(log_of(self._path), LOG_HEADER + num_frames * frame)
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.connection.execute(f"PRAGMA busy_timeout = {1000 * WAIT_S:.0f}")
 
 
 APPLICATION_ID = 0x6B4E4E50  # "kNNP"
 FORMAT = 2
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
-"""What brings the tables of format n to n + 1; run when a store is opened to write."""
 _TABLES = {
     "store": """(
     one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -463,22 +454,6 @@ def _insert_version(
     return number
 
 
-def migrate(path: Path) -> None:
-    """Bring older tables to today's format where it is known how, or not at all."""
-    # Opening it to write may already change a damaged one.
-    with opened(path) as connection:
-        steps = range(_pragma(connection, path, "user_version"), FORMAT)
-    if not steps or any(one not in MIGRATIONS for one in steps):
-        return  # `require_tables` says what is wrong.
-    with (
-        contextlib.closing(connect(path, writable=True)) as connection,
-        transaction(connection, path, writing=True),
-    ):
-        for number in steps:
-            MIGRATIONS[number](connection)
-        connection.execute(f"PRAGMA user_version = {FORMAT}")
-
-
 def _pragma(connection: sqlite3.Connection, path: Path, name: str) -> int:
     with understood(path):
         return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
@@ -489,19 +464,11 @@ def require_tables(connection: sqlite3.Connection, path: Path) -> None:
     found = _pragma(connection, path, "user_version")
     if _pragma(connection, path, "application_id") != APPLICATION_ID:
         raise connection_damaged(path, "it is a database, but not of a store")
-    if 0 < found < FORMAT:
-        how = (
-            "open it once to write, as knnper store compact does"
-            if all(one in MIGRATIONS for one in range(found, FORMAT))
-            else "open it with the version of this software that wrote it, export it, "
-            "and add it here"
-        )
-        raise StoreError(
-            f"{path} is a store of format {found}, expected {FORMAT}; {how}"
-        )
     if found != FORMAT:
         raise connection_damaged(
-            path, f"it is of format {found}, expected {FORMAT}, unless it is newer"
+            path,
+            f"it has the format {found}, expected {FORMAT}, unless another version of "
+            "this software wrote it",
         )
     statements = {name: _statement(name, columns) for name, columns in _TABLES.items()}
     for (number,) in connection.execute("SELECT number FROM versions"):

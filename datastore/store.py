@@ -23,9 +23,6 @@ from knnper.datastore.database import (
     connect,
     connection_damaged,
     create,
-    is_unlogged,
-    log_of,
-    migrate,
     opened,
     require_tables,
     transaction,
@@ -51,13 +48,12 @@ from knnper.datastore.journal import (
     ACKNOWLEDGED,
     Acknowledged,
     Witness,
-    damage,
     writer_lock,
 )
 from knnper.datastore.policy import StoreSettings, forget, policy_of, require_settings
 from knnper.datastore.search import IndexCache, LiveView
 from knnper.errors import DataError
-from knnper.files import lock_holder, require_plain, whole_folder, write_atomically
+from knnper.files import require_plain, whole_folder, write_atomically
 from knnper.seeding import RandomKey
 
 LATEST_ARRIVAL = 253_402_300_800.0
@@ -664,7 +660,7 @@ def open_rows(
     with contextlib.ExitStack() as held:
         if writable:
             held.callback(writer_lock(folder / LOCK).release)
-        identity = read_identity(folder, writable=writable)
+        identity = read_identity(folder)
         layout = identity.spec.input
         if writable:
             writer, witness = connect(path, writable=True), Witness(folder)
@@ -677,15 +673,12 @@ def open_rows(
         yield identity, rows
 
 
-def read_identity(folder: Path, *, writable: bool = False) -> Identity:
-    """Return what the store in ``folder`` was made for."""
+def read_identity(folder: Path) -> Identity:
+    """Read the specification and settings of the store in ``folder``."""
     require_database(folder)
     path = folder / DATABASE
-    # Before the database is read, which whoever writes goes on changing.
+    # Read before the database: a writer may acknowledge further changes meanwhile.
     acknowledged = Acknowledged.read(folder)
-    broken = _log_damage(folder, writable=writable)
-    if writable and broken is None:
-        migrate(path)
     with opened(path) as connection, transaction(connection, path, writing=False):
         require_tables(connection, path)
         row = StoreRow.read(connection, path)
@@ -694,13 +687,11 @@ def read_identity(folder: Path, *, writable: bool = False) -> Identity:
             path, "the files in its folder are of different stores"
         )
     if row.num_changes < acknowledged.num_changes:
-        broken = (
+        raise connection_damaged(
+            path,
             f"found {row.num_changes} changes, expected the {acknowledged.num_changes} "
-            "that were acknowledged; "
-            f"{broken or 'its log is damaged at the end, or missing'}"
+            "that were acknowledged; its log is damaged or missing",
         )
-    if broken is not None:
-        raise connection_damaged(path, broken)
     return identity_of(row)
 
 
@@ -720,26 +711,6 @@ def identity_of(row: StoreRow) -> Identity:
             f"examples of {len(row.stream_state.num_seen)}; restore it from a backup"
         )
     return Identity(row.store_id, row.created, spec, settings)
-
-
-def _log_damage(folder: Path, *, writable: bool) -> str | None:
-    """Return what is wrong with the log, as far as this can be told."""
-    log = log_of(folder / DATABASE)
-    try:
-        if is_unlogged(folder / DATABASE):
-            return None
-        if not writable and lock_holder(folder / LOCK) is not None:
-            return None
-        found = damage(log)
-        if found is not None and not writable:
-            # Somebody may have written meanwhile: what a kill leaves stays as it is.
-            found = damage(log)
-            return found if lock_holder(folder / LOCK) is None else None
-    except (FileNotFoundError, PermissionError):
-        return None  # Whoever wrote is done, or SQLite will say so.
-    except OSError as error:
-        return f"its log cannot be read ({error})"
-    return found
 
 
 def require_database(folder: Path) -> None:

@@ -3,20 +3,17 @@
 import contextlib
 import itertools
 import logging
-import os
 import shutil
 import sqlite3
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from knnper.datastore.database import (
-    PAGE_BYTES,
     ROWS_AT_ONCE,
     Change,
     Rows,
@@ -46,7 +43,7 @@ from knnper.datastore.examples import (
     to_restore,
 )
 from knnper.datastore.index import VectorIndex
-from knnper.datastore.journal import ACKNOWLEDGED, Acknowledged, frames
+from knnper.datastore.journal import ACKNOWLEDGED, Acknowledged
 from knnper.datastore.policy import forget
 from knnper.datastore.search import MANIFEST, IndexCache, file_sha256
 from knnper.datastore.store import (
@@ -63,17 +60,24 @@ from knnper.datastore.store import (
 )
 from knnper.files import lock_holder
 
-_LEAF = b"\r"
-"""The first byte of a page of rows: https://www.sqlite.org/fileformat2.html."""
-_NUM_PAGES_AT = 28
-"""Where the first page has the number of pages, big-endian."""
-_NUM_COLUMNS = len(fields(StoreRow)) + 2
-"""Of the table with the most: ``store``."""
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Salvage:
-    """What can be saved, or was."""
+    """The outcome of copying the readable part of a store.
+
+    Attributes
+    ----------
+    num_saved
+        Examples whose every byte is as written.
+    lost
+        Ids of examples of which something is damaged or missing.
+    num_missing
+        Acknowledged examples of which nothing is left.
+    num_changes_missing
+        Acknowledged changes that are not in the database.
+    """
 
     num_saved: int
     lost: tuple[int, ...]
@@ -82,7 +86,15 @@ class Salvage:
 
 
 def salvage(folder: Path, target: Path) -> Salvage:
-    """Save what is intact of the store in ``folder`` as a new store in ``target``."""
+    """Copy the examples that SQLite can still read to a new store in ``target``.
+
+    Raises
+    ------
+    StoreBusyError
+        If another process writes to the store.
+    StoreDamagedError
+        If the tables, the settings or the model cannot be read.
+    """
     with new_folder(target) as draft, _remains(folder, target.parent) as remains:
         identity, version = identity_of(remains.row), remains.version
         create_store(
@@ -99,8 +111,8 @@ def salvage(folder: Path, target: Path) -> Salvage:
     return remains.report()
 
 
-def what_is_intact(folder: Path) -> Salvage:
-    """Return what `salvage` would save; for that it makes a copy in ``TMPDIR``."""
+def readable_part(folder: Path) -> Salvage:
+    """Report what `salvage` would copy; needs room for a copy in ``TMPDIR``."""
     with _remains(folder, None) as remains:
         for _ in remains.changes():
             pass
@@ -109,118 +121,63 @@ def what_is_intact(folder: Path) -> Salvage:
 
 @contextlib.contextmanager
 def _remains(folder: Path, scratch: Path | None) -> Iterator["_Remains"]:
-    """Yield what is left, as read from a copy somewhere in the folder ``scratch``."""
+    """Read a damaged store from a copy in ``scratch``, as SQLite changes the log."""
     require_database(folder)
     if lock_holder(folder / LOCK) is not None:
         raise StoreBusyError(f"a process writes to {folder}; stop it first")
     acknowledged = None
     with contextlib.suppress(StoreDamagedError):
         acknowledged = Acknowledged.read(folder)
-    log = log_of(folder / DATABASE)
-    sound = [frame.number for frame in frames(log) if frame.is_sound]
-    first_damaged = 1 + max(sound, default=0)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix=".salvage-") as name:
-        image = Path(name) / DATABASE
-        # Where the damaged page is one that nothing can be read without, an older one
-        # takes its place.
-        for left_out in (0, first_damaged):
-            _compose(folder, image, left_out)
-            with contextlib.closing(_opened_by_page(image)) as connection:
-                remains = _Remains(connection, acknowledged)
-                if remains.say_what_they_are:
-                    yield remains
-                    return
-    raise StoreDamagedError(
-        f"nothing of {folder} can be saved, for what it says of its settings or of its "
-        "model is damaged; restore the folder from a backup, or create the store anew"
-    )
-
-
-def _compose(folder: Path, image: Path, left_out: int) -> None:
-    """Write the pages as the log has them, but those of frame ``left_out``."""
-    image.unlink(missing_ok=True)
-    with contextlib.closing(sqlite3.connect(image)) as connection:
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        connection.execute("VACUUM")
-    first_page = bytearray(image.read_bytes())
-    shutil.copyfile(folder / DATABASE, image)
-    log = log_of(folder / DATABASE)
-    last = max((frame.number for frame in frames(log) if frame.num_pages), default=0)
-    # No more pages than that: the number of a page may be damaged.
-    most = image.stat().st_size // PAGE_BYTES + last
-    with image.open("r+b") as file:
-        for frame in frames(log):
-            is_wanted = frame.number <= last and frame.number != left_out
-            if is_wanted and 0 < frame.page <= most:
-                file.seek((frame.page - 1) * PAGE_BYTES)
-                file.write(frame.content)
-        num_pages = -(-file.seek(0, os.SEEK_END) // PAGE_BYTES)
-        file.truncate(num_pages * PAGE_BYTES)
-        struct.pack_into(">I", first_page, _NUM_PAGES_AT, num_pages)
-        file.seek(0)
-        file.write(first_page)
-
-
-def _opened_by_page(image: Path) -> sqlite3.Connection:
-    """Return a connection to ``image``, in which each page of rows is a table."""
-    with image.open("rb") as file:
-        kinds = list(iter(lambda: file.read(PAGE_BYTES)[:1], b""))
-    leaves = [number for number, kind in enumerate(kinds, 1) if kind == _LEAF]
-    columns = ", ".join(f"c{number}" for number in range(1, _NUM_COLUMNS))
-    with contextlib.closing(sqlite3.connect(image)) as connection, connection:
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.executemany(
-            "INSERT INTO sqlite_master VALUES ('table', ?1, ?1, ?2, "
-            f"'CREATE TABLE ' || ?1 || ' (id INTEGER PRIMARY KEY, {columns})')",
-            ((f"page_{number}", number) for number in leaves),
+    with contextlib.ExitStack() as stack:
+        copy = stack.enter_context(
+            tempfile.TemporaryDirectory(dir=scratch, prefix=".salvage-")
         )
-    connection = sqlite3.connect(image)
-    read_damaged_text(connection)
-    return connection
-
-
-class _Example(NamedTuple):
-    id: int
-    external_id: str | None
-    label: int
-    arrival: float
+        path = Path(copy) / DATABASE
+        shutil.copyfile(folder / DATABASE, path)
+        if log_of(folder / DATABASE).is_file():
+            shutil.copyfile(log_of(folder / DATABASE), log_of(path))
+        connection = stack.enter_context(contextlib.closing(sqlite3.connect(path)))
+        # SQLite then reads a file that is shorter than its header claims.
+        connection.execute("PRAGMA writable_schema = ON")
+        read_damaged_text(connection)
+        try:
+            remains = _Remains(connection, path, acknowledged)
+        except (sqlite3.Error, StoreDamagedError) as error:
+            raise StoreDamagedError(
+                f"nothing of {folder} can be copied, because its tables, its settings "
+                "or its model cannot be read; restore the folder from a backup, or "
+                "create the store anew"
+            ) from error
+        yield remains
 
 
 class _Remains:
-    """What is left; whether it is intact, the checksum of each row says."""
+    """The readable rows of a damaged database; checksums tell which are as written."""
 
     def __init__(
-        self, connection: sqlite3.Connection, acknowledged: Acknowledged | None
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        acknowledged: Acknowledged | None,
     ) -> None:
         self._connection, self._acknowledged = connection, acknowledged
-        self._row: StoreRow | None = None
-        self._versions = dict[int, Version]()
-        self._examples = dict[int, _Example]()
-        self._pages = dict[int, list[str]]()  # that have bytes of an example
-        for (page,) in connection.execute("SELECT name FROM sqlite_master").fetchall():
-            self._note(page)
+        self.row = StoreRow.read(connection, path)
+        values = connection.execute(
+            "SELECT fingerprint, embedding_dim, checksum FROM versions "
+            "WHERE number = ?",
+            (self.row.active,),
+        ).fetchone()
+        if values is None or row_checksum(*values[:2]) != values[2]:
+            raise StoreDamagedError("the model is not what was written")
+        self.version = Version(self.row.active, *values[:2])
         self._num_saved, self._lost = 0, list[int]()
 
-    @property
-    def say_what_they_are(self) -> bool:
-        return self._row is not None and self._row.active in self._versions
-
-    @property
-    def row(self) -> StoreRow:
-        """The store's, the newest that is intact."""
-        assert self._row is not None, "who asks has looked"
-        return self._row
-
-    @property
-    def version(self) -> Version:
-        """The model that is searched."""
-        return self._versions[self.row.active]
-
     def changes(self) -> Iterator[Change]:
-        """Yield additions of what is intact, each of some examples."""
+        """Yield additions of the examples that are as written, some at a time."""
         spec, dim = identity_of(self.row).spec, self.version.embedding_dim
         layout = spec.input
-        sizes = {vectors_table(self.version.number): 4 * dim}
+        table = vectors_table(self.version.number)
+        sizes = {table: 4 * dim}
         if layout is not None:
             sizes["inputs"] = spec.input_bytes
         stream = self.row.stream_state
@@ -228,95 +185,83 @@ class _Remains:
             # No id is given again.
             last = max(stream.num_offered, self._acknowledged.num_offered)
             stream = replace(stream, num_offered=last)
-        ids = sorted(self._examples.keys() | self._pages.keys())
-        for first in range(0, len(ids), ROWS_AT_ONCE):
-            part = ids[first : first + ROWS_AT_ONCE]
-            contents = {one: self._contents(one, sizes) for one in part}
-            kept = [one for one in part if len(contents[one]) == len(sizes)]
-            self._lost += [one for one in part if len(contents[one]) < len(sizes)]
-            self._num_saved += len(kept)
-            if not kept:
+        examples = {
+            number: (name, label, arrival)
+            for number, name, label, arrival, checksum in self._rows(
+                "id, external_id, label, arrival, checksum", "examples"
+            )
+            if row_checksum(number, name, label, arrival) == checksum
+        }
+        ids = set(examples)
+        for name in ("examples", *sizes):
+            ids.update(number for (number,) in self._rows("id", name))
+        ordered = sorted(ids)
+        for first in range(0, len(ordered), ROWS_AT_ONCE):
+            intact = list[int]()
+            contents = {name: list[bytes]() for name in sizes}
+            for number in ordered[first : first + ROWS_AT_ONCE]:
+                parts = None
+                if number in examples:
+                    parts = self._contents(number, examples[number][1], sizes)
+                if parts is None:
+                    self._lost.append(number)
+                    continue
+                intact.append(number)
+                for name, content in parts.items():
+                    contents[name].append(content)
+            self._num_saved += len(intact)
+            if not intact:
                 continue
-            examples = [self._examples[one] for one in kept]
-            columns = zip(*(contents[one] for one in kept), strict=True)
-            vectors, *inputs = (b"".join(column) for column in columns)
+            vectors = np.frombuffer(b"".join(contents[table]), np.float32)
+            inputs = None
+            if layout is not None:
+                flat = np.frombuffer(b"".join(contents["inputs"]), layout.dtype)
+                inputs = flat.reshape(-1, *layout.shape)
             yield Change(
                 stream=stream,
-                added=as_contents((one.id, *one[2:]) for one in examples),
-                embeddings=np.frombuffer(vectors, np.float32).reshape(-1, dim),
-                inputs=None
-                if layout is None
-                else np.frombuffer(inputs[0], layout.dtype).reshape(-1, *layout.shape),
-                external_ids=[one.external_id for one in examples],
+                added=as_contents((one, *examples[one][1:]) for one in intact),
+                embeddings=vectors.reshape(-1, dim),
+                inputs=inputs,
+                external_ids=[examples[number][0] for number in intact],
             )
 
     def report(self) -> Salvage:
-        """Return what was found."""
+        """Report the outcome once `changes` has run to its end."""
         expected = self._acknowledged or self.row
-        num_found = self._num_saved + len(self._lost)
+        num_known = self._num_saved + len(self._lost)
         return Salvage(
             self._num_saved,
             tuple(self._lost),
-            max(0, expected.num_examples - num_found),
+            max(0, expected.num_examples - num_known),
             max(0, expected.num_changes - self.row.num_changes),
         )
 
-    def _contents(self, number: int, sizes: Mapping[str, int]) -> list[bytes]:
-        """Return the bytes of an example, of those tables where they are intact."""
-        example, rows = self._examples.get(number), list[tuple[Any, Any]]()
-        if example is None:
-            return []
-        for page in self._pages.get(number, ()):
+    def _rows(self, columns: str, table: str) -> Iterator[tuple[Any, ...]]:
+        """Read rows from both ends of a table, up to its damaged part."""
+        for order in ("ASC", "DESC"):
+            query = f"SELECT {columns} FROM {table} ORDER BY id {order}"
             with contextlib.suppress(sqlite3.Error):
-                query = f"SELECT c1, c2 FROM {page} WHERE id = ?"
-                rows += self._connection.execute(query, (example.id,))
-        intact = {
-            table: content
-            for table, size in sizes.items()
-            for content, checksum in rows
-            if is_intact(table, (example.id, example.label, content, checksum))
-            and len(content) == size
-        }
-        return list(intact.values())
-
-    def _note(self, page: str) -> None:
-        for (number,) in self._read(f"SELECT id FROM {page} WHERE typeof(c1) = 'blob'"):
-            self._pages.setdefault(number, []).append(page)
-        query = f"SELECT * FROM {page} WHERE typeof(c1) != 'blob'"
-        for number, *values in self._read(query):
-            while values and values[-1] is None:
-                values.pop()
-            if values:
-                self._note_row(number, values[:-1], values[-1])
-
-    def _read(self, query: str) -> Iterator[tuple[Any, ...]]:
-        """Yield rows from both ends, where something is damaged in between."""
-        for order in ("ORDER BY id", "ORDER BY id DESC"):
-            with contextlib.suppress(sqlite3.Error):
-                yield from self._connection.execute(f"{query} {order}")
+                yield from self._connection.execute(query)
                 return
 
-    def _note_row(self, number: int, values: list[Any], checksum: object) -> None:
-        """Note a row if it is intact; the number of columns tells its table."""
-        if len(values) == _NUM_COLUMNS - 2:
-            row = StoreRow(values[0], _as_float(values[1]), *values[2:])
-            is_newer = self._row is None or row.num_changes > self._row.num_changes
-            if row.checksum == checksum and is_newer:
-                self._row = row
-        elif len(values) == 3:
-            example = _Example(number, values[0], values[1], _as_float(values[2]))
-            if row_checksum(*example) == checksum:
-                self._examples[number] = example
-        elif len(values) == 2 and row_checksum(*values) == checksum:
-            self._versions[number] = Version(number, *values)
-
-
-def _as_float(number: Any) -> Any:
-    """Return a number of a column of floats, where SQLite keeps whole ones short."""
-    return float(number) if isinstance(number, int) else number
-
-
-_LOG = logging.getLogger(__name__)
+    def _contents(
+        self, number: int, label: int, sizes: Mapping[str, int]
+    ) -> dict[str, bytes] | None:
+        """Read the bytes of an example by table; None if any are not as written."""
+        contents = {}
+        for table, size in sizes.items():
+            column = "input" if table == "inputs" else "vector"
+            query = f"SELECT {column}, checksum FROM {table} WHERE id = ?"
+            try:
+                row = self._connection.execute(query, (number,)).fetchone()
+            except sqlite3.Error:
+                return None
+            if row is None or not is_intact(table, (number, label, *row)):
+                return None
+            if len(row[0]) != size:
+                return None
+            contents[table] = row[0]
+        return contents
 
 
 def delete_examples(folder: Path, ids: Ids) -> None:
@@ -409,9 +354,9 @@ def _verdict(folder: Path) -> Verdict:
         findings = (Finding(error.found or str(error), to_restore(folder)),)
         counted = 0, 0
     saving = None
-    # Somebody may write, TMPDIR be full, or nothing be left.
+    # A process may write, or nothing can be read.
     with contextlib.suppress(StoreError, OSError):
-        saving = what_is_intact(folder)
+        saving = readable_part(folder)
     return Verdict(findings, *counted, saving)
 
 

@@ -1,10 +1,10 @@
 """``knnper store``: a client's memory on disk."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -28,11 +28,8 @@ from knnper.errors import DataError
 
 # What loads torch is imported inside the commands: `knnper --help` need not wait.
 if TYPE_CHECKING:
-    from knnper.datastore.advice import Advice, Trial
-    from knnper.datastore.erasure import Proof
     from knnper.datastore.examples import Ids as StoredIds
     from knnper.datastore.examples import Selection, StoreSpec
-    from knnper.datastore.index import IndexSettings
     from knnper.datastore.policy import StoreSettings
     from knnper.datastore.transfer import Summary
     from knnper.datastore.verify import Salvage
@@ -241,23 +238,11 @@ def _lines(summary: "Summary") -> Iterator[tuple[str, str]]:
 @store.command()
 def verify(
     folder: StoreFolder,
-    absent: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--absent",
-            metavar="FILE",
-            help="Prove that the bytes of these raw inputs (an image, .npy, or .npz "
-            "with inputs) are in no file of the store, instead; may be repeated.",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check all that was written, and the files; exit with 1 if anything is wrong."""
     from knnper.datastore.verify import verify as verify_store
 
-    if absent:
-        _verify_absence(folder, absent, as_json)
-        return
     verdict = verify_store(folder)
     if as_json:
         print_json({"sound": not verdict.findings, **asdict(verdict)})
@@ -273,33 +258,6 @@ def verify(
             tell(f"knnper store salvage {folder} NEW_FOLDER would save:")
             _show_salvage(verdict.saving)
     if verdict.findings:
-        raise typer.Exit(RUN_FAILED)
-
-
-def _verify_absence(folder: Path, files: Sequence[Path], as_json: bool) -> None:
-    from knnper.datastore.erasure import Secrets, prove_absence
-    from knnper.datastore.store import read_identity
-    from knnper.datastore.transfer import read_inputs
-
-    layout = read_identity(folder).spec.input
-    if layout is None:
-        raise DataError(f"{folder} keeps no raw inputs, so none can be compared")
-    height, width, channels = layout.shape
-
-    def named_inputs() -> Iterator[tuple[str, bytes]]:
-        for path in files:
-            found = read_inputs(path, (height, width, channels))
-            for number, one in enumerate(found):
-                name = str(path) if len(found) == 1 else f"number {number} of {path}"
-                yield name, one.tobytes()
-
-    secrets = Secrets(named_inputs())
-    proof = prove_absence(folder, secrets)
-    if as_json:
-        print_json(_proof_document(proof, secrets.names))
-    else:
-        _show_proof(proof, folder, "inputs", secrets.names)
-    if not proof.is_absent:
         raise typer.Exit(RUN_FAILED)
 
 
@@ -365,19 +323,16 @@ def delete(
         typer.Option("--before", metavar="TIME", help="Arrived before this time."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    without_proof: Annotated[
-        bool,
-        typer.Option("--no-proof", help="Do not look through the files afterwards."),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what all options describe, for good, and prove that no byte is left."""
+    """Delete the examples that match all options, and erase their bytes for good."""
     if not any((ids, external_ids, labels, arrived_from, arrived_before)):
         raise typer.BadParameter(
             "say which: --id, --external-id, --label, --from or --before"
         )
     from knnper.datastore.examples import Selection
     from knnper.datastore.store import read_identity
+    from knnper.datastore.verify import delete_examples
 
     spec = read_identity(folder).spec
     selection = Selection(
@@ -393,40 +348,16 @@ def delete(
             say(f"{folder} holds no example --{option} {', '.join(names)}")
     if len(found):
         _require_consent(f"{len(found)} of {num_stored} examples of {folder}", yes)
-    _delete(folder, found, num_stored - len(found), missing, not without_proof, as_json)
-
-
-def _delete(
-    folder: Path,
-    found: "StoredIds",
-    num_left: int,
-    missing: dict[str, list[str]],
-    prove: bool,
-    as_json: bool,
-) -> None:
-    from knnper.datastore.erasure import Secrets, prove_absence, stored_rows
-    from knnper.datastore.verify import delete_examples
-
-    proof, names = None, list[str]()
-    if len(found):
-        secrets = Secrets(stored_rows(folder, found)) if prove else None
         delete_examples(folder, found)
-        if secrets is not None:
-            proof, names = prove_absence(folder, secrets), secrets.names
+    num_left = num_stored - len(found)
     if as_json:
         numbers = {"num_deleted": len(found), "num_examples": num_left}
-        shown = None if proof is None else _proof_document(proof, names)
-        ids = found.tolist()
-        print_json({**numbers, "ids": ids, "missing": missing, "proof": shown})
+        print_json({**numbers, "ids": found.tolist(), "missing": missing})
     elif len(found):
         tell(f"{counted(len(found), 'example')} deleted")
-        if proof is not None:
-            _show_proof(proof, folder, "inputs and embeddings", names)
     if len(found) == 0:
-        say(f"nothing is deleted: {folder} holds no such example")
+        say(f"no example is deleted: none in {folder} matches all options")
         raise typer.Exit(RUN_FAILED)
-    if proof is not None:
-        _require_no_traces(folder, proof)
 
 
 def _found(
@@ -460,24 +391,6 @@ def _require_consent(what: str, yes: bool) -> None:
     typer.confirm(f"Delete {what} for good?", abort=True, err=True)
 
 
-def _require_no_traces(folder: Path, proof: "Proof") -> None:
-    from knnper.datastore.examples import StoreError
-    from knnper.datastore.verify import is_own
-
-    files = sorted({trace.file for trace in proof.traces})
-    foreign = [str(file) for file in files if not is_own(folder, file)]
-    advice = []
-    if foreign:
-        names = ", ".join(foreign)
-        advice.append(f"remove or move elsewhere what is not the store's: {names}")
-    if len(foreign) < len(files):
-        compact = f"knnper store compact {folder}"
-        advice.append(f"end whoever reads the store, then run: {compact}")
-    if advice:
-        what = f"bytes of deleted examples are left in {folder}"
-        raise StoreError("; ".join([what, *advice]))
-
-
 def _label_number(text: str, spec: "StoreSpec") -> int:
     from knnper.data.dividing import clean_name, clean_names
 
@@ -493,50 +406,6 @@ def _label_number(text: str, spec: "StoreSpec") -> int:
     raise typer.BadParameter(
         f"--label: found {text!r}, expected a number from 0 to {largest}{names}"
     )
-
-
-def _show_proof(proof: "Proof", folder: Path, what: str, names: Sequence[str]) -> None:
-    """Say what was found of some ``what``, which ``names`` name, in ``folder``."""
-    num_looked_for = proof.num_secrets - len(proof.unprovable)
-    if proof.holds and num_looked_for:
-        files = f"{counted(proof.num_files, 'file')} ({megabytes(proof.num_bytes)})"
-        searched = f"{files} of {folder} ({what} looked for: {num_looked_for})"
-        tell(f"none of their bytes are in any of the {searched}")
-    _show_first(
-        f"bytes of {names[one.secret]} are in {one.file} at {one.offset}"
-        for one in proof.traces
-    )
-    _show_first(
-        f"{names[secret]} is not absent: it is, in every byte, example {example}"
-        for secret, example in sorted(proof.copies.items())
-    )
-    _show_first(
-        f"{names[secret]}: that it is absent cannot be proven; nothing of it, as of an "
-        "image of one colour, can be told apart from what may be stored"
-        for secret in proof.unprovable
-    )
-
-
-def _show_first(lines: Iterable[str]) -> None:
-    found = list(lines)
-    for line in found[:SHOWN]:
-        tell(line)
-    if len(found) > SHOWN:
-        tell(f"and {len(found) - SHOWN} more like this")
-
-
-def _proof_document(proof: "Proof", names: Sequence[str]) -> dict[str, Any]:
-    traces = [
-        {**asdict(one), "file": str(one.file), "secret": names[one.secret]}
-        for one in proof.traces
-    ]
-    return {
-        "absent": proof.is_absent,
-        **asdict(proof),
-        "traces": traces,
-        "copies": {names[one]: at for one, at in proof.copies.items()},
-        "unprovable": [names[one] for one in proof.unprovable],
-    }
 
 
 @store.command()
@@ -655,88 +524,3 @@ def _reembed(folder: Path, run: Path) -> None:
         done = f"{len(opened)} examples of {folder} are embedded by the model"
         back = f"knnper store reembed {folder} --roll-back"
         say(f"{done} {model.fingerprint[:12]} of {run}; to go back: {back}")
-
-
-@store.command()
-def advise(
-    folder: StoreFolder,
-    run: OptionalRun = None,
-    num_neighbors: Annotated[
-        int, typer.Option("--num-neighbors", min=1, help="k.")
-    ] = 10,
-    kernel: Annotated[
-        Literal["paper", "squared"], typer.Option(help="How a neighbour counts.")
-    ] = "paper",
-    kernel_scale: Annotated[
-        float, typer.Option("--kernel-scale", min=1e-12, help="Of the kernel: sigma.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
-    as_json: AsJson = False,
-) -> None:
-    """Measure every kind of index on the store's own examples, and recommend one."""
-    from knnper.datastore.advice import advise as advise_on
-    from knnper.datastore.memory import KnnSettings
-    from knnper.datastore.store import open_rows, require_model
-    from knnper.simulation.trained_model import find_model
-
-    settings = KnnSettings(num_neighbors, kernel, kernel_scale)
-    with open_rows(folder) as (identity, rows), counter("kinds") as progress:
-        head = None
-        if run is not None:
-            model = find_model(run)
-            require_model(rows.head().active.fingerprint, model.fingerprint)
-            head = model.head
-        told, classes = (progress.start, progress.advance), identity.spec.num_classes
-        advice = advise_on(rows, classes, settings, head, *told, seed)
-    if as_json:
-        print_json(asdict(advice))
-    else:
-        _show_advice(folder, advice, num_neighbors)
-
-
-def _show_advice(folder: Path, advice: "Advice", num_neighbors: int) -> None:
-    columns: Mapping[str, Callable[[Trial], str]] = {
-        "index": lambda one: one.title,
-        "accuracy": lambda one: _percent(one.accuracy),
-        "kNN alone": lambda one: _percent(one.knn_accuracy),
-        "λ": lambda one: "" if one.knn_weight is None else f"{one.knn_weight:g}",
-        f"recall@{num_neighbors}": lambda one: f"{one.recall:.3f}",
-        "bytes each": lambda one: f"{one.example_bytes:.0f}",
-        "MB in all": lambda one: f"{one.example_bytes * advice.num_examples / 1e6:.2f}",
-        "ms a query": lambda one: f"{one.query_ms:.2f}",
-        "s to build": lambda one: f"{one.build_s:.2f}",
-    }
-    if advice.trials:
-        rows = [[text(one) for text in columns.values()] for one in advice.trials]
-        print_table(tuple(columns), rows)
-        indexed, asked = advice.num_indexed, advice.num_asked
-        tell(f"{indexed} examples in the index, {asked} others looked up")
-    titles = [trial.title for trial in advice.trials if not trial.has_learnt]
-    if titles:
-        tell(
-            f"not learnt yet, too few examples: {'; '.join(titles)}. Their vectors are "
-            "kept as they are, and so are these figures those of flat"
-        )
-    if advice.global_accuracy is not None:
-        tell(f"the global model alone: {_percent(advice.global_accuracy)}")
-    tell(f"recommended for {folder}: {advice.recommended}: {advice.reason}")
-    chosen = {trial.title: trial for trial in advice.trials}.get(advice.recommended)
-    if chosen is not None:
-        section = as_section(chosen.settings)
-        tell(f"knnper store configure {folder} --set 'index={section}'")
-
-
-def as_section(settings: "IndexSettings") -> str:
-    """Return settings as YAML on one line, without defaults."""
-    defaults = type(settings)()
-    changed = {
-        field.name: getattr(settings, field.name)
-        for field in fields(settings)
-        if getattr(settings, field.name) != getattr(defaults, field.name)
-    }
-    items = {"name": settings.name, **changed}
-    return f"{{{', '.join(f'{name}: {value}' for name, value in items.items())}}}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

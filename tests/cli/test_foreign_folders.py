@@ -133,7 +133,7 @@ state: state
 data: {name: image_folder, path: data}
 """
 COMMANDS: tuple[tuple[str, str, str], ...] = (
-    ("store/index", "link_to_folder", "store delete store --id 1 --yes --no-proof"),
+    ("store/index", "link_to_folder", "store delete store --id 1 --yes"),
     ("store/index", "link_to_folder", "store compact store"),
     ("store/writer.lock", "link_to_file", "store compact store"),
     ("store/acknowledged.json", "link_to_file", "store compact store"),

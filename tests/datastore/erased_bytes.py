@@ -1,0 +1,39 @@
+"""A search for the bytes of examples in the files of a store."""
+
+from pathlib import Path
+
+from knnper.datastore.database import blob_tables, contents_of, opened
+from knnper.datastore.examples import Ids
+from knnper.datastore.store import DATABASE
+
+WINDOW_BYTES = 16
+
+
+def stored_bytes(folder: Path, ids: Ids) -> list[bytes]:
+    """Read the inputs and all embeddings of examples from the database."""
+    with opened(folder / DATABASE) as connection:
+        return [
+            content
+            for table in blob_tables(connection)
+            for rows in contents_of(connection, table, ids)
+            for _, content in rows
+        ]
+
+
+def files_with(folder: Path, secrets: list[bytes]) -> set[str]:
+    """Name the files that hold 16 bytes of a secret, by their suffix or name.
+
+    Windows of 16 bytes at multiples of 64 are searched for at every offset.
+    """
+    windows = [
+        secret[start : start + WINDOW_BYTES]
+        for secret in secrets
+        for start in range(0, len(secret), 4 * WINDOW_BYTES)
+    ]
+    assert windows
+    contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.suffix or path.name
+        for path, content in contents.items()
+        if any(window in content for window in windows)
+    }
