@@ -207,8 +207,8 @@ def named(ids: Sequence[object]) -> str:
 def to_restore(folder: Path) -> str:
     """Return how to mend what is damaged beyond single examples."""
     return (
-        "restore the whole folder from a backup, or save what is intact: knnper store "
-        f"salvage {folder} NEW_FOLDER"
+        "restore the whole folder from a backup, or copy the intact examples: knnper "
+        f"store rewrite {folder} --to NEW_FOLDER"
     )
 
 

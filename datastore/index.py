@@ -540,7 +540,7 @@ class CodesIndex(VectorIndex):
             _LOG.warning(
                 "%d embeddings are far outside of the range that the index %s has "
                 "learnt, and their distances are wrong; the index learns again when "
-                "there are more of them, or by knnper store compact",
+                "there are more of them, or by knnper store rewrite",
                 outside,
                 self._settings.kind,
             )

@@ -66,7 +66,7 @@ class Acknowledged:
         raise StoreDamagedError(
             f"{path} is missing or damaged, so the database may be incomplete. Copy "
             "the whole folder from where the store was, or copy what can be read: "
-            f"knnper store salvage {folder} NEW_FOLDER"
+            f"knnper store rewrite {folder} --to NEW_FOLDER"
         )
 
     def encoded(self) -> bytes:

@@ -492,7 +492,7 @@ class LiveView:
         except (StoreError, OSError) as error:
             raise NotErasedError(
                 "what was deleted is not found any more, but its bytes are not erased "
-                f"yet: {error}. Then run: knnper store compact"
+                f"yet: {error}. Then run: knnper store rewrite"
             ) from error
 
     def _build(self, version: Version, ids: Ids) -> VectorIndex:

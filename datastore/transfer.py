@@ -337,7 +337,7 @@ def fill(
     ):
         raise StoreFullError(
             f"the store holds {before} examples of at most {most}, and {len(new)} are "
-            "to be added: none was; raise the capacity (knnper store configure), "
+            "to be added: none was; raise the capacity (knnper store rewrite --set), "
             "delete examples, add fewer, or choose a policy that makes room, such as "
             "'fifo'"
         )

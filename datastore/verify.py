@@ -1,4 +1,4 @@
-"""Checks of a store on disk, salvage from a damaged one, and its removal."""
+"""Checks of a store on disk, and a copy of the intact examples of a damaged one."""
 
 import contextlib
 import itertools
@@ -344,7 +344,7 @@ def _verdict(folder: Path) -> Verdict:
             counted = check.num_examples(), check.num_rows()
             connection.execute("ROLLBACK")
             if not findings:
-                mend = f"knnper store compact {folder} builds it anew"
+                mend = f"knnper store rewrite {folder} builds it anew"
                 of_index = (
                     Finding(f"the saved index {what}", mend)
                     for what in _index_faults(folder / INDEX, identity, rows)
@@ -405,7 +405,7 @@ class DatabaseCheck:
             yield Finding(
                 "an erasure was cut short: bytes of deleted examples may be in the "
                 "files",
-                f"end whoever reads the store, then knnper store compact {self.folder}",
+                f"end whoever reads the store, then knnper store rewrite {self.folder}",
             )
 
     def _small_rows(self) -> Iterator[Finding]:

@@ -255,42 +255,10 @@ def verify(
         for finding in verdict.findings:
             tell(f"  - {finding.what}\n    to mend it: {finding.mend}")
         if verdict.saving is not None:
-            tell(f"knnper store salvage {folder} NEW_FOLDER would save:")
+            tell(f"knnper store rewrite {folder} --to NEW_FOLDER would copy:")
             _show_salvage(verdict.saving)
     if verdict.findings:
         raise typer.Exit(RUN_FAILED)
-
-
-@store.command()
-def salvage(
-    folder: StoreFolder,
-    target: Annotated[
-        Path,
-        typer.Argument(metavar="NEW_FOLDER", help="Of the new store; must be empty."),
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Save what is intact of a damaged store as a new one, and say what is lost."""
-    from knnper.datastore.verify import salvage as salvage_store
-
-    saved = salvage_store(folder, target)
-    if as_json:
-        print_json(asdict(saved))
-        return
-    tell(f"{target} holds what is intact of {folder}:")
-    _show_salvage(saved)
-
-
-def _show_salvage(found: "Salvage") -> None:
-    tell(f"  {counted(found.num_saved, 'example')}, intact in every byte")
-    ids, nothing = ", ".join(map(str, found.lost)), "of which nothing is left"
-    for number, noun, why in (
-        (len(found.lost), "example", f"that are damaged: {ids}"),
-        (found.num_missing, "example", nothing),
-        (found.num_changes_missing, "change", f"{nothing}: what they evicted is back"),
-    ):
-        if number:
-            tell(f"  not {counted(number, noun)} {why}")
 
 
 @store.command()
@@ -428,44 +396,73 @@ def export(
 
 
 @store.command()
-def configure(
+def rewrite(
     folder: StoreFolder,
     changes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="As in --set capacity=5000 or --set 'index={name: sq8, rerank: 4}'; "
-            "may be repeated.",
+            help="Change a setting, as in --set capacity=5000 or --set "
+            "'index={name: sq8, rerank: 4}'; may be repeated.",
         ),
-    ],
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="NEW_FOLDER",
+            help="Copy the intact examples of a damaged store to a new one instead.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Change a store's settings; another index is built at once."""
+    """Compact a store and change its settings, or copy its intact examples."""
+    if target is not None:
+        if changes:
+            raise typer.BadParameter("found --to and --set; give one of them")
+        _copy_intact(folder, target, as_json)
+        return
     from knnper.datastore.store import configure_store, open_store, read_identity
 
-    before = read_identity(folder).settings
-    settings = store_settings(to_jsonable_python(before), changes)
-    configure_store(folder, settings)
-    if settings.index != before.index:
-        with open_store(folder, writable=True) as opened:
-            opened.save()
-    print_json(to_jsonable_python(settings))
-    say(f"{folder} has these settings from now on")
-
-
-@store.command()
-def compact(folder: StoreFolder) -> None:
-    """Write the database anew without gaps, and build and save the index anew."""
-    from knnper.datastore.store import open_store
-
-    def size() -> str:
-        files = (path for path in folder.rglob("*") if path.is_file())
-        return megabytes(sum(path.stat().st_size for path in files))
-
+    settings = read_identity(folder).settings
+    if changes:
+        settings = store_settings(to_jsonable_python(settings), changes)
+        configure_store(folder, settings)
     with open_store(folder, writable=True) as opened:
-        before = size()
+        before = _megabytes_of(folder)
         opened.compact()
-    say(f"{folder} took {before} and takes {size()}")
+    if as_json:
+        print_json(to_jsonable_python(settings))
+    say(f"{folder} took {before} and takes {_megabytes_of(folder)}")
+
+
+def _megabytes_of(folder: Path) -> str:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return megabytes(sum(path.stat().st_size for path in files))
+
+
+def _copy_intact(folder: Path, target: Path, as_json: bool) -> None:
+    from knnper.datastore.verify import salvage
+
+    saved = salvage(folder, target)
+    if as_json:
+        print_json(asdict(saved))
+        return
+    tell(f"{target} holds the intact examples of {folder}:")
+    _show_salvage(saved)
+
+
+def _show_salvage(saved: "Salvage") -> None:
+    tell(f"  {counted(saved.num_saved, 'example')} saved")
+    if saved.lost:
+        ids = ", ".join(map(str, saved.lost))
+        tell(f"  {counted(len(saved.lost), 'example')} damaged and left out: {ids}")
+    if saved.num_missing:
+        tell(f"  {counted(saved.num_missing, 'example')} missing without a trace")
+    if saved.num_changes_missing:
+        changes = counted(saved.num_changes_missing, "change")
+        tell(f"  {changes} missing: examples that they evicted are back")
 
 
 @store.command()

@@ -134,13 +134,13 @@ data: {name: image_folder, path: data}
 """
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("store/index", "link_to_folder", "store delete store --id 1 --yes"),
-    ("store/index", "link_to_folder", "store compact store"),
-    ("store/writer.lock", "link_to_file", "store compact store"),
-    ("store/acknowledged.json", "link_to_file", "store compact store"),
+    ("store/index", "link_to_folder", "store rewrite store"),
+    ("store/writer.lock", "link_to_file", "store rewrite store"),
+    ("store/acknowledged.json", "link_to_file", "store rewrite store"),
     ("store/writer.lock", "pipe", "store info store"),
     ("store/acknowledged.json", "pipe", "store verify store"),
     ("store/store.sqlite3-wal", "pipe", "store verify store --json"),
-    ("store/index/manifest.json", "pipe", "store salvage store saved"),
+    ("store/index/manifest.json", "pipe", "store rewrite store --to saved"),
     ("run/results.json", "pipe", "report run"),
     ("run/clients.csv", "pipe", "report run"),
     ("run/experiment.yaml", "pipe", "simulate --resume run"),

@@ -97,7 +97,7 @@ def test_info(folder: Path) -> None:
     assert "capacity: not bounded" in text
     with open_store(folder, writable=True):
         assert described(folder)["writer"] is not None
-    done("configure", folder, "--set", "capacity=50")
+    done("rewrite", folder, "--set", "capacity=50")
     assert "capacity: 50 examples, room for 10 more" in done("info", folder).stdout
     refused(1, "holds no store", "info", folder.parent)
 
@@ -132,13 +132,13 @@ def test_what_was_exported_can_be_added(
 
 
 def test_configure(folder: Path) -> None:
-    shown = done("configure", folder, "--set", "index.name=hnsw").stdout
+    shown = done("rewrite", folder, "--set", "index.name=hnsw").stdout
     assert json.loads(shown)["index"]["name"] == "hnsw"
     assert described(folder)["index_bytes"] != 0
     assert "sound" in done("verify", folder).stdout
-    change = ("configure", folder, "--set")
+    change = ("rewrite", folder, "--set")
     refused(2, 'store.capacity: found "few"', *change, "capacity=few")
-    assert "and takes" in done("compact", folder).stderr
+    assert "and takes" in done("rewrite", folder).stderr
     assert "sound" in done("verify", folder).stdout
 
 
@@ -196,8 +196,8 @@ def test_every_command_says_that_a_store_is_damaged(
         ("verify", folder),
         ("delete", folder, "--label", 3, "--yes"),
         ("export", folder, tmp_path / "out.npz"),
-        ("configure", folder, "--set", "capacity=8000"),
-        ("compact", folder),
+        ("rewrite", folder, "--set", "capacity=8000"),
+        ("rewrite", folder),
         ("reembed", folder, "--roll-back"),
         ("reembed", folder, "--model", run),
     ):
@@ -215,13 +215,15 @@ def test_what_is_intact_is_saved(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert f"{NUM_EXAMPLES - 1} examples" in result.stdout
     told = json.loads(store("verify", folder, "--json").stdout)["saving"]
-    saved = json.loads(done("salvage", folder, tmp_path / "new", "--json").stdout)
+    saved = json.loads(
+        done("rewrite", folder, "--to", tmp_path / "new", "--json").stdout
+    )
     assert saved == told
     assert (saved["num_saved"], saved["lost"]) == (NUM_EXAMPLES - 1, [5])
     assert described(tmp_path / "new")["num_examples"] == NUM_EXAMPLES - 1
-    assert store("salvage", folder, tmp_path / "new").exit_code == 1
-    shown = done("salvage", folder, tmp_path / "newer").stdout
-    assert "damaged: 5" in shown
+    assert store("rewrite", folder, "--to", tmp_path / "new").exit_code == 1
+    shown = done("rewrite", folder, "--to", tmp_path / "newer").stdout
+    assert "1 example damaged and left out: 5" in shown
 
 
 @pytest.mark.parametrize(

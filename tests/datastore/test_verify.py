@@ -124,7 +124,7 @@ def test_an_example_without_a_trace_is_missed(folder: Path) -> None:
         change(folder, f"DELETE FROM {table} WHERE id = 9")
     (found,) = verify(folder).findings
     assert "examples are missing" in found.what
-    assert "salvage" in found.mend
+    assert "rewrite" in found.mend
     with pytest.raises(StoreDamagedError, match="examples are missing"):
         open_store(folder)
 
@@ -134,7 +134,7 @@ def test_an_erasure_that_was_cut_short_is_found(folder: Path) -> None:
         row.erasing = 1
     (found,) = verify(folder).findings
     assert "an erasure was cut short" in found.what
-    assert "compact" in found.mend
+    assert "rewrite" in found.mend
     assert verify(folder).saving is None
 
 
