@@ -535,8 +535,8 @@ class Store(StoreReader):
             raise StoreFullError(
                 f"with embeddings of {version.embedding_dim} numbers the budget has "
                 f"room for {most} examples, found {len(self)}. Raise budget_mb (knnper "
-                "store rewrite --set) or delete some, then re-embed: finished embeddings "
-                "are kept"
+                "store rewrite --set) or delete some, then re-embed: finished "
+                "embeddings are kept"
             )
 
     def _tidy_up(self) -> None:

@@ -132,7 +132,7 @@ def test_what_was_exported_can_be_added(
 
 
 def test_configure(folder: Path) -> None:
-    shown = done("rewrite", folder, "--set", "index.name=hnsw").stdout
+    shown = done("rewrite", folder, "--set", "index.name=hnsw", "--json").stdout
     assert json.loads(shown)["index"]["name"] == "hnsw"
     assert described(folder)["index_bytes"] != 0
     assert "sound" in done("verify", folder).stdout
@@ -215,14 +215,13 @@ def test_what_is_intact_is_saved(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert f"{NUM_EXAMPLES - 1} examples" in result.stdout
     told = json.loads(store("verify", folder, "--json").stdout)["saving"]
-    saved = json.loads(
-        done("rewrite", folder, "--to", tmp_path / "new", "--json").stdout
-    )
+    copying = ("rewrite", folder, "--to")
+    saved = json.loads(done(*copying, tmp_path / "new", "--json").stdout)
     assert saved == told
     assert (saved["num_saved"], saved["lost"]) == (NUM_EXAMPLES - 1, [5])
     assert described(tmp_path / "new")["num_examples"] == NUM_EXAMPLES - 1
-    assert store("rewrite", folder, "--to", tmp_path / "new").exit_code == 1
-    shown = done("rewrite", folder, "--to", tmp_path / "newer").stdout
+    assert store(*copying, tmp_path / "new").exit_code == 1
+    shown = done(*copying, tmp_path / "newer").stdout
     assert "1 example damaged and left out: 5" in shown
 
 
