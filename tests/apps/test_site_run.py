@@ -280,6 +280,7 @@ def test_a_choice_that_loses_is_neither_served_nor_reported(
     monkeypatch.setattr(install, "estimate", lambda *_: loss)
     settings = experiment(**{"personalization": "{knn_weights: [0.9]}"})
     ran = lead(three(files), settings, tmp_path / "run")
+    assert len(rows(ran)) == 3
     for name, row in rows(ran).items():
         assert serving(files[name], name).tuned_on.overruled
         assert float(row["knn_weight"]) == 0
@@ -292,6 +293,7 @@ def test_the_report_of_another_method_is_that_methods(
     settings = experiment(method="{name: fedavg}", personalization="{}")
     ran = lead(three(files), settings, tmp_path / "run")
     expected = rows(simulated(tmp_path / "serial", settings))
+    assert len(rows(ran)) == 3
     for name, row in rows(ran).items():
         assert row["accuracy"] == expected[name]["accuracy"]
         assert serving(files[name], name).accuracy.knn is not None

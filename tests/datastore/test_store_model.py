@@ -324,6 +324,7 @@ def test_short_histories_of_what_was_learnt(name: str) -> None:
 @pytest.mark.usefixtures("learning_early")
 def test_these_histories_do_learn() -> None:
     vectors = RandomKey(1).numpy().normal(size=(24, INPUT_DIM)).astype("float32")
+    assert LEARNT
     for settings_ in LEARNT.values():
         built = settings_.build(INPUT_DIM, np.arange(24), vectors)
         flat = 24 * (4 * INPUT_DIM + 16)

@@ -66,6 +66,7 @@ def test_compose_file_is_valid(file: str) -> None:
 @pytest.mark.parametrize("file", COMPOSE_FILES[1:])
 def test_containers_have_no_more_rights_than_they_need(file: str) -> None:
     services = without_tags((DOCKER / file).read_text())["services"]
+    assert services
     for name, service in services.items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name

@@ -86,6 +86,7 @@ def test_a_method_has_its_card(entry: type[Method]) -> None:
 def test_notes_belong_to_methods() -> None:
     for folder, entries in reference.CARDS.items():
         notes = {path.stem for path in Path("docs", folder).glob("*.md")}
+        assert notes
         assert notes <= entries.keys() | {"class_prior"}
 
 

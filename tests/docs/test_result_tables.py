@@ -100,6 +100,7 @@ def test_a_file_is_of_the_shipped_one(name: str) -> None:
 def test_points_are_those_of_the_table(name: str) -> None:
     results = tables.read_results(tables.RESULTS / f"{name}.csv")
     points = tables.read_points(tables.RESULTS / tables.POINTS / f"{name}.csv")
+    assert results.results
     for result in results.results:
         runs = [
             point

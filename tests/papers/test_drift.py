@@ -73,6 +73,7 @@ def test_every_image_is_dealt_twice_no_client_grows(seed: int, alpha: float) -> 
 
 
 def test_half_is_stored_at_first_and_batches_are_of_equal_size() -> None:
+    assert list(streams())
     for one in streams():
         assert len(one.initial) == (len(before(one)) + 1) // 2
         assert len(one.batches) == 9

@@ -123,6 +123,7 @@ def test_a_domain_does_not_depend_on_the_others() -> None:
     rows = np.repeat([[0, 0], [0, 1], [1, 2]], [40, 8, 20], axis=0)
     both = pflbed(dataset(rows, rows), PflbedSettings(), KEY)
     alone = pflbed(dataset(rows[:48], rows[:48]), PflbedSettings(), KEY)
+    assert len(alone.train) >= 30
     for one, other in zip(both.train[:30], alone.train[:30], strict=True):
         assert np.array_equal(one, other)
 
@@ -133,9 +134,9 @@ def test_the_partition_follows_from_the_key() -> None:
 
 
 def test_what_unseen_clients_lack_does_not_change_what_labels_count() -> None:
-    for before, after in zip(
-        partition().clients, partition(unseen_train_fraction=0.5).clients, strict=True
-    ):
+    whole, part = partition().clients, partition(unseen_train_fraction=0.5).clients
+    assert whole
+    for before, after in zip(whole, part, strict=True):
         assert len(after.train) <= len(before.train)
         assert np.array_equal(after.test, before.test)
         assert before.class_weights is not None
@@ -150,6 +151,7 @@ def test_on_its_own_validation_data_a_clients_labels_count_the_same() -> None:
 def test_the_runtime_is_given_the_weights() -> None:
     made = partition()
     clients = VirtualClients.of(DATASET, made)
+    assert made.clients
     for part in made.clients:
         assert part.class_weights is not None
         weights = clients.class_weights(part.name)
@@ -157,7 +159,9 @@ def test_the_runtime_is_given_the_weights() -> None:
 
 
 def test_a_part_of_the_data_keeps_its_domains() -> None:
-    for number, client in enumerate(partition(used_fraction=0.5).clients):
+    clients = partition(used_fraction=0.5).clients
+    assert len(clients) > 30
+    for number, client in enumerate(clients):
         own = np.concatenate([client.train, client.validation])
         assert set(own // 4 % 2) <= {number // 30}
         assert set(client.test // 4 % 2) <= {number // 30}

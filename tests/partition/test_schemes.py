@@ -221,6 +221,7 @@ def settings_of(num_clients: int, classes_per_client: int) -> PathologicalSettin
 def test_the_samples_of_a_class_are_shared_evenly() -> None:
     # 20 clients with two of ten classes each: every class has four clients.
     assignment = pathological(TEN_CLASSES, TEN_CLASSES[::5], settings_of(20, 2), KEY)
+    assert len(assignment.train) == len(assignment.test) == 20
     for part in assignment.train:
         counts = np.bincount(TEN_CLASSES[part], minlength=10)
         assert set(counts.tolist()) <= {0, 12, 13}

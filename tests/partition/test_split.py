@@ -232,6 +232,7 @@ def test_less_is_rounded_and_nobody_loses_all() -> None:
 @pytest.mark.parametrize("evaluate_on", ["test", "validation"])
 def test_nothing_else_changes_with_less(evaluate_on: str) -> None:
     whole, part = (with_less(one, evaluate_on=evaluate_on) for one in (1.0, 0.3))
+    assert whole.clients
     for before, after in zip(whole.clients, part.clients, strict=True):
         assert (after.name, after.seen) == (before.name, before.seen)
         assert np.array_equal(after.test, before.test)
@@ -247,6 +248,7 @@ def test_nothing_else_changes_with_less(evaluate_on: str) -> None:
 )
 def test_smaller_parts_lie_in_larger_ones(fractions: list[float], seed: int) -> None:
     parts = [with_less(one, RandomKey(seed)) for one in fractions]
+    assert parts[0].clients
     for smaller, larger in itertools.pairwise(parts):
         for few, many in zip(smaller.clients, larger.clients, strict=True):
             assert set(few.train) <= set(many.train)
@@ -262,6 +264,7 @@ def test_validation_data_are_split_once_more() -> None:
         iid_partition(unseen_fraction=0.3, validation_fraction=0.2, evaluate_on=split)
         for split in ("test", "validation")
     )
+    assert plain.clients
     for before, after in zip(plain.clients, tuned.clients, strict=True):
         assert (after.name, after.seen) == (before.name, before.seen)
         assert np.array_equal(after.test, before.validation)
@@ -274,6 +277,7 @@ def test_validation_data_are_split_once_more() -> None:
         iid_partition(validation_fraction=0.0, evaluate_on=split)
         for split in ("test", "validation")
     )
+    assert plain.clients
     for before, after in zip(plain.clients, tuned.clients, strict=True):
         assert len(after.test) == 0
         assert np.array_equal(after.train, before.train)
@@ -286,6 +290,7 @@ def test_of_text_the_last_windows_are_held_out(evaluate_on: str) -> None:
     given: dict[str, Any] = {"validation_fraction": 0.3, "evaluate_on": evaluate_on}
     chosen = IidSettings(num_clients=10, **given)
     found = make_partition(text, Choice[Settings]("iid", chosen), KEY)
+    assert len(found.clients) == 10
     for client in found.clients:
         assert client.train.max() < client.validation.min()
         if evaluate_on == "validation":
@@ -324,6 +329,7 @@ def test_every_sample_has_one_owner(name: str, evaluate_on: str) -> None:
 
 def test_clients_are_dealt_their_own_samples() -> None:
     partition = made("natural", proxy_fraction=0.3)
+    assert len(partition.clients) == 3
     for number, client in enumerate(partition.clients):
         own = np.append(client.train, client.validation)
         assert set(own % 3) == {number}

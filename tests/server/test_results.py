@@ -319,7 +319,9 @@ def test_everyone_is_in_one_group_in_order(sizes: dict[str, int], at_once: int) 
 def test_no_group_is_larger_than_asked_by_more_than_a_client(
     sizes: dict[str, int], at_once: int
 ) -> None:
-    for group in in_groups(sizes, at_once):
+    groups = list(in_groups(sizes, at_once))
+    assert bool(groups) == bool(sizes)
+    for group in groups:
         total = sum(sizes[client] for client in group)
         assert total <= at_once + max(sizes[client] for client in group)
 

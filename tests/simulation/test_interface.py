@@ -175,6 +175,7 @@ def test_each_client_serves_what_it_served_in_the_run(
         place = tmp_path / "run"
         settings = SMALL | {"model__trained": "head"}
         run = simulate("demo", output=place, progress=False, **settings)
+    assert len(run.clients) > 0
     for client, row in run.clients.iterrows():
         predictor, test = run.predictor(str(client)), run.test(str(client))
         assert test.images.shape[1:] == (8, 8, 1)

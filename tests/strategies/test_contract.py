@@ -566,6 +566,7 @@ def test_a_wrong_first_update_is_that_client_s_failure(method: Method) -> None:
     wrong_ones = [*longer(first), *of_other_lengths(first)]
     if isinstance(first, ClusterUpdate):
         wrong_ones.append(dataclasses.replace(first, cluster=99))
+    assert wrong_ones
     for wrong in wrong_ones:
         tally = tally_of(method, state)
         used = used_of(honest | {"a": wrong}, method, tally)
@@ -589,7 +590,9 @@ def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
     state = method.init(OF_A_ROUND, RandomKey(1))
     honest, tally = honest_updates(method, state), tally_of(method, state)
     replies = [Reply((client,), update) for client, update in honest.items()]
-    for one in usable_updates(replies, method.update_type, tally):
+    usable = list(usable_updates(replies, method.update_type, tally))
+    assert usable
+    for one in usable:
         assert one is not None
         fields = [name for name in one.changes if name in OF_A_MODEL]
         assert fields

@@ -32,6 +32,19 @@ TUTORIALS = [
     *sorted(FOLDER.glob("*.md")),
     *(FOLDER / f"{name}.md" for (name,) in IN_A_CLONE),
 ]
+TUTORIALS_WITH_PYTHON = [
+    page
+    for page in TUTORIALS
+    if any(listing.language == "python" for listing in listings_of(page))
+]
+TUTORIALS_WITH_CHANGES = [
+    page
+    for page in TUTORIALS
+    if any(
+        listing.file is not None and (ROOT / listing.file).is_file()
+        for listing in listings_of(page)
+    )
+]
 
 
 def test_every_page_is_listed_and_run() -> None:
@@ -45,19 +58,18 @@ def test_every_page_is_listed_and_run() -> None:
         assert listed == {name for many in expected for name in many}
 
 
-def test_no_page_but_those_of_a_clone_names_the_repository() -> None:
-    for name in (name for many in WITH_THE_PACKAGE for name in many):
-        for one in listings_of(FOLDER / f"{name}.md"):
-            assert not re.search(r"\bmake \w|\bmake$|git |papers|tests/", one.text), (
-                name
-            )
+@pytest.mark.parametrize("name", [name for many in WITH_THE_PACKAGE for name in many])
+def test_page_for_the_package_does_not_use_the_repository(name: str) -> None:
+    listings = listings_of(FOLDER / f"{name}.md")
+    assert listings
+    for listing in listings:
+        assert not re.search(r"\bmake \w|\bmake$|git |papers|tests/", listing.text)
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_its_programs_pass_the_checks(page: Path) -> None:
-    # Of modules that the reader writes the order of imports is not known here, and
-    # who tries something out may print.
-    # What is no part of the repository need not say what it is, and may assert.
+@pytest.mark.parametrize("page", TUTORIALS_WITH_PYTHON, ids=lambda page: page.stem)
+def test_python_listings_pass_the_checks(page: Path) -> None:
+    # The order of imports is unknown here for modules that the reader writes, and
+    # scripts may print. Only files of the repository need docstrings.
     also = "" if page.parent != FOLDER else ",D,S101,ARG002"
     check = ["check", "--ignore", f"I001,T201{also}"]
     for one in listings_of(page):
@@ -75,15 +87,14 @@ def test_its_programs_pass_the_checks(page: Path) -> None:
                 assert found.returncode == 0, f"{one.file}: {found.stdout}"
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_its_changes_fit(page: Path) -> None:
-    """Those to files of the repository; the others follow what the page makes."""
+@pytest.mark.parametrize("page", TUTORIALS_WITH_CHANGES, ids=lambda page: page.stem)
+def test_changes_fit_files_of_the_repository(page: Path) -> None:
     texts = dict[str, str]()
-    for one in listings_of(page):
-        if one.file is not None and (ROOT / one.file).is_file():
-            text = texts.get(one.file, (ROOT / one.file).read_text())
-            is_change = one.language == "diff"
-            texts[one.file] = changed(text, one.text) if is_change else one.text
+    for listing in listings_of(page):
+        if listing.file is not None and (ROOT / listing.file).is_file():
+            text = texts.get(listing.file, (ROOT / listing.file).read_text())
+            texts[listing.file] = changed(text, listing.text)
+    assert texts
 
 
 @pytest.mark.slow

@@ -127,7 +127,9 @@ def test_random_numbers_stay_in_range(low: float, factor: float, is_log: bool) -
     scale: Literal["log", "linear"] = "log" if is_log else "linear"
     values = RangeSettings(low, low * factor, scale)
     whole = RangeSettings(math.ceil(low), math.ceil(low) + math.ceil(factor), scale)
-    for point in draw_points(RandomSettings(3, {RATE: values, NEIGHBORS: whole})):
+    points = draw_points(RandomSettings(3, {RATE: values, NEIGHBORS: whole}))
+    assert len(points) == 3
+    for point in points:
         assert low <= point[RATE] <= low * factor
         assert isinstance(point[NEIGHBORS], int)
         assert whole.low <= point[NEIGHBORS] <= whole.high
