@@ -15,7 +15,7 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
 from knnper.client.data_changes import find_changes
 from knnper.client.flower_node import Activation, holder
-from knnper.client.limits import REFUSALS, last_refusal
+from knnper.client.limits import REFUSALS, Answers, last_refusal
 from knnper.client.settings import ClientSettings
 from knnper.client.state import (
     Offered,
@@ -114,6 +114,7 @@ def client_checks(settings: ClientSettings) -> Iterator[Check]:
     yield Check("folder", site.check_folder)
     yield Check("node", site.check_node, ("folder",))
     yield Check("refusals", site.check_refusals, ("folder",))
+    yield Check("limits", site.check_limits)
     yield Check("own code", site.check_own_code)
     yield Check("data", site.check_data)
     yield Check("model", site.check_models, ("folder",))
@@ -485,6 +486,38 @@ class _SiteChecks:
             f"{at}, the server refused this client: {refusal.reason}",
             f"once that is fixed, remove {self._folder.path / REFUSALS}",
         )
+
+    def check_limits(self) -> Finding:
+        """Show what a run may do to this site, and how many answers are left."""
+        settings, answers = self._settings, Answers(self._settings)
+        limits, given = settings.limits, answers.read()
+        methods, models = (
+            "any" if names is None else ", ".join(names) or "no"
+            for names in (limits.methods, limits.models)
+        )
+        experiment = limits.experiment
+        metrics = f"answers with metrics: {answers.summary('validation', given)}"
+        found = "; ".join(
+            (
+                f"behind an update at least {limits.min_examples} examples, "
+                f"{limits.min_steps} step(s)",
+                f"{methods} method",
+                f"{models} model",
+                f"the experiment {experiment[:16]} alone"
+                if experiment
+                else "any experiment",
+                f"training rounds: {answers.summary('training', given)}",
+                metrics if settings.share_metrics else "no metrics",
+            )
+        )
+        if not settings.train:
+            return fine(f"no training; {found}")
+        if answers.num_left("training", given) < 1:
+            return warning(
+                f"no training round is left: {found}",
+                "raise limits.training_rounds, or wait until its days are over",
+            )
+        return fine(found)
 
     def check_own_code(self) -> Finding:
         door = self._settings.door

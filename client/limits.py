@@ -1,8 +1,8 @@
-"""What a run may do to this site, and what the site has answered, over all runs.
+"""Limits on what a run may do to this site, and the count of answers over all runs.
 
 A server may send another experiment than it introduced, other weights and other rounds,
-and may begin a new run whenever it likes. So every message is looked at as if it were
-the first, and what was answered is counted on the site's own disk.
+and may begin a new run at any time. So every message is checked as if it were the
+first, and answers are counted on the site's own disk.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from knnper.strategies.catalogue import METHODS, identity_at_sites, method_of
 from knnper.strategies.core.training import num_steps, steps_per_epoch
 
 REFUSALS, ANSWERS = "refusals.jsonl", "answers.jsonl"  # in the state folder
-MOST = 100
-REPEATED = timedelta(days=1)  # within it, the same refusal is noted once
-_BEGUN_KEPT = 1000
-_TIDIED_BEYOND_BYTES = 10**6
+MAX_REFUSALS = 100
+REPEATED_WITHIN = timedelta(days=1)  # the same refusal is recorded once
+_MAX_BEGUN = 1000
+_COMPACT_BEYOND_BYTES = 10**6
 
 log = logging.getLogger("flwr")
 
 About = Literal["client", "model", "run"]
 Kind = Literal["begun", "training", "validation"]
-_NEEDED: dict[Kind, Code] = {
+_TOO_FEW_LEFT: dict[Kind, Code] = {
     "training": Code.TRAINING_NEEDED,
     "validation": Code.VALIDATION_NEEDED,
 }
@@ -49,7 +49,7 @@ _ANY_NUMBER = Word("any number of", {"any number of"})
 
 @dataclass(frozen=True)
 class RefusalNote:
-    """One refusal."""
+    """A refusal: of this client by the server, of a model, or of a run."""
 
     time: datetime
     about: About
@@ -58,7 +58,7 @@ class RefusalNote:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer to a server."""
+    """An answer to a server that counts against the limits."""
 
     time: AwareDatetime
     run: int
@@ -71,97 +71,103 @@ _ANSWERS = TypeAdapter(list[Answer])
 
 
 def note_refusal(state: Path, about: About, reason: str) -> bool:
-    """Write down that there was one now; return whether it is a new one."""
-    # What is asked again within a day is not written again, nor is it news that the
-    # server repeats why this client refused its run.
+    """Record a refusal; return whether it is new.
+
+    A refusal that repeats the last one within a day is not recorded, nor is the
+    server's message that repeats why this client refused its run.
+    """
     now = _now()
     last = None
     with contextlib.suppress(RunError):  # a damaged file
         last = last_refusal(state)
-    if last is not None and last.time > now - REPEATED:
-        same = (last.about, last.reason) == (about, reason)
-        echo = (last.about, about) == ("run", "client") and last.reason[:100] in reason
-        if same or echo:
+    if last is not None and last.time > now - REPEATED_WITHIN:
+        is_same = (last.about, last.reason) == (about, reason)
+        is_echo = (last.about, about) == ("run", "client")
+        if is_same or (is_echo and last.reason[:100] in reason):
             return False
     make_private(state)
     notes = JsonLines(state / REFUSALS)
     notes.append(_as_line(RefusalNote(now, about, reason)))
     try:
-        found = notes.read()
-        if len(found) > MOST:
-            notes.replace(found[-MOST:])
+        lines = notes.read()
+        if len(lines) > MAX_REFUSALS:
+            notes.replace(lines[-MAX_REFUSALS:])
     except RunError as error:
         log.warning("%s", error)
     return True
 
 
 def last_refusal(state: Path) -> RefusalNote | None:
-    """Return the last one; None if there was none."""
-    notes = JsonLines(state / REFUSALS).read()
+    """Read the last refusal; return None if there was none."""
+    lines = JsonLines(state / REFUSALS).read()
     try:
-        return _NOTE.validate_python(notes[-1]) if notes else None
+        return _NOTE.validate_python(lines[-1]) if lines else None
     except ValidationError as error:
-        damaged = state / REFUSALS
-        raise RunError(f"the last line of {damaged} is damaged; remove it") from error
+        raise RunError(
+            f"the last line of {state / REFUSALS} is damaged; remove it"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a site has answered, on its disk."""
+    """The record of a site's answers, in its state folder."""
 
     client: ClientSettings
 
     def read(self) -> list[Answer]:
-        """Return the answers that count still, oldest first."""
+        """Read the answers of the days that count, oldest first."""
         lines = self._file.read()
         try:
-            found = _ANSWERS.validate_python(lines)
+            answers = _ANSWERS.validate_python(lines)
         except ValidationError as error:
-            line = error.errors()[0]["loc"][0]
-            mend = "remove the file to count answers from nothing"
-            damaged = f"entry {line} of {self._file.path} is damaged"
-            reason = SafeReason(Code.UNUSABLE_STATE)
-            raise RunError(f"{damaged}; {mend}", reason=reason) from error
+            entry = error.errors()[0]["loc"][0]
+            raise RunError(
+                f"entry {entry} of {self._file.path} is damaged; remove the file to "
+                "restart the count",
+                reason=SafeReason(Code.UNUSABLE_STATE),
+            ) from error
         if self.client.limits.days is None:
-            return found
+            return answers
         begin = datetime.now(UTC) - timedelta(days=self.client.limits.days)
-        return [one for one in found if one.time > begin]
+        return [answer for answer in answers if answer.time > begin]
 
     def note(self, answer: Answer) -> None:
-        """Write an answer down; on return it is on disk."""
+        """Record an answer; on return it is on disk."""
         make_private(self.client.state)
         self._file.append(_as_line(answer))
-        if self._file.path.stat().st_size > _TIDIED_BEYOND_BYTES:
-            # Runs cost a server nothing: it must not fill the disk with them.
+        if self._file.path.stat().st_size > _COMPACT_BEYOND_BYTES:
+            # A server can begin any number of runs: they must not fill the disk.
             answers = self.read()
-            begun = [one for one in answers if one.kind == "begun"]
-            forgotten = set(begun[:-_BEGUN_KEPT])
-            self._file.replace(_as_line(o) for o in answers if o not in forgotten)
+            begun = [answer for answer in answers if answer.kind == "begun"]
+            dropped = set(begun[:-_MAX_BEGUN])
+            self._file.replace(
+                _as_line(answer) for answer in answers if answer not in dropped
+            )
 
-    def left(self, kind: Kind, answers: Sequence[Answer]) -> float:
-        """Return how many more of a kind may be given."""
-        most = self._most(kind)
-        return math.inf if most is None else most - _count(kind, answers)
+    def num_left(self, kind: Kind, answers: Sequence[Answer]) -> float:
+        """Return how many more answers of a kind the limits allow."""
+        limit = self._limit(kind)
+        return math.inf if limit is None else limit - _count(kind, answers)
 
-    def state(self, kind: Kind, answers: Sequence[Answer]) -> str:
-        """Return in words how many of a kind were given, and may be."""
-        most, days = self._most(kind), self.client.limits.days
+    def summary(self, kind: Kind, answers: Sequence[Answer]) -> str:
+        """Describe how many answers of a kind were given, and how many are allowed."""
+        limit, days = self._limit(kind), self.client.limits.days
         window = f"in {days} days" if days else "in all"
-        of = "any number" if most is None else most
-        return f"{_count(kind, answers)} of {of} {window} (limits.{kind}_rounds)"
+        allowed = "any number" if limit is None else limit
+        return f"{_count(kind, answers)} of {allowed} {window} (limits.{kind}_rounds)"
 
     def numbers(self, kind: Kind, answers: Sequence[Answer]) -> dict[str, SafeField]:
-        """Return the numbers of `state` as fields of a reason, where a limit is set."""
+        """Return the numbers of a limit as fields of a reason."""
         days = self.client.limits.days
         return {
             "given": _count(kind, answers),
-            "most": self._most(kind) or 0,
+            "most": self._limit(kind) or 0,
             "days": _ANY_NUMBER if days is None else days,
         }
 
-    def _most(self, kind: Kind) -> int | None:
-        most: int | None = getattr(self.client.limits, f"{kind}_rounds")
-        return most
+    def _limit(self, kind: Kind) -> int | None:
+        limit: int | None = getattr(self.client.limits, f"{kind}_rounds")
+        return limit
 
     @property
     def _file(self) -> JsonLines:
@@ -169,36 +175,44 @@ class Answers:
 
 
 def _count(kind: Kind, answers: Sequence[Answer]) -> int:
-    return sum(one.kind == kind for one in answers)
+    return sum(answer.kind == kind for answer in answers)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a site lets a run do; each ``require`` refuses with all reasons at once."""
+    """A site's limits on one run; each ``require`` raises with all reasons at once.
+
+    Raises
+    ------
+    RefusedError
+        From the ``require`` methods and `count`, if a limit is exceeded.
+    """
 
     client: ClientSettings
     experiment: Experiment
     run: int
 
     def objections(self) -> list[SafeReason]:
-        """Return why the experiment is not one for this site, whoever runs it."""
+        """Return why this site rejects the experiment in any run."""
         limits, experiment = self.client.limits, self.experiment
         reasons = []
         if limits.experiment not in (None, self.fingerprint):
             reasons.append(self._other(Code.OTHER_EXPERIMENT, limits.experiment))
         method, model = experiment.method.name, experiment.model.name
-        if limits.methods is not None and method not in limits.methods:
-            allowed = _shown(limits.methods, METHODS)
-            code, found = Code.METHOD_NOT_ALLOWED, _shown([method], METHODS)
-            reasons.append(SafeReason(code, found=found, allowed=allowed))
-        if limits.models is not None and model not in limits.models:
-            allowed = _shown(limits.models, MODELS)
-            code, found = Code.MODEL_NOT_ALLOWED, _shown([model], MODELS)
-            reasons.append(SafeReason(code, found=found, allowed=allowed))
+        for name, allowed, known, code in (
+            (method, limits.methods, METHODS, Code.METHOD_NOT_ALLOWED),
+            (model, limits.models, MODELS, Code.MODEL_NOT_ALLOWED),
+        ):
+            if allowed is not None and name not in allowed:
+                found = _as_words([name], known)
+                reasons.append(
+                    SafeReason(code, found=found, allowed=_as_words(allowed, known))
+                )
         needs_metrics = method_of(experiment.method).needs_metrics
         if needs_metrics and self.client.train and not self.client.share_metrics:
-            named = _shown([method], METHODS)
-            reasons.append(SafeReason(Code.NEEDS_METRICS, method=named))
+            reasons.append(
+                SafeReason(Code.NEEDS_METRICS, method=_as_words([method], METHODS))
+            )
         return reasons
 
     def _other(self, code: Code, expected: str) -> SafeReason:
@@ -217,19 +231,21 @@ class Limits:
         return None
 
     def objections_to_training(self, num_train: int) -> list[SafeReason]:
-        """Return why the site does not train as the experiment says, or at all."""
-        if why_none := self.without_training(num_train):
-            return [why_none]
+        """Return why the site rejects the training that the experiment asks for."""
+        if reason := self.without_training(num_train):
+            return [reason]
         training = self.experiment.training
         steps = num_steps(training, None, num_train)
         per_epoch = steps_per_epoch(num_train, training.batch_size)
-        size = min(training.batch_size, num_train)
-        return self._too_little(steps, min(steps, per_epoch) * size)
+        batch_size = min(training.batch_size, num_train)
+        return self._too_little(steps, min(steps, per_epoch) * batch_size)
 
     def require_allowed(self) -> None:
-        """Refuse an experiment that is not for this site, or not that of its run."""
+        """Reject an experiment that the limits exclude, or that its run changed."""
         reasons = self.objections()
-        begun = [one for one in Answers(self.client).read() if one.run == self.run]
+        begun = [
+            answer for answer in Answers(self.client).read() if answer.run == self.run
+        ]
         if begun and begun[0].experiment != self.fingerprint:
             reasons.append(self._other(Code.EXPERIMENT_CHANGED, begun[0].experiment))
         self._require(reasons)
@@ -237,7 +253,7 @@ class Limits:
             self._note("begun")
 
     def require_plan(self, num_train: int) -> None:
-        """Refuse a run that cannot be gone through with, before it begins."""
+        """Reject a run, before it begins, that the limits would stop half-way."""
         training, every = self.experiment.training, self.experiment.run.validate_every
         reasons, needed = [], dict[Kind, int]()
         if self.without_training(num_train) is None:
@@ -248,30 +264,35 @@ class Limits:
             needed["validation"] = 1 + (training.num_rounds // every if every else 0)
         answers = Answers(self.client)
         given = answers.read()
-        same = [one for one in given if one.experiment == self.fingerprint]
+        same = [answer for answer in given if answer.experiment == self.fingerprint]
         for kind, number in needed.items():
-            # A run that is resumed has had a part of them.
+            # A run that is resumed has used a part of them.
             missing = number - _count(kind, same) % number
-            if missing > answers.left(kind, given):
+            if missing > answers.num_left(kind, given):
                 numbers = answers.numbers(kind, given)
-                reasons.append(SafeReason(_NEEDED[kind], missing=missing, **numbers))
+                reasons.append(
+                    SafeReason(_TOO_FEW_LEFT[kind], missing=missing, **numbers)
+                )
         self._require(reasons)
 
     def require_training(self, num_train: int) -> None:
-        """Refuse to train at all, or as the experiment says."""
+        """Reject the training that the experiment asks for, if limits exclude it."""
         self._require(self.objections_to_training(num_train))
 
-    def require_behind(self, trained: Sequence[tuple[int, float]]) -> None:
-        """Refuse to send an update behind which there is too little."""
+    def require_enough(self, trained: Sequence[tuple[int, float]]) -> None:
+        """Reject sending an update of too few steps or examples.
+
+        ``trained``: Steps and effective examples of each local training.
+        """
         steps = min((steps for steps, _ in trained), default=0)
         examples = min((examples for _, examples in trained), default=0)
         self._require(self._too_little(steps, examples))
 
     def count(self, kind: Kind) -> None:
-        """Take one answer from those that are left; on return that is on disk."""
+        """Count one more answer against the limit; on return it is on disk."""
         answers = Answers(self.client)
         given = answers.read()
-        if answers.left(kind, given) < 1:
+        if answers.num_left(kind, given) < 1:
             numbers = answers.numbers(kind, given)
             self._require([SafeReason(_NONE_LEFT[kind], **numbers)])
         self._note(kind)
@@ -284,7 +305,7 @@ class Limits:
                 (Code.TOO_FEW_EXAMPLES, examples, limits.min_examples),
                 (Code.TOO_FEW_STEPS, steps, limits.min_steps),
             )
-            # What is not a number is too little, too.
+            # Negated, so that NaN is too little, too.
             if not found >= least - 1e-6
         ]
 
@@ -302,12 +323,12 @@ class Limits:
 
     @property
     def fingerprint(self) -> str:
-        """What the site knows the experiment by."""
+        """Fingerprint by which a site recognises the experiment."""
         return identity_at_sites(self.experiment)
 
 
-def _shown(names: Sequence[str], known: Collection[str]) -> tuple[Word, ...]:
-    """Return names as words; a name that is not ``known`` becomes "own code"."""
+def _as_words(names: Sequence[str], known: Collection[str]) -> tuple[Word, ...]:
+    """Return names as words that may be sent; an unknown one becomes "own code"."""
     words = [Word(name, known) if name in known else _OWN_CODE for name in names]
     return tuple(dict.fromkeys(words))
 
@@ -316,5 +337,5 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _as_line(noted: Answer | RefusalNote) -> dict[str, object]:
-    return {**asdict(noted), "time": noted.time.isoformat()}
+def _as_line(record: Answer | RefusalNote) -> dict[str, object]:
+    return {**asdict(record), "time": record.time.isoformat()}

@@ -1,7 +1,8 @@
-"""A site as a client: its answers to the server, and the files that it keeps.
+"""A site as a client: limits, metrics policy and data around a `ClientRuntime`.
 
 The text of an error can hold data of the site and goes to the site's own log. The
-server gets the codes of `knnper.reasons`: every exception ends in `Discretion.explain`.
+server gets the codes of `knnper.reasons`: every exception ends in
+`MetricsPolicy.explain`.
 """
 
 import contextlib
@@ -73,35 +74,42 @@ from knnper.transport.messages import (
     introduction_content,
 )
 
+CONFIG = "config"  # key of a node's configuration that names the client's file
 OWN_LOG = "the client's own log has the reason"
+KEPT = 4  # runs whose client states are kept, so that they can be resumed
+_OWN_CODE_SETTINGS = {f"{section}.name" for section in KINDS}
 
 log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True)
-class Discretion:
-    """What of a client's figures and troubles the server learns."""
+class MetricsPolicy:
+    """Whether a client's metrics and the reasons of its errors reach the server."""
 
     share_metrics: bool
 
-    def explain(self, error: Exception, what: str = "personalization") -> str:
-        """Log an error in full; return what the server learns of it."""
-        # Limits log what they refuse.
+    def explain(self, error: Exception, activity: str = "personalization") -> str:
+        """Log an error in full; return the text that the server gets."""
+        # `Limits` has logged what it refused.
         if isinstance(error, RefusedError):
             return text_for_others(error)
         is_known = isinstance(error, KnnPerError | OSError)
-        log.error("%s failed: %s", what, error, exc_info=None if is_known else error)
+        log.error(
+            "%s failed: %s", activity, error, exc_info=None if is_known else error
+        )
         return text_for_others(error) if self.share_metrics else OWN_LOG
 
-    def update(self, update: Any) -> Any:
-        """Return a method's update, without its loss if that is not shared."""
-        # The number of examples stays: it is the update's weight in the mean.
+    def filter_update(self, update: Any) -> Any:
+        """Remove the loss from an update, if metrics are not shared.
+
+        The number of examples stays: it is the update's weight in the mean.
+        """
         if self.share_metrics:
             return update
         return dataclasses.replace(update, train_loss=math.nan)
 
-    def results(self, results: ClientResults) -> ClientResults:
-        """Return who has the model, and how it does there if that is shared."""
+    def filter_results(self, results: ClientResults) -> ClientResults:
+        """Replace results by the clients' names, if metrics are not shared."""
         if self.share_metrics:
             return results
         names = tuple(result.client for result in results.results)
@@ -109,7 +117,7 @@ class Discretion:
 
 
 def state_of(settings: ClientSettings) -> SiteState:
-    """Return the client's site_state, which is that of its name and key alone."""
+    """Open a client's state folder, which belongs to its name and key alone."""
     if settings.key is None:
         return SiteState(settings.state, settings.name, door=settings.door)
     return SiteState(
@@ -124,12 +132,15 @@ def state_of(settings: ClientSettings) -> SiteState:
 def installer_of(
     settings: ClientSettings, assembly: Assembly, data: SiteData, expected: str
 ) -> Callable[[Personalized], Served | None]:
-    """Return what installs a model that was distributed."""
+    """Return a function that installs a distributed model, for `ClientRuntime.keep`.
+
+    ``expected`` is the fingerprint that the server announced, or "" for none.
+    """
     experiment = assembly.experiment
-    # As the server decides it, so that who waits for a model gets it.
+    # The server decides by the same rule, so that clients that wait for a model get it.
     has_model = bool(expected) and ends_with_global_model(experiment)
 
-    def keep(personalized: Personalized) -> Served | None:
+    def install(personalized: Personalized) -> Served | None:
         if not has_model:
             log.warning("the method ends with no global model, so nothing is served")
             return None
@@ -143,36 +154,52 @@ def installer_of(
             note_refusal(settings.state, "model", str(error))
             raise
         decided = state_of(settings).install(model, data, took_part=personalized.seen)
-        told = "the model %s is installed, with a weight of %g for the neighbours"
-        log.info(told, model.fingerprint[:12], decided.serving.knn_weight)
+        log.info(
+            "the model %s is installed, with a weight of %g for the neighbours",
+            model.fingerprint[:12],
+            decided.serving.knn_weight,
+        )
         chosen = experiment.personalization
-        is_served = isinstance(chosen.settings, KnnSettings)
-        if not (assembly.method.serves_global_model and is_served):
-            told = (
-                "%s makes what is reported; what is served is the model with a memory"
-            )
-            log.warning(told, title_of(experiment.method.name, chosen.name))
-            return None
-        return Served(decided.mixed, decided.global_model, decided.chosen)
+        if (
+            isinstance(chosen.settings, KnnSettings)
+            and assembly.method.serves_global_model
+        ):
+            return Served(decided.mixed, decided.global_model, decided.chosen)
+        log.warning(
+            "the reported figures are of %s; the served model is the global one with "
+            "a memory",
+            title_of(experiment.method.name, chosen.name),
+        )
+        return None
 
-    return keep
+    return install
 
 
 @dataclass(frozen=True)
 class SiteWorker:
-    """A runtime of one client, with what its site imposes on it."""
+    """A `Worker` of one client, within the limits and the metrics policy of its site.
+
+    Attributes
+    ----------
+    deadline
+        When the server stops waiting for the reply; the process ends then.
+    num_train
+        Examples in the training split.
+    trained
+        Steps and effective examples of each local training, filled by the runtime.
+    """
 
     name: str
     runtime: ClientRuntime
     deadline: Deadline
-    discretion: Discretion
+    metrics_policy: MetricsPolicy
     limits: Limits
     num_train: int
     trained: list[tuple[int, float]]
 
     @property
     def method(self) -> Method:
-        """What the client does."""
+        """The method that the client runs."""
         return self.runtime.method
 
     def train(
@@ -184,18 +211,18 @@ class SiteWorker:
         keep_rounds: Sequence[int],
         counted_round: int = 0,
     ) -> Any:
-        """See `ClientRuntime.train`."""
-        self._require_this([client])
+        """Train within the limits (`ClientRuntime.train`)."""
+        self._require_own_name([client])
         self.limits.require_training(self.num_train)
-        # Before it is given: a kill cannot make it uncounted.
+        # Counted before it is given: a kill cannot undo it.
         self.limits.count("training")
         self.trained.clear()
-        with self._doing(f"training in round {server_round}"):
+        with self._within_deadline(f"training in round {server_round}"):
             update = self.runtime.train(
                 client, payload, server_round, state_round, keep_rounds, counted_round
             )
-        self.limits.require_behind(self.trained)
-        return self.discretion.update(update)
+        self.limits.require_enough(self.trained)
+        return self.metrics_policy.filter_update(update)
 
     def validate(
         self,
@@ -205,12 +232,15 @@ class SiteWorker:
         server_round: int = 0,
         state_rounds: Sequence[int] = (),
     ) -> Validation:
-        """See `ClientRuntime.validate`; of no example where metrics are not shared."""
-        self._require_this(clients)
-        if not self.discretion.share_metrics:
+        """Validate within the limits (`ClientRuntime.validate`).
+
+        The result is empty if metrics are not shared.
+        """
+        self._require_own_name(clients)
+        if not self.metrics_policy.share_metrics:
             return Validation(Evaluation(0, 0, 0.0, (), (), ()))
         self.limits.count("validation")
-        with self._doing("an evaluation"):
+        with self._within_deadline("an evaluation"):
             return self.runtime.validate(
                 clients, payload, reference, server_round, state_rounds
             )
@@ -222,75 +252,73 @@ class SiteWorker:
         reference: object,
         state_rounds: Sequence[int],
     ) -> ClientResults:
-        """See `ClientRuntime.personalize`; the model is taken, come what may."""
-        # Its figures stay here once the site has answered as often as it may.
-        self._require_this(clients)
-        discretion = self.discretion
-        if discretion.share_metrics:
+        """Take the model and personalise it (`ClientRuntime.personalize`).
+
+        The model is taken even if no more answers with metrics are allowed; the figures
+        then stay at the site.
+        """
+        self._require_own_name(clients)
+        metrics_policy = self.metrics_policy
+        if metrics_policy.share_metrics:
             try:
                 self.limits.count("validation")
             except RefusedError:
-                discretion = Discretion(share_metrics=False)
-        with self._doing("the model distribution"):
-            found = self.runtime.personalize(clients, payload, reference, state_rounds)
+                metrics_policy = MetricsPolicy(share_metrics=False)
+        with self._within_deadline("the model distribution"):
+            results = self.runtime.personalize(
+                clients, payload, reference, state_rounds
+            )
         predictions = self.runtime.predictions
         if predictions is not None and predictions.has(self.name):
             predictions.merge({self.name: self.name})
             predictions.forget_parts()
-            log.info("%s has what is predicted of the test split", predictions.folder)
-        return discretion.results(found)
+            log.info("the predictions of the test split are in %s", predictions.folder)
+        return metrics_policy.filter_results(results)
 
     @contextlib.contextmanager
-    def _doing(self, what: str) -> Iterator[None]:
+    def _within_deadline(self, activity: str) -> Iterator[None]:
         began = time.monotonic()
-        with self.deadline.ends(what):
+        with self.deadline.ends(activity):
             yield
-        log.info("%s took %.1f s", what, time.monotonic() - began)
+        log.info("%s took %.1f s", activity, time.monotonic() - began)
 
-    def _require_this(self, clients: Sequence[str]) -> None:
+    def _require_own_name(self, clients: Sequence[str]) -> None:
         if list(clients) != [self.name]:
-            wanted = ", ".join(clients)
             raise RunError(
-                f"the server asked for {wanted}, and this is {self.name}",
+                f"the server asked for {', '.join(clients)}, and this is {self.name}",
                 reason=SafeReason(Code.BAD_REQUEST),
             )
 
 
-KEPT = 4  # runs whose states are kept, so that they can be resumed
-
-
 def run_states(state: Path, experiment: Experiment, session: str) -> Path:
-    """Return the folder of one run, and remove those of runs long past."""
+    """Return the folder of a run's client states; remove the folders of old runs."""
     if not re.fullmatch(r"[A-Za-z0-9-]{0,64}", session):
-        expected = "expected a session of at most 64 letters, digits and -"
-        found = f"found {session[:80]!r}"
-        reason = SafeReason(Code.BAD_REQUEST)
-        raise RunError(f"{expected}, {found}", reason=reason)
+        raise RunError(
+            "expected a session of at most 64 letters, digits and -, found "
+            f"{session[:80]!r}",
+            reason=SafeReason(Code.BAD_REQUEST),
+        )
     folder = state / "runs" / f"{results_identity(experiment)[:16]}-{session}"
     if folder.exists():
         folder.touch()
-    runs = folder.parent
-    others = [one for one in runs.iterdir() if one != folder] if runs.is_dir() else []
-    others.sort(key=lambda one: one.stat().st_mtime, reverse=True)
+    others = [path for path in folder.parent.glob("*") if path != folder]
+    others.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     for old in others[KEPT - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
-CONFIG = "config"  # of a node's configuration: names the client's file
-
-
 @dataclass(frozen=True)
 class _SiteSource:
-    """The data of the only client of this process."""
+    """The data of the one client of this process."""
 
     site: SiteData
     train: bool
     embed: Callable[[Examples], Examples] = lambda examples: examples
 
-    def data(self, client: str) -> ClientData:  # noqa: ARG002 (there is one)
-        own = self.site.client_data()
-        return ClientData(self.embed(own.train), self.embed(own.validation))
+    def data(self, client: str) -> ClientData:  # noqa: ARG002 (there is only one)
+        splits = self.site.client_data()
+        return ClientData(self.embed(splits.train), self.embed(splits.validation))
 
     def test(self, client: str) -> Examples:  # noqa: ARG002
         return self.embed(self.site.test.examples)
@@ -306,9 +334,9 @@ class _SiteSource:
 
 
 def _embeddings_folder(cache: Path, data: SiteData) -> Path:
-    """Return where embeddings of this data are kept; those of former data go."""
+    """Return the folder of this data's embeddings; remove those of earlier data."""
     splits = (data.train, data.validation, data.test)
-    digests = [digest_of(one.examples.images.numpy()) for one in splits]
+    digests = [digest_of(split.examples.images.numpy()) for split in splits]
     name = hashlib.sha256("".join(digests).encode()).hexdigest()[:16]
     root = cache / "embeddings"
     for other in root.glob("*"):
@@ -318,14 +346,14 @@ def _embeddings_folder(cache: Path, data: SiteData) -> Path:
 
 
 class SiteNode:
-    """A node with one client, whose data lies at the site."""
+    """A `Node` with one client, whose data lies at the site."""
 
     def open(self, context: Context, job: Job) -> SiteWorker:
-        """See `knnper.client.client_app.Node`."""
+        """Read the site's data and bind the job's method to it."""
         deadline = Deadline.after(job.timeout_s)
         settings = _settings(context)
-        discretion = Discretion(settings.share_metrics)
-        # The owner's code may be what reads it, and may hang.
+        metrics_policy = MetricsPolicy(settings.share_metrics)
+        # The site's own code may read the data, and may hang.
         with deadline.ends("reading the data"):
             experiment, limits = _allowed(settings, job, context.run_id)
             data, task = site_data(settings, experiment)
@@ -333,7 +361,8 @@ class SiteNode:
             device = compute_device(experiment.run)
             whole = task_of_experiment(experiment, task.spec, device)
             learned = dataclasses.replace(
-                of_embeddings(whole), on_trained=lambda *found: trained.append(found)
+                of_embeddings(whole),
+                on_trained=lambda steps, examples: trained.append((steps, examples)),
             )
             assembly = bound(experiment, learned)
             source = _SiteSource(data, job.seen and settings.train)
@@ -348,7 +377,7 @@ class SiteNode:
                 source = dataclasses.replace(source, embed=embed)
             keep_freed_memory()
             states = run_states(settings.state, experiment, job.session)
-            wants_predictions = experiment.run.save_predictions
+            saves_predictions = experiment.run.save_predictions
             runtime = ClientRuntime(
                 method=assembly.method,
                 spec=learned.spec,
@@ -360,20 +389,25 @@ class SiteNode:
                     settings, dataclasses.replace(assembly, task=whole), data, job.model
                 ),
                 metrics=computations(experiment.run.metrics),
-                predictions=Predictions(states) if wants_predictions else None,
-                explain=discretion.explain,
+                predictions=Predictions(states) if saves_predictions else None,
+                explain=metrics_policy.explain,
             )
-        num_train = len(data.train)
         return SiteWorker(
-            settings.name, runtime, deadline, discretion, limits, num_train, trained
+            name=settings.name,
+            runtime=runtime,
+            deadline=deadline,
+            metrics_policy=metrics_policy,
+            limits=limits,
+            num_train=len(data.train),
+            trained=trained,
         )
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
-        """See `knnper.client.client_app.Node`: the server is on another machine."""
+        """Return vectors in messages: the server is on another machine."""
         return IN_MESSAGE
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:
-        """Return the client's name and the sizes of its splits."""
+        """Return the client's name, the sizes of its splits, or why it is not ready."""
         settings = _settings(context)
         name, train = settings.name, settings.train
         if job is None:
@@ -383,44 +417,48 @@ class SiteNode:
             data, task = site_data(settings, experiment)
             limits.require_plan(len(data.train))
             _require_model(experiment, task)
-        except Exception as error:  # noqa: BLE001 (of the owner's code, too)
-            discretion = Discretion(settings.share_metrics)
-            problem = discretion.explain(error, "reading the data")
+        except Exception as error:  # noqa: BLE001 (the site's own code may raise any)
+            problem = MetricsPolicy(settings.share_metrics).explain(
+                error, "reading the data"
+            )
             return introduction_content(Introduction(name, train, problem=problem))
         remark = limits.without_training(len(data.train)) if train else None
         if remark is not None:
             log.warning("%s", remark)
-        is_told = settings.share_metrics
-        found = Introduction(
+        shares_sizes = settings.share_metrics
+        introduction = Introduction(
             name=name,
             train=train and remark is None,
             num_train=len(data.train),
-            num_validation=len(data.validation) if is_told else 0,
-            num_test=len(data.test) if is_told else 0,
+            num_validation=len(data.validation) if shares_sizes else 0,
+            num_test=len(data.test) if shares_sizes else 0,
             remark=str(remark or ""),
         )
-        return introduction_content(found)
+        return introduction_content(introduction)
 
     def refused(self, context: Context, reason: str) -> None:
-        """See `knnper.client.client_app.Node`."""
+        """Record and log that the server refuses this client."""
         settings = _settings(context)
         if note_refusal(settings.state, "client", reason):
-            told = "the server refuses this client: %s. Once mended, it is asked again"
-            log.error(told, reason)
+            log.error(
+                "the server refuses this client: %s. Once that is fixed, the server "
+                "asks again",
+                reason,
+            )
 
     def failed(self, message: Message, context: Context, error: Exception) -> Message:
-        """See `knnper.client.client_app.Node`; the error's text stays here."""
-        discretion = Discretion(share_metrics=False)
+        """Reply with the codes of an error; its text stays here."""
+        metrics_policy = MetricsPolicy(share_metrics=False)
         # The error may be one of the file in which `share_metrics` is set.
         with contextlib.suppress(KnnPerError, OSError):
-            discretion = Discretion(_settings(context).share_metrics)
+            metrics_policy = MetricsPolicy(_settings(context).share_metrics)
         kind = message.metadata.message_type
-        reason = discretion.explain(error, f"answering a message ({kind})")
+        reason = metrics_policy.explain(error, f"answering a message ({kind})")
         return Message(Error(APP_FAILED, reason), reply_to=message)
 
 
 def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, Limits]:
-    """Return the experiment of a job, and what it may do here; refuse another."""
+    """Read the experiment of a job, and reject it if the limits exclude it."""
     experiment = site_experiment(job.experiment, settings.door)
     limits = Limits(settings, experiment, run)
     limits.require_allowed()
@@ -429,15 +467,12 @@ def _allowed(settings: ClientSettings, job: Job, run: int) -> tuple[Experiment, 
     return experiment, limits
 
 
-_OF_OWN_CODE = {f"{section}.name" for section in KINDS}
-
-
 def site_experiment(text: str, door: Door) -> Experiment:
-    """Return the experiment that a job is for, with what is the site's own of it."""
+    """Parse a job's experiment; the site's own code and files replace their names."""
     try:
-        found = from_json(text, site_catalogue(door))
+        experiment = from_json(text, site_catalogue(door))
     except ConfigError as error:
-        if all(one.place in _OF_OWN_CODE for one in error.problems):
+        if all(problem.place in _OWN_CODE_SETTINGS for problem in error.problems):
             raise RunError(f"the experiment cannot be run here: {error}") from error
         raise RunError(
             "this client has data of its own, and the experiment is not one over data "
@@ -445,15 +480,15 @@ def site_experiment(text: str, door: Door) -> Experiment:
             f"the two sides run different versions: {error}",
             reason=SafeReason(Code.NOT_FOR_SITES),
         ) from error
-    return dataclasses.replace(found, model=located(found.model, door))
+    return dataclasses.replace(experiment, model=located(experiment.model, door))
 
 
 @explained()
 def _require_model(experiment: Experiment, task: SiteTask) -> None:
-    """Refuse a model that needs files or code that the site has not, or others."""
+    """Build a model that needs files or code of the site, to see that they fit."""
     chosen = experiment.model
     if chosen.entry is not None or getattr(chosen.settings, "frozen", None):
-        # Where no file says what is frozen, it follows from the seed.
+        # Frozen weights without a file are drawn from the seed.
         key = RandomKey(experiment.run.seed).child("model")
         build_model(chosen, task.spec, key)
 
@@ -461,13 +496,12 @@ def _require_model(experiment: Experiment, task: SiteTask) -> None:
 def site_data(
     settings: ClientSettings, experiment: Experiment
 ) -> tuple[SiteData, SiteTask]:
-    """Return the site's data as the experiment needs it."""
+    """Read the site's data for the task of an experiment."""
     agreed = experiment.data.settings
     if not isinstance(agreed, SitesSettings):
         raise TypeError(f"expected SitesSettings, found {type(agreed).__name__}")
     task = agreed.task()
-    # What is read is kept there for the next time.
-    make_private(settings.state)
+    make_private(settings.state)  # it caches the decoded data
     return open_site(settings.data, settings.base, task, settings.cache), task
 
 

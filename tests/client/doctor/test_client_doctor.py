@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import socket
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,7 +14,7 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest
 
 from knnper.client.doctor import client_checks
 from knnper.client.flower_node import Activation, holder, locked
-from knnper.client.limits import note_refusal
+from knnper.client.limits import Answer, Answers, note_refusal
 from knnper.client.runtime import Personalized
 from knnper.client.settings import read_client
 from knnper.client.site import installer_of
@@ -103,6 +103,19 @@ def test_a_token_that_others_can_read(file: Path, folder: Path, free_port: str) 
     token.chmod(0o640)
     told(look(file, "service", "service.port=0"), OK)  # the port is not asked for
     told(look(file, "service", free_port), PROBLEM, mend=f"chmod 600 {token}")
+
+
+def test_limits_and_what_is_left_of_them(file: Path) -> None:
+    finding = look(file, "limits", "limits.models=[mlp]")
+    for words in ("at least 32 examples", "any method", "mlp model", "0 of 1000"):
+        told(finding, OK, words)
+    now = datetime.now(UTC)
+    Answers(read_client(file)).note(Answer(now, 1, "e", "training"))
+    finding = look(file, "limits", "limits.training_rounds=1")
+    told(finding, WARNING, "1 of 1 in 30 days", "limits.training_rounds")
+    quiet = look(file, "limits", "share_metrics=false", "train=false")
+    for words in ("no metrics", "no training"):
+        told(quiet, OK, words)
 
 
 def test_what_an_experiment_may_use_of_the_sites_own(file: Path) -> None:

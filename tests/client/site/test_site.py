@@ -25,7 +25,7 @@ from knnper.client.settings import read_client
 from knnper.client.site import (
     KEPT,
     OWN_LOG,
-    Discretion,
+    MetricsPolicy,
     SiteNode,
     SiteWorker,
     run_states,
@@ -144,27 +144,27 @@ def test_a_session_is_no_path(tmp_path: Path, session: str) -> None:
         run_states(tmp_path, SETTINGS, session)
 
 
-QUIET, OPEN = Discretion(share_metrics=False), Discretion(share_metrics=True)
+QUIET, OPEN = MetricsPolicy(share_metrics=False), MetricsPolicy(share_metrics=True)
 TROUBLE = "/home/site/patients/John_Doe.png cannot be read"
 
 
 @pytest.mark.parametrize(
     "error", [DataError(TROUBLE), FileNotFoundError(2, "gone", TROUBLE), KeyError("x")]
 )
-@pytest.mark.parametrize("discretion", [QUIET, OPEN])
+@pytest.mark.parametrize("metrics_policy", [QUIET, OPEN])
 def test_own_log_has_error_in_full(
-    error: Exception, discretion: Discretion, caplog: pytest.LogCaptureFixture
+    error: Exception, metrics_policy: MetricsPolicy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text = discretion.explain(error)
+    text = metrics_policy.explain(error)
     assert str(error) in caplog.text
     assert "John_Doe" not in text
-    assert (text == OWN_LOG) is (discretion is QUIET)
+    assert (text == OWN_LOG) is (metrics_policy is QUIET)
 
 
 def test_an_update_without_its_loss_keeps_its_weight() -> None:
     update = ModelUpdate(torch.ones(2), 3, 0.5)
-    assert OPEN.update(update) is update
-    quiet = QUIET.update(update)
+    assert OPEN.filter_update(update) is update
+    quiet = QUIET.filter_update(update)
     assert quiet.num_examples == 3
     assert math.isnan(quiet.train_loss)
 
@@ -444,7 +444,7 @@ def test_what_was_long_ago_counts_no_more(file: Path, days: str, left: int) -> N
     answers.note(
         limits.Answer(datetime.now(UTC) - timedelta(days=31), 9, "e", "training")
     )
-    assert answers.left("training", answers.read()) == left
+    assert answers.num_left("training", answers.read()) == left
 
 
 def test_a_run_that_cannot_be_ended_does_not_begin(file: Path) -> None:
@@ -502,8 +502,8 @@ def test_what_was_answered_must_be_known(file: Path) -> None:
 
 
 def test_runs_do_not_fill_the_disk(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_BEGUN_KEPT", 2)
-    monkeypatch.setattr(limits, "_TIDIED_BEYOND_BYTES", 0)
+    monkeypatch.setattr(limits, "_MAX_BEGUN", 2)
+    monkeypatch.setattr(limits, "_COMPACT_BEYOND_BYTES", 0)
     HostileServer(file, run=1).train(asked())
     for run in range(2, 6):
         assert HostileServer(file, run).introduced(asked()).problem == ""
@@ -522,13 +522,13 @@ def test_the_server_telling_it_back_is_no_news(file: Path) -> None:
 
 def test_the_last_ones_are_kept_even_after_a_damaged_file(tmp_path: Path) -> None:
     folder = tmp_path / "state"
-    for number in range(limits.MOST + 3):
+    for number in range(limits.MAX_REFUSALS + 3):
         limits.note_refusal(folder, "client", f"reason {number}")
     lines = (folder / limits.REFUSALS).read_text().splitlines()
-    assert (len(lines), '"reason 3"' in lines[0]) == (limits.MOST, True)
+    assert (len(lines), '"reason 3"' in lines[0]) == (limits.MAX_REFUSALS, True)
     last = limits.last_refusal(folder)
     assert last is not None
-    assert last.reason == f"reason {limits.MOST + 2}"
+    assert last.reason == f"reason {limits.MAX_REFUSALS + 2}"
     assert is_private(folder)
     (folder / limits.REFUSALS).write_text("nothing\n")
     limits.note_refusal(folder, "model", "why")

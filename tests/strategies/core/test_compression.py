@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from knnper.client.site import Discretion
+from knnper.client.site import MetricsPolicy
 from knnper.errors import CodecError, RunError, TrainingDivergedError
 from knnper.experiment import Choice, TrainingSettings, load_experiment
 from knnper.records import flatten, take_apart, unflatten
@@ -254,7 +254,7 @@ def test_a_site_may_keep_its_loss_to_itself() -> None:
     before = method.init(CLIENTS, RandomKey(1))
     _, sent = client_update(method, before, "a", noisy(6, 0, seed=0))
     assert sent.train_loss > 0
-    told = Discretion(share_metrics=False).update(sent)
+    told = MetricsPolicy(share_metrics=False).filter_update(sent)
     payload = method.broadcast(before, "a", RandomKey(1))
     found = method.decoded(payload, told)
     assert math.isnan(found.train_loss)
