@@ -322,14 +322,14 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return the remembered examples that each prediction rests on."""
         check_is_fitted(self)
         vote = self.explain(X).vote
-        found = vote.neighbors
-        shape = tuple(found.ids.shape)
-        names = np.array([one for row in vote.names for one in row], dtype=object)
+        neighbors = vote.neighbors
+        shape = tuple(neighbors.ids.shape)
+        names = np.array([name for row in vote.names for name in row], dtype=object)
         return NeighborTable(
-            found.ids.numpy() - 1,
+            neighbors.ids.numpy() - 1,
             names.reshape(shape),
-            self.classes_[found.labels.numpy()],
-            found.squared_distances.sqrt().numpy(),
+            self.classes_[neighbors.labels.numpy()],
+            neighbors.squared_distances.sqrt().numpy(),
             vote.weights.numpy(),
         )
 
@@ -505,10 +505,12 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _settings(self) -> KnnSettings:
         """Return the parameters, checked."""
-        given = {name: getattr(self, name) for name in _SETTINGS}
+        parameters = {name: getattr(self, name) for name in _SETTINGS}
         plain = to_jsonable_python(
-            {name: one for name, one in given.items() if one is not None},
-            fallback=lambda one: one.tolist() if hasattr(one, "tolist") else repr(one),
+            {name: value for name, value in parameters.items() if value is not None},
+            fallback=lambda value: (
+                value.tolist() if hasattr(value, "tolist") else repr(value)
+            ),
         )
         if isinstance(plain.get("tuning", {}), dict):
             plain["tuning"] = {"evidence": "auto", **plain.get("tuning", {})}
@@ -530,13 +532,15 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *labels: NDArray[Any],
     ) -> NDArray[Any]:
         """Return ``classes_``, one for each output of the model if there is one."""
-        given = self.classes if self.classes is not None else later
-        known = None if given is None else column_or_1d(given)
+        listed = self.classes if self.classes is not None else later
+        known = None if listed is None else column_or_1d(listed)
         if known is not None and len(set(known.tolist())) < len(known):
             raise ValueError(f"classes: expected each label once, found {known}")
         if self.model_ is None:
-            found = unique_labels(*(one for one in labels if len(one)))
-            return np.asarray(found if known is None else known)
+            labels_found = unique_labels(
+                *(split_labels for split_labels in labels if len(split_labels))
+            )
+            return np.asarray(labels_found if known is None else known)
         num_classes = self._logits(embeddings[:1]).shape[1]
         if known is None:
             known = np.arange(num_classes)
@@ -560,13 +564,15 @@ class LocalMemory(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _encoded(self, labels: NDArray[Any]) -> tuple[int, ...]:
         """Return where labels stand in ``classes_``."""
         place_of = {label: place for place, label in enumerate(self.classes_.tolist())}
-        strange = next((one for one in labels.tolist() if one not in place_of), None)
+        strange = next(
+            (label for label in labels.tolist() if label not in place_of), None
+        )
         if strange is not None:
             raise ValueError(
                 f"found the label {strange!r}, expected one of {list(place_of)}; give "
                 "all that may come, in the order of the model's outputs, as `classes`"
             )
-        return tuple(place_of[one] for one in labels.tolist())
+        return tuple(place_of[label] for label in labels.tolist())
 
     def _represented(
         self,
@@ -822,8 +828,8 @@ def _copied(model: nn.Module | None) -> nn.Module | None:
     if model is None:
         return None
     if not isinstance(model, nn.Module):
-        found = type(model).__name__
-        message = f"found a {found}, expected a torch.nn.Module, or None"
+        type_name = type(model).__name__
+        message = f"found a {type_name}, expected a torch.nn.Module, or None"
         raise ConfigError([Problem("model", message)], _OURS)
     network = _unwrapped(model)
     if reason := _unusable(network):

@@ -50,8 +50,8 @@ class ProtoNN:
         parts = self.projection, self.prototypes, self.label_scores
         both = BYTES_PER_NUMBER + BYTES_PER_INDEX
         return sum(
-            min(one.numel() * BYTES_PER_NUMBER, int(one.count_nonzero()) * both)
-            for one in parts
+            min(part.numel() * BYTES_PER_NUMBER, int(part.count_nonzero()) * both)
+            for part in parts
         )
 
     def __call__(self, embeddings: Tensor) -> Tensor:
@@ -147,17 +147,17 @@ _KMEANS_STEPS = 10
 
 
 def initial_projection(
-    embedding_dim: int, wanted: int | None, rng: RandomKey
+    embedding_dim: int, projection_dim: int | None, rng: RandomKey
 ) -> Tensor:
     """Return W, shape (d̂, p): the identity where d̂ = p, else random.
 
     Gaussian entries as in Gupta et al. 2017, section 4, of variance 1/d̂, which keeps
     distances about what they were.
     """
-    if wanted is None or wanted >= embedding_dim:
+    if projection_dim is None or projection_dim >= embedding_dim:
         return torch.eye(embedding_dim)
-    entries = rng.numpy().standard_normal((wanted, embedding_dim))
-    return torch.from_numpy(entries / math.sqrt(wanted)).float()
+    entries = rng.numpy().standard_normal((projection_dim, embedding_dim))
+    return torch.from_numpy(entries / math.sqrt(projection_dim)).float()
 
 
 def prototypes_per_label(labels: Tensor, num_classes: int, capacity: float) -> Tensor:
@@ -289,7 +289,7 @@ def _descended(
     ]
     # Adam's step does not know how large numbers are: each part has its own scale, the
     # root mean square of its numbers, or 1 if all are 0.
-    sizes = [float(one.detach().square().mean().sqrt()) or 1.0 for one in parts]
+    sizes = [float(part.detach().square().mean().sqrt()) or 1.0 for part in parts]
     groups = [
         {"params": [part], "lr": settings.learning_rate * size}
         for part, size in zip(parts, sizes, strict=True)

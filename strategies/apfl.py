@@ -91,10 +91,10 @@ class PersonalModel:
 
     def step(self, model: LocalModel, batch: Batch) -> Tensor:
         """Train v, and α, on ``batch``; return the loss at v̄ before."""
-        own, share = self._parameters, self._mixing_weight
-        difference = own - model.parameters
+        personal, share = self._parameters, self._mixing_weight
+        difference = personal - model.parameters
         with model.aside(self._buffers):
-            loss = model.backward(batch, at=mixed(model.parameters, own, share))
+            loss = model.backward(batch, at=mixed(model.parameters, personal, share))
         if self._adaptive:
             slope = float(difference @ model.gradient)
             self._mixing_weight = min(
@@ -199,6 +199,6 @@ class Apfl(Method):
         return personal.state()
 
 
-def mixed(shared: Tensor, own: Tensor, mixing_weight: float) -> Tensor:
+def mixed(shared: Tensor, personal: Tensor, mixing_weight: float) -> Tensor:
     """Return v̄ = α v + (1 - α) w: exactly w for α = 0, v for α = 1, w if they agree."""
-    return torch.lerp(shared, own, mixing_weight)
+    return torch.lerp(shared, personal, mixing_weight)

@@ -61,16 +61,16 @@ NUM_FOLDS = 5
 SMALLEST_WEIGHT = 0.01
 
 
-def _candidate(given: object) -> Choice[Settings]:
+def _candidate(section: object) -> Choice[Settings]:
     """Return what a section describes that is written as ``personalization`` is."""
-    if isinstance(given, Choice):
-        return given
+    if isinstance(section, Choice):
+        return section
     problems = list[Problem]()
     types = {name: kind.settings_type for name, kind in CANDIDATES.items()}
-    found = Sections({}, (), problems).choice("candidate", types, value=given or {})
-    if found is None:
+    choice = Sections({}, (), problems).choice("candidate", types, value=section or {})
+    if choice is None:
         raise ValueError("; ".join(map(str, problems)))
-    return found
+    return choice
 
 
 def default_candidates() -> tuple[Choice[Settings], ...]:
@@ -126,7 +126,7 @@ class AutoSettings(EvidenceSettings):
 
     def labels(self) -> list[str]:
         """Return the candidates' names, numbered where one stands twice: ``knn_2``."""
-        names = [one.name for one in self.candidates]
+        names = [candidate.name for candidate in self.candidates]
         earlier = [names[:place].count(name) for place, name in enumerate(names)]
         return [
             f"{name}_{count + 1}" if count else name
@@ -145,7 +145,9 @@ class WeightedPredictor:
     def __call__(self, images: Tensor) -> Tensor:
         """Return the mixture's probabilities, shape (n, c), of uint8 images."""
         pairs = zip(self.weights, self.predictors, strict=True)
-        return torch.stack([weight * one(images) for weight, one in pairs]).sum(dim=0)
+        return torch.stack(
+            [weight * predictor(images) for weight, predictor in pairs]
+        ).sum(dim=0)
 
     def describe(self) -> Mapping[str, float]:
         """Return weights, scores and the number of examples behind them."""
@@ -166,17 +168,17 @@ class Auto(Personalizer):
     def __init__(self, task: Task, method: Method, settings: AutoSettings) -> None:
         super().__init__(task, method, settings)
         self.candidates = [
-            CANDIDATES[one.name](task, method, one.settings)
-            for one in settings.candidates
+            CANDIDATES[candidate.name](task, method, candidate.settings)
+            for candidate in settings.candidates
         ]
 
     @staticmethod
     def check(settings: AutoSettings, experiment: Experiment) -> Sequence[Problem]:
         checks = [
-            CANDIDATES[one.name].check(one.settings, experiment)
-            for one in settings.candidates
+            CANDIDATES[candidate.name].check(candidate.settings, experiment)
+            for candidate in settings.candidates
         ]
-        return [problem for found in checks for problem in found]
+        return [problem for problems in checks for problem in problems]
 
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
@@ -186,8 +188,8 @@ class Auto(Personalizer):
 
         def fitted(on: ClientData, key: RandomKey) -> list[Predictor]:
             return [
-                one.personalize(payload, client_state, on, key)
-                for one in self.candidates
+                candidate.personalize(payload, client_state, on, key)
+                for candidate in self.candidates
             ]
 
         served = fitted(data, rng)
@@ -200,14 +202,20 @@ class Auto(Personalizer):
         scored = positions[num_train if kind == "validation" else 0 :]
         for fold in range(min(NUM_FOLDS, len(scored))):
             # Every fifth: files may lie sorted by class.
-            asked = scored[fold::NUM_FOLDS]
-            rest = positions[~torch.isin(positions, asked)]
-            splits = rest[rest < num_train], rest[rest >= num_train]
+            fold_positions = scored[fold::NUM_FOLDS]
+            other_positions = positions[~torch.isin(positions, fold_positions)]
+            splits = (
+                other_positions[other_positions < num_train],
+                other_positions[other_positions >= num_train],
+            )
             learned = ClientData(*(both.take(split) for split in splits))
-            held_out = both.take(asked)
-            found = fitted(learned, rng.child("fold", fold))
+            held_out = both.take(fold_positions)
+            fold_predictors = fitted(learned, rng.child("fold", fold))
             scores += torch.stack(
-                [self._score(one(held_out.images), held_out.labels) for one in found]
+                [
+                    self._score(predictor(held_out.images), held_out.labels)
+                    for predictor in fold_predictors
+                ]
             )
         weights = torch.softmax(scores, dim=0)
         weights = weights.where(weights >= SMALLEST_WEIGHT, 0.0)
@@ -231,6 +239,6 @@ class Auto(Personalizer):
     def _score(self, probabilities: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of a candidate's scores, float64 of shape ()."""
         criterion, alone = CRITERIA[self.settings.criterion], torch.zeros(1).double()
-        (found,) = criterion(probabilities, probabilities, labels, alone)
+        (total,) = criterion(probabilities, probabilities, labels, alone)
         is_finite = bool(torch.isfinite(probabilities).all())
-        return found if is_finite else torch.tensor(-math.inf).double()
+        return total if is_finite else torch.tensor(-math.inf).double()

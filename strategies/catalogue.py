@@ -68,11 +68,11 @@ from knnper.strategies.core.training import (
 def _methods() -> Iterator[type[Method]]:
     """Yield every class with a title in the modules of the package."""
     package = importlib.import_module("knnper.strategies")
-    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if found.ispkg or found.name == __name__:
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if module.ispkg or module.name == __name__:
             continue
-        for kind in vars(importlib.import_module(found.name)).values():
-            if _is_titled(kind, Method) and kind.__module__ == found.name:
+        for kind in vars(importlib.import_module(module.name)).values():
+            if _is_titled(kind, Method) and kind.__module__ == module.name:
                 yield kind
 
 
@@ -297,8 +297,8 @@ def catalogue_of(
         of_input: Iterable[Problem] = ()
         data = experiment.data.settings
         if isinstance(data, SitesSettings):  # the kind of input is known
-            how = experiment.training.augmentation
-            of_input = augmentation_problems(how, data.dtype)
+            augmentation = experiment.training.augmentation
+            of_input = augmentation_problems(augmentation, data.dtype)
         return (
             *check(experiment),
             *of_input,
@@ -355,10 +355,10 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
     for kind in kinds:
         needs = {"optimizer": kind.needs_sgd, "loss": kind.needs_cross_entropy}
         for name, reason in needs.items():
-            found = getattr(training, name).name
+            chosen = getattr(training, name).name
             expected = getattr(TrainingSettings, name).name
-            if reason and found != expected:
-                message = f"found {found} with {kind.title}, expected {expected}: "
+            if reason and chosen != expected:
+                message = f"found {chosen} with {kind.title}, expected {expected}: "
                 yield Problem(f"training.{name}.name", message + reason)
 
 
@@ -374,7 +374,11 @@ def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:
         )
         yield Problem("personalization.name", message)
     elif on_top.needs_one_model and not spec.serves_one_model:
-        others = [key for key, one in PERSONALIZERS.items() if not one.needs_one_model]
+        others = [
+            key
+            for key, personalizer in PERSONALIZERS.items()
+            if not personalizer.needs_one_model
+        ]
         message = (
             f"found {name} with {method}, whose clients are not served one set of "
             f"weights; expected one of {', '.join(others)}"
@@ -398,8 +402,10 @@ def for_sites(experiment: Experiment) -> str:
     Of users' code it has fingerprints, which that of a site must have too.
     """
     document = to_document(_elsewhere(experiment))
-    if own := experiment.own():
-        document["own_code"] = {one.name: one.fingerprint for one in own.values()}
+    if own_code := experiment.own():
+        document["own_code"] = {
+            entry.name: entry.fingerprint for entry in own_code.values()
+        }
     return json.dumps(document)
 
 

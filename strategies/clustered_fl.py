@@ -106,9 +106,9 @@ class ClusteredFL(ClusterMethod):
     def broadcast(
         self, state: ClustersState, client_id: str, rng: RandomKey
     ) -> ClusterModels:
-        own = state.cluster_of.get(client_id)
-        if own is not None:
-            return ClusterModels((state.models[own],), (own,), 0)
+        cluster = state.cluster_of.get(client_id)
+        if cluster is not None:
+            return ClusterModels((state.models[cluster],), (cluster,), 0)
         sizes = Counter(state.cluster_of.values())
         numbers = tuple(range(len(state.models)))
         largest = max(numbers, key=lambda number: sizes[number])
@@ -128,7 +128,9 @@ class ClusteredFL(ClusterMethod):
             leaving = self._leaving(model, replies)
             if leaving:
                 # Where those belong who were away is for them to find out.
-                cluster_of = {c: own for c, own in cluster_of.items() if own != number}
+                cluster_of = {
+                    c: cluster for c, cluster in cluster_of.items() if cluster != number
+                }
             for place, goes in ((number, False), (len(models), True)):
                 part = [reply for reply in replies if (reply[0] in leaving) is goes]
                 if part:
@@ -199,8 +201,8 @@ def bipartition(similarities: Tensor) -> tuple[Sequence[int], Sequence[int], flo
         gain, nearest = closeness.max(dim=0)
         order.append(int(nearest))
         gains.append(float(gain))
-        taken = closeness == -torch.inf
+        is_largest = closeness == -torch.inf
         closeness = torch.maximum(closeness, similarities[int(nearest)])
-        closeness[taken] = -torch.inf
+        closeness[is_largest] = -torch.inf
     cut = gains.index(min(gains)) + 1
     return order[:cut], order[cut:], gains[cut - 1]

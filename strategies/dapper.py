@@ -97,8 +97,8 @@ class Dapper(Personalizer):
 
     def __init__(self, task: Task, method: Method, settings: DapperSettings) -> None:
         super().__init__(task, method, settings)
-        own: Any = method  # mypy takes the hash of a class for that of its instances
-        kinds = (own.state_type, own.payload_type)
+        inner: Any = method  # mypy takes the hash of a class for that of its instances
+        kinds = (inner.state_type, inner.payload_type)
         self.state_type = extended(kinds[0], "DapperState", "rounds_made", int)
         self.payload_type = extended(kinds[1], "DapperPayload", "sample", Sample | None)
 
@@ -139,7 +139,9 @@ class Dapper(Personalizer):
             # The smallest log-loss; of equals the largest λ.
             share = min(
                 reversed(cover),
-                key=lambda one: evaluate(alone(one), data.validation).log_loss_sum,
+                key=lambda candidate: (
+                    evaluate(alone(candidate), data.validation).log_loss_sum
+                ),
             )
         both = self._trained(base, data.train_and_validation(), proxy, share, rng)
         return replace(both, trained_alone=lambda: alone(share))
@@ -147,7 +149,7 @@ class Dapper(Personalizer):
     def _trained(
         self,
         base: ModelPredictor,
-        own: Examples,
+        client_data: Examples,
         proxy: Examples,
         share: float,
         rng: RandomKey,
@@ -155,7 +157,7 @@ class Dapper(Personalizer):
         weights = local_sgd(
             base.task,
             base.weights,
-            own,
+            client_data,
             self.settings.learning_rate or self.task.last_rate,
             rng,
             num_epochs=self.settings.num_epochs,
@@ -184,14 +186,14 @@ def _mixing_step(
     device = task.model.device
     augment = AUGMENTATIONS[task.training.augmentation]
 
-    def mixed(own: Examples) -> Examples:
-        foreign = torch.from_numpy(generator.random(len(own)) >= share)
-        where = torch.from_numpy(generator.integers(0, len(proxy), len(own)))
-        taken = proxy.take(where[foreign])
-        there = foreign.to(device)
-        images, labels = own.images.clone(), own.labels.clone()
-        images[there] = augment(taken.images.to(device), generator)
-        labels[there] = taken.labels.to(device)
+    def mixed(client_batch: Examples) -> Examples:
+        foreign = torch.from_numpy(generator.random(len(client_batch)) >= share)
+        where = torch.from_numpy(generator.integers(0, len(proxy), len(client_batch)))
+        proxy_batch = proxy.take(where[foreign])
+        is_foreign = foreign.to(device)
+        images, labels = client_batch.images.clone(), client_batch.labels.clone()
+        images[is_foreign] = augment(proxy_batch.images.to(device), generator)
+        labels[is_foreign] = proxy_batch.labels.to(device)
         return Examples(images, labels)
 
     def step(model: LocalModel) -> Tensor:
@@ -208,7 +210,7 @@ def _mixing_step(
 @functools.cache  # one for the same arguments, so that equal types are the same
 def extended(base: Any, name: str, new: str, of_type: Any) -> type[Record]:
     """Return a type of records with the fields of ``base`` and one after them."""
-    if new in {one.name for one in fields(base)}:
+    if new in {member.name for member in fields(base)}:
         raise ValueError(f"{base.__name__} already has a field {new!r}; rename one")
     # By keyword alone, since fields of the base may have defaults.
     extra = (new, of_type, field(kw_only=True))
@@ -220,7 +222,7 @@ def extended(base: Any, name: str, new: str, of_type: Any) -> type[Record]:
 
 def with_field(record_type: type[Record], base: Record, **new: Any) -> Record:
     """Return ``base``, with the ``new`` field, as a record of an `extended` type."""
-    names = [one.name for one in fields(record_type) if one.name not in new]
+    names = [member.name for member in fields(record_type) if member.name not in new]
     return record_type(**{name: getattr(base, name) for name in names}, **new)
 
 

@@ -88,10 +88,10 @@ class FedMTL(Method):
         server_round: int,
         rng: RandomKey,
     ) -> tuple[ModelState, ModelUpdate]:
-        own = payload.weights if client_state is None else client_state.weights
+        start = payload.weights if client_state is None else client_state.weights
         rate = self.task.training.learning_rate_at(server_round)
-        how = self.how(payload, rate, server_round)
-        trained = local_sgd(self.task, own, data.train, rate, rng, **how)
+        options = self.how(payload, rate, server_round)
+        trained = local_sgd(self.task, start, data.train, rate, rng, **options)
         return ModelState(trained.weights), trained.update(len(data.train))
 
     def personalize(

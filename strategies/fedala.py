@@ -112,8 +112,8 @@ class FedALA(Method):
             start = self._mixed(start, client_state.own, aggregation)
         rate = self.task.training.learning_rate_at(server_round)
         trained = self.train(start, data.train, rate, rng)
-        kept = FedALAClientState(trained.weights[self._adaptive], aggregation)
-        return kept, trained.update(len(data.train))
+        new_state = FedALAClientState(trained.weights[self._adaptive], aggregation)
+        return new_state, trained.update(len(data.train))
 
     def personalize(
         self,
@@ -124,55 +124,55 @@ class FedALA(Method):
     ) -> ModelPredictor:
         if client_state is None or not data.num_examples:
             return ModelPredictor(self.task, payload.weights)
-        kept = client_state
+        state = client_state
 
         def train(examples: Examples) -> ModelPredictor:
-            aggregation = self._learnt(payload.weights, kept, examples, rng)
-            mixed = self._mixed(payload.weights, kept.own, aggregation)
+            aggregation = self._learnt(payload.weights, state, examples, rng)
+            mixed = self._mixed(payload.weights, state.own, aggregation)
             return ModelPredictor(self.task, mixed)
 
         return on_both_splits(data, train)
 
-    def _mixed(self, weights: Tensor, own: Tensor, aggregation: Tensor) -> Tensor:
+    def _mixed(self, weights: Tensor, local: Tensor, aggregation: Tensor) -> Tensor:
         """Return Θ̂, shape (num_weights,)."""
         # Of two equal numbers, and at 0 and 1, `lerp` is exact.
-        mixed = torch.lerp(own, weights[self._adaptive], aggregation)
+        mixed = torch.lerp(local, weights[self._adaptive], aggregation)
         return weights.masked_scatter(self._adaptive, mixed)
 
     def _learnt(
         self,
         weights: Tensor,
-        kept: FedALAClientState,
+        state: FedALAClientState,
         examples: Examples,
         rng: RandomKey,
     ) -> Tensor:
         """Return W after this round's training of it, of the shape of ``kept.own``."""
-        is_first = kept.aggregation is None
-        found = torch.ones_like(kept.own) if is_first else kept.aggregation
-        assert found is not None, "made above"
+        is_first = state.aggregation is None
+        learned = torch.ones_like(state.own) if is_first else state.aggregation
+        assert learned is not None, "made above"
         if not len(examples):
-            return found
+            return learned
         number = max(1, round(self.settings.sample_fraction * len(examples)))
         drawn = rng.child("sample").numpy().choice(len(examples), number, replace=False)
         sample = examples.take(torch.from_numpy(drawn))
         device = self.task.model.device
-        own, shared = kept.own.to(device), weights[self._adaptive].to(device)
+        local, shared = state.own.to(device), weights[self._adaptive].to(device)
         where = self._adaptive[: self.task.model.num_parameters].to(device)
-        aggregation = found.to(device)
+        aggregation = learned.to(device)
 
         def step(model: LocalModel) -> Tensor:
             nonlocal aggregation
             loss = model.backward(model.next_batch())
-            slope = model.gradient[where] * (shared - own)
+            slope = model.gradient[where] * (shared - local)
             aggregation = (aggregation - model.learning_rate * slope).clamp(0, 1)
-            model.parameters[where] = torch.lerp(own, shared, aggregation)
+            model.parameters[where] = torch.lerp(local, shared, aggregation)
             return loss
 
         losses: list[float] = []
         for one_pass in range(self.settings.max_epochs if is_first else 1):
             done = local_sgd(
                 self.task,
-                self._mixed(weights, kept.own, aggregation.cpu()),
+                self._mixed(weights, state.own, aggregation.cpu()),
                 sample,
                 self.settings.aggregation_learning_rate,
                 rng.child("aggregation", one_pass),

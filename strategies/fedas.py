@@ -118,12 +118,12 @@ class FedAS(PartlyShared):
         )
 
     def _aligned(
-        self, weights: Tensor, own: Tensor, examples: Examples, rng: RandomKey
+        self, weights: Tensor, personal: Tensor, examples: Examples, rng: RandomKey
     ) -> Tensor:
         """Return θ after the alignment to the body of ``own``, (num_weights,)."""
         if not self.settings.alignment_learning_rate:
             return weights  # BatchNorm's statistics would move all the same
-        embeddings = self.task.embed(own, examples.images)
+        embeddings = self.task.embed(personal, examples.images)
         num_classes, device = self.task.spec.num_classes, self.task.model.device
         _, means = class_means(embeddings, examples.labels, num_classes)
         centers = means.to(device)

@@ -127,9 +127,9 @@ def gradients(
     attention: Attention, representation: Tensor, neighbors: Memory, trained: Tensor
 ) -> tuple[Tensor, ...]:
     """Return (∂M̃/∂W)ᵀ ΔM̃ of W_Q, W_K and W_V, with ΔM̃ = M̃ - ``trained``."""
-    leaves = [one.detach().requires_grad_() for one in vars(attention).values()]
-    made = attend(Attention(*leaves), representation, neighbors)
-    return torch.autograd.grad(made, leaves, made.detach() - trained)
+    leaves = [tensor.detach().requires_grad_() for tensor in vars(attention).values()]
+    model = attend(Attention(*leaves), representation, neighbors)
+    return torch.autograd.grad(model, leaves, model.detach() - trained)
 
 
 @dataclass(frozen=True)
@@ -297,14 +297,16 @@ class FedAttn(Method):
             biases = update.weights[self._where]
             news[client] = (update.representation, biases)
             if client in state.known.names:
-                found = gradients(attention, *self._asked(state, client), biases)
-                for slope, one in zip(slopes, found, strict=True):
-                    slope.add(one, 1)
+                client_gradients = gradients(
+                    attention, *self._asked(state, client), biases
+                )
+                for slope, tensor in zip(slopes, client_gradients, strict=True):
+                    slope.add(tensor, 1)
         if not news.keys().isdisjoint(state.known.names):
             rate = self.settings.attention_learning_rate
             steps = zip(vars(attention).values(), slopes, strict=True)
             attention = Attention(
-                *(one - rate * slope.result() for one, slope in steps)
+                *(tensor - rate * slope.result() for tensor, slope in steps)
             )
         known = state.known.updated(news)
         return FedAttnState(models.result(), attention, known, state.num_rounds + 1)
@@ -316,7 +318,9 @@ def bias_mask(task: Task) -> Tensor:
     torch calls them ``bias``, and those of an LSTM ``bias_ih_l0`` and ``bias_hh_l0``.
     """
     mask = torch.zeros(task.model.num_weights, dtype=torch.bool)
-    for one in task.model.entries:
-        is_bias = one.is_parameter and one.name.rpartition(".")[2].startswith("bias")
-        mask[one.start : one.stop] = is_bias
+    for entry in task.model.entries:
+        is_bias = entry.is_parameter and entry.name.rpartition(".")[2].startswith(
+            "bias"
+        )
+        mask[entry.start : entry.stop] = is_bias
     return mask

@@ -67,8 +67,8 @@ class FedAvgM(FedAvg):
         num_parameters = self.task.model.num_parameters
         mean, buffers = mean_in_parts(updates, num_parameters)
         eta, old = self.settings.server_learning_rate, state.momentum.double()
-        kept = self.settings.server_momentum * old
+        decayed = self.settings.server_momentum * old
         delta = state.weights[:num_parameters].double() - mean
         # w - η v, so that it is the mean to the bit where η = 1 and β = 0.
-        w = mean + (1 - eta) * delta - eta * kept
-        return FedAvgMState(torch.cat([w.float(), buffers]), (kept + delta).float())
+        w = mean + (1 - eta) * delta - eta * decayed
+        return FedAvgMState(torch.cat([w.float(), buffers]), (decayed + delta).float())

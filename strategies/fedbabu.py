@@ -74,8 +74,8 @@ class FedBABU(PartlyShared):
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
     ) -> LocalResult:
-        given = self.task, weights, examples, rate, rng
-        return local_sgd(*given, trainable=self.shared)
+        arguments = self.task, weights, examples, rate, rng
+        return local_sgd(*arguments, trainable=self.shared)
 
     def client_update(
         self,

@@ -143,11 +143,11 @@ def stages(model: FlatModel) -> Blocks:
 
 def _numbered(model: FlatModel, number_of: Mapping[nn.Module, int]) -> Blocks:
     """Return the blocks in the order of their numbers; 0 is what is in no module."""
-    found = [
+    layers = [
         torch.full((entry.stop - entry.start,), number_of.get(entry.module, 0))
         for entry in model.entries
     ]
-    _, numbers = torch.unique(torch.cat(found), return_inverse=True)
+    _, numbers = torch.unique(torch.cat(layers), return_inverse=True)
     return Blocks(numbers.to(model.device))
 
 
@@ -156,7 +156,7 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def bases_after(
-    bases: Tensor, shares: Tensor, combined: Tensor, trained: Tensor, kept: float
+    bases: Tensor, shares: Tensor, combined: Tensor, trained: Tensor, decay: float
 ) -> Tensor:
     """Return where SGD on all bases ends, from where it took their combination.
 
@@ -169,19 +169,19 @@ def bases_after(
     ``bases``, ``shares``: v_k(0) and a_k, (k, num_parameters). ``combined``,
     ``trained``: θ before and after. ``kept``: ρ.
     """
-    total = (trained - kept * combined) / shares.square().sum(dim=0)
-    return kept * bases + shares * total
+    total = (trained - decay * combined) / shares.square().sum(dim=0)
+    return decay * bases + shares * total
 
 
 def kept_by_decay(
     training: TrainingSettings, learning_rate: float, num_steps: int
 ) -> float:
     """Return ρ, what SGD's weight decay leaves of a weight without a gradient."""
-    kept, velocity = 1.0, 0.0
+    factor, velocity = 1.0, 0.0
     for _ in range(num_steps):
-        velocity = training.momentum * velocity + training.weight_decay * kept
-        kept -= learning_rate * velocity
-    return kept
+        velocity = training.momentum * velocity + training.weight_decay * factor
+        factor -= learning_rate * velocity
+    return factor
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class BasesUpdate(Record):
 
 def mean_models(updates: Iterable[BasesUpdate]) -> tuple[Tensor, ...]:
     """Return the mean of each model, each update weighted by its examples."""
-    return average_each((one.models, one.num_examples) for one in updates)
+    return average_each((update.models, update.num_examples) for update in updates)
 
 
 def clustered(
@@ -223,9 +223,13 @@ def clustered(
     first = slice(0, len(center))
     # Differences from a point amid the models are small, and so more exact.
     moved = torch.stack([update.models[0][first] - center for update in updates])
-    found = clusters(moved, count, rng).tolist()
+    assignments = clusters(moved, count, rng).tolist()
     groups = [
-        [update for update, its in zip(updates, found, strict=True) if its == cluster]
+        [
+            update
+            for update, assigned in zip(updates, assignments, strict=True)
+            if assigned == cluster
+        ]
         for cluster in range(count)
     ]
     return tuple(mean_models(group)[0] for group in groups)
@@ -306,8 +310,8 @@ def learn_combination(
         return loss
 
     start = combination.combined().cpu()
-    given = task, start, examples, learning_rate, rng
-    return local_sgd(*given, num_epochs=num_epochs, local_step=step)
+    arguments = task, start, examples, learning_rate, rng
+    return local_sgd(*arguments, num_epochs=num_epochs, local_step=step)
 
 
 def train_bases(
@@ -494,8 +498,8 @@ class FedBasis(Method):
     def local_update(
         self, payload: Bases, data: ClientData, rate: float, rng: RandomKey
     ) -> BasesUpdate:
-        given = payload, data.train, rate, rng
-        return local_round(self.task, self.settings, *given)[1]
+        arguments = payload, data.train, rate, rng
+        return local_round(self.task, self.settings, *arguments)[1]
 
     def personalize(
         self, payload: Bases, client_state: Any, data: ClientData, rng: RandomKey
@@ -505,12 +509,12 @@ class FedBasis(Method):
         epochs = self.settings.unseen_epochs if to_learn else 0
 
         def served(examples: Examples) -> ModelPredictor:
-            found = _combination(self.task, self.settings, payload)
+            combination = _combination(self.task, self.settings, payload)
             rate = self.task.first_rate
             weights = learn_combination(
-                self.task, found, examples, rate, rng, epochs, free=head
+                self.task, combination, examples, rate, rng, epochs, free=head
             ).weights
-            return ModelPredictor(self.task, weights, found.describe(free=head))
+            return ModelPredictor(self.task, weights, combination.describe(free=head))
 
         return on_both_splits(data, served)
 
@@ -556,8 +560,10 @@ def local_round(
         result = local_sgd(task, payload.models[0], *arguments)
         models = result.weights[None]
     elif settings.coordinate_descent:
-        own = rng.child("combination")
-        learn_combination(task, combination, examples, learning_rate, own, epochs)
+        combination_rng = rng.child("combination")
+        learn_combination(
+            task, combination, examples, learning_rate, combination_rng, epochs
+        )
         models, result = train_bases(task, combination, temperature, *arguments)
     else:
         models, result = train_jointly(task, combination, temperature, *arguments)
@@ -586,14 +592,14 @@ def clusters(points: Tensor, count: int, rng: RandomKey) -> Tensor:
     centres = points[_far_apart(points, count, rng)]
     previous = None
     for _ in range(_MOST_ITERATIONS):
-        found = _none_empty(torch.cdist(points, centres))
-        if previous is not None and torch.equal(found, previous):
+        nearest = _none_empty(torch.cdist(points, centres))
+        if previous is not None and torch.equal(nearest, previous):
             break
         centres = torch.stack(
-            [points[found == cluster].mean(dim=0) for cluster in range(count)]
+            [points[nearest == cluster].mean(dim=0) for cluster in range(count)]
         )
-        previous = found
-    return found
+        previous = nearest
+    return nearest
 
 
 def _far_apart(points: Tensor, count: int, rng: RandomKey) -> list[int]:
@@ -617,7 +623,7 @@ def _none_empty(distances: Tensor) -> Tensor:
         sizes = torch.bincount(nearest, minlength=count)
         if sizes[cluster] > 0:
             continue
-        own = distances.gather(1, nearest[:, None])[:, 0]
-        own = own.where(sizes[nearest] > 1, -1.0)
-        nearest[own.argmax()] = cluster
+        to_centre = distances.gather(1, nearest[:, None])[:, 0]
+        to_centre = to_centre.where(sizes[nearest] > 1, -1.0)
+        nearest[to_centre.argmax()] = cluster
     return nearest

@@ -143,10 +143,10 @@ class FedEM(Method):
         )
 
         def served(losses: Tensor) -> MixturePredictor:
-            found = _fitted(losses, start, num_steps)
-            shares = enumerate(found.tolist())
+            mixture_weights = _fitted(losses, start, num_steps)
+            shares = enumerate(mixture_weights.tolist())
             chosen = {f"mixture_weight_{m}": share for m, share in shares}
-            return MixturePredictor(self.task, components, found, chosen)
+            return MixturePredictor(self.task, components, mixture_weights, chosen)
 
         alone = (lambda: served(of_train)) if len(data.validation) else None
         both = served(torch.cat([of_train, of_validation]))
@@ -161,8 +161,8 @@ class FedEM(Method):
     def aggregate(
         self, state: Components, updates: Updates[ComponentsUpdate]
     ) -> Components:
-        given = ((one.components, one.num_examples) for _, one in updates)
-        return Components(average_each(given))
+        weighted = ((update.components, update.num_examples) for _, update in updates)
+        return Components(average_each(weighted))
 
     def update_problem(
         self, payload: Components, update: ComponentsUpdate

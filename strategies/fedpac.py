@@ -154,8 +154,8 @@ class FedPAC(Method):
     def broadcast(
         self, state: FedPACState, client_id: str, rng: RandomKey
     ) -> FedPACPayload:
-        own = state.heads.get(client_id)
-        return FedPACPayload(state.weights, state.centroids, state.known, own)
+        head = state.heads.get(client_id)
+        return FedPACPayload(state.weights, state.centroids, state.known, head)
 
     def client_update(
         self,
@@ -171,8 +171,8 @@ class FedPAC(Method):
         # E|z - E z|² / n; |z| = |θ(x)|, as one row of z is it.
         spread = received.double().square().sum(dim=1).mean() - mean.square().sum()
         trained = self._trained(payload, examples, epochs, server_round, rng)
-        made = self.task.embed(trained.weights, examples.images)
-        shares, rows = self._of_classes(made, examples)
+        embeddings = self.task.embed(trained.weights, examples.images)
+        shares, rows = self._of_classes(embeddings, examples)
         return NoState(), FedPACUpdate(
             trained.weights,
             len(examples),
@@ -238,18 +238,23 @@ class FedPAC(Method):
     ) -> FedPACState:
         # By name: what is mixed does not depend on who answered first.
         replies = dict(sorted(updates, key=itemgetter(0)))
-        found = replies.values()
-        sizes = torch.tensor([one.num_examples for one in found])
-        counts = sizes[:, None] * torch.stack([one.shares for one in found]).double()
-        rows = torch.stack([one.class_means for one in found]).double()
+        updates_of_seen = replies.values()
+        sizes = torch.tensor([update.num_examples for update in updates_of_seen])
+        counts = (
+            sizes[:, None]
+            * torch.stack([update.shares for update in updates_of_seen]).double()
+        )
+        rows = torch.stack([update.class_means for update in updates_of_seen]).double()
         total = counts.sum(dim=0)
         means = (counts[:, :, None] * rows).sum(dim=0) / denominator(total[:, None])
         is_new = total > 0
-        heads = torch.stack([one.weights[self._head] for one in found])
+        heads = torch.stack([update.weights[self._head] for update in updates_of_seen])
         if self.settings.mixes_heads:
             mixed = combinations(
-                np.array([one.variance for one in found]),
-                torch.stack([one.mean.flatten() for one in found]).double().numpy(),
+                np.array([update.variance for update in updates_of_seen]),
+                torch.stack([update.mean.flatten() for update in updates_of_seen])
+                .double()
+                .numpy(),
             )
             heads = (torch.from_numpy(mixed) @ heads.double()).float()
         return FedPACState(
@@ -262,9 +267,9 @@ class FedPAC(Method):
     def update_problem(
         self, payload: FedPACPayload, update: FedPACUpdate
     ) -> str | None:
-        found = (update.variance, *update.shares.flatten().tolist())
-        if not all(0 <= number < math.inf for number in found):
-            return f"variance, shares: expected finite numbers from 0, found {found}"
+        figures = (update.variance, *update.shares.flatten().tolist())
+        if not all(0 <= number < math.inf for number in figures):
+            return f"variance, shares: expected finite numbers from 0, found {figures}"
         return wrong_shape(
             update,
             shares=self._shape[:1],
@@ -294,7 +299,7 @@ def combinations(
     # Of the size of their differences, as are the errors of the differences below.
     centered = means - means.mean(axis=0)
     products = centered @ centered.T
-    found = []
+    rows = []
     for i in range(len(variances)):
         cross = products - products[i] - products[:, i : i + 1] + products[i, i]
         programme = np.diag(variances) + cross
@@ -304,5 +309,5 @@ def combinations(
         upper = np.linalg.cholesky(programme).T
         target = np.linalg.solve(upper.T, np.ones(len(programme)))
         solved, _ = nnls(upper, target, maxiter=30 * len(programme))
-        found.append(solved / solved.sum())
-    return np.stack(found)
+        rows.append(solved / solved.sum())
+    return np.stack(rows)

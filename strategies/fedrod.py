@@ -80,7 +80,7 @@ class FedRoD(Method):
         super().__init__(task, settings)
         module = task.model.module
         head = {*module.classifier.modules()}
-        layers = {one.module for one in task.model.entries} & head
+        layers = {entry.module for entry in task.model.entries} & head
         if len(layers) != 1:
             message = (
                 f"found a model whose head has {len(layers)} layers with weights, "
@@ -100,11 +100,16 @@ class FedRoD(Method):
         server_round: int,
         rng: RandomKey,
     ) -> tuple[PersonalPart, ModelUpdate]:
-        rate, own = self.task.training.learning_rate_at(server_round), self._own
-        own.load(
-            client_state.personal if client_state else torch.zeros(own.num_weights)
+        rate, personal_head = (
+            self.task.training.learning_rate_at(server_round),
+            self._own,
         )
-        optimizer = Sgd(self.task, own.tensors, rate)
+        personal_head.load(
+            client_state.personal
+            if client_state
+            else torch.zeros(personal_head.num_weights)
+        )
+        optimizer = Sgd(self.task, personal_head.tensors, rate)
         counts = torch.bincount(data.train.labels, minlength=self.task.spec.num_classes)
         # Of a class that is absent it is -∞: the softmax is over the others.
         log_prior = counts.float().pow(self.settings.prior_exponent).log()
@@ -113,7 +118,9 @@ class FedRoD(Method):
         def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
             features = module.embed(inputs)
             generic = module.head(features).float()
-            both = generic.detach() + own.module.head(features.detach()).float()
+            both = (
+                generic.detach() + personal_head.module.head(features.detach()).float()
+            )
             balanced = module.criterion(generic + log_prior, labels)
             return balanced + module.criterion(both, labels)
 
@@ -124,9 +131,9 @@ class FedRoD(Method):
             rate,
             rng,
             objective=losses,
-            local_step=step_beside(own, optimizer),
+            local_step=step_beside(personal_head, optimizer),
         )
-        return PersonalPart(own.read()), trained.update(len(data.train))
+        return PersonalPart(personal_head.read()), trained.update(len(data.train))
 
     def personalize(
         self,

@@ -167,7 +167,7 @@ class GPFL(PartlyShared):
 
         def losses(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
             features = module.embed(inputs).float()
-            own = guidance.valve(features, condition)
+            personal_features = guidance.valve(features, condition)
             shared = guidance.valve(features, sent.mean(dim=0))
             cosines = functional.linear(
                 functional.normalize(shared),
@@ -175,7 +175,7 @@ class GPFL(PartlyShared):
             )
             angles = functional.cross_entropy(cosines, labels, reduction="none")
             lengths: Tensor = torch.linalg.vector_norm(shared - sent[labels], dim=1)
-            of_head = head_cross_entropy(module, own, labels)
+            of_head = head_cross_entropy(module, personal_features, labels)
             return of_head + angles + settings.magnitude_weight * lengths
 
         trained = local_sgd(
@@ -187,8 +187,8 @@ class GPFL(PartlyShared):
             objective=losses,
             local_step=step_beside(self._flat, optimizer),
         )
-        kept, update = self.split(trained, len(data.train))
-        return kept, GPFLUpdate(**vars(update), guidance=self._flat.read())
+        new_state, update = self.split(trained, len(data.train))
+        return new_state, GPFLUpdate(**vars(update), guidance=self._flat.read())
 
     def aggregate(
         self, state: ModelAndGuidance, updates: Updates[GPFLUpdate]

@@ -215,8 +215,10 @@ class HeteroFL(Method):
         part, examples = self._part(payload.width), data.train
         masks: dict[str, Any] = {}
         if self.settings.mask_labels:
-            own = torch.bincount(examples.labels, minlength=self.task.spec.num_classes)
-            absent = (own == 0).to(part.task.model.device)
+            label_counts = torch.bincount(
+                examples.labels, minlength=self.task.spec.num_classes
+            )
+            absent = (label_counts == 0).to(part.task.model.device)
 
             def losses(
                 module: EmbeddingModel, inputs: Tensor, labels: Tensor
@@ -224,7 +226,7 @@ class HeteroFL(Method):
                 logits = module(inputs).float().masked_fill(absent, 0.0)
                 return module.criterion(logits, labels)
 
-            held = (part.labels < 0) | (own > 0)[part.labels]
+            held = (part.labels < 0) | (label_counts > 0)[part.labels]
             masks = {"objective": losses, "trainable": held}
         trained = local_sgd(part.task, payload.weights, examples, rate, rng, **masks)
         return trained.update(len(examples))
@@ -297,13 +299,13 @@ def places_in(whole: FlatModel, part: FlatModel) -> Tensor:
     ones of the others' in every dimension; a `ConfigError` says that they are not.
     """
     numbered = whole.named(torch.arange(whole.num_weights))
-    found = {
-        one.name: numbered[one.name][tuple(map(slice, one.shape))]
-        for one in part.entries
-        if one.name in numbered
+    positions = {
+        entry.name: numbered[entry.name][tuple(map(slice, entry.shape))]
+        for entry in part.entries
+        if entry.name in numbered
     }
     try:
-        return part.flatten(found, torch.int64)
+        return part.flatten(positions, torch.int64)
     except ValueError as error:
         message = f"its width changes more than the number of channels: {error}"
         raise ConfigError([Problem("model", message)]) from error
@@ -312,14 +314,14 @@ def places_in(whole: FlatModel, part: FlatModel) -> Tensor:
 def _labels_of(model: FlatModel) -> Tensor:
     """Return the label whose row of the head each weight is in, int64; else -1."""
     head = {*model.module.classifier.modules()}
-    found = {}
-    for one in model.entries:
+    labels = {}
+    for entry in model.entries:
         rows = torch.arange(model.module.num_classes)
-        if one.module not in head or one.shape[0] != len(rows):
-            rows = torch.full(one.shape[:1], -1)
-        column = rows.view(-1, *(1 for _ in one.shape[1:]))
-        found[one.name] = column.expand(one.shape)
-    return model.flatten(found, torch.int64)
+        if entry.module not in head or entry.shape[0] != len(rows):
+            rows = torch.full(entry.shape[:1], -1)
+        column = rows.view(-1, *(1 for _ in entry.shape[1:]))
+        labels[entry.name] = column.expand(entry.shape)
+    return model.flatten(labels, torch.int64)
 
 
 def _held(labels: Tensor, moved: Tensor) -> Tensor:
@@ -349,7 +351,7 @@ def _multiplications(task: Task) -> int:
         counts.append(output.numel() * layer.weight[0].numel())
 
     module = task.model.module
-    hooks = [one.register_forward_hook(count) for one in _layers(module)]
+    hooks = [layer.register_forward_hook(count) for layer in _layers(module)]
     image = torch.zeros((1, *task.spec.image_shape), dtype=task.spec.torch_dtype)
     try:
         with torch.inference_mode():

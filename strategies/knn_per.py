@@ -81,7 +81,7 @@ def knn_predictor(
         """Return an empty store, and the training and the validation split for it."""
         splits = (data.train, data.validation)
         train, validation = (
-            NewExamples(by.embed(one.images), one.labels) for one in splits
+            NewExamples(by.embed(split.images), split.labels) for split in splits
         )
         size, chance = train.embeddings.shape[1], store_settings_of(settings, rng)
         spec = StoreSpec(num_classes)

@@ -173,8 +173,8 @@ def lowest(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
 
 def iterated_krum(distances: NDArray[np.float64], num_malicious: int) -> list[int]:
     """Return the θ = n - 2 f positions that Krum chooses, one after the other."""
-    left, selected = list(range(len(distances))), []
+    remaining, selected = list(range(len(distances))), []
     for _ in range(len(distances) - 2 * num_malicious):
-        best = lowest(distances[np.ix_(left, left)], num_malicious)[0]
-        selected.append(left.pop(best))
+        best = lowest(distances[np.ix_(remaining, remaining)], num_malicious)[0]
+        selected.append(remaining.pop(best))
     return selected

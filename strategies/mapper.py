@@ -158,15 +158,15 @@ class Mapper(Method):
         rng: RandomKey,
     ) -> tuple[NoState, ModelUpdate]:
         training, central = self.task.training, payload.weights
-        rate, found = training.learning_rate_at(server_round), Pair(0.0, central)
+        rate, pair = training.learning_rate_at(server_round), Pair(0.0, central)
         if server_round > self.settings.warm_start_fraction * training.num_rounds:
-            found = self._best(central, data, rate, rng)
-        share, examples = found.interpolation_weight, data.train
+            pair = self._best(central, data, rate, rng)
+        share, examples = pair.interpolation_weight, data.train
         if share == 1.0:
             # A step along no gradient would still make weights decay and move buffers.
-            loss = float(self.task.losses(found.local, examples).mean())
+            loss = float(self.task.losses(pair.local, examples).mean())
             return NoState(), ModelUpdate(central, len(examples), loss)
-        eq_12 = mixture_loss(self.task, 1 - share, found.local)
+        eq_12 = mixture_loss(self.task, 1 - share, pair.local)
         trained = local_sgd(self.task, central, examples, rate, rng, objective=eq_12)
         return NoState(), trained.update(len(examples))
 
@@ -284,7 +284,7 @@ def mixture_loss(task: Task, share: float, fixed: Tensor) -> Objective:
     def objective(module: EmbeddingModel, inputs: Tensor, labels: Tensor) -> Tensor:
         with torch.no_grad():
             constant = of_fixed - other.position_losses(inputs, labels)
-        own = of_trained - module.position_losses(inputs, labels)
-        return -torch.logaddexp(own, constant).mean(dim=1)
+        trained_term = of_trained - module.position_losses(inputs, labels)
+        return -torch.logaddexp(trained_term, constant).mean(dim=1)
 
     return objective

@@ -164,16 +164,19 @@ class PFedFDA(PartlyShared):
         super().__init__(task, settings, ~task.head_mask, unseen_epochs=0)
         self._shape = task.spec.num_classes, task.model.module.embedding_dim
         inside = {*task.model.module.classifier.modules()}
-        entries = [one for one in task.model.entries if one.module in inside]
-        found, expected = [one.shape for one in entries], [self._shape, self._shape[:1]]
-        if found != expected:
+        entries = [entry for entry in task.model.entries if entry.module in inside]
+        shapes, expected = (
+            [entry.shape for entry in entries],
+            [self._shape, self._shape[:1]],
+        )
+        if shapes != expected:
             message = (
-                f"found a head with weights {found}, expected {expected}, one linear "
+                f"found a head with weights {shapes}, expected {expected}, one linear "
                 "layer with a bias, which pfedfda computes; choose another model, or "
                 "the method fedrep"
             )
             raise ConfigError([Problem("method.name", message)])
-        self._names = [one.name for one in entries]
+        self._names = [entry.name for entry in entries]
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> ModelAndGaussians:
         drawn = rng.child("means").numpy().random(self._shape, dtype=np.float32)
@@ -214,52 +217,60 @@ class PFedFDA(PartlyShared):
             trainable=self.shared,
         )
         embeddings = self.task.embed(trained.weights, examples.images)
-        found, _ = self._adapted(payload.features, embeddings, examples.labels, rng)
+        adapted, _ = self._adapted(payload.features, embeddings, examples.labels, rng)
         return NoState(), PFedFDAUpdate(
             trained.weights[self.shared],
             len(examples),
             trained.train_loss,
-            found.float(),
+            adapted.float(),
         )
 
     def _adapted(
         self, features: Gaussians, embeddings: Tensor, labels: Tensor, rng: RandomKey
     ) -> tuple[Gaussians, Sequence[float]]:
         """Return (μ_i, Σ_i) in float64, and (β, β'), of embeddings (n, p)."""
-        of_all, own, fixed = features.double(), embeddings.double(), self.settings
+        of_all, features_64, fixed = (
+            features.double(),
+            embeddings.double(),
+            self.settings,
+        )
         weights: Sequence[float] = (fixed.interpolation_weight or 0.0,) * 2
         if fixed.interpolation_weight is None:
-            weights = self._chosen(of_all, own, labels, rng)
-        return self._estimate(of_all, own, labels).mixed(of_all, weights), weights
+            weights = self._chosen(of_all, features_64, labels, rng)
+        return self._estimate(of_all, features_64, labels).mixed(
+            of_all, weights
+        ), weights
 
-    def _estimate(self, of_all: Gaussians, own: Tensor, labels: Tensor) -> Gaussians:
+    def _estimate(
+        self, of_all: Gaussians, embeddings: Tensor, labels: Tensor
+    ) -> Gaussians:
         """Return (μ̂_i, Σ̂_i)."""
-        counts, means = class_means(own, labels, self._shape[0])
+        counts, means = class_means(embeddings, labels, self._shape[0])
         means = torch.where(counts[:, None] > 0, means, of_all.means)
-        away = own - means[labels]
+        away = embeddings - means[labels]
         ridge = self.settings.covariance_ridge * torch.eye(self._shape[1]).double()
-        return Gaussians(means, away.T @ away / max(1, len(own) - 1) + ridge)
+        return Gaussians(means, away.T @ away / max(1, len(embeddings) - 1) + ridge)
 
     def _chosen(
-        self, of_all: Gaussians, own: Tensor, labels: Tensor, rng: RandomKey
+        self, of_all: Gaussians, embeddings: Tensor, labels: Tensor, rng: RandomKey
     ) -> Sequence[float]:
         """Return (β, β') by cross-validation; 0 where no class has two examples."""
         log_prior = self._log_prior(labels)
         usable = torch.bincount(labels)[labels] > 1
-        own, labels = own[usable], labels[usable]
+        embeddings, labels = embeddings[usable], labels[usable]
         if not len(labels):
             return 0.0, 0.0
         first, second = halves(labels, rng)
         folds, whiten = [], torch.linalg.inv(torch.linalg.cholesky(of_all.shrunk()))
-        for one, two in ((first, second), (second, first)):
-            estimate = self._estimate(of_all, own[one], labels[one])
+        for fit, held_out in ((first, second), (second, first)):
+            estimate = self._estimate(of_all, embeddings[fit], labels[fit])
             # In this basis Σ_ε is the identity and that of the estimate diagonal: one
             # decomposition will do for all β'.
             whitened = whiten @ estimate.shrunk() @ whiten.T
             variances, vectors = torch.linalg.eigh(whitened)
             basis = whiten.T @ vectors
-            rows = estimate.means, of_all.means, own[two]
-            folds.append((variances, *(row @ basis for row in rows), labels[two]))
+            rows = estimate.means, of_all.means, embeddings[held_out]
+            folds.append((variances, *(row @ basis for row in rows), labels[held_out]))
 
         # It takes a quarter of a second to import, for which others need not wait.
         from scipy.optimize import minimize
@@ -279,10 +290,10 @@ class PFedFDA(PartlyShared):
         num = 2 if self.settings.separate_weights else 1
         start, bounds = np.full(num, 0.5), [(0.0, 1.0)] * num
         limit = {"maxiter": 10}
-        found = minimize(
+        optimum = minimize(
             loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=limit
         )
-        return float(found.x[0]), float(found.x[-1])
+        return float(optimum.x[0]), float(optimum.x[-1])
 
     def aggregate(
         self, state: ModelAndGaussians, updates: Updates[PFedFDAUpdate]
@@ -306,16 +317,18 @@ class PFedFDA(PartlyShared):
 
         def served(*splits: Examples) -> ModelPredictor:
             # Split by split: the same images may be embedded for others already.
-            embeddings = [self.task.embed(weights, one.images) for one in splits]
-            labels = torch.cat([one.labels for one in splits])
+            embeddings = [self.task.embed(weights, split.images) for split in splits]
+            labels = torch.cat([split.labels for split in splits])
             if not len(labels):
                 return ModelPredictor(self.task, weights)
-            own = torch.cat(embeddings)
-            features, chosen = self._adapted(payload.features, own, labels, rng)
-            its = self._with_head(weights, features).weights
+            all_embeddings = torch.cat(embeddings)
+            features, chosen = self._adapted(
+                payload.features, all_embeddings, labels, rng
+            )
+            with_head = self._with_head(weights, features).weights
             return OnSharedBody(
                 self.task,
-                self._with_prior(its, self._log_prior(labels)),
+                self._with_prior(with_head, self._log_prior(labels)),
                 dict(zip(("mean_weight", "covariance_weight"), chosen, strict=True)),
                 shared=weights,
             )

@@ -101,10 +101,10 @@ def _splits(
         return
     is_left = _two_means(torch.stack([means[label] for label in classes])).tolist()
     pairs = list(zip(classes, is_left, strict=True))
-    left = tuple(label for label, on_left in pairs if on_left)
+    left_labels = tuple(label for label, on_left in pairs if on_left)
     right = tuple(label for label, on_left in pairs if not on_left)
-    yield Split(depth, left, right)
-    yield from _splits(left, means, depth + 1)
+    yield Split(depth, left_labels, right)
+    yield from _splits(left_labels, means, depth + 1)
     yield from _splits(right, means, depth + 1)
 
 
@@ -141,7 +141,7 @@ class Kernel:
 
     def matrix(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the covariances, float64 of shape (n, m), of (n, p) and (m, p)."""
-        z, other = (one.double() / self.length_scale for one in (first, second))
+        z, other = (points.double() / self.length_scale for points in (first, second))
         between = z @ other.T
         if self.name == "rbf":
             squares = z.square().sum(dim=1)[:, None] + other.square().sum(dim=1)
@@ -153,8 +153,8 @@ class Kernel:
         """Return the variances, float64 of shape (n,), of points (n, p)."""
         z = points.double() / self.length_scale
         is_linear = self.name == "linear"
-        own = z.square().sum(dim=1) if is_linear else z.new_ones(len(z))
-        return self.output_scale * own
+        diagonal = z.square().sum(dim=1) if is_linear else z.new_ones(len(z))
+        return self.output_scale * diagonal
 
 
 def expected_polya_gamma(tilt: Tensor) -> Tensor:
@@ -194,8 +194,10 @@ class Posterior:
         The example's own observation is divided out of its marginal: Rasmussen,
         Williams 2006, Eq. 5.12, with ω as all examples determine it.
         """
-        kept = 1 - self.precision * self.variance
-        return (self.mean - self.signs / 2 * self.variance) / kept, self.variance / kept
+        remaining = 1 - self.precision * self.variance
+        return (
+            self.mean - self.signs / 2 * self.variance
+        ) / remaining, self.variance / remaining
 
 
 def posterior(covariance: Tensor, signs: Tensor, num_iterations: int) -> Posterior:
@@ -206,8 +208,8 @@ def posterior(covariance: Tensor, signs: Tensor, num_iterations: int) -> Posteri
     with torch.no_grad():
         precision = signs.abs() / 4
         for _ in range(num_iterations):
-            found = posterior_given(covariance, signs, precision)
-            tilt = (found.mean.square() + found.variance.clamp_min(0)).sqrt()
+            result = posterior_given(covariance, signs, precision)
+            tilt = (result.mean.square() + result.variance.clamp_min(0)).sqrt()
             precision = signs.abs() * expected_polya_gamma(tilt)
     return posterior_given(covariance, signs, precision)
 
@@ -263,8 +265,8 @@ class Node:
         covariance = self.kernel.matrix(self.embeddings, queries)
         prior = self.kernel.diagonal(queries)
         mean, variance = self.posterior.elsewhere(covariance, prior)
-        left = log_expected_sigmoid(mean, variance)
-        return left, log_expected_sigmoid(-mean, variance)
+        log_left = log_expected_sigmoid(mean, variance)
+        return log_left, log_expected_sigmoid(-mean, variance)
 
 
 @dataclass(frozen=True)
@@ -297,8 +299,8 @@ class TreeClassifier:
         """Return p(class | it is of the tree), (m, c); 1 for those outside of it."""
         log_paths = torch.zeros(len(queries), self.num_classes, dtype=torch.float64)
         for node in self.nodes:
-            left, right = node.log_branches(queries)
-            log_paths[:, list(node.split.left)] += left[:, None]
+            log_left, right = node.log_branches(queries)
+            log_paths[:, list(node.split.left)] += log_left[:, None]
             log_paths[:, list(node.split.right)] += right[:, None]
         return log_paths.exp()
 
@@ -320,8 +322,8 @@ def fit_classifier(
         below = signs != 0
         points = embeddings[below]
         covariance = kernel.matrix(points, points)
-        found = posterior(covariance, signs[below], num_iterations)
-        return Node(split, points, kernel, found)
+        node_posterior = posterior(covariance, signs[below], num_iterations)
+        return Node(split, points, kernel, node_posterior)
 
     tree = class_tree(embeddings, labels)
     nodes = tuple(fitted(split) for split in tree.splits)
@@ -358,8 +360,8 @@ def predictive_losses(
     """
     signs, nodes = levels.signs[:, labels], levels.nodes[:, labels]
     same_node = nodes[:, :, None] == nodes[:, None, :]
-    found = posterior(covariance * same_node, signs, num_iterations)
-    mean, variance = found.left_out()
+    node_posterior = posterior(covariance * same_node, signs, num_iterations)
+    mean, variance = node_posterior.left_out()
     log_likelihood = signs.abs() * log_expected_sigmoid(signs * mean, variance)
     return -log_likelihood.sum(dim=0).float()
 
@@ -477,8 +479,8 @@ class PFedGP(Method):
                 generator = rng.child("examples").numpy()
                 drawn = generator.choice(len(labels), size=most, replace=False)
                 chosen = torch.from_numpy(drawn).sort().values
-            given = embeddings[chosen], labels[chosen], self._num_classes
-            head = fit_classifier(*given, self._kernel, settings.num_iterations)
+            arguments = embeddings[chosen], labels[chosen], self._num_classes
+            head = fit_classifier(*arguments, self._kernel, settings.num_iterations)
             size = {"num_gp_examples": float(head.num_examples)}
             return GaussianProcessPredictor(self.task, network, head, size)
 

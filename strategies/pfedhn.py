@@ -108,7 +108,9 @@ def hypernetwork_step(
 
 
 def _tensors(hypernetwork: Hypernetwork) -> list[Tensor]:
-    return [one for layer in hypernetwork.layers for one in (layer.weight, layer.bias)]
+    return [
+        tensor for layer in hypernetwork.layers for tensor in (layer.weight, layer.bias)
+    ]
 
 
 def _new_layer(num_inputs: int, num_outputs: int) -> Layer:

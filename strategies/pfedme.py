@@ -121,8 +121,8 @@ class PFedMe(Method):
         rate = self.settings.server_learning_rate
         num_parameters = self.task.model.num_parameters
         mean, buffers = mean_in_parts(updates, num_parameters)
-        kept = (1 - rate) * state.weights[:num_parameters].double()
-        return ModelState(torch.cat([(kept + rate * mean).float(), buffers]))
+        decayed = (1 - rate) * state.weights[:num_parameters].double()
+        return ModelState(torch.cat([(decayed + rate * mean).float(), buffers]))
 
     @staticmethod
     def check(settings: PFedMeSettings, experiment: Experiment) -> Sequence[Problem]:

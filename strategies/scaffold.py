@@ -156,8 +156,8 @@ class Scaffold(FedAvg):
         # Buffers take the mean: a running variance must not be extrapolated.
         parameters = slice(0, len(state.control))
         rate = self.settings.global_learning_rate
-        kept = (1 - rate) * state.weights[parameters].double()
-        weights[parameters] = kept + rate * weights[parameters]
+        decayed = (1 - rate) * state.weights[parameters].double()
+        weights[parameters] = decayed + rate * weights[parameters]
         fraction = num_replies / state.num_clients
         control = state.control.double() + fraction * changes.result_float64()
         return ScaffoldState(weights.float(), control.float(), state.num_clients)

@@ -36,8 +36,8 @@ class RunningMean:
         if self._sum is None:
             self._sum = torch.zeros(tensor.shape, dtype=torch.float64)
         if tensor.shape != self._sum.shape:
-            expected, found = tuple(self._sum.shape), tuple(tensor.shape)
-            raise ValueError(f"expected shape {expected}, found {found}")
+            expected, shape = tuple(self._sum.shape), tuple(tensor.shape)
+            raise ValueError(f"expected shape {expected}, found {shape}")
         self._sum.add_(tensor, alpha=weight)
         self._total += weight
 
@@ -90,12 +90,12 @@ def hold(updates: Updates[AnyUpdate]) -> list[AnyUpdate]:
     return [update for _, update in sorted(updates, key=itemgetter(0))]
 
 
-def require(expected: int, found: int, reason: str) -> None:
+def require(expected: int, count: int, reason: str) -> None:
     """Raise an error where a rule has too few updates to compare."""
-    if found < expected:
+    if count < expected:
         raise RunError(
             f"expected at least {expected} clients in a round ({reason}), found "
-            f"{found}; raise training.participation (training.timing.buffer_size where "
+            f"{count}; raise training.participation (training.timing.buffer_size where "
             "updates are buffered) or take more clients, or lower method.num_malicious"
         )
 
@@ -127,8 +127,8 @@ def trimmed_mean(updates: Sequence[ModelUpdate], num_trimmed: int) -> Tensor:
     """Return the coordinate-wise mean without the extremes, float32 (num_weights,)."""
 
     def rule(values: Tensor) -> Tensor:
-        kept = len(values) - 2 * num_trimmed
-        return values.sort(dim=0).values.narrow(0, num_trimmed, kept).mean(dim=0)
+        num_kept = len(values) - 2 * num_trimmed
+        return values.sort(dim=0).values.narrow(0, num_trimmed, num_kept).mean(dim=0)
 
     return _slice_by_slice(updates, rule)
 

@@ -217,8 +217,8 @@ def _scales_and_rest(
     """Return the scale of each block, and the bytes of the numbers."""
     num_scales, num_rest = math.ceil(size / _BLOCK), math.ceil(size * bits / 8)
     _require_bytes(code, 4 * num_scales + num_rest)
-    rest = np.frombuffer(code, np.uint8, num_rest, 4 * num_scales)
-    return np.frombuffer(code, "<f4", num_scales).astype(np.float32), rest
+    payload = np.frombuffer(code, np.uint8, num_rest, 4 * num_scales)
+    return np.frombuffer(code, "<f4", num_scales).astype(np.float32), payload
 
 
 def _require_bytes(code: bytes, expected: int) -> None:
@@ -282,7 +282,7 @@ class Compressed(Personalizer):
         server_round: int,
         rng: RandomKey,
     ) -> tuple[Any, Any]:
-        kept, update = self.method.client_update(
+        inner_state, update = self.method.client_update(
             payload, self._own(client_state), data, server_round, rng
         )
         require_finite("update", update)
@@ -290,8 +290,12 @@ class Compressed(Personalizer):
         past = client_state.left_out if remembers else {}
         sent, left_out = self._encoded(payload, update, past, rng.child("compression"))
         if not self._compressor.error_feedback:
-            return kept, sent
-        parts = Parts({}, "") if isinstance(kept, NoState) else take_apart(kept)
+            return inner_state, sent
+        parts = (
+            Parts({}, "")
+            if isinstance(inner_state, NoState)
+            else take_apart(inner_state)
+        )
         return CompressedState(parts.structure, dict(parts.tensors), left_out), sent
 
     def personalize(
@@ -378,10 +382,10 @@ class Compressed(Personalizer):
 
     def _values(self, code: bytes, count: int) -> Tensor:
         """Return what a code stands for, float32 of shape (count,)."""
-        found = torch.from_numpy(self._compressor.decode(code, count))
-        if found.shape != (count,):
-            raise ValueError(f"expected {count} numbers, found {tuple(found.shape)}")
-        return found
+        values = torch.from_numpy(self._compressor.decode(code, count))
+        if values.shape != (count,):
+            raise ValueError(f"expected {count} numbers, found {tuple(values.shape)}")
+        return values
 
     def _origins(self, payload: Any, update: Any) -> Mapping[str, Tensor]:
         if self.update_problem is not None:

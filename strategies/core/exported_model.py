@@ -84,13 +84,17 @@ class ModelCard:
         # The card of a model in this format leaves it out.
         settings = {"memory_format": "channels_last", **self.model}
         name, source = str(settings.pop("name", None)), str(settings.pop(SOURCE, ""))
-        problems, parsed, own = list[Problem](), None, None
+        problems, parsed, own_code = list[Problem](), None, None
         wrong = f"unknown {name!r}, expected one of {', '.join(sorted(MODELS))}"
         if is_reference(name):
-            own = door.open(name, OWN_MODEL)
-            own.require(name, source)
-        if own is not None or name in MODELS:
-            kind = MODELS[name].settings_type if own is None else own.settings_type
+            own_code = door.open(name, OWN_MODEL)
+            own_code.require(name, source)
+        if own_code is not None or name in MODELS:
+            kind = (
+                MODELS[name].settings_type
+                if own_code is None
+                else own_code.settings_type
+            )
             parsed = parse_settings(kind, settings, "model", problems)
             wrong = "; ".join(map(str, problems))
         if parsed is None:
@@ -98,8 +102,10 @@ class ModelCard:
                 f"the model is not what this version takes ({wrong}); install the "
                 "version of this software that made it"
             )
-        made = Choice(name, parsed, None if own is None else own.entry, source)
-        return located(made, door)
+        choice = Choice(
+            name, parsed, None if own_code is None else own_code.entry, source
+        )
+        return located(choice, door)
 
 
 CARD = TypeAdapter(ModelCard)
@@ -142,8 +148,8 @@ def card_of(experiment: Experiment, learned: SiteTask) -> ModelCard:
 def _memory_of(settings: Settings) -> KnnSettings | None:
     """Return the memory in a personalisation, the first of several; None without."""
     if isinstance(settings, AutoSettings):
-        found = (_memory_of(one.settings) for one in settings.candidates)
-        return next(filter(None, found), None)
+        memories = (_memory_of(candidate.settings) for candidate in settings.candidates)
+        return next(filter(None, memories), None)
     if isinstance(settings, FineTunedMemorySettings):
         return settings.memory
     return settings if isinstance(settings, KnnSettings) else None
@@ -185,8 +191,8 @@ def fingerprint_of(card: ModelCard, weights: Tensor) -> str:
     if spec.dtype == "uint8":
         return fingerprint(identity)
     ids = spec.vocabulary
-    told = "" if ids is None else f" {ids.size} {ids.padding_id} {ids.tokenizer}"
-    return fingerprint(_FeatureIdentity(identity, spec.dtype + told))
+    tokens = "" if ids is None else f" {ids.size} {ids.padding_id} {ids.tokenizer}"
+    return fingerprint(_FeatureIdentity(identity, spec.dtype + tokens))
 
 
 def _hashable(value: Any) -> Any:
@@ -247,8 +253,8 @@ def global_model(
     """Return the model that a run of ``experiment`` ended with."""
     card = card_of(experiment, learned)
     layout = Layout.of(task.model).to_json()
-    found = fingerprint_of(card, weights)
-    return GlobalModel(card, weights, found, task, layout=layout)
+    fingerprint = fingerprint_of(card, weights)
+    return GlobalModel(card, weights, fingerprint, task, layout=layout)
 
 
 def model_of_card(stored: StoredModel, architecture: Choice[Settings]) -> GlobalModel:
@@ -343,13 +349,13 @@ def save_model(folder: Path, model: StoredModel) -> None:
             raise ModelError(
                 f"{folder} exists and holds no model; give a new folder for the model"
             )
-        found = read_model(folder)
-        if found.fingerprint != model.fingerprint:
+        existing = read_model(folder)
+        if existing.fingerprint != model.fingerprint:
             raise ModelError(
-                f"{folder} holds the model {found.fingerprint[:12]}, expected to write "
-                f"{model.fingerprint[:12]}; give another folder"
+                f"{folder} holds the model {existing.fingerprint[:12]}, expected to "
+                f"write {model.fingerprint[:12]}; give another folder"
             )
-        if found.card.learned != model.card.learned:
+        if existing.card.learned != model.card.learned:
             raise ModelError(
                 f"{folder} holds the model with other names of classes or features, as "
                 "an earlier version wrote them; give another folder"
@@ -393,8 +399,8 @@ def read_model(folder: Path) -> StoredModel:
         ) from error
     # The layout in memory shows in the last bits of products.
     copied = weights.clone(memory_format=torch.contiguous_format)
-    found, layout = fingerprint_of(card, copied), read_layout(path)
-    model = StoredModel(card, copied, found, layout=layout)
+    fingerprint, layout = fingerprint_of(card, copied), read_layout(path)
+    model = StoredModel(card, copied, fingerprint, layout=layout)
     require_fingerprint(model, expected, str(folder))
     return model
 
@@ -403,10 +409,10 @@ def _card(path: Path) -> tuple[ModelCard, str]:
     """Return card and fingerprint of the model that ``path`` describes."""
     try:
         document = parse_json(path.read_text(encoding="utf-8"))
-        found = document.get("format")
-        if found != FORMAT:
+        version = document.get("format")
+        if version != FORMAT:
             raise ModelError(
-                f"{path.parent} is a model of format {found}, expected {FORMAT}; use "
+                f"{path.parent} is a model of format {version}, expected {FORMAT}; use "
                 "the version of this software that exported it, or export it again"
             )
         card = CARD.validate_json(json.dumps(document["card"]))

@@ -58,15 +58,15 @@ def _behind(network: EmbeddingModel, shape: torch.Size) -> EmbeddingModel:
     """
     if network.body_is_frozen:
         return Head(network)
-    rest = copy.deepcopy(network)
-    _pass_on_frozen(rest, rest.trained or frozenset())
+    trained_part = copy.deepcopy(network)
+    _pass_on_frozen(trained_part, trained_part.trained or frozenset())
 
-    def shaped(module: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
+    def shaped(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
         # A copy: the first layer may work in place.
-        return given[0].reshape(-1, *shape).clone()
+        return inputs[0].reshape(-1, *shape).clone()
 
-    rest.features.register_forward_pre_hook(shaped)
-    return rest
+    trained_part.features.register_forward_pre_hook(shaped)
+    return trained_part
 
 
 def _pass_on_frozen(module: nn.Module, trained: frozenset[nn.Module]) -> None:
@@ -87,7 +87,7 @@ def _enters(network: EmbeddingModel, x: Tensor) -> Tensor:
     if network.body_is_frozen:
         return network.embed(x)
     trained = network.trained or frozenset()
-    first = next(one for one in network.modules() if one in trained)
+    first = next(module for module in network.modules() if module in trained)
     entering: Tensor = seen_at(first, lambda: network.embed(x), entering=True)[0]
     return entering
 
@@ -106,16 +106,16 @@ def _rest(task: Task) -> tuple[FlatModel, int] | None:
         with torch.no_grad():
             expected = network.eval().embed(inputs)
             entering = _enters(network, inputs)
-            rest = _behind(network, entering.shape[1:]).eval()
+            trained_part = _behind(network, entering.shape[1:]).eval()
             rows = entering.flatten(start_dim=1)
-            found = rest.embed(rows[:, :, None, None])
+            outputs = trained_part.embed(rows[:, :, None, None])
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         return None
-    if found.shape != expected.shape:
+    if outputs.shape != expected.shape:
         return None
     # No more than rounding apart.
-    is_same = (found - expected).abs().max() <= 1e-3 * expected.abs().max()
-    return (FlatModel(rest, device), rows.shape[1]) if is_same else None
+    is_same = (outputs - expected).abs().max() <= 1e-3 * expected.abs().max()
+    return (FlatModel(trained_part, device), rows.shape[1]) if is_same else None
 
 
 _MOST_NUMBERS = 2**14  # 64 KiB: 4 GB for 60,000 inputs
@@ -128,7 +128,7 @@ def of_embeddings(task: Task) -> Task:
     1, 1, q), for a head alone φ(x). Where it cannot be, it is ``task`` itself.
     """
     network = task.model.module
-    if network.trained is None or (found := _rest(task)) is None:
+    if network.trained is None or (trained_part := _rest(task)) is None:
         return task
     if task.training.augmentation != "none":
         log.warning(
@@ -136,15 +136,15 @@ def of_embeddings(task: Task) -> Task:
             "with training.augmentation none each would be embedded once"
         )
         return task
-    own = ("head", "losses", "position_losses")
+    overridden = ("head", "losses", "position_losses")
     overrides = any(
         getattr(type(network), name) is not getattr(EmbeddingModel, name)
-        for name in own
+        for name in overridden
     )
     if overrides or not network.learns_from_embeddings:
         log.warning("the frozen network runs in every step, as its loss needs it to")
         return task
-    flat, width = found
+    flat, width = trained_part
     if width > _MOST_NUMBERS:
         log.warning(
             "the frozen blocks run in every step, as %d numbers go into the trained "
@@ -152,12 +152,12 @@ def of_embeddings(task: Task) -> Task:
             *(width, _MOST_NUMBERS),
         )
         return task
-    zeros, ones = (0.0,) * width, (1.0,) * width
+    zeros, unit = (0.0,) * width, (1.0,) * width
     return replace(
         task,
         model=flat,
         normalize=lambda rows: rows.float().permute(0, 3, 1, 2),
-        spec=InputSpec((1, 1, width), task.spec.num_classes, zeros, ones, "float32"),
+        spec=InputSpec((1, 1, width), task.spec.num_classes, zeros, unit, "float32"),
     )
 
 
@@ -176,7 +176,9 @@ def embeddings_of(
     `of_embeddings` says of them.
     """
     left_out = ("weights", "frozen")  # where they are from, and what is told below
-    chosen = {key: one for key, one in plain(model).items() if key not in left_out}
+    chosen = {
+        key: setting for key, setting in plain(model).items() if key not in left_out
+    }
     source = {
         "inputs": digest_of(images),
         "model": [chosen, model.fingerprint, task.model.frozen],
@@ -199,10 +201,10 @@ def embeddings_of(
         shutil.rmtree(parts)
 
     def read(folder: Path) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = np.load(folder / _ROWS, mmap_mode="r")
-        if len(found) != len(images):
-            raise ValueError(f"expected {len(images)} rows, found {len(found)}")
-        return found
+        rows: NDArray[np.float32] = np.load(folder / _ROWS, mmap_mode="r")
+        if len(rows) != len(images):
+            raise ValueError(f"expected {len(images)} rows, found {len(rows)}")
+        return rows
 
     if len(images) == 0:
         return np.zeros((0, *spec.image_shape), np.float32)
@@ -230,9 +232,9 @@ def _computed(
         file = parts / f"{start:09d}.npy"
         if not file.exists():
             some = torch.from_numpy(np.array(images[start : start + at_once]))
-            found = task.in_batches(some, compute, spec.image_shape[-1]).numpy()
+            embeddings = task.in_batches(some, compute, spec.image_shape[-1]).numpy()
             draft = file.with_suffix(".draft.npy")
-            np.save(draft, found)
+            np.save(draft, embeddings)
             draft.rename(file)
         yield np.load(file)
 
@@ -269,5 +271,5 @@ def embedded_examples(
     root: Path,
 ) -> Examples:
     """Return a site's examples as their embeddings; see `embeddings_of`."""
-    found = embeddings_of(examples.images.numpy(), task, model, spec, root)
-    return Examples(torch.from_numpy(np.array(found)), examples.labels)
+    embeddings = embeddings_of(examples.images.numpy(), task, model, spec, root)
+    return Examples(torch.from_numpy(np.array(embeddings)), examples.labels)

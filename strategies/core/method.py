@@ -180,12 +180,12 @@ class Method:
 
     def __init_subclass__(cls) -> None:
         """Take name, summary and type of the settings from where they stand."""
-        own = cls.__dict__
-        if "title" not in own:
+        members = cls.__dict__
+        if "title" not in members:
             return  # what methods share, not a method
-        cls.name = own.get("name", cls.__module__.rpartition(".")[2])
+        cls.name = members.get("name", cls.__module__.rpartition(".")[2])
         cls.summary = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
-        cls.reference_title = own.get("reference_title", cls.title)
+        cls.reference_title = members.get("reference_title", cls.title)
         annotated = get_type_hints(cls)["settings"]
         cls.settings_type = NoSettings if annotated is Any else annotated
 
@@ -414,18 +414,18 @@ def wrong_shape(update: Any, **shapes: tuple[int, ...]) -> str | None:
     """Return which field of an update has another shape; one that is None has none."""
     for name, expected in shapes.items():
         tensor = getattr(update, name)
-        found = expected if tensor is None else tuple(tensor.shape)
-        if found != expected:
-            return f"{name}: expected shape {expected}, found {found}"
+        shape = expected if tensor is None else tuple(tensor.shape)
+        if shape != expected:
+            return f"{name}: expected shape {expected}, found {shape}"
     return None
 
 
 def unlike_sent(payload: Any, update: Any, name: str) -> str | None:
     """Return how a tuple of tensors differs from what was sent, but for the numbers."""
-    expected, found = (
+    expected, shapes = (
         [tuple(tensor.shape) for tensor in getattr(record, name)]
         for record in (payload, update)
     )
-    if found == expected:
+    if shapes == expected:
         return None
-    return f"{name}: expected tensors of shapes {expected}, found {found}"
+    return f"{name}: expected tensors of shapes {expected}, found {shapes}"

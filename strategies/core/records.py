@@ -45,11 +45,11 @@ class ModelUpdate(Record):
     train_loss: float
 
 
-def require_finite(what: str, record: object) -> None:
+def require_finite(noun: str, record: object) -> None:
     """Refuse a client's ``what`` in which a number is NaN or infinite."""
     for name, tensor in tensors_of(record).items():
         if not is_finite(tensor):
             raise TrainingDivergedError(
-                f"{name} of the client's {what} is not finite: training diverged; "
+                f"{name} of the client's {noun} is not finite: training diverged; "
                 "lower training.learning_rate"
             )

@@ -77,9 +77,9 @@ class PartlyShared(Method):
         self, trained: LocalResult, num_examples: int
     ) -> tuple[PersonalPart, SharedUpdate]:
         """Return what a client keeps of a trained model, and what it sends."""
-        kept = PersonalPart(trained.weights[self.personal])
+        personal = PersonalPart(trained.weights[self.personal])
         shared = trained.weights[self.shared]
-        return kept, SharedUpdate(shared, num_examples, trained.train_loss)
+        return personal, SharedUpdate(shared, num_examples, trained.train_loss)
 
     def client_update(
         self,
@@ -184,7 +184,7 @@ def _layer_numbers(model: FlatModel) -> Mapping[nn.Module, int]:
     head = set(model.module.classifier.modules())
     numbers: dict[nn.Module, int] = {}
     last = 0
-    for module in sorted(model.module.modules(), key=lambda one: one in head):
+    for module in sorted(model.module.modules(), key=lambda module: module in head):
         if module in most_axes:
             last += most_axes[module] > 1
             numbers[module] = max(last, 1)

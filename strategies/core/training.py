@@ -135,8 +135,8 @@ class Recorded:
 
 def _tensors_of(batch: Batch) -> list[Tensor]:
     examples, weights = batch.examples, batch.weights
-    found = [examples.images, examples.labels]
-    return found if weights is None else [*found, weights]
+    tensors = [examples.images, examples.labels]
+    return tensors if weights is None else [*tensors, weights]
 
 
 class LocalModel:
@@ -226,12 +226,12 @@ class LocalModel:
         """
         if at is None:
             return self._backward(batch)
-        own = self.parameters.clone()
+        parameters = self.parameters.clone()
         try:
             self.parameters.copy_(at)
             return self._backward(batch)
         finally:
-            self.parameters.copy_(own)
+            self.parameters.copy_(parameters)
 
     @contextlib.contextmanager
     def aside(self, buffers: Tensor) -> Iterator[None]:
@@ -241,7 +241,7 @@ class LocalModel:
         afterwards. The passes take ``buffers`` in their place, and update these.
         """
         model = self.task.model
-        own = model.buffers.clone()
+        buffers_before = model.buffers.clone()
         device = model.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             try:
@@ -249,7 +249,7 @@ class LocalModel:
                 yield
                 buffers.copy_(model.buffers)
             finally:
-                model.buffers.copy_(own)
+                model.buffers.copy_(buffers_before)
 
     def step(self) -> None:
         """Let the optimizer step along `gradient`."""
@@ -285,16 +285,16 @@ class LocalModel:
         """Do as `_pass`, from what the GPU recorded the first time."""
         model, tensors = self.task.model, _tensors_of(batch)
         key = (
-            *((one.shape, one.dtype) for one in (*tensors, *self._apart)),
+            *((tensor.shape, tensor.dtype) for tensor in (*tensors, *self._apart)),
             *(self._objective, batch.weights is None, len(self._apart)),
-            *(one.requires_grad for one in model.module.parameters()),
-            *(one.training for one in model.module.modules()),
+            *(tensor.requires_grad for tensor in model.module.parameters()),
+            *(tensor.training for tensor in model.module.modules()),
         )
         if key not in model.recorded:
             model.recorded[key] = self._record(batch)
         recorded: Recorded = model.recorded[key]
-        for into, given in zip(recorded.given, tensors, strict=True):
-            into.copy_(given)
+        for into, memory in zip(recorded.given, tensors, strict=True):
+            into.copy_(memory)
         recorded.graph.replay()
         for tensor, gradient in zip(self._apart, recorded.gradients, strict=True):
             tensor.grad = gradient
@@ -304,7 +304,7 @@ class LocalModel:
         """Let the GPU record a pass; weights and random numbers stay as they are."""
         model, examples, weights = self.task.model, batch.examples, batch.weights
         images, labels = examples.images.clone(), examples.labels.clone()
-        own = Batch(
+        recorded_batch = Batch(
             Examples(images, labels), None if weights is None else weights.clone()
         )
         with self.aside(model.buffers.clone()):
@@ -313,13 +313,13 @@ class LocalModel:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(_WARMUPS):
-                    self._pass(own)
+                    self._pass(recorded_batch)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                loss = self._pass(own)
+                loss = self._pass(recorded_batch)
         gradients = [tensor.grad for tensor in self._apart]
-        return Recorded(graph, _tensors_of(own), loss, gradients)
+        return Recorded(graph, _tensors_of(recorded_batch), loss, gradients)
 
     def _pass(self, batch: Batch) -> Tensor:
         """Fill the gradient with that of the mean loss; return the loss."""
@@ -361,7 +361,7 @@ class Sgd:
         self, task: Task, parameters: Sequence[Tensor], learning_rate: float
     ) -> None:
         training, chosen = task.training, task.training.optimizer.settings
-        own = chosen if isinstance(chosen, SgdSettings) else SgdSettings()
+        settings = chosen if isinstance(chosen, SgdSettings) else SgdSettings()
         self._parameters = parameters
         self._momentum: dict[Tensor, Tensor | None] = {}
         self._move = functools.partial(
@@ -369,8 +369,8 @@ class Sgd:
             lr=learning_rate,
             momentum=training.momentum,
             weight_decay=training.weight_decay,
-            dampening=own.dampening,
-            nesterov=own.nesterov,
+            dampening=settings.dampening,
+            nesterov=settings.nesterov,
             maximize=False,
             fused=True,
         )
@@ -378,9 +378,13 @@ class Sgd:
     @torch.no_grad()
     def step(self) -> None:
         """Move each parameter that has a gradient."""
-        moved = [one for one in self._parameters if one.grad is not None]
-        gradients = [one.grad for one in moved if one.grad is not None]
-        momentum = [self._momentum.get(one) for one in moved]
+        moved = [
+            parameter for parameter in self._parameters if parameter.grad is not None
+        ]
+        gradients = [
+            parameter.grad for parameter in moved if parameter.grad is not None
+        ]
+        momentum = [self._momentum.get(parameter) for parameter in moved]
         self._move(moved, gradients, momentum)
         self._momentum.update(zip(moved, momentum, strict=True))
 
@@ -392,9 +396,13 @@ def optimizer(task: Task, learning_rate: float) -> optim.Optimizer | Sgd:
         return Sgd(task, model.tensors, learning_rate)
     settings = arguments(chosen.settings, Settings)
     if chosen.entry is not None:
-        tensors = [one for one in model.module.parameters() if one.requires_grad]
-        made: optim.Optimizer = chosen.entry(tensors, lr=learning_rate, **settings)
-        return made
+        tensors = [
+            parameter
+            for parameter in model.module.parameters()
+            if parameter.requires_grad
+        ]
+        built: optim.Optimizer = chosen.entry(tensors, lr=learning_rate, **settings)
+        return built
     kind: Callable[..., optim.Optimizer] = getattr(optim, chosen.name)
     return kind([model.parameters], lr=learning_rate, **settings)
 
@@ -509,11 +517,11 @@ def sgd_step(model: LocalModel) -> Tensor:
     return loss
 
 
-def step_beside(own: FlatModel, optimizer: Sgd) -> LocalStep:
+def step_beside(second: FlatModel, optimizer: Sgd) -> LocalStep:
     """Return `sgd_step` with one of a model beside, along its own gradient."""
 
     def step(model: LocalModel) -> Tensor:
-        own.gradient.zero_()
+        second.gradient.zero_()
         loss = sgd_step(model)
         optimizer.step()
         return loss
@@ -655,12 +663,12 @@ def trained_on_both_splits(
     weights: Tensor,
     data: ClientData,
     rng: RandomKey,
-    **how: Unpack[SgdOptions],
+    **options: Unpack[SgdOptions],
 ) -> ModelPredictor:
     """Return what is served of a client that trains one model now; as `local_sgd`."""
 
     def train(examples: Examples) -> ModelPredictor:
-        trained = local_sgd(task, weights, examples, rng=rng, **how)
+        trained = local_sgd(task, weights, examples, rng=rng, **options)
         return ModelPredictor(task, trained.weights)
 
     return on_both_splits(data, train)
@@ -685,7 +693,7 @@ def pull(
     """
     shrunk = 1 / (1 + learning_rate * weight)
     strength = weight * shrunk
-    kept = 1 - learning_rate * weight_decay
+    decayed = 1 - learning_rate * weight_decay
 
     @functools.cache
     def on_device(device: torch.device, length: int) -> tuple[Tensor, Tensor | None]:
@@ -693,8 +701,8 @@ def pull(
         return center[:length].to(device), mask
 
     def hook(gradient: Tensor, parameters: Tensor) -> None:
-        there, mask = on_device(gradient.device, len(gradient))
-        away = kept * parameters - there
+        target, mask = on_device(gradient.device, len(gradient))
+        away = decayed * parameters - target
         pulled = (shrunk * gradient).add_(away, alpha=strength)
         gradient.copy_(pulled if mask is None else torch.where(mask, pulled, gradient))
 
