@@ -84,7 +84,7 @@ class AgnosticState(Record):
 
 @dataclass(frozen=True)
 class AgnosticPayload(Record):
-    """What every client gets."""
+    """The payload of a client."""
 
     weights: Tensor  # w, shape (num_weights,)
     # λ_d / p_d of each label; None where all examples of a client are of one domain.
@@ -93,7 +93,7 @@ class AgnosticPayload(Record):
 
 @dataclass(frozen=True)
 class AgnosticUpdate(ModelUpdate):
-    """What a client sends back."""
+    """The update of a client."""
 
     shares: Tensor  # The part of its examples that is of each kind, shape (num_kinds,)
     # Mean loss of w, as received, on those, shape (num_kinds,); 0 without any.

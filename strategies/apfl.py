@@ -33,12 +33,12 @@ from knnper.data.examples import ClientData, Examples
 from knnper.experiment import PositiveInt, Settings, UnitInterval
 from knnper.seeding import RandomKey
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.optimizers import Sgd
 from knnper.strategies.core.records import ModelPayload, ModelUpdate, Record
 from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import (
     Batch,
     LocalModel,
-    Sgd,
     local_sgd,
     on_both_splits,
 )
@@ -67,7 +67,7 @@ class ApflSettings(Settings):
 
 @dataclass(frozen=True)
 class ApflClientState(Record):
-    """What a client keeps between rounds."""
+    """The state that a client keeps between rounds."""
 
     personal: Tensor  # v, shape (num_weights,)
     mixing_weight: float  # α

@@ -1,4 +1,4 @@
-"""All methods and personalisations by name, and a method assembled from both."""
+"""All methods and personalisations by name, and the assembly of both for a run."""
 
 import importlib
 import json
@@ -53,8 +53,7 @@ from knnper.strategies.core.method import (
     NoSettings,
     Personalizer,
 )
-from knnper.strategies.core.task import Task
-from knnper.strategies.core.training import (
+from knnper.strategies.core.optimizers import (
     LOSSES,
     OPTIMIZERS,
     OWN_LOSS,
@@ -63,6 +62,7 @@ from knnper.strategies.core.training import (
     optimizer_problem,
     require_optimizer,
 )
+from knnper.strategies.core.task import Task
 
 
 def _methods() -> Iterator[type[Method]]:
@@ -77,33 +77,33 @@ def _methods() -> Iterator[type[Method]]:
 
 
 def _is_titled(entry: object, base: type[Method]) -> bool:
-    is_one = isinstance(entry, type) and issubclass(entry, base)
-    return is_one and "title" in vars(entry)
+    is_subclass = isinstance(entry, type) and issubclass(entry, base)
+    return is_subclass and "title" in vars(entry)
 
 
-_FOUND = tuple(_methods())
+_TITLED = tuple(_methods())
 
 METHODS: Mapping[str, type[Method]] = MappingProxyType(
-    {kind.name: kind for kind in _FOUND if not issubclass(kind, Personalizer)}
+    {kind.name: kind for kind in _TITLED if not issubclass(kind, Personalizer)}
 )
-"""All methods by the name that an experiment chooses them with: a new file is in it."""
+"""All methods by their names in experiments. A new file in the folder is found."""
 
 
 PERSONALIZERS: Mapping[str, type[Personalizer]] = MappingProxyType(
     {AS_IT_IS: AsItIs}
-    | {kind.name: kind for kind in _FOUND if issubclass(kind, Personalizer)}
+    | {kind.name: kind for kind in _TITLED if issubclass(kind, Personalizer)}
 )
-"""All that can be put on top of a method, by name."""
+"""All personalisations by name."""
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """What an experiment stands for, but for its clients."""
+    """An experiment with its model and method built; the clients come apart."""
 
-    experiment: Experiment  # Its settings
-    key: RandomKey  # The root of all its random choices
-    task: Task  # What is learned
-    method: Method  # How
+    experiment: Experiment  # with the settings that building the model has fixed
+    key: RandomKey  # the root of all random choices
+    task: Task
+    method: Method  # with its personalisation on top
 
 
 @explained()
@@ -112,7 +112,7 @@ def task_of_experiment(
     spec: InputSpec,
     device: torch.device = torch.device("cpu"),
 ) -> Task:
-    """Build the model; set what torch takes from the whole process."""
+    """Build the task; set torch's process-wide options first."""
     require_precision(known_precision(experiment.training.precision), device)
     prepare_process(experiment.run, device)
     return build_task(
@@ -126,13 +126,13 @@ def task_of_experiment(
 
 
 def assemble(experiment: Experiment, spec: InputSpec) -> Assembly:
-    """Build model and method."""
+    """Build the model and the method of an experiment."""
     return bound(experiment, task_of_experiment(experiment, spec))
 
 
 @explained()
 def bound(experiment: Experiment, task: Task) -> Assembly:
-    """Build the method; note in the experiment how its model was built."""
+    """Build the method, and record in the experiment how its model was built."""
     chosen, on_top = experiment.method, experiment.personalization
     method = method_of(chosen)(task, chosen.settings)
     method = personalizer_of(on_top)(task, method, on_top.settings)
@@ -148,9 +148,10 @@ def bound(experiment: Experiment, task: Task) -> Assembly:
 
 
 def _tried_out(choice: Choice[Settings], model: FlatModel) -> Mapping[str, Any]:
-    """Return the memory format that a trial chose, with which none is needed again.
+    """Return the memory format that a timing trial chose, as a setting.
 
-    It fixes the order of the weights in the vector for all processes of a run.
+    All processes of a run must use it, since it fixes the order of the weights in the
+    vector. With the setting they need no trial.
     """
     if not is_tried_out(choice):
         return {}
@@ -160,7 +161,7 @@ def _tried_out(choice: Choice[Settings], model: FlatModel) -> Mapping[str, Any]:
 def _with_settings(
     choice: Choice[Settings], known: Mapping[str, Any]
 ) -> Choice[Settings]:
-    """Return a choice with other values of some settings, on this machine too."""
+    """Return a choice with other values of some settings, also in its local copy."""
     if not known:
         return choice
     local = None if choice.local is None else replace(choice.local, **known)
@@ -168,9 +169,9 @@ def _with_settings(
 
 
 def trained_as(name: str) -> str:
-    """Return which method, with nothing on top, makes the rounds of one."""
+    """Return the method without a personalisation that makes the same rounds."""
     kind = METHODS.get(name, Method)
-    # kNN-Per is FedAvg by another name, with its memory on top.
+    # Such as kNN-Per, which is FedAvg with its memory on top.
     if kind.personalization == AS_IT_IS:
         return name
     return next(base.name for base in kind.__mro__[1:] if issubclass(base, Method))
@@ -185,7 +186,7 @@ def build_task(
     evaluation_batch_size: int,
     device: torch.device = torch.device("cpu"),
 ) -> Task:
-    """Return the task of training ``model`` on inputs as ``spec`` says."""
+    """Build the task of training ``model`` on inputs of the form ``spec``."""
     require_augmentable(training.augmentation, spec)
     weights = training.class_weights
     if isinstance(weights, tuple) and len(weights) != spec.num_classes:
@@ -225,12 +226,12 @@ SITE_PARTITIONS: SettingsTypes = {SITES: NoSettings}
 
 
 def is_method(entry: object) -> bool:
-    """Return whether ``entry`` is a method that a user wrote."""
+    """Return whether a user's ``entry`` is a method."""
     return _is_titled(entry, Method) and not is_personalizer(entry)
 
 
 def is_personalizer(entry: object) -> bool:
-    """Return whether ``entry`` is a personalisation that a user wrote."""
+    """Return whether a user's ``entry`` is a personalisation."""
     return _is_titled(entry, Personalizer)
 
 
@@ -246,16 +247,16 @@ KINDS: Mapping[str, Kind] = {
     "training.compression": OWN_COMPRESSOR,
     "run.metrics": OWN_METRIC,
 }
-"""What users can bring, by section."""
+"""The kinds of users' own code, by section."""
 
 
 def method_of(choice: Choice[Settings]) -> type[Method]:
-    """Return the method that is chosen."""
+    """Return the class of the chosen method."""
     return METHODS[choice.name] if choice.entry is None else choice.entry
 
 
 def personalizer_of(choice: Choice[Settings]) -> type[Personalizer]:
-    """Return the personalisation that is chosen."""
+    """Return the class of the chosen personalisation."""
     return PERSONALIZERS[choice.name] if choice.entry is None else choice.entry
 
 
@@ -276,8 +277,8 @@ def catalogue_of(
 ) -> Catalogue:
     """Return the catalogue of all models and methods, over the given data.
 
-    ``kinds`` are what users can bring, and ``door`` where it is found, from the folder
-    that the experiment names.
+    ``kinds``: the kinds of users' own code, by section. ``door``: opens that code, from
+    the folder that the experiment names.
     """
 
     def open_own(section: str, reference: str, folder: Path | None) -> Own:
@@ -327,7 +328,7 @@ def catalogue_of(
 
 
 def title_of(method: str, personalization: str) -> str:
-    """Return what tables call a method with what is put on top of it."""
+    """Return the title in tables of a method with a personalisation."""
     known = METHODS.get(method)
     title = known.title if known else method
     if personalization == (known.personalization if known else AS_IT_IS):
@@ -337,7 +338,7 @@ def title_of(method: str, personalization: str) -> str:
 
 
 def own_title(experiment: Experiment) -> Mapping[str, str]:
-    """Return what results say beside the names, where a user wrote one of the two."""
+    """Return the title for the results if method or personalisation are user code."""
     method, on_top = experiment.method, experiment.personalization
     if method.entry is None and on_top.entry is None:
         return {}
@@ -347,7 +348,7 @@ def own_title(experiment: Experiment) -> Mapping[str, str]:
 
 
 def _training_problems(experiment: Experiment) -> Iterable[Problem]:
-    """Yield why a method, or what is on top, cannot train as the section says."""
+    """Yield conflicts of method and personalisation with the section ``training``."""
     training = experiment.training
     if problem := optimizer_problem(training.optimizer):
         yield Problem("training.optimizer.name", problem)
@@ -363,7 +364,7 @@ def _training_problems(experiment: Experiment) -> Iterable[Problem]:
 
 
 def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:
-    """Yield why a personalisation cannot be put on top of the method."""
+    """Yield the reasons why a personalisation cannot be put on top of the method."""
     method, name = experiment.method.name, experiment.personalization.name
     spec = method_of(experiment.method)
     on_top = personalizer_of(experiment.personalization)
@@ -380,14 +381,18 @@ def _personalization_problems(experiment: Experiment) -> Iterable[Problem]:
             if not personalizer.needs_one_model
         ]
         message = (
-            f"found {name} with {method}, whose clients are not served one set of "
-            f"weights; expected one of {', '.join(others)}"
+            f"found {name} with {method}, which does not serve one set of weights to "
+            f"each client; expected one of {', '.join(others)}"
         )
         yield Problem("personalization.name", message)
 
 
 def without_start(experiment: Experiment) -> Experiment:
-    """Return the experiment less the file of initial weights."""
+    """Return the experiment without its file of initial weights.
+
+    A model that is not trained as a whole keeps the file, since it contains the frozen
+    weights.
+    """
     settings = experiment.model.settings
     if not isinstance(settings, ModelSettings):
         raise TypeError(f"expected ModelSettings, found {type(settings).__name__}")
@@ -397,9 +402,9 @@ def without_start(experiment: Experiment) -> Experiment:
 
 
 def for_sites(experiment: Experiment) -> str:
-    """Return the experiment as sites get it, in JSON: without places on this machine.
+    """Return the experiment for sites as JSON, without paths of this machine.
 
-    Of users' code it has fingerprints, which that of a site must have too.
+    Users' own code is listed by fingerprint; the site's copy must have the same.
     """
     document = to_document(_elsewhere(experiment))
     if own_code := experiment.own():
@@ -410,7 +415,7 @@ def for_sites(experiment: Experiment) -> str:
 
 
 def identity_at_sites(experiment: Experiment) -> str:
-    """Return the `results_identity` by which a site can tell an experiment."""
+    """Return the `results_identity` of an experiment as a site computes it."""
     return results_identity(_elsewhere(experiment))
 
 
@@ -423,7 +428,7 @@ def _elsewhere(experiment: Experiment) -> Experiment:
 def site_catalogue(door: Door) -> Catalogue:
     """Return the catalogue of experiments over data that stays with the sites.
 
-    What they name of users' code comes through the site's own ``door``.
+    Users' own code comes through the site's own ``door``.
     """
     return catalogue_of(
         SITE_DATA_SETS, SITE_PARTITIONS, lambda _: (), door=lambda _: door

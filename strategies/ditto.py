@@ -63,7 +63,7 @@ class DittoSettings(Settings):
 
 @dataclass(frozen=True)
 class DittoClientState(Record):
-    """What a client keeps between rounds."""
+    """The state that a client keeps between rounds."""
 
     # v for each value of λ, in the order of the settings: shape (num_weights,) each.
     personal: tuple[Tensor, ...]

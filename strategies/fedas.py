@@ -71,7 +71,7 @@ class FedASSettings(Settings):
 
 @dataclass(frozen=True)
 class FedASUpdate(SharedUpdate):
-    """What a client sends back."""
+    """The update of a client."""
 
     fisher: float  # F_i; 0 where clients count as their examples
 

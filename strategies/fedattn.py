@@ -170,7 +170,7 @@ class FedAttnState(Record):
 
 @dataclass(frozen=True)
 class FedAttnPayload(Record):
-    """What a client gets."""
+    """The payload of a client."""
 
     # P_i, shape (num_weights,); G for a client of which nothing is known.
     weights: Tensor

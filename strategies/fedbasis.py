@@ -197,14 +197,14 @@ class BasesState(Record):
 
 @dataclass(frozen=True)
 class Bases(Record):
-    """What every client gets."""
+    """The payload of a client."""
 
     models: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class BasesUpdate(Record):
-    """What a client sends back."""
+    """The update of a client."""
 
     models: tuple[Tensor, ...]  # The trained models, in the order of `BasesState`
     num_examples: int

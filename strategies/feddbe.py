@@ -80,7 +80,7 @@ class FedDBESettings(Settings):
 
 @dataclass(frozen=True)
 class ModelAndMean(Record):
-    """What the server keeps and sends."""
+    """The state of the server, and the payload of every client."""
 
     weights: Tensor  # Of φ and g, shape (num_weights,)
     consensus: Tensor | None = None  # z̄, shape (p,); None before the first round
@@ -88,14 +88,14 @@ class ModelAndMean(Record):
 
 @dataclass(frozen=True)
 class Bias(Record):
-    """What a client keeps between rounds."""
+    """The state that a client keeps between rounds."""
 
     bias: Tensor  # b_i, shape (p,)
 
 
 @dataclass(frozen=True)
 class FedDBEUpdate(ModelUpdate):
-    """What a client sends back."""
+    """The update of a client."""
 
     mean: Tensor | None = None  # z̄_i, shape (p,), in the first round; None later
 

@@ -60,7 +60,7 @@ class Components(Record):
 
 @dataclass(frozen=True)
 class MixtureState(Record):
-    """What a client keeps between rounds."""
+    """The state that a client keeps between rounds."""
 
     # π, shape (M,), summing to 1; uniform before its first round.
     mixture_weights: Tensor
@@ -68,7 +68,7 @@ class MixtureState(Record):
 
 @dataclass(frozen=True)
 class ComponentsUpdate(Record):
-    """What a client sends back."""
+    """The update of a client."""
 
     # The trained components, M tensors of shape (num_weights,).
     components: tuple[Tensor, ...]

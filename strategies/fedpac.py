@@ -96,7 +96,7 @@ class FedPACState(Record):
 
 @dataclass(frozen=True)
 class FedPACPayload(Record):
-    """What a client gets."""
+    """The payload of a client."""
 
     weights: Tensor  # As the server's
     centroids: Tensor
@@ -106,7 +106,7 @@ class FedPACPayload(Record):
 
 @dataclass(frozen=True)
 class FedPACUpdate(ModelUpdate):
-    """What a client sends back."""
+    """The update of a client."""
 
     shares: Tensor  # Of the classes in its examples, shape (c,), summing to 1
     class_means: Tensor  # Under what it trained, shape (c, p); 0 where it has none

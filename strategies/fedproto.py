@@ -89,7 +89,7 @@ class Prototypes(Record):
 
 @dataclass(frozen=True)
 class FedProtoUpdate(Record):
-    """What a client sends back."""
+    """The update of a client."""
 
     means: Tensor  # C_i, shape (num_classes, p); 0 for a class that it does not have
     shares: Tensor  # The part of its examples that is of each class: (num_classes,)

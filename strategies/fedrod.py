@@ -31,11 +31,11 @@ from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.frozen import Head
 from knnper.strategies.core.method import Method
+from knnper.strategies.core.optimizers import Sgd
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.strategies.core.sharing import PersonalPart, part_in_use
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import (
-    Sgd,
     local_sgd,
     step_beside,
     trained_on_both_splits,

@@ -35,6 +35,7 @@ from knnper.experiment import NonNegativeFloat, PositiveInt, Settings
 from knnper.seeding import RandomKey
 from knnper.strategies.core.averaging import RunningMean, Updates
 from knnper.strategies.core.method import wrong_shape
+from knnper.strategies.core.optimizers import Sgd
 from knnper.strategies.core.records import Record
 from knnper.strategies.core.sharing import (
     PartlyShared,
@@ -44,7 +45,6 @@ from knnper.strategies.core.sharing import (
 )
 from knnper.strategies.core.task import HeadPredictor, Task
 from knnper.strategies.core.training import (
-    Sgd,
     head_cross_entropy,
     local_sgd,
     on_both_splits,
@@ -91,7 +91,7 @@ class Guidance(EmbeddingModel):
 
 @dataclass(frozen=True)
 class ModelAndGuidance(Record):
-    """What the server keeps and sends."""
+    """The state of the server, and the payload of every client."""
 
     weights: Tensor  # φ, and the initial head: shape (num_weights,)
     guidance: Tensor  # E and V, shape (num_guidance,)
@@ -99,7 +99,7 @@ class ModelAndGuidance(Record):
 
 @dataclass(frozen=True)
 class GPFLUpdate(SharedUpdate):
-    """What a client sends back."""
+    """The update of a client."""
 
     guidance: Tensor  # As the server's
 

@@ -106,7 +106,7 @@ _MULTIPLYING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class SubModel(Record):
-    """What a client gets."""
+    """The payload of a client."""
 
     weights: Tensor  # W_r, shape (num_weights of the sub-model,)
     width: float  # r

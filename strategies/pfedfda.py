@@ -116,7 +116,7 @@ class Gaussians(Record):
 
 @dataclass(frozen=True)
 class ModelAndGaussians(Record):
-    """What the server keeps and sends."""
+    """The state of the server, and the payload of every client."""
 
     weights: Tensor  # θ and the head of the features and equal π: (num_weights,)
     features: Gaussians
@@ -124,7 +124,7 @@ class ModelAndGaussians(Record):
 
 @dataclass(frozen=True)
 class PFedFDAUpdate(SharedUpdate):
-    """What a client sends back."""
+    """The update of a client."""
 
     features: Gaussians  # μ_i and Σ_i
 

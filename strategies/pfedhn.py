@@ -164,7 +164,7 @@ class PFedHNState(Record):
 
 @dataclass(frozen=True)
 class PFedHNPayload(Record):
-    """What a client gets."""
+    """The payload of a client."""
 
     # θ_i and the buffers, shape (num_weights,); for a client that took no part,
     # generated from the mean of all embeddings.

@@ -63,7 +63,7 @@ class QFedAvgState(Record):
 
 @dataclass(frozen=True)
 class QFedAvgUpdate(ModelUpdate):
-    """What a client sends back."""
+    """The update of a client."""
 
     # F_k(w), shape (): a tensor, since the server passes over a client whose tensors
     # are not finite.

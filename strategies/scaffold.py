@@ -67,7 +67,7 @@ class ScaffoldState(Record):
 
 @dataclass(frozen=True)
 class ScaffoldPayload(Record):
-    """What every client gets."""
+    """The payload of a client."""
 
     weights: Tensor  # x, shape (num_weights,)
     control: Tensor  # c, shape (num_parameters,)
@@ -75,14 +75,14 @@ class ScaffoldPayload(Record):
 
 @dataclass(frozen=True)
 class ScaffoldClientState(Record):
-    """What a client keeps between rounds."""
+    """The state that a client keeps between rounds."""
 
     control: Tensor  # c_i, shape (num_parameters,); zero before its first round
 
 
 @dataclass(frozen=True)
 class ScaffoldUpdate(ModelUpdate):
-    """What a client sends back."""
+    """The update of a client."""
 
     control_change: Tensor  # c_i⁺ - c_i, shape (num_parameters,)
 

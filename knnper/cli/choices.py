@@ -194,7 +194,7 @@ def _models() -> Iterator[Entry]:
 
 
 def _optimizers() -> Iterator[Entry]:
-    from knnper.strategies.core.training import OPTIMIZERS
+    from knnper.strategies.core.optimizers import OPTIMIZERS
 
     for name, settings_type in OPTIMIZERS.items():
         summary = f"torch.optim.{name}, anew in every round"

@@ -1,4 +1,4 @@
-"""What servers make of updates: means of a stream, server steps, robust statistics."""
+"""Aggregation on the server: means of a stream of updates, and robust statistics."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
@@ -46,14 +46,14 @@ class RunningMean:
         return self.result_float64().float()
 
     def result_float64(self) -> Tensor:
-        """Return the mean in float64, for maths that goes on with it."""
+        """Return the mean in float64, for further computation."""
         if self._sum is None:
             raise ValueError("the mean of no tensors is not defined")
         return self._sum / self._total
 
 
 def average_weights(updates: Updates[ModelUpdate]) -> ModelState:
-    """Return w = Σ_m (n_m / Σ n) w_m over the clients that replied.
+    """Average w = Σ_m (n_m / Σ n) w_m over the clients that replied.
 
     Marfoq et al. 2022, Eq. 13, renormalised over the replies so that the weights sum to
     one under partial participation too.
@@ -71,7 +71,7 @@ def _mean(updates: Updates[ModelUpdate]) -> RunningMean:
 def average_each(
     weighted: Iterable[tuple[Sequence[Tensor], float]],
 ) -> tuple[Tensor, ...]:
-    """Return the mean of each of several tensors, of such tensors and their weight."""
+    """Average several tensors at once, over the clients' ``(tensors, weight)``."""
     means: list[RunningMean] = []
     for tensors, weight in weighted:
         means = means or [RunningMean() for _ in tensors]
@@ -81,17 +81,17 @@ def average_each(
 
 
 def denominator(values: Tensor) -> Tensor:
-    """Return non-negative ``values`` to divide by: 1e-30 in place of what is 0."""
+    """Replace 0 by 1e-30 in non-negative ``values``, to divide by them."""
     return values.clamp_min(1e-30)
 
 
 def hold(updates: Updates[AnyUpdate]) -> list[AnyUpdate]:
-    """Return all updates, sorted by client: ties then end the same in any order."""
+    """Return all updates, sorted by client, so that ties do not depend on arrival."""
     return [update for _, update in sorted(updates, key=itemgetter(0))]
 
 
 def require(expected: int, count: int, reason: str) -> None:
-    """Raise an error where a rule has too few updates to compare."""
+    """Raise RunError if a robust rule has too few updates to compare."""
     if count < expected:
         raise RunError(
             f"expected at least {expected} clients in a round ({reason}), found "
@@ -103,28 +103,32 @@ def require(expected: int, count: int, reason: str) -> None:
 def mean_in_parts(
     updates: Updates[ModelUpdate], num_parameters: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean of the parameters, which is stepped towards, and of the buffers.
+    """Return the means of the parameters and of the buffers.
 
-    An optimizer goes beyond the mean, or to where no client was. A buffer such as a
-    running variance must not: it takes the mean itself.
+    A server's optimizer steps towards the mean of the parameters and may go beyond it.
+    A buffer must take the mean itself, since a running variance extrapolated in that
+    way can be negative.
 
-    Returns float64 of shape (num_parameters,); float32 of the other weights.
+    Returns float64 of shape (num_parameters,), and float32 of the other weights.
     """
     weights = _mean(updates).result_float64()
     return weights[:num_parameters], weights[num_parameters:].float()
 
 
 _SLICE = 2**18
-"""Coordinates at once: what is held beside the updates."""
+"""Coordinates processed at once, which bounds the memory beside the updates."""
 
 
 def median(updates: Sequence[ModelUpdate]) -> Tensor:
-    """Return the coordinate-wise median, or mean of the two in the middle."""
+    """Return the coordinate-wise median; the mean of the middle two if n is even."""
     return _slice_by_slice(updates, _median)
 
 
 def trimmed_mean(updates: Sequence[ModelUpdate], num_trimmed: int) -> Tensor:
-    """Return the coordinate-wise mean without the extremes, float32 (num_weights,)."""
+    """Return the coordinate-wise mean without ``num_trimmed`` extremes on each side.
+
+    float32 of shape (num_weights,).
+    """
 
     def rule(values: Tensor) -> Tensor:
         num_kept = len(values) - 2 * num_trimmed
@@ -163,7 +167,7 @@ def _median(values: Tensor) -> Tensor:
 def _slice_by_slice(
     updates: Sequence[ModelUpdate], rule: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return ``rule``, float64 (n, d) -> (d,), applied to all coordinates."""
+    """Apply ``rule``, float64 (n, d) -> (d,), to all coordinates."""
     return torch.cat([rule(values).float() for values in _slices(updates)])
 
 

@@ -1,7 +1,7 @@
-"""The shape of a method: five functions, both halves of it in one file.
+"""The base class of methods: five functions, with both halves in one file.
 
-`Method` is FedAvg: a method is a subclass that holds what differs from it. The file's
-name is what an experiment calls it, and the catalogue finds it by itself.
+`Method` implements FedAvg, and a method is a subclass with the differences. Its name in
+experiments is that of its file, and the catalogue finds it there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ from knnper.strategies.core.task import ModelPredictor, Predictor, Task
 from knnper.strategies.core.training import LocalResult, local_sgd
 
 AS_IT_IS = "none"
-"""The personalisation that adds nothing to a method's own."""
+"""The personalisation that adds nothing to the method."""
 
 UNSEEN_CLIENT = ""
 """The id that stands for any client that took no part in training."""
@@ -38,37 +38,37 @@ Clients = Literal["none", "seen", "unseen", "all"]
 """Clients by whether they took part in training."""
 
 UpdateProblem = Callable[[Any, Any], str | None]
-"""``(payload, update) -> what is wrong``, or None if the update can be aggregated."""
+"""``(payload, update) -> message``, or None if the update can be aggregated."""
 
 Origin = Callable[[Any, Any], Mapping[str, Tensor]]
-"""``(payload, update) -> what the update's tensors started from``, by their path."""
+"""``(payload, update) -> tensors`` from which the update's tensors started, by path."""
 
 
 @dataclass(frozen=True)
 class NoSettings(Settings):
-    """There is nothing to set."""
+    """The settings of a method without settings."""
 
 
 class Method:
-    """A method, bound to a task and its settings; FedAvg but for what is overridden.
+    """A method, bound to a task and its settings; FedAvg where nothing is overridden.
 
-    State goes in and comes out: no function changes its arguments or remembers a
-    call. ``rng`` is always a `RandomKey` of its own for (purpose, round, client).
-    A subclass with a title is a method of the catalogue: the first paragraph of its
-    docstring is the summary, and the annotation of ``settings`` says what the section
-    ``method`` of an experiment takes beside the name.
+    State goes in and comes out: no function changes its arguments or remembers a call.
+    ``rng`` is a `RandomKey` derived for the purpose, the round and the client. A
+    subclass with a ``title`` is a method of the catalogue. The first paragraph of its
+    docstring is the summary, and the type of its ``settings`` lists the keys of the
+    section ``method`` beside the name.
 
     Parameters
     ----------
     task
-        What is learned.
+        The learning task.
     settings
         Of ``settings_type``.
 
     Attributes
     ----------
     name
-        What experiments call it; the name of its module.
+        The method's name in experiments: that of its module, unless set.
     title
         The method's name as papers write it.
     source
@@ -76,7 +76,7 @@ class Method:
     upload, download
         Traffic of one client in one round, in models.
     client_state, server_state
-        What a client and the server keep between rounds, in models.
+        The states that a client and the server keep between rounds, in models.
     unseen
         How a client that took no part in training is served.
     learns_from_validation
@@ -92,54 +92,55 @@ class Method:
     allows_batch_norm
         Whether the model may contain BatchNorm layers.
     reference_title
-        What its unpersonalised model is called in tables; None if it has none worth
-        a row. By default the title.
+        The name of its unpersonalised model in tables; None omits that row. By default
+        the title.
     personalization
-        What is put on top where an experiment does not say; a method that is known
-        by a name of its own for it, as kNN-Per, takes nothing else.
+        The default personalisation. A method that is defined by its personalisation,
+        as kNN-Per is, accepts no other.
     serves_one_model
         Whether a client's predictor is one set of weights, which can be trained on.
     holds_all_updates
         Whether the server holds all updates of a round at once, to compare them.
     ends_with_global_model
-        Whether ``weights`` of the last state are one trained model that is of use to
-        any client by itself: it is exported, and sites keep it and serve it with a
-        memory. Not so where they are only what the clients' own models start from or
-        are pulled to, or where clients trained the rest under parts of their own. With
-        it, ``weights`` of what is broadcast to a `UNSEEN_CLIENT` are these.
+        Whether ``weights`` of the last state are one trained model that is useful to
+        any client without personalisation. Such a model is exported, and sites serve it
+        with a memory. False if the weights are only a start or a centre of the clients'
+        own models, or were trained under personal layers. If true, the payload for
+        `UNSEEN_CLIENT` contains these weights.
     needs_metrics
-        Whether an update says how the received model does on the client's data, or how
-        that data is made up, beside its number of examples: a client that shares no
-        metrics takes no part.
+        Whether an update contains metrics of the received model or statistics of the
+        client's data, beside the number of examples. A client that shares no metrics
+        cannot take part.
     needs_sgd, needs_cross_entropy
-        Why clients must train with that optimizer, or that loss, where they must.
+        The reason why clients must train with that optimizer or that loss; empty if any
+        will do.
     needs_num_rounds
-        Why the rounds depend on how many there are in all, where they do: a finished
-        run cannot be continued then.
+        The reason why a round depends on the total number of rounds; empty if it does
+        not. A finished run of such a method cannot be continued.
     serves_global_model
-        Whether what a client is served rests on ``weights`` of the payload as they
-        are: to serve them with a memory, apart from the method, is to serve the method.
+        Whether clients are served ``weights`` of the payload unchanged. To serve these
+        with a memory, apart from the method, is then to serve the method.
     personalizes_by_inference
-        Whether `personalize` and what it returns only run the models of the payload
-        forward and train none. Clients that are sent the same payload are then served
-        several in one task, each split embedded once.
+        Whether `personalize` and its predictor only run the payload's models forward.
+        Several clients with the same payload are then personalised in one task, which
+        embeds each split once.
     state_type, payload_type, update_type, client_state_type
         The records that the functions exchange.
     num_rounds
         Rounds of training that the method asks for.
     update_problem
-        ``(payload, update) -> str | None``: why an update, of the right type and all
-        finite, cannot be the answer to the payload. A client whose update has a problem
-        fails, and nobody else. None where every tensor of an update has one of the same
-        name in the payload: it must have that one's shape.
+        ``(payload, update) -> str | None``: the reason why an update, of the right type
+        and finite, is no valid reply to the payload; its client then fails. None if
+        each tensor of an update must have the shape of the payload's tensor of the same
+        name.
     started_from
-        ``(payload, update) -> {path: tensor}``: what the tensors of an update that has
-        no problem started from. How far they moved from there is compared between the
-        clients of a round; a tensor that is not named, by its own norm. None where it
-        is what the payload has under the same name.
+        ``(payload, update) -> {path: tensor}``: the tensors from which those of a valid
+        update started. The distances moved are compared between the clients of a round;
+        a tensor not listed counts by its own norm. None if each tensor started from the
+        payload's tensor of the same name.
     decoded
-        ``(payload, update) -> update``: what `aggregate` takes, of what clients send.
-        None where that is the same.
+        ``(payload, update) -> update``: decodes a client's update for `aggregate`. None
+        if updates are sent as they are.
     """
 
     name: ClassVar[str]
@@ -179,10 +180,10 @@ class Method:
     settings: Any
 
     def __init_subclass__(cls) -> None:
-        """Take name, summary and type of the settings from where they stand."""
+        """Set name, summary and settings type from module, docstring and annotation."""
         members = cls.__dict__
         if "title" not in members:
-            return  # what methods share, not a method
+            return  # a base class of methods, not a method
         cls.name = members.get("name", cls.__module__.rpartition(".")[2])
         cls.summary = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
         cls.reference_title = members.get("reference_title", cls.title)
@@ -196,23 +197,22 @@ class Method:
 
     @staticmethod
     def check(settings: Any, experiment: Experiment) -> Sequence[Problem]:
-        """Return what in an experiment does not go together with ``settings``."""
+        """Return the conflicts between ``settings`` and the rest of an experiment."""
         return ()
 
     def init(self, clients: Sequence[str], rng: RandomKey) -> Any:
         """Return the server's state before the first round.
 
-        ``clients``: Names of the seen clients, sorted. ``rng``: Of the run.
+        ``clients``: names of the seen clients, sorted. ``rng``: key of the run.
         """
         return ModelState(self.task.initial_weights)
 
     def broadcast(self, state: Any, client_id: str, rng: RandomKey) -> Any:
-        """Return the payload of a client, from the server's state.
+        """Make the payload of a client from the server's state.
 
-        By default all of it, where `payload_type` is `state_type`.
-
-        ``client_id``: May be a client that took no part in training; `UNSEEN_CLIENT`
-        asks for what any such client would get.
+        The default sends the whole state if `payload_type` is `state_type`, else its
+        weights. ``client_id`` may name a client that took no part in training;
+        `UNSEEN_CLIENT` stands for any of these.
         """
         sends_all = self.payload_type is self.state_type
         return state if sends_all else ModelPayload(state.weights)
@@ -225,10 +225,10 @@ class Method:
         server_round: int,
         rng: RandomKey,
     ) -> tuple[Any, Any]:
-        """Return ``(ClientState, Update)`` of a client that took part in a round.
+        """Train a client in a round; return its new state and its update.
 
-        ``payload``: What it was sent. ``client_state``: What it kept of its last round;
-        None on its first visit. ``data``: Its splits. ``server_round``: From 1.
+        ``client_state``: from its last round, None in its first. ``data``: its training
+        and validation splits. ``server_round``: counted from 1.
         """
         rate = self.task.training.learning_rate_at(server_round)
         return NoState(), self.local_update(payload, data, rate, rng)
@@ -236,9 +236,9 @@ class Method:
     def local_update(
         self, payload: Any, data: ClientData, rate: float, rng: RandomKey
     ) -> Any:
-        """Return the update of a client that keeps nothing between rounds.
+        """Return the update of a client that keeps no state between rounds.
 
-        ``rate``: The learning rate of the round.
+        ``rate``: the learning rate of the round.
         """
         trained = self.train(payload.weights, data.train, rate, rng)
         return trained.update(len(data.train))
@@ -246,53 +246,51 @@ class Method:
     def train(
         self, weights: Tensor, examples: Examples, rate: float, rng: RandomKey
     ) -> LocalResult:
-        """Return what the local training of a round makes of weights (num_weights,).
+        """Train weights (num_weights,) for one round on the training split.
 
-        ``examples``: The training split. ``rate``: The learning rate of the round.
+        ``rate``: the learning rate of the round.
         """
         return local_sgd(self.task, weights, examples, rate, rng)
 
     def aggregate(self, state: Any, updates: Updates[Any]) -> Any:
-        """Return the server's state after a round, from that before it.
+        """Return the server's state after a round.
 
-        ``updates``: A stream of ``(client_id, Update)`` in client order that can be
-        read once. It is never empty.
+        ``updates``: a stream of ``(client_id, Update)`` in client order, never empty,
+        that can be read once.
         """
         return average_weights(updates)
 
     def personalize(
         self, payload: Any, client_state: Any, data: ClientData, rng: RandomKey
     ) -> Predictor:
-        """Return what a client serves after the last round.
+        """Return the predictor of a client after the last round.
 
-        With no data at all it is the unpersonalised model: what `results` call global.
-
-        ``payload``: What the client was sent after the last round. ``client_state``:
-        None for a client that never took part. ``data``: Its training and validation
-        splits.
+        Without any data it is the unpersonalised model, "global" in the results.
+        ``payload``: made from the last state. ``client_state``: None for a client that
+        took no part in training. ``data``: its training and validation splits.
         """
         return ModelPredictor(self.task, payload.weights)
 
     def num_weights(self, client_id: str) -> int:
-        """Return how many weights the model has that a client trains."""
+        """Return the number of weights of the model that a client trains."""
         return self.task.model.num_weights
 
     def work(self, client_id: str) -> float:
-        """Return what an example costs a client, where the whole model's costs 1."""
+        """Return a client's cost of an example, relative to that of the whole model."""
         return 1.0
 
     def bytes_up(self, client_id: str) -> int:
-        """Return how many bytes a client's model takes on its way to the server."""
+        """Return the bytes of a client's model in an update."""
         return 4 * self.num_weights(client_id)
 
     def num_coordinates(self, tensor: Tensor) -> int:
-        """Return how many numbers of a tensor, the first ones, are no buffers."""
+        """Return the length of the leading part of a tensor that has no buffers."""
         is_model = tensor.shape == self.task.initial_weights.shape
         return self.task.model.num_parameters if is_model else tensor.numel()
 
 
 def origins(method: Method, payload: Any, update: Any) -> Mapping[str, Tensor]:
-    """Return what the tensors of an update started from, by their path."""
+    """Return the tensors from which those of an update started, by path."""
     if method.started_from is not None:
         return method.started_from(payload, update)
     return tensors_of(payload)
@@ -306,21 +304,21 @@ _OF_THE_METHOD = (
 
 
 class Personalizer(Method):
-    """What is put on top of a method: the method, but for what is overridden.
+    """A personalisation on top of a method; forwards what it does not override.
 
     Parameters
     ----------
     task
-        What is learned.
+        The learning task.
     method
-        What it is put on.
+        The method below it.
     settings
-        What the section ``personalization`` takes beside the name.
+        Of ``settings_type``: the section ``personalization`` without the name.
 
     Attributes
     ----------
     title
-        What is added to a method's title in tables, as in ``kNN``; empty for nothing.
+        The addition to a method's title in tables, as in ``kNN``; may be empty.
     unseen
         How a client that took no part in training is served, on top of the method.
     needs_one_model
@@ -328,7 +326,7 @@ class Personalizer(Method):
     needs_proxy
         Whether the server must have examples of its own; see `Task.proxy`.
     trains
-        Whether clients train, so that they are not served together.
+        Whether clients train in `personalize`, so that each needs a task of its own.
     """
 
     needs_one_model: ClassVar[bool] = False
@@ -379,7 +377,7 @@ class Personalizer(Method):
 
 
 class AsItIs(Personalizer):
-    """Clients are served what the method itself gives them."""
+    """Clients are served the method's own predictors."""
 
     name = AS_IT_IS
     title = ""
@@ -391,7 +389,7 @@ AnyMethod = TypeVar("AnyMethod", bound=Method)
 
 
 def changed(method: AnyMethod, **attributes: Any) -> AnyMethod:
-    """Return ``method`` with other functions or attributes; it stays as it is."""
+    """Return a copy of ``method`` with other functions or attributes."""
     other = copy(method)
     vars(other).update(attributes)
     return other
@@ -407,11 +405,11 @@ def _all_differ(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 ALL_DIFFER = AfterValidator(_all_differ)
-"""On a grid of values for each of which a client trains or scores a model."""
+"""Validates a grid of values, each of which costs a client one model."""
 
 
 def wrong_shape(update: Any, **shapes: tuple[int, ...]) -> str | None:
-    """Return which field of an update has another shape; one that is None has none."""
+    """Name the first field of an update with a wrong shape; fields may be None."""
     for name, expected in shapes.items():
         tensor = getattr(update, name)
         shape = expected if tensor is None else tuple(tensor.shape)
@@ -421,7 +419,7 @@ def wrong_shape(update: Any, **shapes: tuple[int, ...]) -> str | None:
 
 
 def unlike_sent(payload: Any, update: Any, name: str) -> str | None:
-    """Return how a tuple of tensors differs from what was sent, but for the numbers."""
+    """Describe how the shapes of a tuple of tensors differ from the payload's."""
     expected, shapes = (
         [tuple(tensor.shape) for tensor in getattr(record, name)]
         for record in (payload, update)

@@ -1,4 +1,4 @@
-"""Records: what travels between server and client, and what is kept between rounds."""
+"""Records: the messages between server and client, and their states between rounds."""
 
 from dataclasses import dataclass
 
@@ -19,26 +19,26 @@ class Record:
 
 @dataclass(frozen=True)
 class NoState(Record):
-    """The state of a client that remembers nothing between rounds."""
+    """The state of a client that keeps nothing between rounds."""
 
 
 @dataclass(frozen=True)
 class ModelState(Record):
-    """The server's state where it is one model."""
+    """The server's state in methods that train one model."""
 
     weights: Tensor  # w, shape (num_weights,)
 
 
 @dataclass(frozen=True)
 class ModelPayload(Record):
-    """One model on its way to a client."""
+    """One model, sent to a client."""
 
     weights: Tensor  # w, shape (num_weights,)
 
 
 @dataclass(frozen=True)
 class ModelUpdate(Record):
-    """One trained model on its way to the server."""
+    """One trained model, sent to the server."""
 
     weights: Tensor  # w_m, shape (num_weights,)
     num_examples: int
@@ -46,7 +46,10 @@ class ModelUpdate(Record):
 
 
 def require_finite(noun: str, record: object) -> None:
-    """Refuse a client's ``what`` in which a number is NaN or infinite."""
+    """Raise TrainingDivergedError if a number of a client's record is not finite.
+
+    ``noun`` names the record in the message, as in "update".
+    """
     for name, tensor in tensors_of(record).items():
         if not is_finite(tensor):
             raise TrainingDivergedError(

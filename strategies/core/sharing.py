@@ -1,9 +1,9 @@
-"""What methods have in common that share a part of the weights and no more.
+"""The base of methods that share a part of the weights; the rest stays with clients.
 
-Every weight is shared or personal, as the module that owns it is. The server's state
-holds a whole model: the mean of the clients' shared parts, and the personal part of
-the initial weights, from which a client starts its own. The whole of it is sent, as the
-server does not know whether a client has a personal part.
+Every module is shared or personal, with all its weights. The server's state is a whole
+model: the mean of the clients' shared parts, and the personal part of the initial
+weights, from which each client starts. The whole model is sent, because the server does
+not know which clients have a personal part already.
 """
 
 import functools
@@ -27,15 +27,15 @@ from knnper.strategies.core.training import LocalResult, trained_on_both_splits
 
 @dataclass(frozen=True)
 class PersonalPart(Record):
-    """What a client keeps between rounds."""
+    """The state that a client keeps between rounds."""
 
-    # Its own weights, shape (num_personal,), in their order in the model.
+    # The personal weights, shape (num_personal,), in their order in the model.
     personal: Tensor
 
 
 @dataclass(frozen=True)
 class SharedUpdate(Record):
-    """What a client sends back."""
+    """The update of a client."""
 
     # The trained shared weights, shape (num_shared,), in their order in the model.
     shared: Tensor
@@ -44,11 +44,11 @@ class SharedUpdate(Record):
 
 
 class PartlyShared(Method):
-    """The method whose clients train both parts together and share one.
+    """A method whose clients train both parts together and send the shared part.
 
-    With all of them shared it is FedAvg. A client with a personal part is served that
-    of its last round, which never trained on its validation split. ``shared`` is a
-    mask, bool of shape (num_weights,).
+    If all weights are shared it is FedAvg. A seen client is served the personal part of
+    its last round, which was not trained on the validation split; an unseen client
+    trains one on both splits. ``shared`` is a mask, bool of shape (num_weights,).
     """
 
     update_type: type[Record] = SharedUpdate
@@ -60,7 +60,7 @@ class PartlyShared(Method):
         super().__init__(task, settings)
         if not bool(shared.any()):
             message = (
-                "found a model of which no weight would be shared, expected some; "
+                "found a model in which no weight would be shared, expected some; "
                 "choose another model, or the method local, which shares nothing"
             )
             raise ConfigError([Problem("method.name", message)])
@@ -68,7 +68,7 @@ class PartlyShared(Method):
         self.unseen_epochs = unseen_epochs
 
     def joined(self, weights: Tensor, part: PersonalPart | None) -> Tensor:
-        """Return what a client with this part makes of the server's ``weights``."""
+        """Return the server's ``weights`` with a client's personal part."""
         if part is None:
             return weights
         return _placed(weights, self.personal, part.personal)
@@ -76,7 +76,7 @@ class PartlyShared(Method):
     def split(
         self, trained: LocalResult, num_examples: int
     ) -> tuple[PersonalPart, SharedUpdate]:
-        """Return what a client keeps of a trained model, and what it sends."""
+        """Split a trained model into a client's new state and its update."""
         personal = PersonalPart(trained.weights[self.personal])
         shared = trained.weights[self.shared]
         return personal, SharedUpdate(shared, num_examples, trained.train_loss)
@@ -129,41 +129,44 @@ class PartlyShared(Method):
 
 
 def part_in_use(part: PersonalPart | None, data: ClientData) -> PersonalPart | None:
-    """Return the part that a client is served with; None for the server's."""
+    """Return the personal part to serve; None, without data, for the server's."""
     return part if data.num_examples > 0 else None
 
 
-# All clients of a round are sent one tensor. It is found by its identity.
+# Cached, since all clients of a round are sent the same tensor object.
 @functools.lru_cache(maxsize=1)
 def _taken(weights: Tensor, where: Tensor) -> Tensor:
     return weights[where]
 
 
 def _placed(weights: Tensor, where: Tensor, values: Tensor) -> Tensor:
-    """Return a copy of ``weights`` with ``values`` where the mask says."""
+    """Return a copy of ``weights`` with ``values`` at the positions of a mask."""
     placed = weights.clone()
     placed[where] = values
     return placed
 
 
 def first_layers(model: FlatModel, num_layers: int) -> Tensor:
-    """Return which weights belong to the first layers, bool of shape (num_weights,).
+    """Return a mask of the weights of the first layers, bool of shape (num_weights,).
 
-    A layer is a module with weight matrices or kernels, and the modules with vectors
-    only, such as normalisation, that come between it and the next. They are counted in
-    the order in which the model defines them, those of the head last.
+    A layer is a module with weight matrices or kernels, together with the modules that
+    follow it and own only vectors, such as normalisation. Layers are counted in the
+    order in which the model defines them, the head's last.
     """
     numbers = _layer_numbers(model)
     return model.mask(lambda module: numbers[module] <= num_layers)
 
 
 def last_layers(model: FlatModel, num_layers: int) -> Tensor:
-    """Return which weights belong to the last layers, as `first_layers` counts them."""
+    """Return a mask of the weights of the last layers; see `first_layers`."""
     return ~first_layers(model, max(_layer_numbers(model).values()) - num_layers)
 
 
 def layers_left(model: FlatModel, num_taken: int, setting: str) -> int:
-    """Return how many layers a model has beside so many of them."""
+    """Return the number of layers beside ``num_taken`` personal or shared ones.
+
+    Raises ConfigError, naming ``setting``, if none is left.
+    """
     num_layers = max(_layer_numbers(model).values())
     if num_taken >= num_layers:
         message = (
@@ -176,7 +179,7 @@ def layers_left(model: FlatModel, num_taken: int, setting: str) -> int:
 
 
 def _layer_numbers(model: FlatModel) -> Mapping[nn.Module, int]:
-    """Return the number, from 1, of the layer of each module that owns weights."""
+    """Number the layers from 1, by each module that owns weights."""
     most_axes: dict[nn.Module, int] = {}
     for entry in model.entries:
         axes = len(entry.shape) if entry.is_parameter else 0

@@ -1,4 +1,7 @@
-"""What a method is given to learn, what clients serve of it, and the one evaluation."""
+"""The learning task of a method, the predictors that clients serve, and the evaluation.
+
+All methods, engines and reports use `evaluate` and `score`.
+"""
 
 import contextlib
 import hashlib
@@ -30,11 +33,11 @@ MOST_BYTES = 512 * 2**20
 
 
 class KeptEmbeddings:
-    """What one model object has computed, by the content of weights and images.
+    """Cache of embeddings by the content of weights and images, for several runs.
 
-    Whoever asks must agree in all else: architecture, normalisation, precision,
-    batches, threads and device. What no longer fits is computed each time: runs ask for
-    everything in turn, so what made room would be gone before it is asked for.
+    All runs must agree in architecture, normalisation, precision, batches, threads and
+    device. Embeddings that do not fit are computed each time. Nothing is evicted: runs
+    ask for all embeddings in turn, so each would be evicted before its next use.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -45,9 +48,9 @@ class KeptEmbeddings:
     def embed(
         self, weights: Tensor, images: Tensor, compute: Callable[[], Tensor]
     ) -> Tensor:
-        """Return ``compute()``, or what it returned for equal ones; not to change."""
+        """Return ``compute()``, cached by content; callers must not modify it."""
         if self._last is None or not torch.equal(self._last[0], weights):
-            # A copy: training may go on in the same memory.
+            # A copy, since training may continue in the same memory.
             self._last = weights.clone(), _digest(weights)
         key = self._last[1], _digest(images)
         if key not in self._kept:
@@ -60,11 +63,11 @@ class KeptEmbeddings:
 
 
 class EmbeddingPool:
-    """Images that each model embeds once, however many ask.
+    """Cache of embeddings while a group of clients is personalised.
 
-    Several who serve a client ask for the same embeddings: to predict, to store, to
-    compare with the global model. Images are recognised as the very objects that are
-    held, models by their memory, so a copy is simply computed.
+    The same embeddings are needed to predict, to store and to compare with the global
+    model. Images are recognised by object identity and models by their memory; a copy
+    is embedded again.
     """
 
     def __init__(self, kept: KeptEmbeddings | None = None) -> None:
@@ -77,9 +80,10 @@ class EmbeddingPool:
     def holding(
         self, models: Sequence[Tensor], images: Iterable[Tensor], *, keep: bool = True
     ) -> Iterator[None]:
-        """Hold models, of which equal ones are one, and splits of images.
+        """Cache embeddings by these models and splits of images in a ``with`` block.
 
-        ``keep``: Whether others may ask for the same later, so that it is worth room.
+        Equal models share their embeddings. ``keep``: whether to keep the embeddings in
+        `KeptEmbeddings`, since other runs may need them.
         """
         if self._held:
             raise RuntimeError("the pool already holds images; one group at a time")
@@ -96,7 +100,7 @@ class EmbeddingPool:
             self._kept = kept
 
     def embed(self, weights: Tensor, images: Tensor, embed: Embed) -> Tensor:
-        """Return ``embed(weights, images)``, computed once where both are held."""
+        """Return ``embed(weights, images)``, computed once if both are held."""
         place = weights.data_ptr(), weights.shape
         same = (n for held, n in self._models if (held.data_ptr(), held.shape) == place)
         model = next(same, None)
@@ -123,42 +127,39 @@ def _digest(tensor: Tensor) -> str:
 class Task:
     """The learning task that all methods share."""
 
-    # The one model object of this process. Its weights are scratch: whoever uses it
-    # loads what it needs first.
+    # The only model object of this process. Its weights are scratch: load weights
+    # before each use.
     model: FlatModel
     # w_0, shape (num_weights,): the same on every machine with the same seed.
     initial_weights: Tensor
-    # ``rng -> weights``: draws initial weights anew, shape (num_weights,), for methods
-    # that train more than one model.
+    # ``rng -> weights``: draws other initial weights, shape (num_weights,), for methods
+    # that train several models.
     fresh_weights: Callable[[RandomKey], Tensor]
     # From uint8 images (n, height, width, channels) on the model's device to its input.
     normalize: Callable[[Tensor], Tensor]
-    spec: InputSpec  # Shape of the input and number of classes
-    training: TrainingSettings  # The experiment's training section
-    # Images in one forward pass where nothing is trained.
-    evaluation_batch_size: int = 256
-    frozen: str = ""  # SHA-256 of the model's weights that are not trained
-    # The root of the run's random choices, for what a client is in all rounds.
+    spec: InputSpec  # shape of the input and number of classes
+    training: TrainingSettings  # the experiment's training section
+    evaluation_batch_size: int = 256  # images in one forward pass without training
+    frozen: str = ""  # SHA-256 of the model's frozen weights
+    # The root of the run's random choices, for properties of a client in all rounds.
     key: RandomKey = field(default=RandomKey(0))
-    # ``ratio -> model``: a new one, with the first ⌈ratio c⌉ of each hidden layer's c
-    # channels, its weights scratch; None where the network cannot be made narrower.
+    # ``ratio -> model``: builds a model with the first ⌈ratio c⌉ of each hidden layer's
+    # c channels, its weights scratch; None if the network cannot be made narrower.
     narrower: Callable[[float], FlatModel] | None = None
-    # Where embeddings that clients have in common are looked for first.
+    # Cache of embeddings, shared by the steps of a personalisation.
     pool: EmbeddingPool = field(default_factory=EmbeddingPool)
-    # Returns the examples that the server has of its own; None where it has none.
-    # Clients must not ask: at theirs there may be none.
+    # Returns the server's own examples; None if it has none. For the server half only:
+    # a client's process may not have them.
     proxy: Callable[[], Examples] | None = None
-    # ``(num_steps, num_examples) -> None``, called after every local training with what
-    # really happened: the steps that were made, and the different examples behind them,
-    # as many equal ones where they weigh differently.
+    # ``(num_steps, num_examples) -> None``, called after every local training with the
+    # steps made and the effective number of examples used.
     on_trained: Callable[[int, float], None] = lambda num_steps, num_examples: None
 
     @property
     def first_rate(self) -> float:
-        """The learning rate of a client that begins when the rounds are over.
+        """The learning rate of the first round, for weights trained from the start.
 
-        That of the last round may be a hundredth of it, which is for weights that are
-        trained already and would hardly move others.
+        The rate of the last round may be a hundredth of it, too small for them.
         """
         return self.training.learning_rate_at(1)
 
@@ -169,7 +170,7 @@ class Task:
 
     @property
     def head_mask(self) -> Tensor:
-        """Which weights belong to the head, bool of shape (num_weights,)."""
+        """The weights of the head, bool of shape (num_weights,)."""
         members = set(self.model.module.classifier.modules())
         return self.model.mask(lambda module: module in members)
 
@@ -184,7 +185,7 @@ class Task:
     def logits(self, weights: Tensor, images: Tensor) -> Tensor:
         """Return the logits of h_w(x), float32 of shape (n, c).
 
-        The head on top of `embed`, so that the two agree in every bit.
+        Computed by the head on top of `embed`, so that the two agree in every bit.
         """
         return self._head(weights, self.embed(weights, images))
 
@@ -193,7 +194,7 @@ class Task:
         return torch.softmax(self.logits(weights, images), dim=1)
 
     def losses(self, weights: Tensor, examples: Examples) -> Tensor:
-        """Return what training minimises the mean of, float32 of shape (n,).
+        """Return the training loss of each example, float32 of shape (n,).
 
         These are `EmbeddingModel.losses` in evaluation mode.
         """
@@ -211,7 +212,7 @@ class Task:
         return functional.cross_entropy(logits, examples.labels, reduction="sum")
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which the model runs in the precision that is set."""
+        """Return the context that sets the precision of the training section."""
         if self.training.precision != "bfloat16":
             return contextlib.nullcontext()
         return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
@@ -219,16 +220,16 @@ class Task:
     def in_batches(
         self, inputs: Tensor, function: Callable[[Tensor], Tensor], width: int
     ) -> Tensor:
-        """Return the rows (n, width) of a function that trains nothing."""
+        """Apply a function without training to batches; return its rows (n, width)."""
         require_tensor(inputs)
         if len(inputs) == 0:
             return torch.empty((0, width))
         num_batches = math.ceil(len(inputs) / self.evaluation_batch_size)
-        # Of nearly equal sizes: a small last batch takes longer than it should.
+        # Nearly equal sizes, since a small last batch uses the device badly.
         parts = inputs.tensor_split(num_batches) if num_batches > 1 else (inputs,)
         with torch.inference_mode(), self.autocast():
             outputs = [function(part.to(self.model.device)) for part in parts]
-        # A copy made out here is an ordinary tensor, which may be trained with.
+        # The copy is made outside of inference mode, so that it can be trained on.
         return torch.cat(outputs).float().cpu()
 
     def _embed(self, weights: Tensor, images: Tensor) -> Tensor:
@@ -255,7 +256,7 @@ class Task:
                 module.losses(self.normalize(images.to(device)), labels.to(device))
                 for images, labels in batches
             ]
-        # A copy made out here is an ordinary tensor, which may be trained with.
+        # The copy is made outside of inference mode, so that it can be trained on.
         return torch.cat(losses).float().cpu()
 
     def _evaluating(self, weights: Tensor) -> EmbeddingModel:
@@ -265,7 +266,7 @@ class Task:
 
 
 class Predictor(Protocol):
-    """What a client serves once it is personalised."""
+    """A personalised client's predictions."""
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return probabilities, float32 of shape (n, num_classes); rows sum to 1.
@@ -274,7 +275,7 @@ class Predictor(Protocol):
         """
 
     def describe(self) -> Mapping[str, float]:
-        """Return what was chosen for this client, as in ``{"knn_weight": 0.7}``."""
+        """Return the choices made for this client, as in ``{"knn_weight": 0.7}``."""
 
 
 @runtime_checkable
@@ -288,36 +289,36 @@ class EmbeddingPredictor(Predictor, Protocol):
         """Return the probabilities (n, c) of representations (n, p)."""
 
     def without_validation(self) -> "EmbeddingPredictor":
-        """Return what this would be without training on the validation split."""
+        """Return the predictor as it would be without training on validation data."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a predictor did on some labelled examples: sums that can be pooled."""
+    """Metrics of a predictor on labelled examples, as sums that can be pooled."""
 
     num_examples: int
     num_correct: int
     log_loss_sum: float  # Σ -log p(y|x), natural logarithm, p clipped at 1e-12
-    # bin_counts, bin_confidence, bin_correct: Per bin of confidence (15 equal widths
-    # over [0, 1]): examples, sum of the largest probability, correct examples. Guo et
-    # al., "On Calibration of Modern Neural Networks", 2017, Eq. 3.
+    # Calibration (Guo et al., "On Calibration of Modern Neural Networks", 2017, Eq. 3):
+    # examples, sum of the largest probabilities and correct examples in each of 15
+    # equal bins of confidence over [0, 1].
     bin_counts: tuple[int, ...]
     bin_confidence: tuple[float, ...]
     bin_correct: tuple[int, ...]
-    # weight_sum, weight_correct: Σ_i P(y_i) over all examples and over those that are
-    # right, where labels count P(y); both None where all examples count the same.
+    # Σ_i P(y_i) over all examples and over the correct ones, if labels have weights
+    # P(y); both None if all examples count the same.
     weight_sum: float | None = None
     weight_correct: float | None = None
-    # What `run.metrics` asks for beyond these sums, by name; None is not defined here.
+    # The metrics of `run.metrics` by name; None is undefined on these examples.
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float | None:
-        """The fraction that is right; None without examples.
+        """The fraction of correct examples; None without examples.
 
-        Where labels count P(y) it is Σ_i P(y_i) 1[right] / Σ_i P(y_i), the personalised
-        accuracy of Chen et al. 2023, section 5, step 5. It is None where the
-        examples have no label that counts.
+        With label weights P(y) it is Σ_i P(y_i) 1[correct] / Σ_i P(y_i), the
+        personalised accuracy of Chen et al. 2023, section 5, step 5, and None if all
+        labels have weight 0.
         """
         if self.weight_sum is not None and self.weight_correct is not None:
             return self.weight_correct / self.weight_sum if self.weight_sum else None
@@ -326,54 +327,51 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What is known of a client in the end. Counts and metrics only."""
+    """The results of one client: counts and metrics only, no data."""
 
-    client: str  # The client's name
-    seen: bool  # Whether it could take part in training
-    num_train: int  # Examples it learns from
+    client: str  # the client's name
+    seen: bool  # whether it could take part in training
+    num_train: int  # training examples
     num_validation: int
-    # personal, reference: On the test split: its personalised model, and the
-    # unpersonalised (global) one.
-    personal: Evaluation
-    reference: Evaluation
-    validation: Evaluation  # The unpersonalised model on the validation split
-    # What the method chose for this client, as in ``{"knn_weight": 0.7}``.
+    personal: Evaluation  # the personalised model on the test split
+    reference: Evaluation  # the unpersonalised (global) model on the test split
+    validation: Evaluation  # the unpersonalised model on the validation split
+    # The choices made for this client, as in ``{"knn_weight": 0.7}``.
     chosen: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """How clients do on their validation splits between two rounds."""
+    """Metrics of clients on their validation splits between two rounds."""
 
     reference: Evaluation  # the unpersonalised model
-    # Of the personalised models: examples that they are asked for, and right about. No
-    # more of them than these counts leaves a site.
+    # Examples and correct examples of the personalised models. A site sends no more
+    # than these counts.
     num_personal: int = 0
     num_personal_correct: int = 0
-    # Why, by name, of the clients that could not be personalised.
+    # The reason by name of each client that could not be personalised.
     failures: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ClientResults:
-    """What several clients that were served together report."""
+    """Results of several clients that were personalised in one task."""
 
-    # One a client, in the order in which they were asked, but for the failures.
-    results: tuple[ClientResult, ...]
-    # Why, by name, of the clients that could not be served.
+    results: tuple[ClientResult, ...]  # in the order of the request, without failures
+    # The reason by name of each client that could not be personalised.
     failures: Mapping[str, str] = field(default_factory=dict)
-    # Clients that are served and keep the figures to themselves.
+    # Clients that are served but share no metrics.
     withheld: tuple[str, ...] = ()
 
 
 def evaluate(predictor: Predictor, examples: Examples) -> Evaluation:
-    """Return how ``predictor`` does."""
+    """Evaluate a predictor on labelled examples."""
     return score(predict(predictor, examples), examples.labels)
 
 
 def predict(predictor: Predictor, examples: Examples) -> Tensor:
-    """Return the probabilities of examples, float32 of shape (n, c)."""
-    # Without examples nothing is asked: not every predictor knows what to say to that.
+    """Predict the probabilities of examples, float32 of shape (n, c)."""
+    # Not every predictor accepts an empty batch.
     return predictor(examples.images) if len(examples) else torch.empty((0, 0))
 
 
@@ -383,15 +381,15 @@ def score(
     class_weights: Tensor | None = None,
     metrics: Mapping[str, Compute] = MappingProxyType({}),
 ) -> Evaluation:
-    """Return how probabilities (n, c) fit int64 labels (n,) that count P(y), (c,).
+    """Evaluate probabilities (n, c) against int64 labels (n,).
 
-    ``metrics``: What to compute beside the sums, by name; there all examples count
-    alike.
+    ``class_weights``: P(y), shape (c,), or None for equal weights. ``metrics``: further
+    metrics to compute, by name, with equal weights.
     """
     if len(labels) == 0:
         empty = (0,) * NUM_CALIBRATION_BINS
         return Evaluation(0, 0, 0.0, empty, (0.0,) * NUM_CALIBRATION_BINS, empty)
-    # What is not finite predicts nothing: it counts as wrong, with no confidence.
+    # A row that is not finite counts as wrong, with confidence 0.
     probabilities = probabilities.double()
     defined = torch.isfinite(probabilities).all(dim=1)
     probabilities = probabilities.where(defined[:, None], 0.0)
@@ -421,22 +419,22 @@ def _counts(values: Tensor, num_kinds: int) -> Tensor:
 
 
 def _weight_of(labels: Tensor, class_weights: Tensor | None) -> float | None:
-    """Return Σ_i P(y_i), the same whatever the order of the labels."""
+    """Return Σ_i P(y_i), independent of the order of the labels."""
     if class_weights is None:
         return None
     counts = _counts(labels, len(class_weights))
     return math.fsum((counts * class_weights).tolist())
 
 
-class Trained:
-    """A head on representations, and what it tells of its training; a dataclass."""
+class RepresentationPredictor:
+    """Base of predictors that are dataclasses with a representation and a head."""
 
     embed: Callable[[Tensor], Tensor]
     head: Callable[[Tensor], Tensor]
-    # What was chosen for this client, as in ``{"prox_weight": 0.1}``.
+    # The choices made for this client, as in ``{"prox_weight": 0.1}``.
     chosen: Mapping[str, float]
-    # Makes the predictor that was trained without the validation split; None where this
-    # one was.
+    # Makes the predictor trained without the validation split; None if this one was not
+    # trained on that split.
     trained_alone: Callable[[], Self] | None
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -444,16 +442,16 @@ class Trained:
         return self.head(self.embed(images))
 
     def without_validation(self) -> Self:
-        """Return the predictor before it was trained on the validation split."""
+        """Return the predictor that was not trained on the validation split."""
         return self if self.trained_alone is None else self.trained_alone()
 
     def describe(self) -> Mapping[str, float]:
-        """Return what was chosen."""
+        """Return the choices made for this client."""
         return self.chosen
 
 
 @dataclass(frozen=True)
-class MixturePredictor(Trained):
+class MixturePredictor(RepresentationPredictor):
     """Serves Σ_m π_m h_m."""
 
     task: Task = field(repr=False)  # Gives the architecture
@@ -480,7 +478,7 @@ class MixturePredictor(Trained):
 
 
 @dataclass(frozen=True)
-class ModelPredictor(Trained):
+class ModelPredictor(RepresentationPredictor):
     """Serves h_w."""
 
     task: Task = field(repr=False)  # Gives the architecture
@@ -498,7 +496,7 @@ class ModelPredictor(Trained):
 
 
 @dataclass(frozen=True)
-class HeadPredictor(Trained):
+class HeadPredictor(RepresentationPredictor):
     """Serves another head than the model's on φ_w."""
 
     task: Task = field(repr=False)  # Gives the architecture

@@ -22,10 +22,10 @@ from knnper.seeding import RandomKey
 from knnper.strategies.catalogue import METHODS
 from knnper.strategies.core import training as module_of_local_sgd
 from knnper.strategies.core.method import UNSEEN_CLIENT
+from knnper.strategies.core.optimizers import Sgd
 from knnper.strategies.core.task import ModelPredictor, Task
 from knnper.strategies.core.training import (
     LocalResult,
-    Sgd,
     cross_entropy,
     local_sgd,
     on_both_splits,
