@@ -179,7 +179,7 @@ def layers_left(model: FlatModel, num_taken: int, setting: str) -> int:
 
 
 def _layer_numbers(model: FlatModel) -> Mapping[nn.Module, int]:
-    """Number the layers from 1, by each module that owns weights."""
+    """Return the layer number, from 1, of each module that owns weights."""
     most_axes: dict[nn.Module, int] = {}
     for entry in model.entries:
         axes = len(entry.shape) if entry.is_parameter else 0
