@@ -1,10 +1,11 @@
-"""``python -m papers``: makes the papers' figures from files, or one of a run."""
+"""``python -m papers``: make the papers' figures from files or from a run."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from knnper import ConfigError, Experiment, Problem
 from knnper.cli.terminal import (
     RUN_FAILED,
     ErrorReportingGroup,
@@ -13,8 +14,7 @@ from knnper.cli.terminal import (
     print_shown,
     say,
 )
-from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment, parse_yaml, read_experiment
+from knnper.experiment import parse_yaml, read_experiment
 from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import EXPERIMENT
@@ -61,20 +61,20 @@ def reproduce(
         bool,
         typer.Option(
             "--skip-missing-data",
-            help="Leave out files whose data are not there, in place of failing.",
+            help="Leave out files with missing data, in place of failing.",
         ),
     ] = False,
 ) -> None:
-    """Make the figures, sweeps, comparisons and runs of files; leave one report."""
-    found = read_files(files)
+    """Make the figures, sweeps, comparisons and runs of files, and write one report."""
+    descriptions = read_files(files)
     maker = Maker(output, workers, Watcher(), skip_missing_data)
     with interruptible(output):
-        made = maker.make_all(found)
-        page = write_report(made, output)
+        results = maker.make_all(descriptions)
+        page = write_report(results, output)
     say(f"The report is in {page}: one file, open it with a browser")
-    failed = [one.file.name for one in made if one.failure is not None]
+    failed = [result.file.name for result in results if result.failure is not None]
     if failed:
-        say(f"{len(failed)} of {len(made)} files failed: {', '.join(failed)}")
+        say(f"{len(failed)} of {len(results)} files failed: {', '.join(failed)}")
         raise typer.Exit(RUN_FAILED)
 
 
@@ -106,15 +106,18 @@ def figure(
     ] = None,
     overrides: Overrides = None,
 ) -> None:
-    """Make one figure, of a finished run or of an experiment that it trains."""
+    """Make one figure of a finished run, or of an experiment to train."""
     settings = parse_options(name, dict(map(_option, options or ())))
     chosen, several = FIGURES[name], of or []
     if (not several) != (chosen.needs == NOTHING) or (
         overrides and chosen.needs == RUN
     ):
         raise typer.BadParameter(f"{name} needs {chosen.needs}")
-    # The file in a run's folder is that of no other run.
-    names = [one.parent.name if one.name == EXPERIMENT else one.stem for one in several]
+    # The experiment file in a run's folder belongs to this run alone.
+    names = [
+        source.parent.name if source.name == EXPERIMENT else source.stem
+        for source in several
+    ]
     if len(set(names)) < len(names):
         raise typer.BadParameter(f"found {', '.join(names)}, expected other names each")
 
@@ -132,8 +135,8 @@ def figure(
         print_shown(make(several[0] if several else None, output))
     else:
         places = [output / place for place in names]
-        made = list(map(make, several, places))
-        means = over_runs([one.tables for one in made])
+        drawings = list(map(make, several, places))
+        means = over_runs([source.tables for source in drawings])
         write_atomically(output / f"{name}.md", markdown_of(means))
         print_shown(Shown(tuple(means)))
     say(f"Numbers and pictures are in {output}")
@@ -164,7 +167,7 @@ def gains(
         str, typer.Option(metavar="NAME", help="The row with the memory.")
     ] = "knn_per",
 ) -> None:
-    """Draw what a memory gains, by clients' size, skew and global accuracy."""
+    """Draw the gain of a memory by clients' size, skew and global accuracy."""
     with interruptible(runs):
         table = write_gains(read_gains(files, runs, row), output)
     print_shown(Shown((table,)))
@@ -179,11 +182,11 @@ def hours(
     accuracy: Annotated[
         list[float] | None,
         typer.Option(
-            min=0, max=1, help="Validation accuracy to which hours are counted."
+            min=0, max=1, help="Validation accuracy whose virtual hours are reported."
         ),
     ] = None,
 ) -> None:
-    """Draw accuracy against virtual hours, and which clients took part how often."""
+    """Draw accuracy against virtual hours, and the participation of clients."""
     with interruptible(runs):
         plan = read_comparison(file)
         tables = write_hours(plan, runs / plan.name, output, accuracy)
@@ -197,7 +200,7 @@ def sizes(
     output: Output,
     runs: Runs = Path("runs"),
 ) -> None:
-    """Show virtual hours, bytes and the accuracy of weak and strong clients."""
+    """Show virtual hours, bytes, and the accuracy of weak and strong clients."""
     with interruptible(runs):
         plan = read_comparison(file)
         table = write_sizes(plan, runs / plan.name, output)
@@ -217,7 +220,7 @@ def rounds(
         list[str] | None, typer.Option(metavar="ROW", help="Rows to train; all.")
     ] = None,
 ) -> None:
-    """Train a comparison's rows, and test them after rounds; resume what was left."""
+    """Train a comparison's rows and test them after rounds; resume unfinished ones."""
     plan = read_comparison(file, overrides or ())
 
     def say_round(figures: RoundRecord) -> None:

@@ -1,4 +1,4 @@
-"""All figures by name, and the files that describe one."""
+"""All figures by name, and the files that describe them."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -8,15 +8,8 @@ from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
-from knnper.errors import ConfigError, Problem
-from knnper.experiment import (
-    Experiment,
-    Name,
-    Settings,
-    load_experiment,
-    parse_settings,
-    read_yaml,
-)
+from knnper import ConfigError, Experiment, Problem, Settings
+from knnper.experiment import Name, load_experiment, parse_settings, read_yaml
 from knnper.process import with_fixed_threads
 from knnper.simulation.batches.documents import shared_sections
 from knnper.simulation.catalogue import experiment_catalogue
@@ -31,7 +24,7 @@ from papers.quality import QualitySettings, draw_quality
 from papers.three_approaches import ThreeApproachesSettings, draw_three_approaches
 
 RUN, EXPERIMENT, NOTHING = "a finished run", "an experiment", "nothing"
-_SHARED = ("only",)  # settings with another value of which figures may share a folder
+_SHARED = ("only",)  # settings that may differ between figures in one folder
 
 
 @dataclass(frozen=True)
@@ -39,10 +32,10 @@ class Figure:
     """A figure of the papers."""
 
     settings: type[Settings]
-    # `RUN`: it is drawn with its global model. `EXPERIMENT`, or `NOTHING` where the
-    # data are its own too: it trains what it shows.
+    # `RUN`: the figure uses the global model of a run. `EXPERIMENT`: it trains its own
+    # models. `NOTHING`: it also makes its own data.
     needs: str
-    parts: str  # what of it is finished one by one
+    parts: str  # plural noun of the separately finished parts
     # ``(subject, settings, folder) -> drawings``
     draw: Callable[[Any, Any, FigureFolder], list[Drawing]]
 
@@ -72,14 +65,14 @@ def make_figure(
     output: Path,
     on_part: OnPart = lambda *_: None,
 ) -> Shown:
-    """Make a figure in a folder, or go on with it where it was left."""
+    """Make a figure in a folder, or resume it."""
     if isinstance(subject, Experiment):
         subject = with_fixed_threads(subject)
     values = to_jsonable_python(settings)
     identity = {
         "figure": name,
         **identity_of(subject),
-        "settings": {key: one for key, one in values.items() if key not in _SHARED},
+        "settings": {key: value for key, value in values.items() if key not in _SHARED},
     }
     with FigureFolder.open(output, identity, on_part) as folder:
         return folder.write(FIGURES[name].draw(subject, settings, folder))
@@ -87,22 +80,22 @@ def make_figure(
 
 @dataclass(frozen=True)
 class FigureFileSettings(Settings):
-    """A figure's file.
+    """Settings in a figure's file.
 
     Attributes
     ----------
     name
-        Names its folder.
+        Name of the output folder.
     figure
-        Which figure it is.
+        Name of the figure in the catalogue.
     experiment
-        The path of an experiment's file, from the folder of this one.
+        Path of an experiment's file, relative to this file.
     base
-        In place of ``experiment`` the sections of one.
+        Sections of an experiment, in place of ``experiment``.
     set
-        Settings of the experiment by dotted key, on top of these.
+        Overrides of the experiment's settings by dotted key.
     options
-        What the figure itself may be told.
+        Settings of the figure itself.
     """
 
     name: Name
@@ -115,7 +108,7 @@ class FigureFileSettings(Settings):
 
 @dataclass(frozen=True)
 class FigurePlan:
-    """A figure's file, validated; the experiment is None where it needs none."""
+    """A validated figure's file; the experiment is None if the figure needs none."""
 
     name: str
     figure: str
@@ -124,7 +117,7 @@ class FigurePlan:
 
 
 def parse_options(name: str, values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a figure; what is not given has its default."""
+    """Parse the settings of a figure."""
     problems = list[Problem]()
     if name not in FIGURES:
         message = f"found {name!r}, expected one of {', '.join(FIGURES)}"
@@ -136,7 +129,7 @@ def parse_options(name: str, values: Mapping[str, Any]) -> Settings:
 
 
 def read_figure(path: Path) -> FigurePlan:
-    """Return the figure that the YAML file at ``path`` describes."""
+    """Read a figure's YAML file."""
     problems = list[Problem]()
     settings = parse_settings(FigureFileSettings, read_yaml(path), "", problems)
     if settings is None:
@@ -155,12 +148,12 @@ def read_figure(path: Path) -> FigurePlan:
 
 
 def _problems_of(settings: FigureFileSettings, figure: Figure) -> Iterator[Problem]:
-    given = [name for name in ("experiment", "base") if getattr(settings, name)]
+    sources = [name for name in ("experiment", "base") if getattr(settings, name)]
     if figure.needs == NOTHING:
-        for name in [*given, *(["set"] if settings.set else [])]:
+        for name in [*sources, *(["set"] if settings.set else [])]:
             message = f"found one, expected none: {settings.figure} trains its own"
             yield Problem(name, message)
-    elif len(given) != 1:
+    elif len(sources) != 1:
         message = "expected the sections of an experiment, or experiment: PATH; one of"
         yield Problem("base", f"{message} the two")
 

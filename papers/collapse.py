@@ -1,4 +1,4 @@
-"""FedBasis' bases and combinations, round by round, with and without its treatments.
+"""Similarity of FedBasis' bases in each round, with and without its three treatments.
 
 "Learning Shareable Bases for Personalized Federated Image Classification", section 4.2,
 Figure 2.
@@ -16,10 +16,16 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
-from knnper.data.examples import ClientData
-from knnper.errors import RunError
-from knnper.experiment import Choice, Experiment, NonNegativeInt, Settings
-from knnper.seeding import RandomKey
+from knnper import (
+    ClientData,
+    Experiment,
+    Method,
+    NonNegativeInt,
+    RandomKey,
+    RunError,
+    Settings,
+)
+from knnper.experiment import Choice
 from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.rounds import untrained
@@ -28,7 +34,7 @@ from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.workbench import Workbench, open_workbench
-from knnper.strategies.core.method import Method, changed
+from knnper.strategies.core.method import changed
 from knnper.strategies.core.records import NoState
 from knnper.strategies.core.task import ClientResult
 from knnper.strategies.fedbasis import (
@@ -43,19 +49,19 @@ from papers.figures import Drawing, FigureFolder, PartRecord, serial_rounds
 
 @dataclass(frozen=True)
 class CollapseSettings(Settings):
-    """What the figure shows.
+    """Settings of the figure.
 
     Attributes
     ----------
     seeds
-        Of the runs whose means are shown; each takes the place of ``run.seed``.
+        Seeds of the averaged runs; each replaces ``run.seed``.
     """
 
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (0, 1, 2, 3, 4)
 
 
 def without_treatments(settings: FedBasisSettings) -> FedBasisSettings:
-    """Return the baseline of Eq. 7: all is trained together, from random bases."""
+    """Return the baseline of Eq. 7: bases and coefficients trained jointly."""
     return replace(
         settings,
         coordinate_descent=False,
@@ -65,7 +71,7 @@ def without_treatments(settings: FedBasisSettings) -> FedBasisSettings:
     )
 
 
-# By what is treated. The first three begin with random bases, all alike.
+# Settings by treatment. The first three start from the same random bases.
 VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = {
     "nothing": without_treatments,
     "coordinate descent": lambda settings: replace(
@@ -85,7 +91,7 @@ VARIANTS: Mapping[str, Callable[[FedBasisSettings], FedBasisSettings]] = {
 
 @dataclass(frozen=True)
 class BasesFollowed:
-    """A run of FedBasis on the CPU, and what became of its bases."""
+    """A run of FedBasis on the CPU that records similarity and entropy."""
 
     trained: Checkpoint
     results: Sequence[ClientResult]
@@ -93,7 +99,7 @@ class BasesFollowed:
     entropy: Sequence[float]
 
     def as_record(self) -> PartRecord:
-        """Return both curves, and ``accuracy`` and ``unseen_accuracy`` at the end."""
+        """Return both curves, and the final ``accuracy`` and ``unseen_accuracy``."""
         groups = summarise_groups(self.results)
         return {
             "similarity": list(self.similarity),
@@ -117,7 +123,7 @@ def settings_of(experiment: Experiment) -> FedBasisSettings:
 
 
 def follow_bases(bench: Workbench) -> BasesFollowed:
-    """Make the rounds and the model distribution of a run; follow its bases."""
+    """Run rounds and model distribution, and record the bases after each round."""
     diary = _Diary(bench, settings_of(bench.experiment))
     watched = replace(bench, method=diary.watched(bench.method))
     roster = bench.roster
@@ -127,13 +133,18 @@ def follow_bases(bench: Workbench) -> BasesFollowed:
         handed = ModelDistribution(bench.method, federation, bench.key).personalize(
             trained, roster.sizes(), roster.seen()
         )
-        results = [one for told in handed for one in told.values() if one is not None]
+        results = [
+            update
+            for replies in handed
+            for update in replies.values()
+            if update is not None
+        ]
     return BasesFollowed(trained, results, *diary.curves(start.state))
 
 
 @dataclass
 class _Diary:
-    """What is noted while a method is trained."""
+    """Records of a method during training."""
 
     bench: Workbench
     settings: FedBasisSettings
@@ -141,7 +152,7 @@ class _Diary:
     entropies: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def watched(self, method: Method) -> Method:
-        """Return ``method``, every round of which is noted."""
+        """Return ``method`` with recording in every round."""
         task, settings = self.bench.task, self.settings
 
         def client_update(
@@ -166,13 +177,13 @@ class _Diary:
         return changed(method, client_update=client_update, aggregate=aggregate)
 
     def curves(self, start: BasesState) -> tuple[list[float | None], list[float]]:
-        """Return similarity and entropy, from before the first round on."""
+        """Return similarity and entropy, beginning before the first round."""
         similarity, entropy = [self._similarity_of(start)], [1.0]
-        for server_round, found in sorted(self.similarity.items()):
+        for server_round, by_client in sorted(self.similarity.items()):
             entropies = self.entropies[server_round]
             known = similarity[-1] is not None
             entropy.append(sum(entropies) / len(entropies) if known else 1.0)
-            similarity.append(found)
+            similarity.append(by_client)
         return similarity, entropy
 
     def _similarity_of(self, state: BasesState) -> float | None:
@@ -185,7 +196,7 @@ class _Diary:
 
 
 def mean_entropy(alpha: Tensor) -> float:
-    """Return -Σ_k α_k log α_k / log K, the mean over blocks: 1 is uniform.
+    """Compute -Σ_k α_k log α_k / log K, averaged over blocks; 1 is uniform.
 
     ``alpha`` has shape (K, B) and columns summing to 1.
     """
@@ -196,7 +207,7 @@ def mean_entropy(alpha: Tensor) -> float:
 
 
 def mean_similarity(models: Sequence[Tensor]) -> float:
-    """Return the mean cosine similarity of each two of ``models``, at least two."""
+    """Compute the mean cosine similarity over pairs of ``models``, at least two."""
     stacked = torch.stack(list(models)).double()
     unit = stacked / stacked.norm(dim=1, keepdim=True)
     number = len(unit)
@@ -211,7 +222,7 @@ _ENDS = ("accuracy", "unseen_accuracy")
 def draw_collapse(
     experiment: Experiment, figure: CollapseSettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure; a variant changes the settings of the method alone."""
+    """Draw the figure; variants differ only in settings of the method."""
     settings = settings_of(experiment)
     parts = {
         f"{variant}, seed {seed}": (variant, seed)
@@ -227,17 +238,17 @@ def draw_collapse(
         return follow_bases(bench).as_record()
 
     records = folder.finish(parts, follow)
-    found: Found = {variant: {} for variant in VARIANTS}
+    records_of: Found = {variant: {} for variant in VARIANTS}
     for (variant, seed), record in zip(parts.values(), records, strict=True):
-        found[variant][seed] = record
+        records_of[variant][seed] = record
     header = ("treated", "similarity", "entropy", "accuracy", "unseen")
-    rows = tuple((one, *_cells(by_seed)) for one, by_seed in found.items())
+    rows = tuple((variant, *_cells(by_seed)) for variant, by_seed in records_of.items())
     ends = {
         variant: {
-            str(seed): {name: one[name] for name in _ENDS}
-            for seed, one in by_seed.items()
+            str(seed): {name: variant[name] for name in _ENDS}
+            for seed, variant in by_seed.items()
         }
-        for variant, by_seed in found.items()
+        for variant, by_seed in records_of.items()
     }
     return [
         Drawing(
@@ -245,8 +256,8 @@ def draw_collapse(
             TITLE,
             (Table(TITLE, header, rows),),
             ("treated", "seed", "round", "similarity", "entropy"),
-            _rows(found),
-            functools.partial(_picture, found),
+            _rows(records_of),
+            functools.partial(_picture, records_of),
             records,
             {"variants": ends},
         )
@@ -260,19 +271,19 @@ Found = Mapping[str, dict[int, PartRecord]]
 def _cells(by_seed: Mapping[int, PartRecord]) -> Iterator[str]:
     records = by_seed.values()
     for name in ("similarity", "entropy"):
-        yield estimate(one[name][-1] for one in records).text(scale=1.0, digits=3)
+        yield estimate(record[name][-1] for record in records).text(scale=1.0, digits=3)
     for name in _ENDS:
-        yield estimate(one[name] for one in records).text()
+        yield estimate(record[name] for record in records).text()
 
 
-def _rows(found: Found) -> Iterator[tuple[object, ...]]:
-    for variant, by_seed in found.items():
+def _rows(records_of: Found) -> Iterator[tuple[object, ...]]:
+    for variant, by_seed in records_of.items():
         for seed, record in by_seed.items():
             pairs = zip(record["similarity"], record["entropy"], strict=True)
             for server_round, (similarity, entropy) in enumerate(pairs):
                 known = similarity is not None
-                told = entropy if known else None
-                yield variant, seed, server_round, similarity, told
+                entropy_shown = entropy if known else None
+                yield variant, seed, server_round, similarity, entropy_shown
 
 
 _COLORS = (INK, SERIES[0], SERIES[0], SERIES[1], SERIES[1])
@@ -280,21 +291,23 @@ _DASHES = ":", ":", "-", ":", "-"
 
 
 @styled
-def _picture(found: Found) -> Figure:
+def _picture(records_of: Found) -> Figure:
     figure = Figure(figsize=(9.0, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    lines = zip(found.items(), _COLORS, _DASHES, strict=True)
+    similarity_axes, right = figure.subplots(1, 2)
+    lines = zip(records_of.items(), _COLORS, _DASHES, strict=True)
     for (variant, by_seed), color, dashes in lines:
         records = list(by_seed.values())
         known = [value is not None for value in records[0]["similarity"]]
-        rounds = [at for at, here in enumerate(known) if here]
-        for axes, name in ((left, "similarity"), (right, "entropy")):
-            values = [estimate(one[name][at] for one in records).mean for at in rounds]
-            label = variant if axes is left else None
+        rounds = [at for at, is_known in enumerate(known) if is_known]
+        for axes, name in ((similarity_axes, "similarity"), (right, "entropy")):
+            values = [
+                estimate(record[name][at] for record in records).mean for at in rounds
+            ]
+            label = variant if axes is similarity_axes else None
             axes.plot(rounds, values, dashes, color=color.light, label=label)
-    left.set_ylabel("cosine similarity of the bases")
+    similarity_axes.set_ylabel("cosine similarity of the bases")
     right.set_ylabel("entropy of the combinations / log K")
-    for axes in (left, right):
+    for axes in (similarity_axes, right):
         axes.set_xlabel("rounds")
         axes.set_ylim(-0.02, 1.02)
         axes.grid(alpha=0.3)

@@ -1,8 +1,8 @@
-"""Data sets of the papers' experiments, from archives that are on this machine.
+"""Data sets of the papers' experiments, from archives on this machine.
 
-As in ``data: {name: "papers.data:Cifar100Sheets", path: data/cifar100-webp.tar}``. An
-archive is read packed, or as the folder that it was unpacked to, once; then the cache
-has its arrays. Nothing is downloaded.
+Used as in ``data: {name: "papers.data:Cifar100Sheets", path: data/cifar100-webp.tar}``.
+The path is the archive or its unpacked folder, which is read once into the cache.
+Nothing is downloaded.
 """
 
 import csv
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from knnper import DataError, DataFormat, Dataset, PositiveInt
 from knnper.data.cache import (
     Contents,
     EntryWriter,
@@ -34,15 +35,12 @@ from knnper.data.characters import (
     windows_before,
 )
 from knnper.data.dividing import DividingSettings, mark_tested, numbered
-from knnper.data.examples import DataFormat, Dataset
 from knnper.data.images import EncodedImage, read_image, require_all_read, write_images
 from knnper.data.leaf import WRITTEN_CHARACTERS, Part, write_parts
 from knnper.data.leaf_files import WINDOW, User
-from knnper.errors import DataError
-from knnper.experiment import PositiveInt
 
 Files = Mapping[str, bytes]
-"""The contents of files, by the last parts of their paths, in the order of these."""
+"""Contents of files by the last parts of their paths, sorted."""
 
 _SPLITS: tuple[Split, ...] = ("train", "test")
 _DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError)
@@ -50,51 +48,51 @@ _DAMAGED = (OSError, EOFError, zlib.error, tarfile.TarError)
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveSettings(DataFormat):
-    """Where the files are.
+    """Settings of an archive.
 
     Attributes
     ----------
     path
-        The archive, or the folder that it was unpacked to.
+        The archive or its unpacked folder.
     """
 
-    patterns: ClassVar[tuple[str, ...]]  # of the files that are read
+    patterns: ClassVar[tuple[str, ...]]  # of the files to read
 
     path: str
 
     def load(self) -> Dataset:
-        """Return what the archive holds."""
+        """Load the data set in the archive."""
         place = Path(self.path).expanduser().absolute()
-        unpacked = (one for form in self.patterns for one in place.rglob(form))
+        unpacked = (file for form in self.patterns for file in place.rglob(form))
         paths = sorted(unpacked) if place.is_dir() else [place]
-        source = {key: one for key, one in asdict(self).items() if key != "path"}
+        source = {key: value for key, value in asdict(self).items() if key != "path"}
         source["files"] = state_of_files(paths, place.parent)
 
         def build(writer: EntryWriter) -> Contents:
-            wanted = f"expected the archive of {self.title}, or the folder of its files"
+            advice = f"expected the archive of {self.title}, or the folder of its files"
             try:
                 files = dict(sorted(self._files(place, paths)))
             except _DAMAGED as error:
-                # An OSError would name the path again.
+                # The text of an OSError would repeat the path.
                 why = getattr(error, "strerror", None) or error
-                raise DataError(f"{place} cannot be read: {why}; {wanted}") from error
+                raise DataError(f"{place} cannot be read: {why}; {advice}") from error
             try:
                 if not files:
                     raise KeyError(" or ".join(self.patterns))
                 return self.build(writer, files)
             except KeyError as error:
-                found = f"{place}: found no {error.args[0]}"
-                raise DataError(f"{found}; {wanted}") from error
+                problem = f"{place}: found no {error.args[0]}"
+                raise DataError(f"{problem}; {advice}") from error
 
         return cached_dataset(self.name, source, build)
 
     @abstractmethod
     def build(self, writer: EntryWriter, files: Files) -> Contents:
-        """Store what the files hold; a `KeyError` names what is missing."""
+        """Store the content of the files; raise a `KeyError` with a missing file."""
 
     def _files(self, place: Path, paths: list[Path]) -> Iterator[tuple[str, bytes]]:
         if place.is_dir():
-            yield from ((self._name_of(one), one.read_bytes()) for one in paths)
+            yield from ((self._name_of(path), path.read_bytes()) for path in paths)
             return
         with tarfile.open(place) as archive:
             for member in archive:
@@ -104,37 +102,41 @@ class ArchiveSettings(DataFormat):
                     yield name, held.read()
 
     def _name_of(self, path: PurePath) -> str:
-        """Return the last parts of a path, as many as its pattern has; or nothing."""
-        found = (one.count("/") for one in self.patterns if path.match(one))
-        return next(("/".join(path.parts[-1 - depth :]) for depth in found), "")
+        """Return the last parts of a path, as many as its pattern has, or nothing."""
+        depths = (
+            pattern.count("/") for pattern in self.patterns if path.match(pattern)
+        )
+        return next(("/".join(path.parts[-1 - depth :]) for depth in depths), "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10Jpeg(ArchiveSettings):
-    """Where the files are: ``train/CLASS/FILE.jpg`` and ``test/CLASS/FILE.jpg``.
+    """CIFAR-10 as JPEG files ``train/CLASS/FILE.jpg`` and ``test/CLASS/FILE.jpg``.
 
-    The arrays are those that `image_folder` makes of the unpacked files.
+    The arrays equal those of the format ``image_folder`` for the unpacked files.
     """
 
     name = "cifar10_jpeg"
     title = "CIFAR-10 (JPEG)"
-    summary = "CIFAR-10 as JPEG copies, whose pixels differ a little"
+    summary = "CIFAR-10 as JPEG copies with slightly different pixels"
     patterns = tuple(f"{split}/*/*.jpg" for split in _SPLITS)
 
     def build(self, writer: EntryWriter, files: Files) -> Contents:
-        """Store images of shape (32, 32, 3), ten classes."""
+        """Store images of shape (32, 32, 3) in ten classes."""
         class_of = {name: name.split("/")[1] for name in files}
         class_names = tuple(sorted(set(class_of.values())))
         pictures: dict[Split, list[EncodedImage]] = {
             split: [
-                EncodedImage(*one) for one in files.items() if one[0].startswith(split)
+                EncodedImage(*image)
+                for image in files.items()
+                if image[0].startswith(split)
             ]
             for split in _SPLITS
         }
         failed = write_images(writer, pictures, None, 3)
         require_all_read(why for part in failed.values() for why in part.values())
         for split, part in pictures.items():
-            labels = numbered((class_of[one.name] for one in part), class_names)
+            labels = numbered((class_of[image.name] for image in part), class_names)
             writer.put_labels(split, labels)
         return Contents(class_names)
 
@@ -144,11 +146,11 @@ _TILE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar100Sheets(ArchiveSettings):
-    """Where the files are: ``train/CLASS.webp``, ``test/CLASS.webp``, ``classes.csv``.
+    """CIFAR-100 as sheets ``train/CLASS.webp``, ``test/CLASS.webp``, ``classes.csv``.
 
-    A sheet has the images of a class side by side, row by row. Classes, and the coarse
-    ones that the partition ``pachinko`` takes, have the official numbers, pixels are
-    the official ones, and the order of the images is not.
+    A sheet contains all images of a class in rows. Pixels and the numbers of classes
+    and coarse classes (for the partition ``pachinko``) are those of the official files;
+    the order of the images differs.
     """
 
     name = "cifar100_sheets"
@@ -157,21 +159,21 @@ class Cifar100Sheets(ArchiveSettings):
     patterns = ("classes.csv", *(f"{split}/*.webp" for split in _SPLITS))
 
     def build(self, writer: EntryWriter, files: Files) -> Contents:
-        """Store images of shape (32, 32, 3), 100 classes in 20 coarse ones."""
+        """Store images of shape (32, 32, 3) in 100 classes and 20 coarse classes."""
         table = csv.DictReader(files["classes.csv"].decode().splitlines())
         rows = sorted(table, key=lambda row: int(row["fine_id"]))
         for split in _SPLITS:
             names = [f"{split}/{row['fine']}.webp" for row in rows]
             sheets = [tiles(EncodedImage(name, files[name])) for name in names]
             writer.put_images(split, np.concatenate(sheets))
-            labels = np.repeat(np.arange(len(sheets)), [len(one) for one in sheets])
+            labels = np.repeat(np.arange(len(sheets)), [len(sheet) for sheet in sheets])
             writer.put_labels(split, labels)
         coarse_of = tuple(int(row["coarse_id"]) for row in rows)
         return Contents(tuple(row["fine"] for row in rows), coarse_of)
 
 
 def tiles(sheet: EncodedImage) -> NDArray[np.uint8]:
-    """Return the images of a sheet, row by row, uint8 of shape (n, 32, 32, 3)."""
+    """Cut a sheet into its images, row by row, uint8 of shape (n, 32, 32, 3)."""
     pixels = read_image(sheet, 3)
     height, width, _ = pixels.shape
     if height % _TILE or width % _TILE:
@@ -189,23 +191,25 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class WriterSettings(DividingSettings, ArchiveSettings):
-    """Where the file is, and how each writer's images are divided."""
+    """Settings of images by writer: the file and the split of each writer's images."""
 
     class_names: ClassVar[tuple[str, ...]]
 
     def build(self, writer: EntryWriter, files: Files) -> Contents:
-        """Store images of shape (28, 28, 1), by writer."""
+        """Store images of shape (28, 28, 1) by writer."""
         (name,) = self.patterns
         try:
-            with np.load(io.BytesIO(files[name]), allow_pickle=False) as found:
-                arrays = dict(found)
+            with np.load(io.BytesIO(files[name]), allow_pickle=False) as archive:
+                arrays = dict(archive)
         except (*_DAMAGED, ValueError, zipfile.BadZipFile) as error:
-            raise DataError(f"{name} cannot be read: {error}; get it again") from error
+            raise DataError(
+                f"{name} cannot be read: {error}; download it again"
+            ) from error
         client_names = write_parts(writer, self._parts(arrays))
         return Contents(self.class_names, client_names=client_names)
 
     def flags(self, arrays: Arrays) -> Array | None:  # noqa: ARG002
-        """Return 1 for each image that is tested on, where that is given."""
+        """Return 1 for each test image and 0 for others; None without a given split."""
         return None
 
     def _parts(self, arrays: Arrays) -> Iterator[Part]:
@@ -227,16 +231,15 @@ class WriterSettings(DividingSettings, ArchiveSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class FemnistByWriter(WriterSettings):
-    """Where the file is, and how each writer's images are divided.
+    """FEMNIST of 300 of LEAF's writers, one client each.
 
-    A client is one of 300 of LEAF's writers. They are no random sample: those with few
-    images are over-represented.
+    The writers are not a random sample: those with few images are over-represented.
 
     Attributes
     ----------
     leaf_split
-        Take LEAF's own split, a tenth of each writer's images to test on, and not that
-        of the other settings.
+        Use LEAF's split, with a tenth of each writer's images as test data, in place of
+        the other settings.
     """
 
     name = "femnist_by_writer"
@@ -248,16 +251,16 @@ class FemnistByWriter(WriterSettings):
     leaf_split: bool = True
 
     def flags(self, arrays: Arrays) -> Array | None:
-        """Return those of LEAF."""
+        """Return LEAF's split if it is selected."""
         return arrays["leaf_test"] if self.leaf_split else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MnistByWriter(WriterSettings):
-    """Where the file is, and how each writer's images are divided.
+    """MNIST by writer, 836 clients.
 
-    A client is one of 836 writers. None of them is in both of MNIST's splits: these are
-    joined, and a part of each writer's images is what it is tested on.
+    No writer is in both of MNIST's splits. The splits are joined, and a part of each
+    writer's images becomes test data.
     """
 
     name = "mnist_by_writer"
@@ -269,18 +272,18 @@ class MnistByWriter(WriterSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ShakespeareByRole(ArchiveSettings):
-    """Where the files are, ``by_play_and_character/PLAY_ROLE.txt``, one a client.
+    """Shakespeare by role, one client per ``by_play_and_character/PLAY_ROLE.txt``.
 
-    As the code of Marfoq et al. 2022 does: a role's lines are joined by blanks, the
-    last fifth of them, one at least, is what it is tested on, and no window has
-    characters of both parts (the paper says that the split is random). Roles of which
-    either part has no window are left out. Of LEAF's 1,145 that leaves the 778 of the
-    paper's Table 1, with 4,106,292 windows; it counts 4,226,158 samples.
+    Follows the code of Marfoq et al. 2022: a role's lines are joined by blanks, the
+    last fifth of them (at least one) is test data, and no window contains characters of
+    both parts (the paper states a random split). Roles without a window in either part
+    are left out. Of LEAF's 1,145 roles, this leaves the 778 of the paper's Table 1,
+    with 4,106,292 windows; the paper counts 4,226,158 samples.
 
     Attributes
     ----------
     stride
-        Characters from one that is predicted to the next; 1 in LEAF.
+        Distance between predicted characters; 1 in LEAF.
     """
 
     name = "shakespeare_by_role"
@@ -291,7 +294,7 @@ class ShakespeareByRole(ArchiveSettings):
     stride: PositiveInt = 1
 
     def build(self, writer: EntryWriter, files: Files) -> Contents:
-        """Store windows of 80 characters, by role."""
+        """Store windows of 80 characters by role."""
         names = write_parts(writer, self._parts(files))
         return Contents(CHARACTER_NAMES, dtype="token", client_names=names)
 
@@ -300,7 +303,8 @@ class ShakespeareByRole(ArchiveSettings):
             lines = re.sub("  +", " ", content.decode(errors="replace")).split("\n")[
                 :-1
             ]
-            # Rounded as there, where a fifth of ten lines is one: 1 - 0.8 < 0.2.
+            # Rounded as in that code, where a fifth of ten lines is one line: 1 - 0.8 <
+            # 0.2.
             num_trained = len(lines) - max(1, int((1 - 0.8) * len(lines)))
             trained, tested = lines[:num_trained], lines[num_trained:]
             ids = {"train": encode(" ".join(trained)), "test": encode(" ".join(tested))}

@@ -1,4 +1,4 @@
-"""A shift of the clients' data under each eviction policy of the store.
+"""Accuracy under a shift of the clients' data, for each eviction policy of the store.
 
 Marfoq et al. 2022, Appendix B, "Robustness to distribution shift", Figures 4 and 14.
 """
@@ -12,21 +12,21 @@ import numpy as np
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from knnper import (
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    RandomKey,
+    RunError,
+    Settings,
+    UnitInterval,
+)
 from knnper.datastore.examples import NewExamples
 from knnper.datastore.memory import KnnSettings, knn_weight_grid
 from knnper.datastore.policy import PolicyName, StoreSettings
 from knnper.datastore.store import Store
 from knnper.datastore.tuning import choose_knn_weight
-from knnper.errors import RunError
-from knnper.experiment import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveFraction,
-    PositiveInt,
-    Settings,
-    UnitInterval,
-)
-from knnper.seeding import RandomKey
 from knnper.simulation.partition.schemes import DirichletSettings, Integers, dirichlet
 from knnper.simulation.partition.split import client_names
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
@@ -40,29 +40,29 @@ from papers.memory import Embedded, classifier, embed
 
 @dataclass(frozen=True)
 class DriftSettings(Settings):
-    """How the images are partitioned and arrive, and how a client notices a shift.
+    """Settings of the streams of images, and of the alarms that detect a shift.
 
     Attributes
     ----------
     clients
-        M.
+        M, the number of clients.
     steps
-        T, batches that arrive.
+        T, the number of batches.
     shift_at
-        t0, the batches before the shift; fewer than ``steps``.
+        t0, the number of batches before the shift; less than ``steps``.
     alpha
-        Of both Dirichlet draws.
+        α of both Dirichlet draws.
     knn_weight
-        λ of all clients; null lets each choose once, on a part of its first store,
-        looked up in the rest of it.
+        λ of all clients. With null, each client chooses λ once, on a held-out part of
+        its first store.
     seed
-        Fixes every random choice.
+        Seed of every random choice.
     held_out
-        That part.
+        Fraction of this held-out part.
     run_length
-        h, the examples that may pass between false alarms.
+        h, the mean number of examples between false alarms.
     alarm_neighbors
-        k of the mean distance that alarms watch.
+        k of the mean distance monitored by alarms.
     """
 
     clients: PositiveInt = 100
@@ -83,7 +83,7 @@ class DriftSettings(Settings):
             )
 
 
-# What is watched, by name.
+# Monitored scores by name.
 ALARMS: Mapping[str, Callable[[Store, Embedded, int], Scores]] = {
     "distance": lambda memory, examples, k: neighbor_scores(
         memory, examples.embeddings, k
@@ -101,22 +101,22 @@ def alarm_steps(
     settings: DriftSettings,
     key: RandomKey,
 ) -> Mapping[str, int | None]:
-    """Return after how many batches each of `ALARMS` went off; None if it did not."""
+    """Return the batch in which each of `ALARMS` went off, or None."""
     if len(held_out) == 0:
         return dict.fromkeys(ALARMS)
     memory = fitted.store()
-    found: dict[str, int | None] = {}
+    step_of: dict[str, int | None] = {}
     for kind, score in ALARMS.items():
         alarm = DriftAlarm(settings.run_length, key.child(kind))
         state = alarm.start(score(memory, held_out, settings.alarm_neighbors))
-        found[kind] = None
+        step_of[kind] = None
         for step, batch in enumerate(batches, start=1):
             arriving = score(memory, batch, settings.alarm_neighbors)
             state = alarm.update(state, arriving)
             if state.alarmed_at is not None:
-                found[kind] = step
+                step_of[kind] = step
                 break
-    return found
+    return step_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,12 +128,12 @@ class DriftStream:
     tests: tuple[Integers, Integers]
 
 
-# Training images of a client on average; with fewer, most batches are empty.
+# Mean number of training images per client; with fewer, most batches are empty.
 FEWEST_IMAGES = 10
 
 
 def require_enough_images(num_train: int, num_clients: int) -> None:
-    """Refuse more clients than there are training images for."""
+    """Raise if there are too few training images for the clients."""
     most = num_train // FEWEST_IMAGES
     if num_clients > most:
         raise RunError(
@@ -149,7 +149,7 @@ def drift_streams(
     settings: DriftSettings,
     key: RandomKey,
 ) -> tuple[DriftStream, ...]:
-    """Return the stream of each client, of labels (n_train,) and (n_test,)."""
+    """Draw the stream of each client, given the labels (n_train,) and (n_test,)."""
     drawn = DirichletSettings(num_clients=settings.clients, alpha=settings.alpha)
     pairs = [
         dirichlet(train_labels, test_labels, drawn, key.child("draw", number))
@@ -157,18 +157,18 @@ def drift_streams(
     ]
 
     def stream(client: int) -> DriftStream:
-        one, other = pairs
-        if len(one.train[client]) < len(other.train[client]):
-            one, other = other, one
+        first, other = pairs
+        if len(first.train[client]) < len(other.train[client]):
+            first, other = other, first
         order = key.child("order", client)
-        before = order.child("before").numpy().permutation(one.train[client])
+        before = order.child("before").numpy().permutation(first.train[client])
         after = order.child("after").numpy().permutation(other.train[client])
         half = (len(before) + 1) // 2
         batches = (
             *np.array_split(before[half:], settings.shift_at),
             *np.array_split(after, settings.steps - settings.shift_at),
         )
-        tests = one.test[client], other.test[client]
+        tests = first.test[client], other.test[client]
         return DriftStream(before[:half], batches, tests)
 
     return tuple(map(stream, range(settings.clients)))
@@ -179,7 +179,7 @@ STRATEGIES: tuple[PolicyName, ...] = ("fixed", "fifo", "concatenate")
 
 @dataclass(frozen=True, eq=False)
 class ClientDrift:
-    """One client's stream, as the global model sees it."""
+    """One client's stream, embedded by the global model."""
 
     initial: Embedded
     batches: tuple[Embedded, ...]
@@ -187,14 +187,16 @@ class ClientDrift:
 
     @classmethod
     def of(cls, stream: DriftStream, model: TrainedModel) -> "ClientDrift":
-        """Return the stream, embedded; the batches together, which is faster."""
+        """Embed a stream; all batches at once, which is faster."""
         data, (before, after) = model.dataset, stream.tests
         arriving = embed(model, data.train, np.concatenate(stream.batches))
         ends = np.cumsum([len(batch) for batch in stream.batches]).tolist()
         starts = [0, *ends[:-1]]
         return cls(
             embed(model, data.train, stream.initial),
-            tuple(arriving.at(slice(*one)) for one in zip(starts, ends, strict=True)),
+            tuple(
+                arriving.at(slice(*bounds)) for bounds in zip(starts, ends, strict=True)
+            ),
             (embed(model, data.test, before), embed(model, data.test, after)),
         )
 
@@ -202,7 +204,7 @@ class ClientDrift:
 def follow_client(
     client: ClientDrift, settings: DriftSettings, knn: KnnSettings, key: RandomKey
 ) -> PartRecord:
-    """Return how often one client is right after each number of batches."""
+    """Count the correct predictions of one client after each number of batches."""
     count = len(client.initial)
     num_fitted = count - min(round(settings.held_out * count), count - 1)
     fitted = client.initial.first(num_fitted)
@@ -211,14 +213,16 @@ def follow_client(
     if weight is None:
         weight = _chosen(fitted, held_out, knn)
     curves = {
-        one: list(_curve(client, one, weight, settings.shift_at, knn))
-        for one in STRATEGIES
+        strategy: list(_curve(client, strategy, weight, settings.shift_at, knn))
+        for strategy in STRATEGIES
     }
     return {
         "knn_weight": weight,
         "num_test": [len(test) for test in client.tests],
         "global_correct": [test.num_correct() for test in client.tests],
-        "correct": {name: [one for one, _ in curves[name]] for name in curves},
+        "correct": {
+            name: [strategy for strategy, _ in curves[name]] for name in curves
+        },
         "num_stored": {name: [size for _, size in curves[name]] for name in curves},
         "alarmed_at": alarm_steps(fitted, held_out, client.batches, settings, key),
     }
@@ -240,14 +244,14 @@ def _curve(
     shift_at: int,
     knn: KnnSettings,
 ) -> Iterator[tuple[int, int]]:
-    """Yield correct test images and stored examples after 0 ... T batches."""
+    """Yield counts of correct test images and stored examples after each batch."""
     capacity = None if strategy == "concatenate" else len(client.initial)
     store = client.initial.store(StoreSettings(policy=strategy, capacity=capacity))
     predict = classifier(store, knn)
     correct: int | None = None
     for step in range(len(client.batches) + 1):
         changed = step > 0 and _add(store, client.batches[step - 1])
-        # What did not change need not be looked up again.
+        # An unchanged store gives the same predictions.
         if changed or step == shift_at or correct is None:
             test = client.tests[step >= shift_at]
             correct = test.num_correct(predict(test.embeddings), knn_weight)
@@ -255,7 +259,7 @@ def _curve(
 
 
 def _add(store: Store, batch: Embedded) -> bool:
-    """Offer a batch; return whether the store is another one now."""
+    """Offer a batch to the store; return whether the store has changed."""
     if len(batch) == 0:
         return False
     added = store.add(NewExamples(batch.embeddings, batch.labels))
@@ -267,7 +271,7 @@ GLOBAL = "global"
 
 @dataclass(frozen=True)
 class DriftCurves:
-    """What all clients together show; lists have T + 1 entries, 0 ... T batches."""
+    """Results over all clients; lists have T + 1 entries, for 0 ... T batches."""
 
     accuracy: Mapping[str, list[float]]
     mean_stored: Mapping[str, list[float]]
@@ -277,21 +281,21 @@ class DriftCurves:
 def drift_curves(
     records: Sequence[PartRecord], num_steps: int, shift_at: int
 ) -> DriftCurves:
-    """Return what the records of `follow_client`, one a client, show together."""
+    """Aggregate the records of `follow_client` over clients."""
 
     def sums(rows: Iterable[Sequence[int]]) -> list[int]:
         return [sum(column) for column in zip(*rows, strict=True)]
 
     steps, count = range(num_steps + 1), len(records)
     sides = [int(step >= shift_at) for step in steps]
-    num_test = sums(one["num_test"] for one in records)
-    of_global = sums(one["global_correct"] for one in records)
+    num_test = sums(key["num_test"] for key in records)
+    of_global = sums(key["global_correct"] for key in records)
     correct: dict[str, list[int]] = {
-        one: sums(it["correct"][one] for it in records) for one in STRATEGIES
+        key: sums(it["correct"][key] for it in records) for key in STRATEGIES
     }
     correct[GLOBAL] = [of_global[side] for side in sides]
-    stored = {one: sums(it["num_stored"][one] for it in records) for one in STRATEGIES}
-    alarms = {name: [one["alarmed_at"][name] for one in records] for name in ALARMS}
+    stored = {key: sums(it["num_stored"][key] for it in records) for key in STRATEGIES}
+    alarms = {name: [key["alarmed_at"][name] for key in records] for name in ALARMS}
 
     def accuracies(curve: Sequence[int]) -> list[float]:
         pairs = zip(curve, sides, strict=True)
@@ -303,7 +307,10 @@ def drift_curves(
     return DriftCurves(
         {name: accuracies(curve) for name, curve in correct.items()},
         {name: [total / count for total in totals] for name, totals in stored.items()},
-        {name: [alarmed(one, step) for step in steps] for name, one in alarms.items()},
+        {
+            name: [alarmed(client_steps, step) for step in steps]
+            for name, client_steps in alarms.items()
+        },
     )
 
 
@@ -322,12 +329,12 @@ _LABELS = {
 def draw_drift(
     model: TrainedModel, settings: DriftSettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure."""
+    """Draw the figure."""
     train, test = model.dataset.train.labels, model.dataset.test.labels
     require_enough_images(len(train), settings.clients)
     key = RandomKey(settings.seed).child("drift")
     streams = drift_streams(train, test, settings, key.child("streams"))
-    # A client without a first store follows no policy.
+    # A client without a first store has no policy to follow.
     stream_of = {
         name: stream
         for name, stream in zip(client_names(len(streams)), streams, strict=True)
@@ -359,17 +366,20 @@ def draw_drift(
             records,
             {
                 "num_clients": count,
-                "mean_knn_weight": sum(one["knn_weight"] for one in records) / count,
+                "mean_knn_weight": sum(record["knn_weight"] for record in records)
+                / count,
             },
         )
     ]
 
 
 def _table(curves: DriftCurves, settings: DriftSettings) -> Table:
-    shift, left = settings.shift_at, settings.steps - settings.shift_at
-    after = {shift + left // 10, shift + left // 2, settings.steps}
+    shift, num_after = settings.shift_at, settings.steps - settings.shift_at
+    after = {shift + num_after // 10, shift + num_after // 2, settings.steps}
     moments = sorted({0, shift - 1, shift, *after})
-    alarmed = {f"clients alarmed, {name}": one for name, one in curves.alarmed.items()}
+    alarmed = {
+        f"clients alarmed, {name}": counts for name, counts in curves.alarmed.items()
+    }
     return Table(
         TITLE,
         ("batches received", *map(str, moments)),

@@ -17,23 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from knnper import RandomKey
 from knnper.datastore.store import Store
-from knnper.seeding import RandomKey
 
-# ε of the bets: the smaller, the more is won by extreme p-values.
+# ε of the bets; a smaller ε gains more from extreme p-values.
 EXPONENTS = (0.2, 0.4, 0.6, 0.8)
 
 NUM_BETS = 2 * len(EXPONENTS)
 
 
 def log_bets(p_values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the log of what each bet makes of a stake of 1.
+    """Compute the log of the factor of each bet.
 
-    The power bets ε p^(ε-1) of Vovk, Nouretdinov, Gammerman, ICML 2003, win
-    if p is small: the example is farther from the memory than usual. The same of 1 - p
-    win if it is nearer than usual, as where a client's data narrow down to few labels.
-    Each integrates to 1, so none gains on average from uniform p-values. From p-values
-    in (0, 1), shape (m,), to float64 of shape (m, `NUM_BETS`).
+    The power bets ε p^(ε-1) of Vovk, Nouretdinov, Gammerman, ICML 2003, gain if p is
+    small: the example is farther from the memory than usual. The same bets on 1 - p
+    gain if it is nearer than usual, for example if a client's data narrow down to few
+    labels. Each integrates to 1, so uniform p-values bring no gain on average. Maps
+    p-values in (0, 1), shape (m,), to float64 of shape (m, `NUM_BETS`).
     """
     exponents = np.array(EXPONENTS)
     logs = np.stack([np.log(p_values), np.log1p(-p_values)], axis=1)
@@ -45,12 +45,12 @@ Scores = NDArray[np.float64]
 
 
 def neighbor_scores(memory: Store, embeddings: Tensor, num_neighbors: int) -> Scores:
-    """Return the mean distance of each example to its nearest stored ones.
+    """Compute the mean distance of each example to its nearest stored examples.
 
-    The memory must be the same for the reference and for all that arrives: of two
-    memories the fuller one has the smaller distances. Where the store goes on changing,
-    score against a copy of what it held when the reference was made. From float32 of
-    shape (m, p) to float64 of shape (m,).
+    The memory must be the same for the reference and for all arriving examples, since
+    distances shrink when the memory grows. If the store changes, score against a copy
+    from the time of the reference. Maps float32 of shape (m, p) to float64 of shape
+    (m,).
     """
     if len(memory) == 0:
         raise ValueError("expected a memory of at least 1 example, found 0; add some")
@@ -62,12 +62,11 @@ def neighbor_scores(memory: Store, embeddings: Tensor, num_neighbors: int) -> Sc
 def label_scores(
     memory: Store, embeddings: Tensor, labels: Tensor, num_neighbors: int
 ) -> Scores:
-    """Return the mean distance of each example to the nearest of its own label.
+    """Compute the mean distance of each example to the nearest with the same label.
 
-    The one to take where labels arrive, too: it grows with labels that the memory has
-    few of, even where the model's representations of labels overlap, and where the same
-    inputs come with other labels, to which `neighbor_scores` is blind. All stored
-    examples of the labels are compared; infinite where none of the label is stored.
+    Recommended if labels arrive, too: unlike `neighbor_scores`, it also rises if the
+    representations of labels overlap, and if the same inputs come with other labels.
+    All stored examples of the labels are compared; infinite if the label is not stored.
     """
     contents = memory.contents()
     scores = torch.full((len(labels),), torch.inf, dtype=torch.float64)
@@ -82,7 +81,7 @@ def label_scores(
     return np.asarray(scores, np.float64)
 
 
-# p-values keep this far from 0 and 1, where a bet could pay infinitely much.
+# Distance of p-values from 0 and 1, where a bet's factor could be infinite.
 SMALLEST = 2.0**-53
 
 
@@ -93,11 +92,12 @@ class RankedScores:
         self._scores = array("d", scores.tobytes())
 
     def add(self, score: float, tie_break: float) -> float:
-        """Add a score, not NaN, and return its smoothed p-value.
+        """Add a score (not NaN) and return its smoothed p-value.
 
-        p = (#{scores > score} + θ #{scores = score}) / (n + 1), both counts with the
-        score itself, θ uniform in (0, 1): Vovk, Nouretdinov, Gammerman, ICML 2003. The
-        p-values of exchangeable scores are independent and uniform in [0, 1].
+        p = (#{scores > score} + θ #{scores = score}) / (n + 1), where the counts
+        include the score itself and θ is uniform in (0, 1): Vovk, Nouretdinov,
+        Gammerman, ICML 2003. The p-values of exchangeable scores are independent and
+        uniform in [0, 1].
         """
         num_below = bisect_left(self._scores, score)
         num_up_to = bisect_right(self._scores, score)
@@ -118,41 +118,42 @@ TIE_BREAK_BITS = 52
 
 @dataclass(frozen=True)
 class AlarmState:
-    """What an alarm remembers."""
+    """State of an alarm."""
 
-    scores: Scores  # of the reference and of all examples since, ascending
+    scores: Scores  # of the reference and of all later examples, ascending
     num_scored: int  # examples since the reference
     log_statistics: NDArray[np.float64]  # log R of each bet, shape (`NUM_BETS`,)
-    # Number of the example, from 1, with which the alarm went off; None if it has not.
-    # It stays: make a new reference to listen anew.
+    # Number of the example, from 1, at which the alarm went off, or None. An alarm
+    # stays on; a new reference starts a new one.
     alarmed_at: int | None
 
 
 @dataclass(frozen=True)
 class DriftAlarm:
-    """The rule by which an alarm goes off.
+    """Rule of an alarm (Shiryaev and Roberts).
 
     Each example's score becomes a p-value among all scores so far, and a bet g turns
     the p-value into a factor. The statistic is R_n = (1 + R_{n-1}) g(p_n), the sum over
     all starts i ≤ n of the test martingale g(p_i) ... g(p_n) that bets on a change at
-    i, averaged over the bets; the alarm goes off as soon as R_n ≥ h.
+    i, averaged over the bets. The alarm goes off as soon as R_n ≥ h.
 
-    While the scores are exchangeable, R_n - n is a martingale. So, whatever the
-    distribution of the scores,
+    While the scores are exchangeable, R_n - n is a martingale. So for any distribution
+    of the scores,
 
     - on average at least h examples come before a false alarm (optional stopping), and
     - a false alarm comes among the first N examples with probability at most N / h
       (Doob's inequality for the submartingale R_n; it takes the place of Ville's).
 
-    Both are over the draw of the reference, too. An example costs O(log n) comparisons.
+    Both hold over the draw of the reference, too. An example costs O(log n)
+    comparisons.
 
     Attributes
     ----------
     run_length
-        h, the examples that may pass between false alarms, more than 1; 10,000 to
-        100,000 is usual. The delay grows with log h only.
+        h, the mean number of examples between false alarms, more than 1; usually 10,000
+        to 100,000. The delay grows only with log h.
     key
-        Root of the tie-breaks: that of example t, from 1, derives from ``child(t)``.
+        Root of the tie-breaks; that of example t, from 1, derives from ``child(t)``.
     """
 
     run_length: float
@@ -168,10 +169,10 @@ class DriftAlarm:
     def start(self, reference: Scores) -> AlarmState:
         """Return the state before the first example.
 
-        ``reference`` are scores of held-out examples without drift: given the store,
-        they and what arrives are exchangeable, on which the guarantee rests. The more,
-        the smaller a p-value can become: with 100, a strong shift shows within a few
-        examples.
+        ``reference`` are scores of held-out examples without drift. The guarantee
+        requires that they and the arriving examples are exchangeable given the store. A
+        larger reference allows smaller p-values; with 100, a strong shift is detected
+        within a few examples.
         """
         if len(reference) == 0:
             raise ValueError(
@@ -185,8 +186,8 @@ class DriftAlarm:
     def update(self, state: AlarmState, scores: Scores) -> AlarmState:
         """Return the state after examples with these scores, in order of arrival.
 
-        A batch has the same outcome as its examples one by one. Scores are measured as
-        the reference was, and may be infinite.
+        A batch has the same result as its examples one by one. Scores must be computed
+        like the reference, and may be infinite.
         """
         _require_numbers(scores)
         ranked = RankedScores(state.scores)
@@ -209,7 +210,7 @@ class DriftAlarm:
 
 
 def log_mean(log_statistics: NDArray[np.float64]) -> float:
-    """Return the logarithm of R, to be compared with that of h."""
+    """Return log R, to be compared with log h."""
     return float(np.logaddexp.reduce(log_statistics) - math.log(len(log_statistics)))
 
 

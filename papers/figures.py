@@ -1,4 +1,4 @@
-"""What all figures share: settings, a folder to resume in, curves, tables, pictures."""
+"""Base of all figures: settings, resumable folders, curves, tables and pictures."""
 
 import contextlib
 import csv
@@ -17,9 +17,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from knnper import Experiment
 from knnper.datastore.memory import KnnSettings
 from knnper.errors import FolderTakenError
-from knnper.experiment import Experiment, dotted, results_identity, to_document
+from knnper.experiment import dotted, results_identity, to_document
 from knnper.files import JsonLines, write_atomically
 from knnper.server.federation import Federation
 from knnper.server.rounds import RoundLoop
@@ -40,7 +41,7 @@ from knnper.simulation.workbench import Workbench, runtime_of
 
 PartRecord = Mapping[str, Any]
 
-# ``(done, total) -> None``: is told how many parts are finished.
+# ``(done, total) -> None``: called with the number of finished parts.
 OnPart = Callable[[int, int], None]
 
 PARTS = "parts.jsonl"
@@ -48,7 +49,7 @@ PARTS = "parts.jsonl"
 
 @functools.cache
 def figure_code() -> str:
-    """Return a SHA-256, in hexadecimal, of the package's code and of the papers'."""
+    """Hash the code of the package and of the papers with SHA-256."""
     digest = hashlib.sha256(code_fingerprint().encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -60,7 +61,7 @@ _MARKERS = "osD^vPX*"
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a figure: means over several partitions, and how they vary."""
+    """One line of a figure: means and standard deviations over partitions."""
 
     label: str
     x: tuple[float, ...]
@@ -75,13 +76,15 @@ def curve_of(
     at_each: Iterable[Sequence[float]],
     details: Mapping[str, Sequence[float]] | None = None,
 ) -> Curve:
-    """Return the curve that has some values at each place."""
-    found = list(at_each)
+    """Build a curve from the values at each place."""
+    samples = list(at_each)
     return Curve(
         label,
         tuple(x),
-        tuple(map(statistics.fmean, found)),
-        tuple(statistics.stdev(one) if len(one) > 1 else None for one in found),
+        tuple(map(statistics.fmean, samples)),
+        tuple(
+            statistics.stdev(values) if len(values) > 1 else None for values in samples
+        ),
         details or {},
     )
 
@@ -92,26 +95,26 @@ def curve_over(
     runs: Sequence[Sequence[float]],
     details: Mapping[str, Sequence[float]] | None = None,
 ) -> Curve:
-    """Return the curve of values (runs, x)."""
+    """Build a curve from values of shape (runs, x)."""
     return curve_of(label, x, zip(*runs, strict=True), details)
 
 
 def curve_rows(curves: Sequence[Curve]) -> Iterator[tuple[object, ...]]:
     """Yield label, place, mean, standard deviation and details of each point."""
     for curve in curves:
-        more = curve.details.values()
+        details = curve.details.values()
         yield from zip(
             [curve.label] * len(curve.x),
             curve.x,
             curve.mean,
             curve.std,
-            *more,
+            *details,
             strict=True,
         )
 
 
 def plot_curves(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Draw each curve with bars of one standard deviation to both sides."""
+    """Draw each curve with error bars of one standard deviation."""
     for number, curve in enumerate(curves):
         axes.errorbar(
             curve.x,
@@ -126,36 +129,39 @@ def plot_curves(axes: Axes, curves: Sequence[Curve]) -> None:
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Return Pearson's correlation; None where one of the two does not vary."""
+    """Compute Pearson's correlation; None if one of the two is constant."""
     if len(set(x)) < 2 or len(set(y)) < 2:
         return None
     return statistics.correlation(x, y)
 
 
 def over_runs(of_each: Sequence[Sequence[Table]]) -> list[Table]:
-    """Return tables of means over runs, ± half of their 95 % intervals.
+    """Average tables over runs, with half of the 95 % interval after ±.
 
-    All have the same rows; columns that not all have, by their header, are left out.
+    All tables have the same rows. Columns are matched by header; columns that some
+    tables lack are left out.
     """
-    found = []
+    means = []
     for same in zip(*of_each, strict=True):
         shared = [
-            one for one in same[0].header if all(one in table.header for table in same)
+            column
+            for column in same[0].header
+            if all(column in table.header for table in same)
         ]
         cells = [
             [dict(zip(table.header, row, strict=True)) for row in table.rows]
             for table in same
         ]
         rows = tuple(
-            tuple(_mean_cell([line[one] for line in lines]) for one in shared)
+            tuple(_mean_cell([line[column] for line in lines]) for column in shared)
             for lines in zip(*cells, strict=True)
         )
-        found.append(Table(same[0].title, tuple(shared), rows))
-    return found
+        means.append(Table(same[0].title, tuple(shared), rows))
+    return means
 
 
 def markdown_of(tables: Iterable[Table]) -> str:
-    """Return tables as Markdown, a blank line between them."""
+    """Format tables as Markdown, with a blank line between them."""
     return "\n".join(table.as_markdown() for table in tables)
 
 
@@ -172,14 +178,14 @@ def _mean_cell(texts: Sequence[str]) -> str:
 
 
 def knn_settings(experiment: Experiment) -> KnnSettings:
-    """Return the experiment's own settings of kNN-Per, or the default ones."""
+    """Return the experiment's settings of kNN-Per, or the defaults."""
     chosen = experiment.personalization.settings
     return chosen if isinstance(chosen, KnnSettings) else KnnSettings()
 
 
 @contextlib.contextmanager
 def serial_rounds(bench: Workbench) -> Iterator[tuple[RoundLoop, Federation]]:
-    """Give what makes the rounds of a run in this process; its files are deleted."""
+    """Yield a round loop for this process; delete its files at the end."""
     identity = results_identity(bench.experiment)
     with tempfile.TemporaryDirectory() as name:
         checkpoints = CheckpointFolder(Path(name, "checkpoints"), identity)
@@ -191,7 +197,7 @@ def serial_rounds(bench: Workbench) -> Iterator[tuple[RoundLoop, Federation]]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One picture of a figure, its numbers, and how it was made."""
+    """One picture of a figure, its numbers and its provenance."""
 
     name: str
     title: str
@@ -204,7 +210,7 @@ class Drawing:
 
 
 def identity_of(subject: TrainedModel | Experiment | None) -> Mapping[str, Any]:
-    """Return what a figure of a run or an experiment depends on beside its settings."""
+    """Return the inputs of a figure beside its settings, for its identity."""
     if subject is None:
         return {}
     if isinstance(subject, TrainedModel):
@@ -226,7 +232,7 @@ def identity_of(subject: TrainedModel | Experiment | None) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class FigureFolder:
-    """A figure's folder, used by one process; made by `open`."""
+    """Folder of a figure, used by one process at a time; created by `open`."""
 
     path: Path
     identity: Mapping[str, Any]
@@ -237,7 +243,7 @@ class FigureFolder:
     def open(
         cls, path: Path, identity: Mapping[str, Any], on_part: OnPart
     ) -> Iterator["FigureFolder"]:
-        """Yield the folder of a figure, new or begun before."""
+        """Yield the folder of a new or unfinished figure."""
         if path.exists() and not path.is_dir():
             raise FolderTakenError(
                 f"{path} is a file; expected a folder for the figure"
@@ -252,9 +258,9 @@ class FigureFolder:
     def finish(
         self, names: Iterable[str], make: Callable[[str], PartRecord]
     ) -> list[PartRecord]:
-        """Return the record of each part in this order; made where it is missing."""
+        """Return the record of each part in order; make missing parts."""
         names = list(names)
-        done = {one["part"]: one for one in self._parts() if one["part"] in names}
+        done = {part["part"]: part for part in self._parts() if part["part"] in names}
         self.on_part(len(done), len(names))
         for name in names:
             if name in done:
@@ -262,30 +268,34 @@ class FigureFolder:
             began = time.monotonic()
             record = dict(make(name))
             seconds = time.monotonic() - began
-            made = {"part": name, "seconds": seconds, "code": figure_code()}
-            done[name] = {**made, **record}
+            meta = {"part": name, "seconds": seconds, "code": figure_code()}
+            done[name] = {**meta, **record}
             self._lines.append(done[name])
             self.on_part(len(done), len(names))
         return [done[name] for name in names]
 
     def write(self, drawings: Sequence[Drawing]) -> Shown:
-        """Write .csv, .md, .svg, .pdf, .png and .json of each drawing; return all."""
-        for one in drawings:
+        """Write .csv, .md, .svg, .pdf, .png and .json of each drawing."""
+        for drawing in drawings:
             cells = io.StringIO()
             writer = csv.writer(cells, lineterminator="\n")
-            writer.writerow(one.header)
-            writer.writerows(one.rows)
-            write_atomically(self.path / f"{one.name}.csv", cells.getvalue())
-            write_atomically(self.path / f"{one.name}.md", markdown_of(one.tables))
-            write_pictures(self.path, one.name, one.draw())
-            seconds = round(sum(record["seconds"] for record in one.records), 1)
-            about = {**self.identity, "figure": one.name, **one.details}
+            writer.writerow(drawing.header)
+            writer.writerows(drawing.rows)
+            write_atomically(self.path / f"{drawing.name}.csv", cells.getvalue())
+            write_atomically(
+                self.path / f"{drawing.name}.md", markdown_of(drawing.tables)
+            )
+            write_pictures(self.path, drawing.name, drawing.draw())
+            seconds = round(sum(record["seconds"] for record in drawing.records), 1)
+            about = {**self.identity, "figure": drawing.name, **drawing.details}
             about |= {"seconds": seconds, "code": code_commit() or figure_code()}
             text = json.dumps(about, indent=2) + "\n"
-            write_atomically(self.path / f"{one.name}.json", text)
+            write_atomically(self.path / f"{drawing.name}.json", text)
         return Shown(
-            tuple(table for one in drawings for table in one.tables),
-            tuple(Chart(one.name, one.title, one.draw) for one in drawings),
+            tuple(table for drawing in drawings for table in drawing.tables),
+            tuple(
+                Chart(drawing.name, drawing.title, drawing.draw) for drawing in drawings
+            ),
             tuple(self._remarks()),
         )
 
@@ -306,8 +316,10 @@ class FigureFolder:
         return [record for record in self._lines.read() if "part" in record]
 
     def _require_own(self) -> None:
-        """Refuse a folder that is not a figure's before anything is written there."""
-        others = (one for one in self.path.iterdir() if one.name not in (LOCK, PARTS))
+        """Raise if a folder is not a figure's, before anything is written to it."""
+        others = (
+            path for path in self.path.iterdir() if path.name not in (LOCK, PARTS)
+        )
         if not self._lines.read() and any(others):
             raise FolderTakenError(
                 f"{self.path} is not empty and holds no figure; choose another "
@@ -323,6 +335,6 @@ class FigureFolder:
         if other := [key for key in keys if now.get(key) != before.get(key)]:
             raise FolderTakenError(
                 f"{self.path} holds a figure with another {', '.join(other)}; give the "
-                "same again, delete the folder to make it anew, or choose another one "
-                "with --output"
+                "same again, delete the folder to start again, or choose another "
+                "folder with --output"
             )

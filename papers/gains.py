@@ -1,13 +1,12 @@
-"""What decides whether a memory helps: its gain, client by client, over comparisons.
+"""Gain of a memory by client, over comparisons, against three properties of clients.
 
-The gain of a client is its accuracy with a memory less that of the global model on the
-same test examples. It is drawn against the number of examples that the client learns
-from, against the skew of its labels, ½ Σ_y |p_y - q_y| between its shares of the labels
-and those of all clients together, and against the accuracy of the global model. Clients
-of a comparison are put into five groups of equal size by each; a point is the mean over
-the group's clients, weighted by their test examples, averaged over the seeds, and its
-bar the 95 % interval over the seeds. What each comparison's clients differ in, labels
-or inputs, its name says.
+The gain is the accuracy of a client with a memory minus that of the global model on the
+same test examples. It is drawn against the client's number of training examples,
+against the skew of its labels, ½ Σ_y |p_y - q_y| between its label shares and those of
+all clients together, and against the accuracy of the global model. For each property,
+the clients of a comparison are divided into five groups of equal size. A point is the
+mean over a group, weighted by test examples and averaged over seeds; its bar is the 95
+% interval over seeds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from knnper.errors import RunError
+from knnper import RunError
 from knnper.files import write_atomically
 from knnper.simulation.batches.comparison import read_comparison
 from knnper.simulation.batches.runner import run_batch
@@ -40,7 +39,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Clients:
-    """The clients of a run, one entry each."""
+    """The clients of a run, one array entry each."""
 
     size: Floats
     skew: Floats
@@ -49,13 +48,13 @@ class Clients:
     weight: Floats  # test examples
 
     def along(self, axis: str) -> Floats:
-        """Return what an axis shows."""
+        """Return the values of an axis."""
         return {"size": self.size, "skew": self.skew, "global": self.accuracy}[axis]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Clients that are alike in one respect."""
+    """A group of clients with similar values on one axis."""
 
     comparison: str
     axis: str
@@ -64,7 +63,7 @@ class Group:
 
 
 def clients_in(run: Path) -> Clients:
-    """Return the clients of a finished run."""
+    """Read the clients of a finished run."""
     counts = read_label_counts(run)
     if counts is None:
         raise RunError(
@@ -75,7 +74,10 @@ def clients_in(run: Path) -> Clients:
     sizes = local.sum(axis=1)
     shares = local / np.maximum(sizes, 1)[:, None]
     skews = np.abs(shares - local.sum(axis=0) / local.sum()).sum(axis=1) / 2
-    numbers = {one.client: number for number, one in enumerate(counts.clients)}
+    numbers = {
+        client_counts.client: number
+        for number, client_counts in enumerate(counts.clients)
+    }
     tested = read_clients(run)
     places = tested["client"].map(numbers).to_numpy()
     tested, places = tested[sizes[places] > 0], places[sizes[places] > 0]
@@ -86,37 +88,39 @@ def clients_in(run: Path) -> Clients:
 
 
 def groups_of(title: str, runs: Sequence[Clients]) -> Iterator[Group]:
-    """Yield the groups of a comparison, whose runs differ in the seed."""
+    """Yield the groups of a comparison, over runs with different seeds."""
     for axis in AXES:
-        everyone = np.concatenate([one.along(axis) for one in runs])
+        everyone = np.concatenate([run.along(axis) for run in runs])
         ends = np.unique(np.quantile(everyone, np.linspace(0, 1, NUM_GROUPS + 1)))
         inner = ends[1:-1]
-        members = [np.searchsorted(inner, one.along(axis), "right") for one in runs]
+        members = [np.searchsorted(inner, run.along(axis), "right") for run in runs]
         for number in range(len(inner) + 1):
-            found = [
-                (one, inside)
-                for one, group in zip(runs, members, strict=True)
+            members_of = [
+                (run, inside)
+                for run, group in zip(runs, members, strict=True)
                 if (inside := group == number).any()
             ]
-            place = np.concatenate([one.along(axis)[inside] for one, inside in found])
+            place = np.concatenate(
+                [run.along(axis)[inside] for run, inside in members_of]
+            )
             gains = [
-                float(np.average(one.gain[inside], weights=one.weight[inside]))
-                for one, inside in found
+                float(np.average(run.gain[inside], weights=run.weight[inside]))
+                for run, inside in members_of
             ]
             yield Group(title, axis, float(place.mean()), estimate(gains))
 
 
 def read_gains(files: Sequence[Path], folder: Path, row: str) -> list[Group]:
-    """Return the groups of comparisons, each finished in ``folder``/its file's name."""
-    found = list[Group]()
+    """Read the groups of comparisons finished in ``folder``/NAME_OF_FILE."""
+    groups = list[Group]()
     for path in files:
         plan = read_comparison(path)
-        made = run_batch(plan, folder / path.stem, 1, lambda _: None)
-        runs = [one.runs.values() for one in made if one.point.variant == row]
+        points = run_batch(plan, folder / path.stem, 1, lambda _: None)
+        runs = [point.runs.values() for point in points if point.point.variant == row]
         if not runs:
             raise RunError(f"{path} has no row {row}, expected the name of a row")
-        found += groups_of(plan.name, [clients_in(run) for run in runs[0]])
-    return found
+        groups += groups_of(plan.name, [clients_in(run) for run in runs[0]])
+    return groups
 
 
 def draw(groups: Sequence[Group]) -> Figure:
@@ -125,14 +129,16 @@ def draw(groups: Sequence[Group]) -> Figure:
     panels: Sequence[Axes] = figure.subplots(1, len(AXES), sharey=True)
     for (axis, label), panel in zip(AXES.items(), panels, strict=True):
         scale = 100 if axis == "global" else 1
-        for title in dict.fromkeys(one.comparison for one in groups):
+        for title in dict.fromkeys(group.comparison for group in groups):
             some = [
-                one for one in groups if (one.comparison, one.axis) == (title, axis)
+                group
+                for group in groups
+                if (group.comparison, group.axis) == (title, axis)
             ]
             panel.errorbar(
-                [scale * one.place for one in some],
-                [100 * (one.gain.mean or 0) for one in some],
-                yerr=[100 * (one.gain.half_width or 0) for one in some],
+                [scale * group.place for group in some],
+                [100 * (group.gain.mean or 0) for group in some],
+                yerr=[100 * (group.gain.half_width or 0) for group in some],
                 marker="o",
                 markersize=4,
                 capsize=2,
@@ -154,18 +160,18 @@ def write_gains(groups: Sequence[Group], output: Path) -> Table:
     output.mkdir(parents=True, exist_ok=True)
     rows = [
         {
-            "comparison": one.comparison,
-            "axis": one.axis,
-            "place": one.place,
-            **one.gain.flat("gain"),
+            "comparison": group.comparison,
+            "axis": group.axis,
+            "place": group.place,
+            **group.gain.flat("gain"),
         }
-        for one in groups
+        for group in groups
     ]
     write_atomically(output / "gains.csv", csv_text(rows))
     write_pictures(output, "gains", draw(groups))
     cells = [["comparison", "by", "place", "gain"]]
     cells += [
-        [one.comparison, one.axis, f"{one.place:.3g}", one.gain.text()]
-        for one in groups
+        [group.comparison, group.axis, f"{group.place:.3g}", group.gain.text()]
+        for group in groups
     ]
     return Table.of_cells("What decides whether a memory helps", cells)

@@ -1,10 +1,10 @@
-"""Accuracy against virtual hours, and what becomes of slow clients.
+"""Accuracy against virtual hours, and the share and accuracy of slow clients.
 
-A comparison whose rows have ``training.devices``: for each, after how many virtual
-hours the global model first had an accuracy on validation data, how late the updates
-were, and by fifths of the clients that train, from the fastest to the slowest, how
-often they took part and how accurate they are on their test data, with what is put on
-top of the global model and without.
+For comparisons with ``training.devices`` in their rows. Each row shows the virtual
+hours until the global model first reached given accuracies on validation data and the
+staleness of updates. By fifths of the training clients, from the fastest to the
+slowest, it shows their participation and their accuracy on test data, with and without
+personalisation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from knnper.errors import RunError
+from knnper import RunError
 from knnper.files import write_atomically
 from knnper.server.observer import RoundRecord
 from knnper.server.run_folder import RunFolder
@@ -40,21 +40,23 @@ class TimedRun:
     """A finished run."""
 
     rounds: Sequence[RoundRecord]
-    clients: pd.DataFrame  # as `read_clients` returns them
+    clients: pd.DataFrame  # result of `read_clients`
     path: Path = Path()
 
     @property
     def curve(self) -> list[tuple[float, float]]:
-        """Virtual hours and the global model's validation accuracy, where known."""
+        """Virtual hours and validation accuracy of evaluated global models."""
         return [
-            (one["virtual_seconds"] / HOUR_S, one["validation_accuracy"])
-            for one in self.rounds
-            if one.get("validation_accuracy") is not None
+            (record["virtual_seconds"] / HOUR_S, record["validation_accuracy"])
+            for record in self.rounds
+            if record.get("validation_accuracy") is not None
         ]
 
     def hours_to(self, accuracy: float) -> float | None:
-        """Return when the accuracy was first there; None for never."""
-        return next((hours for hours, found in self.curve if found >= accuracy), None)
+        """Return the virtual hours until ``accuracy`` was first reached, or None."""
+        return next(
+            (hours for hours, reached in self.curve if reached >= accuracy), None
+        )
 
     @property
     def hours(self) -> float:
@@ -62,11 +64,11 @@ class TimedRun:
         return float(self.rounds[-1]["virtual_seconds"]) / HOUR_S
 
     def mean(self, figure: str) -> float:
-        """Return the mean over the rounds."""
-        return fmean(one[figure] for one in self.rounds)
+        """Return the mean of a figure over the rounds."""
+        return fmean(record[figure] for record in self.rounds)
 
     def fifths(self) -> list[pd.DataFrame]:
-        """Return the clients that trained, or might have, the fastest first."""
+        """Return the clients that could be sampled for training, the fastest first."""
         timed = self.clients.dropna(subset="round_seconds")
         ordered = timed.sort_values(["round_seconds", "client"])
         parts = np.array_split(np.arange(len(ordered)), NUM_GROUPS)
@@ -74,50 +76,50 @@ class TimedRun:
 
 
 def runs_in(plan: Comparison, folder: Path) -> dict[str, list[TimedRun]]:
-    """Return the runs of a comparison by the title of the row, one a seed."""
-    if any(one.training.devices is None for one in plan.experiments):
+    """Return the runs of a comparison by row title, one per seed."""
+    if any(experiment.training.devices is None for experiment in plan.experiments):
         raise RunError(
             f"{plan.name}: found rows without virtual time, expected training.devices "
             "in all of them"
         )
-    found: dict[str, list[TimedRun]] = {}
-    for made in run_batch(plan, folder, 1, lambda _: None):
-        for path in made.runs.values():
+    runs_of: dict[str, list[TimedRun]] = {}
+    for point in run_batch(plan, folder, 1, lambda _: None):
+        for path in point.runs.values():
             run = TimedRun(RunFolder(path).rounds(), read_clients(path), path)
-            found.setdefault(made.point.title, []).append(run)
-    return found
+            runs_of.setdefault(point.point.title, []).append(run)
+    return runs_of
 
 
 def _hours(values: Sequence[float | None]) -> str:
-    """Return the mean, where all runs got there."""
-    known = [one for one in values if one is not None]
+    """Format the mean, or a dash unless all runs have a value."""
+    known = [value for value in values if value is not None]
     return estimate(known).text(1, 2) if len(known) == len(values) else "-"
 
 
 def time_table(
-    found: Mapping[str, Sequence[TimedRun]], targets: Sequence[float]
+    runs_of: Mapping[str, Sequence[TimedRun]], targets: Sequence[float]
 ) -> Table:
-    """Return how long each row took, and how late its updates were."""
+    """Build the table of virtual hours and staleness of each row."""
     cells = [
         [
             "method",
-            *(f"hours to {100 * one:g} %" for one in targets),
+            *(f"hours to {100 * target:g} %" for target in targets),
             "hours in all",
             "staleness",
             "largest",
             "late a round",
         ]
     ]
-    for title, runs in found.items():
-        largest = max(one["staleness_max"] for run in runs for one in run.rounds)
+    for title, runs in runs_of.items():
+        largest = max(record["staleness_max"] for run in runs for record in run.rounds)
         cells.append(
             [
                 title,
-                *(_hours([one.hours_to(target) for one in runs]) for target in targets),
-                _hours([one.hours for one in runs]),
-                estimate([one.mean("staleness") for one in runs]).text(1, 2),
+                *(_hours([run.hours_to(target) for run in runs]) for target in targets),
+                _hours([run.hours for run in runs]),
+                estimate([run.mean("staleness") for run in runs]).text(1, 2),
                 str(largest),
-                estimate([one.mean("num_late") for one in runs]).text(1, 1),
+                estimate([run.mean("num_late") for run in runs]).text(1, 1),
             ]
         )
     return Table.of_cells("Virtual time", cells)
@@ -125,7 +127,7 @@ def time_table(
 
 @dataclass(frozen=True)
 class Group:
-    """A fifth of the clients that train, over the seeds."""
+    """A fifth of the training clients, over the seeds."""
 
     row: str
     number: int  # from 1, the fastest
@@ -136,12 +138,12 @@ class Group:
 
 
 def groups_of(title: str, runs: Sequence[TimedRun]) -> list[Group]:
-    """Return the fifths of a row's clients."""
-    made = []
+    """Divide the training clients of a row into fifths by speed."""
+    groups = []
     for number, parts in enumerate(
-        zip(*(one.fifths() for one in runs), strict=True), 1
+        zip(*(run.fifths() for run in runs), strict=True), 1
     ):
-        made.append(
+        groups.append(
             Group(
                 title,
                 number,
@@ -157,39 +159,39 @@ def groups_of(title: str, runs: Sequence[TimedRun]) -> list[Group]:
                 estimate([weighted(part, "accuracy_global") for part in parts]),
             )
         )
-    return made
+    return groups
 
 
 def weighted(clients: pd.DataFrame, figure: str) -> float:
-    """Return the mean of a figure of clients by their test examples."""
+    """Return the mean of a figure over clients, weighted by test examples."""
     return float(np.average(clients[figure], weights=clients["num_test"]))
 
 
 def group_table(groups: Sequence[Group]) -> Table:
-    """Return what becomes of fast and slow clients."""
+    """Build the table of fast and slow clients."""
     cells = [["method", "fifth", "rounds", "staleness", "global model", "served"]]
     cells += [
         [
-            one.row,
+            group.row,
             {1: "1, fastest", NUM_GROUPS: f"{NUM_GROUPS}, slowest"}.get(
-                one.number, str(one.number)
+                group.number, str(group.number)
             ),
-            one.rounds.text(1, 1),
-            one.staleness.text(1, 1),
-            one.of_global.text(),
-            one.personal.text(),
+            group.rounds.text(1, 1),
+            group.staleness.text(1, 1),
+            group.of_global.text(),
+            group.personal.text(),
         ]
-        for one in groups
+        for group in groups
     ]
     return Table.of_cells("Clients by speed", cells)
 
 
-def draw(found: Mapping[str, Sequence[TimedRun]]) -> Figure:
+def draw(runs_of: Mapping[str, Sequence[TimedRun]]) -> Figure:
     """Draw the accuracy of the global model against virtual hours."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     panel = figure.subplots()
-    for title, runs in found.items():
-        hours, accuracy = np.mean([one.curve for one in runs], axis=0).T
+    for title, runs in runs_of.items():
+        hours, accuracy = np.mean([run.curve for run in runs], axis=0).T
         panel.plot(hours, 100 * accuracy, label=title, linewidth=1.4)
     panel.set_xscale("log")
     panel.set_xlabel("virtual hours")
@@ -203,27 +205,27 @@ def write_hours(
     plan: Comparison, runs: Path, output: Path, targets: Sequence[float] | None
 ) -> tuple[Table, Table]:
     """Write ``hours`` as .csv, .md and pictures; return the tables."""
-    if not all(one.run.validate_every for one in plan.experiments):
+    if not all(experiment.run.validate_every for experiment in plan.experiments):
         raise RunError(
             f"{plan.name}: found rows without accuracies on validation data, expected "
             "run.validate_every in all of them, such as 1"
         )
-    found = runs_in(plan, runs)
+    runs_of = runs_in(plan, runs)
     output.mkdir(parents=True, exist_ok=True)
     rows = [
         {"method": title, "seed": seed, "hours": hours, "validation_accuracy": accuracy}
-        for title, of_row in found.items()
+        for title, of_row in runs_of.items()
         for seed, run in zip(plan.seeds, of_row, strict=True)
         for hours, accuracy in run.curve
     ]
     write_atomically(output / "hours.csv", csv_text(rows))
-    # What shares its training with another row has the same curve.
+    # Rows that share a training have the same curve.
     curves: dict[tuple[tuple[tuple[float, float], ...], ...], str] = {}
-    for title, of_row in found.items():
-        curves.setdefault(tuple(tuple(one.curve) for one in of_row), title)
-    alone = {title: found[title] for title in curves.values()}
+    for title, of_row in runs_of.items():
+        curves.setdefault(tuple(tuple(run.curve) for run in of_row), title)
+    alone = {title: runs_of[title] for title in curves.values()}
     write_pictures(output, "hours", draw(alone))
-    served = [group for title in found for group in groups_of(title, found[title])]
+    served = [group for title in runs_of for group in groups_of(title, runs_of[title])]
     tables = time_table(alone, targets or TARGETS), group_table(served)
     write_atomically(output / "hours.md", markdown_of(tables))
     return tables

@@ -1,4 +1,4 @@
-"""A Dirichlet split of which clients may be tested on labels that they never had."""
+"""A Dirichlet partition in which clients may have test labels without training data."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,18 @@ def split(
     alpha: float = 0.3,
     restricted: bool = True,
 ) -> tuple[Indices, Indices]:
-    """Return each client's training and test examples.
+    """Assign training and test examples to the clients.
 
-    ``restricted``: test examples of a label go to clients that train on it alone, as in
-    every partition that is drawn. Otherwise they follow the same draw, whoever has it.
+    With ``restricted``, test examples of a label go only to clients that train on it,
+    as in all partitions of the package. Otherwise they follow the Dirichlet draw alone.
     """
     train, test = ([list[int]() for _ in range(num_clients)] for _ in range(2))
     for label in np.unique(labels):
         shares = rng.dirichlet(np.full(num_clients, alpha))
-        own, other = rng.spawn(2)
-        places = own.permutation(np.flatnonzero(labels == label))
+        client_rng, other = rng.spawn(2)
+        places = client_rng.permutation(np.flatnonzero(labels == label))
         tested = other.permutation(np.flatnonzero(test_labels == label))
-        counts = own.multinomial(len(places), shares)
+        counts = client_rng.multinomial(len(places), shares)
         weights = np.where(counts > 0, shares, 0) if restricted else shares
         others = other.multinomial(len(tested), weights / weights.sum())
         for clients, examples, sizes in (

@@ -1,9 +1,10 @@
-"""The leaderboard's protocol of PFLlib: its data, its split and its network.
+"""PFLlib's leaderboard: its data, split and network.
 
 Zhang et al., "PFLlib: A Beginner-Friendly and Comprehensive Personalized Federated
 Learning Library and Benchmark", JMLR 2025, and its code. Training and test images are
-one pool, scaled to [-1, 1]. It is split over the clients by labels, and then each
-client's part at random, three quarters to learn from.
+one pool, scaled to [-1, 1]. The pool is partitioned over the clients by label; each
+client's part is split at random into three quarters of training and a quarter of test
+data.
 """
 
 from dataclasses import dataclass, replace
@@ -12,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from knnper.data.examples import Dataset, LabelledArrays
+from knnper import DataError, Dataset, LabelledArrays
 from knnper.data.torchvision_sets import Cifar100Settings
-from knnper.errors import DataError
 from knnper.simulation.partition.schemes import draw_log_dirichlet, normalise
 from papers.data import Cifar100Sheets
 
@@ -26,29 +26,29 @@ class PooledCifar100(Cifar100Settings):
     """CIFAR-100 as one pool, from the official files."""
 
     def load(self) -> Dataset:
-        """Return the pool, scaled to [-1, 1]."""
+        """Load the pool, scaled to [-1, 1]."""
         return pooled(super().load())
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledCifar100Sheets(Cifar100Sheets):
-    """The same from sheets."""
+    """CIFAR-100 as one pool, from sheets."""
 
     def load(self) -> Dataset:
-        """Return the pool, scaled to [-1, 1]."""
+        """Load the pool, scaled to [-1, 1]."""
         return pooled(super().load())
 
 
-def pooled(found: Dataset) -> Dataset:
-    """Return data both of whose splits are all images; a partition divides them."""
-    splits = found.train, found.test
+def pooled(dataset: Dataset) -> Dataset:
+    """Return data with all images in both splits, for `pooled_dirichlet` to divide."""
+    splits = dataset.train, dataset.test
     pool = LabelledArrays(
-        np.concatenate([one.images for one in splits]),
-        np.concatenate([one.labels for one in splits]),
+        np.concatenate([split.images for split in splits]),
+        np.concatenate([split.labels for split in splits]),
     )
-    half = (0.5,) * found.spec.image_shape[2]
-    spec = replace(found.spec, mean=half, std=half)
-    return replace(found, train=pool, test=pool, spec=spec)
+    half = (0.5,) * dataset.spec.image_shape[2]
+    spec = replace(dataset.spec, mean=half, std=half)
+    return replace(dataset, train=pool, test=pool, spec=spec)
 
 
 def pooled_dirichlet(
@@ -60,16 +60,16 @@ def pooled_dirichlet(
     test_fraction: float = 0.25,
     min_samples: int = 40,
 ) -> tuple[Places, Places]:
-    """Return what each client learns from and is tested on, places in one pool.
+    """Assign training and test examples, positions in one pool, to the clients.
 
-    Label after label, p ~ Dir_M(α) over the clients says who gets which part of its
-    examples. A client that has its share of the pool already, N / M, gets none, and
-    the others in proportion to p. All is drawn anew until everyone has
-    ``min_samples``: a mini-batch of ten to be tested on.
+    For each label, p ~ Dir_M(α) over the clients gives their shares of its examples.
+    Clients that already have N / M examples get none; the others get theirs in
+    proportion to p. The draw is repeated until every client has ``min_samples``, which
+    leaves ten test examples, a mini-batch.
     """
     if not np.array_equal(labels, test_labels):
         raise DataError(
-            "expected data of one pool, of which nothing is left out: choose those of "
+            "expected all data of one pool: choose those of "
             "papers.leaderboard, partition.used_fraction=1 and proxy_fraction=0"
         )
     least = min(min_samples, len(labels) / num_clients / 2)
@@ -79,7 +79,7 @@ def pooled_dirichlet(
         sizes[:] = 0
         for label in range(labels.max() + 1):
             places = rng.permutation(np.flatnonzero(labels == label))
-            # By logarithms: the weights of all who have room may be too small.
+            # In logarithms, since the weights of all clients with room may underflow.
             log_weights = draw_log_dirichlet(alpha, (num_clients,), rng)
             has_room = sizes < len(labels) / num_clients
             parts = normalise(np.where(has_room, log_weights, -np.inf))
@@ -89,15 +89,15 @@ def pooled_dirichlet(
             sizes += counts
     train, test = Places(), Places()
     for client in range(num_clients):
-        own = rng.permutation(np.flatnonzero(owner == client))
-        first_tested = int((1 - test_fraction) * len(own))
-        train.append(np.sort(own[:first_tested]))
-        test.append(np.sort(own[first_tested:]))
+        members = rng.permutation(np.flatnonzero(owner == client))
+        first_tested = int((1 - test_fraction) * len(members))
+        train.append(np.sort(members[:first_tested]))
+        test.append(np.sort(members[first_tested:]))
     return train, test
 
 
 def four_layer_cnn(num_classes: int, input_shape: tuple[int, ...]) -> nn.Module:
-    """Return two 5x5 convolutions with pooling, 512 hidden units and the head."""
+    """Build two 5x5 convolutions with pooling, 512 hidden units and the head."""
     channels, height, width = input_shape
 
     def remaining(pixels: int) -> int:

@@ -1,7 +1,7 @@
 """The memory of new clients: Marfoq et al. 2022, Figures 1, 2, 5, 7, 8 and 9.
 
-The images of the clients that took no part in training are partitioned anew among new
-clients, several times; the global model stays as it is.
+The images of the clients that took no part in training are repeatedly partitioned among
+new clients; the global model does not change.
 """
 
 import functools
@@ -19,7 +19,17 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
-from knnper.data.examples import Examples, LabelledArrays
+from knnper import (
+    Examples,
+    LabelledArrays,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    RandomKey,
+    RunError,
+    Settings,
+    UnitInterval,
+)
 from knnper.datastore.examples import NewExamples, StoreSpec
 from knnper.datastore.memory import KnnSettings, ParameterGrid, knn_weight_grid
 from knnper.datastore.policy import StoreSettings
@@ -32,15 +42,6 @@ from knnper.datastore.prediction import (
 )
 from knnper.datastore.store import UNNAMED, Store, empty_memory_store, memory_store
 from knnper.datastore.tuning import Queries, fill_and_tune, held_out, num_correct, score
-from knnper.errors import RunError
-from knnper.experiment import (
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Settings,
-    UnitInterval,
-)
-from knnper.seeding import RandomKey
 from knnper.simulation.partition.schemes import (
     DirichletSettings,
     Integers,
@@ -75,27 +76,27 @@ _TENTHS = tuple(number / 10 for number in range(11))
 
 @dataclass(frozen=True)
 class MemorySettings(Settings):
-    """What is shown; the paper's points by default.
+    """Settings of the figures; the defaults are the paper's points.
 
     Attributes
     ----------
     only
-        Which of the figures.
+        Names of the figures to draw.
     clients
-        M, the new clients; null is as many as the run's unseen ones.
+        M, the number of new clients; null is the number of unseen clients of the run.
     alpha
-        α of the lines of ``capacity``; the other figures have that of the run.
+        α of the lines of ``capacity``; the other figures use the run's α.
     size
-        A client's images, on average, in ``knn-weight``; none is 1/50, 1/10, 2/5 and
-        all of those it has.
+        Mean number of images of a client in ``knn-weight``; if empty, 1/50, 1/10, 2/5
+        and all of its images.
     deals
-        How often the images are partitioned anew; what points vary by.
+        Number of partitions; points show mean and deviation over them.
     seed
-        Fixes every random choice.
+        Seed of every random choice.
     capacities
-        Memory of a client as a fraction of the images it has.
+        Size of a client's memory as a fraction of its images.
     knn_weights
-        λ, the same for all clients, where a figure has it on an axis.
+        Values of λ, the same for all clients, on the axis of a figure.
     num_neighbors
         k.
     kernel_scales
@@ -119,7 +120,7 @@ class MemorySettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """n images: φ(x) (n, p), the global model's probabilities (n, c), labels (n,)."""
+    """n embedded images: φ(x) (n, p), global probabilities (n, c), labels (n,)."""
 
     embeddings: Tensor
     probabilities: Tensor
@@ -129,7 +130,7 @@ class Embedded:
         return int(self.labels.shape[0])
 
     def at(self, chosen: slice | Tensor) -> "Embedded":
-        """Return some of the images."""
+        """Return the images at ``positions``."""
         return Embedded(
             self.embeddings[chosen], self.probabilities[chosen], self.labels[chosen]
         )
@@ -139,7 +140,7 @@ class Embedded:
         return self.at(slice(count))
 
     def followed_by(self, other: "Embedded") -> "Embedded":
-        """Return these images and then the other ones."""
+        """Concatenate two sets of images."""
         return Embedded(
             torch.cat([self.embeddings, other.embeddings]),
             torch.cat([self.probabilities, other.probabilities]),
@@ -147,33 +148,33 @@ class Embedded:
         )
 
     def num_correct(self, local: Tensor | None = None, knn_weight: float = 0.0) -> int:
-        """Return how many the global model gets right, mixed with a memory or not."""
+        """Count correct predictions of the global model, with or without a memory."""
         mixed = self.probabilities
         if local is not None:
             mixed = interpolate(local, mixed, knn_weight)
         return int((mixed.argmax(dim=1) == self.labels).sum())
 
     def store(self, settings: StoreSettings | None = None) -> Store:
-        """Return a memory of the images."""
+        """Store the images in a memory."""
         num_classes = self.probabilities.shape[1]
         return memory_store(self.embeddings, self.labels, num_classes, settings)
 
 
 def embed(model: TrainedModel, split: LabelledArrays, indices: Integers) -> Embedded:
-    """Return the images of a split at ``indices``, (n,), as the global model has it."""
+    """Embed the images of a split at ``indices``, (n,), with the global model."""
     examples = split.examples_at(indices)
     embeddings = model.embed(examples.images)
     return Embedded(embeddings, model.head(embeddings), examples.labels)
 
 
 def classifier(store: Store, knn: KnnSettings) -> NeighborClassifier:
-    """Return what gives the votes of embeddings' neighbours in a store."""
+    """Return the function from embeddings to the votes of stored neighbours."""
     return NeighborClassifier(store, knn.num_neighbors, knn.kernel, knn.kernel_scale)
 
 
 @dataclass(frozen=True, eq=False)
 class NewClient:
-    """A new client's images: those it knows, in random order, and those to test on."""
+    """A new client's known images, in random order, and its test images."""
 
     known: Embedded
     test: Embedded
@@ -181,35 +182,35 @@ class NewClient:
 
 @dataclass(frozen=True, eq=False)
 class UnseenImages:
-    """The images of the clients that took no part in training, partitioned anew."""
+    """The images of the clients that took no part in training, for new partitions."""
 
     model: TrainedModel
 
     @cached_property
     def known(self) -> Embedded:
-        """Their training and validation images, which the model was not trained on."""
-        indices = [one.train for one in self._parts]
-        indices += [one.validation for one in self._parts]
+        """Training and validation images of unseen clients, embedded."""
+        indices = [part.train for part in self._parts]
+        indices += [part.validation for part in self._parts]
         return embed(self.model, self.model.dataset.train, _joined(indices))
 
     @cached_property
     def test(self) -> Embedded:
-        """Their test images."""
-        indices = _joined([one.test for one in self._parts])
+        """Test images of unseen clients, embedded."""
+        indices = _joined([part.test for part in self._parts])
         return embed(self.model, self.model.dataset.test, indices)
 
     @property
     def num_clients(self) -> int:
-        """Clients that took no part in training."""
+        """Number of clients that took no part in training."""
         return len(self._parts)
 
     @property
     def num_known(self) -> int:
-        """Their training and validation images."""
+        """Number of their training and validation images."""
         return sum(len(part.train) + len(part.validation) for part in self._parts)
 
     def require_clients(self, num_clients: int) -> None:
-        """Refuse more new clients than there are images for."""
+        """Raise if there are too few images for the new clients."""
         if self.num_clients == 0:
             raise RunError(
                 "all clients took part in training, expected some that did not, whose "
@@ -229,7 +230,7 @@ class UnseenImages:
     def partition(
         self, num_clients: int, alpha: float, key: RandomKey
     ) -> tuple[NewClient, ...]:
-        """Return new clients that have all images, by a Dirichlet draw a label."""
+        """Partition all images over new clients, by a Dirichlet draw for each label."""
         settings = DirichletSettings(num_clients=num_clients, alpha=alpha)
         labels = self.known.labels.numpy(), self.test.labels.numpy()
         drawn = dirichlet(*labels, settings, key.child("deal"))
@@ -252,21 +253,21 @@ class UnseenImages:
 
 
 def _joined(parts: list[Integers]) -> Integers:
-    """Return each index once, ascending: clients may share test images."""
+    """Return the unique indices, ascending, since clients may share test images."""
     return np.unique(np.concatenate(parts))
 
 
 @dataclass(frozen=True, eq=False)
 class Service:
-    """How new clients use their memory, which keeps all that a client has."""
+    """Serving of new clients with a memory of all their images."""
 
-    head: Apply  # from embeddings (n, p) to the global model's probabilities (n, c)
+    head: Apply  # embeddings (n, p) -> probabilities of the global model (n, c)
     knn: KnnSettings
-    validation_fraction: float  # part of its images on which a client chooses, [0, 1)
+    validation_fraction: float  # fraction of images on which a client chooses λ, [0, 1)
 
     @classmethod
     def of(cls, model: TrainedModel) -> "Service":
-        """Return the service with the settings of a run."""
+        """Build the service with the settings of a run."""
         partition = model.experiment.partition.settings
         fraction = 0.2
         if isinstance(partition, PartitionSettings):
@@ -274,14 +275,14 @@ class Service:
         return cls(model.head, knn_settings(model.experiment), fraction)
 
     def predictor(self, client: NewClient, num_known: int) -> KnnPredictor:
-        """Return what a client serves that has the first ``num_known`` of its images.
+        """Build the predictor of a client with the first ``num_known`` of its images.
 
-        λ is chosen on a part of them with the rest in the store, then all are stored:
-        as `knnper.strategies.knn_per.knn_predictor` does. Test images are not looked
-        at. The predictor takes embeddings (n, p) in place of images.
+        λ is chosen on a part of them with the others in the store, then all are stored,
+        as in `knnper.strategies.knn_per.knn_predictor`. Test images are not used. The
+        predictor takes embeddings (n, p) in place of images.
         """
         known = client.known.first(num_known)
-        # Some are left to be looked up.
+        # At least one image stays in the store.
         count = int(self.validation_fraction * num_known + 0.5)
         count = min(count, max(num_known - 1, 0))
         num_classes, dim = known.probabilities.shape[1], known.embeddings.shape[1]
@@ -299,7 +300,7 @@ class Service:
 
 
 def count_correct(predictor: KnnPredictor, client: NewClient) -> int:
-    """Return how many of a client's test images its predictor gets right."""
+    """Count the test images of a client that its predictor classifies correctly."""
     test = client.test
     return evaluate(predictor, Examples(test.embeddings, test.labels)).num_correct
 
@@ -307,10 +308,10 @@ def count_correct(predictor: KnnPredictor, client: NewClient) -> int:
 def count_correct_with_each(
     client: NewClient, num_known: int, knn: KnnSettings, choices: ParameterGrid
 ) -> Tensor:
-    """Return how many test images are right with each λ, k and σ: a curve, no choice.
+    """Count correct test images for each λ, k and σ, for curves rather than a choice.
 
-    The first ``num_known`` images are in the store; with none the client serves the
-    global model, whatever λ is. float64, of the choices' `shape`.
+    The first ``num_known`` images are in the store; with none, the client serves the
+    global model for any λ. Returns float64 of the choices' `shape`.
     """
     known, test = client.known.first(num_known), client.test
     if num_known == 0:
@@ -321,13 +322,13 @@ def count_correct_with_each(
 
 
 def size_at(num_known: int, capacity: float) -> int:
-    """Return the images that fit: the nearest whole number, and all of them at most."""
+    """Return the number of images that fit, rounded, at most all."""
     return min(num_known, int(capacity * num_known + 0.5))
 
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """New clients, with some images each or none, and what is measured of them."""
+    """New clients and the measurements of them."""
 
     clients: Sequence[NewClient]
     service: Service
@@ -335,26 +336,26 @@ class Population:
 
     @property
     def mean_size(self) -> float:
-        """Images that a client has to learn from, on average."""
+        """Mean number of known images per client."""
         return sum(len(client.known) for client in self.clients) / len(self.clients)
 
     def with_neighbors(self, num_neighbors: int) -> "Population":
-        """Return the same clients with this k, which none of them chooses."""
+        """Return the same clients with a fixed k."""
         knn = self.service.knn
         tuning = replace(knn.tuning, num_neighbors_grid=())
         knn = replace(knn, num_neighbors=num_neighbors, tuning=tuning)
         return replace(self, service=replace(self.service, knn=knn))
 
     def accuracy(self, num_correct: float) -> float:
-        """Return the part of all test images that is right."""
+        """Return the fraction of correct test images over all clients."""
         return num_correct / sum(len(client.test) for client in self.clients)
 
     def at_capacity(self, capacity: float) -> PartRecord:
-        """Return `at_sizes` of clients that have that part of their images."""
+        """Measure clients that have this fraction of their images; see `at_sizes`."""
         return self.at_sizes(lambda num_known: size_at(num_known, capacity))
 
     def at_sizes(self, size_of: Callable[[int], int]) -> PartRecord:
-        """Return how clients do that choose λ on ``size_of(n_m)`` of their images."""
+        """Measure clients that know ``size_of(n_m)`` images and choose λ on them."""
         correct, stored, weights = 0, 0, []
         for client in self.clients:
             num_known = size_of(len(client.known))
@@ -375,7 +376,7 @@ class Population:
         num_neighbors: Sequence[int] | None = None,
         kernel_scales: Sequence[float] | None = None,
     ) -> Tensor:
-        """Return the accuracy with each λ, k and σ, float64 of shape (l, k, s)."""
+        """Compute the accuracy for each λ, k and σ, float64 of shape (l, k, s)."""
         knn, correct = self.service.knn, torch.zeros((), dtype=torch.float64)
         choices = ParameterGrid.of(
             self.settings.knn_weights if knn_weights is None else knn_weights,
@@ -388,7 +389,7 @@ class Population:
         return correct / sum(len(client.test) for client in self.clients)
 
 
-Records = Mapping[float, Sequence[PartRecord]]  # by alpha, what was measured each time
+Records = Mapping[float, Sequence[PartRecord]]  # by alpha, a record per partition
 
 
 @dataclass(frozen=True)
@@ -398,28 +399,30 @@ class Panel:
     title: str
     legend: str
     x_label: str
-    columns: tuple[str, str, str]  # of the table: what a line is of, and the two axes
+    columns: tuple[str, str, str]  # of the table: label of lines, and the two axes
     measure: Callable[[Population], PartRecord]
     curves: Callable[[Records, MemorySettings], Sequence[Curve]]
-    # From the α of the run to those of its populations.
-    alphas: Callable[[float, MemorySettings], Sequence[float]] = lambda one, _: (one,)
+    # From the run's α to the values of α of the figure.
+    alphas: Callable[[float, MemorySettings], Sequence[float]] = lambda alpha, _: (
+        alpha,
+    )
     log_x: bool = False
-    # Of the axes, by line, where that is of interest.
+    # Correlations of the two axes by line, for some figures.
     correlations: Callable[[Records], Mapping[str, float | None]] = lambda _: {}
 
 
 def _only(records: Records) -> Sequence[PartRecord]:
-    (found,) = records.values()
-    return found
+    (records_of_part,) = records.values()
+    return records_of_part
 
 
 def _curve_of_points(
     label: str, places: Sequence[float], runs: Sequence[Sequence[PartRecord]]
 ) -> Curve:
-    """Return the accuracies of several populations, the points of `at_sizes` each."""
+    """Return the curves of several populations, from the points of `at_sizes`."""
 
     def columns(name: str) -> list[list[float]]:
-        return [[one[name] for one in points] for points in zip(*runs, strict=True)]
+        return [[point[name] for point in points] for points in zip(*runs, strict=True)]
 
     details = {
         name: list(map(statistics.fmean, columns(name)))
@@ -430,39 +433,48 @@ def _curve_of_points(
 
 def _curves_by_weight(records: Records, settings: MemorySettings) -> Sequence[Curve]:
     """Return the curves of records ``{label: accuracy by λ}``."""
-    found, weights = _only(records), knn_weight_grid(settings.knn_weights)
+    records_of_part, weights = (
+        _only(records),
+        knn_weight_grid(settings.knn_weights),
+    )
     return [
-        curve_over(label, weights, [record["lines"][label] for record in found])
-        for label in found[0]["lines"]
+        curve_over(
+            label, weights, [record["lines"][label] for record in records_of_part]
+        )
+        for label in records_of_part[0]["lines"]
     ]
 
 
 def _capacity_points(population: Population) -> PartRecord:
     capacities = population.settings.capacities
-    return {"points": [population.at_capacity(one) for one in capacities]}
+    return {"points": [population.at_capacity(capacity) for capacity in capacities]}
 
 
 def _capacity_curves(records: Records, settings: MemorySettings) -> Sequence[Curve]:
     places = settings.capacities
     return [
-        _curve_of_points(f"{alpha:g}", places, [record["points"] for record in found])
-        for alpha, found in records.items()
+        _curve_of_points(
+            f"{alpha:g}", places, [record["points"] for record in records_of_part]
+        )
+        for alpha, records_of_part in records.items()
     ]
 
 
 def _by_size(population: Population) -> PartRecord:
     lines = {}
     for size in population.settings.size:
-        found = population.accuracies(size / population.mean_size)
-        lines[str(size)] = found[:, 0, 0].tolist()
+        accuracies = population.accuracies(size / population.mean_size)
+        lines[str(size)] = accuracies[:, 0, 0].tolist()
     return {"lines": lines}
 
 
 def _by_scale(population: Population) -> PartRecord:
     scales = sorted(set(population.settings.kernel_scales))
-    # ParameterGrid have the largest scale first.
-    found = population.accuracies(kernel_scales=scales).flip(2)
-    lines = {f"{one:g}": found[:, 0, at].tolist() for at, one in enumerate(scales)}
+    # The choices are ordered by descending scale.
+    accuracies = population.accuracies(kernel_scales=scales).flip(2)
+    lines = {
+        f"{scale:g}": accuracies[:, 0, at].tolist() for at, scale in enumerate(scales)
+    }
     return {"lines": lines}
 
 
@@ -472,9 +484,9 @@ _KINDS = {"chosen": "λ chosen by each client", "alone": "neighbours alone (λ =
 def _by_neighbors(population: Population) -> PartRecord:
     counts = sorted(set(population.settings.num_neighbors))
     alone = population.accuracies(knn_weights=(1.0,), num_neighbors=counts)
-    chosen = [population.with_neighbors(one).at_capacity(1.0) for one in counts]
+    chosen = [population.with_neighbors(count).at_capacity(1.0) for count in counts]
     return {
-        "chosen": [one["accuracy"] for one in chosen],
+        "chosen": [point["accuracy"] for point in chosen],
         "alone": alone[0, :, 0].tolist(),
     }
 
@@ -491,18 +503,19 @@ _GROUPS = {"weak": "weak", "strong": "strong", "all": "average"}
 
 
 def _weak_and_strong(population: Population) -> PartRecord:
-    """Return the points of clients with ½ - ΔC and ½ + ΔC of their images, and both."""
+    """Measure clients with ½ - ΔC and ½ + ΔC of their images, and both together."""
 
     def strong(imbalance: float, num_known: int) -> int:
         return size_at(num_known, 0.5 + imbalance)
 
     def weak(imbalance: float, num_known: int) -> int:
-        # What is left, not ½ - ΔC rounded by itself: the memory of all never changes.
+        # The remaining images, not ½ - ΔC rounded, so that the total memory is
+        # constant.
         return num_known - strong(imbalance, num_known)
 
     pairs = [
-        [population.at_sizes(functools.partial(size, one)) for size in (weak, strong)]
-        for one in population.settings.imbalances
+        [population.at_sizes(functools.partial(size, share)) for size in (weak, strong)]
+        for share in population.settings.imbalances
     ]
     both = [{name: (low[name] + high[name]) / 2 for name in low} for low, high in pairs]
     weaks, strongs = map(list, zip(*pairs, strict=True))
@@ -522,26 +535,28 @@ Points = Sequence[PartRecord]
 
 
 def _best_weights(population: Population) -> PartRecord:
-    """Return of each client and capacity the λ chosen, and what each λ gets right."""
+    """Return the chosen λ of each client and capacity, and the counts of each λ."""
     knn, points = population.service.knn, []
     choices = ParameterGrid.of(
         knn.knn_weights, (knn.num_neighbors,), (knn.kernel_scale,)
     )
     capacities = population.settings.capacities
     for client in population.clients:
-        sizes = {size_at(len(client.known), one) for one in capacities}
-        # Without stored or test images no λ is better than another.
+        sizes = {size_at(len(client.known), fraction) for fraction in capacities}
+        # Without stored or test images, all λ are equally good.
         for size in sorted(sizes - {0}) if len(client.test) > 0 else ():
             correct = count_correct_with_each(client, size, knn, choices).flatten()
             chosen = population.service.predictor(client, size).effective_knn_weight
-            right = [int(one) for one in correct]
+            right = [int(is_right) for is_right in correct]
             points.append({"size": size, "chosen": chosen, "correct": right})
     return {"weights": list(choices.knn_weights), "points": points}
 
 
 def _best_of_each(weights: Sequence[float], points: Points) -> float:
-    # argmax returns the first of several largest.
-    return statistics.fmean(weights[int(np.argmax(one["correct"]))] for one in points)
+    # argmax returns the first maximum.
+    return statistics.fmean(
+        weights[int(np.argmax(point["correct"]))] for point in points
+    )
 
 
 def _best_together(weights: Sequence[float], points: Points) -> float:
@@ -563,16 +578,22 @@ _WEIGHT_LINES = {
 
 
 def _best_weight_curves(records: Records, _: MemorySettings) -> Sequence[Curve]:
-    found = _only(records)
-    weights, runs = found[0]["weights"], [_power_of_two(one["points"]) for one in found]
-    # Very small and large sizes are not there every time.
+    records_of_part = _only(records)
+    weights, runs = (
+        records_of_part[0]["weights"],
+        [_power_of_two(record["points"]) for record in records_of_part],
+    )
+    # Very small and very large sizes do not occur in every partition.
     sizes = sorted({size for run in runs for size in run})
     counts = [sum(len(run.get(size, ())) for run in runs) for size in sizes]
     return [
         curve_of(
             label,
             sizes,
-            [[line(weights, run[one]) for run in runs if one in run] for one in sizes],
+            [
+                [line(weights, run[size]) for run in runs if size in run]
+                for size in sizes
+            ],
             {"num_points": counts},
         )
         for label, line in _WEIGHT_LINES.items()
@@ -580,20 +601,23 @@ def _best_weight_curves(records: Records, _: MemorySettings) -> Sequence[Curve]:
 
 
 def _power_of_two(points: Points) -> Mapping[int, Points]:
-    """Return the points by the power of two that is not above their size."""
-    found: dict[int, list[PartRecord]] = defaultdict(list)
+    """Group the points by the largest power of two up to their size."""
+    points_of: dict[int, list[PartRecord]] = defaultdict(list)
     for point in points:
-        found[2 ** math.floor(math.log2(point["size"]))].append(point)
-    return found
+        points_of[2 ** math.floor(math.log2(point["size"]))].append(point)
+    return points_of
 
 
 def _weight_correlations(records: Records) -> Mapping[str, float | None]:
-    """Return how the λ of each point goes with the logarithm of its size."""
-    found = _only(records)
-    points = [point for record in found for point in record["points"]]
-    sizes, weights = [math.log(one["size"]) for one in points], found[0]["weights"]
+    """Correlate the λ of the points with the logarithm of their sizes."""
+    records_of_part = _only(records)
+    points = [point for record in records_of_part for point in record["points"]]
+    sizes, weights = (
+        [math.log(point["size"]) for point in points],
+        records_of_part[0]["weights"],
+    )
     return {
-        label: correlation(sizes, [line(weights, [one]) for one in points])
+        label: correlation(sizes, [line(weights, [point]) for point in points])
         for label, line in _OF_EACH.items()
     }
 
@@ -637,7 +661,7 @@ PANELS: Mapping[str, Panel] = {
     "best-weight": Panel(
         "λ by the images that a client stores (Figure 8)",
         "λ",
-        "stored images: so many, and less than twice as many",
+        "stored images: this number up to twice as many",
         ("kind", "num_stored_from", "knn_weight"),
         _best_weights,
         _best_weight_curves,
@@ -647,7 +671,7 @@ PANELS: Mapping[str, Panel] = {
     "hardware": Panel(
         "Weak and strong clients (Figure 9)",
         "clients",
-        "ΔC: capacity is ½ - ΔC of weak clients, ½ + ΔC of strong ones",
+        "ΔC: capacity is ½ - ΔC of weak clients, ½ + ΔC of strong clients",
         ("clients", "imbalance", "accuracy"),
         _weak_and_strong,
         _hardware_curves,
@@ -658,7 +682,7 @@ PANELS: Mapping[str, Panel] = {
 def draw_memory(
     model: TrainedModel, settings: MemorySettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figures that ``settings.only`` names."""
+    """Draw the figures that ``settings.only`` names."""
     images = UnseenImages(model)
     settings = completed(settings, images)
     partition = model.experiment.partition.settings
@@ -671,14 +695,17 @@ def draw_memory(
     }
     measure = functools.partial(_measure, images, settings)
     records = folder.finish(parts, lambda part: measure(*parts[part]))
-    found: dict[str, list[PartRecord]] = defaultdict(list)
+    records_of: dict[str, list[PartRecord]] = defaultdict(list)
     for (name, _, _), record in zip(parts.values(), records, strict=True):
-        found[name].append(record)
-    return [_drawing(name, settings, ones) for name, ones in found.items()]
+        records_of[name].append(record)
+    return [
+        _drawing(name, settings, part_records)
+        for name, part_records in records_of.items()
+    ]
 
 
 def completed(settings: MemorySettings, images: UnseenImages) -> MemorySettings:
-    """Return the settings with what they leave to the run."""
+    """Fill open settings from the run."""
     num_clients = settings.clients or max(images.num_clients, 1)
     images.require_clients(num_clients)
     sizes = settings.size or paper_sizes(images.num_known / num_clients)
@@ -686,15 +713,17 @@ def completed(settings: MemorySettings, images: UnseenImages) -> MemorySettings:
 
 
 def paper_sizes(mean_size: float) -> tuple[int, ...]:
-    """Return the paper's average sizes, 5, 25, 100 and 250 of 250."""
+    """Return the paper's mean sizes: 5, 25, 100 and 250 of 250."""
     fractions = (1 / 50, 1 / 10, 2 / 5, 1.0)
-    return tuple(sorted({max(1, round(one * mean_size)) for one in fractions}))
+    return tuple(
+        sorted({max(1, round(fraction * mean_size)) for fraction in fractions})
+    )
 
 
 def _measure(
     images: UnseenImages, settings: MemorySettings, name: str, alpha: float, number: int
 ) -> PartRecord:
-    # All figures have the same populations, so that they can be compared.
+    # All figures use the same populations, so that they are comparable.
     key = RandomKey(settings.seed).child("memory", "deal", number, f"{alpha:g}")
     clients = images.partition(settings.clients or 1, alpha, key)
     population = Population(clients, Service.of(images.model), settings)
@@ -718,7 +747,9 @@ def _drawing(
     table = Table(
         panel.title,
         (panel.columns[0], *(f"{place:g}" for place in curves[0].x)),
-        tuple((one.label, *(f"{mean:.3f}" for mean in one.mean)) for one in curves),
+        tuple(
+            (curve.label, *(f"{mean:.3f}" for mean in curve.mean)) for curve in curves
+        ),
     )
     return Drawing(
         name,
@@ -737,12 +768,12 @@ def _drawing(
     )
 
 
-_LONG_LABEL = 20  # characters, from which labels have a line each
+_LONG_LABEL = 20  # characters; longer labels are put on separate lines
 
 
 @styled
 def _picture(panel: Panel, curves: Sequence[Curve], global_accuracy: float) -> Figure:
-    """Return the curves of a figure, with the global model's accuracy beside them."""
+    """Draw the curves of a figure and the global model's accuracy."""
     figure = Figure(figsize=(6.4, 5.0), layout="constrained")
     axes = figure.add_subplot()
     plot_curves(axes, curves)
@@ -760,7 +791,7 @@ def _picture(panel: Panel, curves: Sequence[Curve], global_accuracy: float) -> F
         axes.set_ylabel("λ")
         axes.grid(alpha=0.3)
     _, labels = axes.get_legend_handles_labels()
-    # Below the curves: inside it would hide the steepest.
+    # Below the axes; inside, the legend would hide the steepest curve.
     figure.legend(
         title=panel.legend,
         loc="outside lower center",

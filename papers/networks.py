@@ -1,4 +1,4 @@
-"""Networks of the experiments that are no model of the package."""
+"""Networks of the experiments that are not models of the package."""
 
 from pathlib import Path
 
@@ -13,22 +13,22 @@ from knnper.weight_files import load_weights
 
 
 class AdaptedMobileNetV2(nn.Module):
-    """MobileNetV2 with ImageNet weights, and one layer more before its head.
+    """MobileNetV2 with ImageNet weights and an additional layer before its head.
 
-    With ``trained: last_blocks`` and one block the layer and the head are trained, a
-    body and a head as the methods that divide a network want them, on what the rest
-    computes of each image once.
+    With ``trained: last_blocks`` and one block, only this layer and the head are
+    trained: the body and the head for methods that divide a network. The output of the
+    other layers is computed once per image.
 
     Parameters
     ----------
     num_classes, spec
         Of the data.
     backbone
-        The file of the weights, with torchvision's names.
+        File of weights with torchvision's names.
     image_size
-        Height and width to which images are brought, in pixels.
+        Height and width in pixels to which images are resized.
     width
-        Outputs p of the layer, which are the embedding.
+        Number of outputs p of the additional layer, the embedding.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AdaptedMobileNetV2(nn.Module):
         super().__init__()
         network = import_torchvision().models.mobilenet_v2()
         load_weights(network, Path(backbone).expanduser(), "classifier.1")
-        # One chain: blocks are counted in it, and the layer is the last.
+        # One chain, in which blocks are counted; the layer is the last block.
         self.features = nn.Sequential(
             *(_Resized(spec, image_size), *network.features),
             *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
@@ -57,16 +57,16 @@ class AdaptedMobileNetV2(nn.Module):
 
 
 class _Resized(nn.Module):
-    """Gives normalised images the size, colours and normalisation of ImageNet's."""
+    """Converts normalised images to the size, colours and normalisation of ImageNet."""
 
     def __init__(self, spec: InputSpec, size: int) -> None:
         super().__init__()
         self._size = size, size
-        # As it is undone here: of values in [0, 1].
+        # Normalisation of values in [0, 1], which forward undoes.
         self._own = [
-            torch.tensor(one).view(1, -1, 1, 1) for one in (spec.mean, spec.std)
+            torch.tensor(values).view(1, -1, 1, 1) for values in (spec.mean, spec.std)
         ]
-        self._imagenet = [torch.tensor(one).view(1, -1, 1, 1) for one in IMAGENET]
+        self._imagenet = [torch.tensor(values).view(1, -1, 1, 1) for values in IMAGENET]
 
     def forward(self, x: Tensor) -> Tensor:
         mean, std = self._own

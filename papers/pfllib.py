@@ -1,9 +1,9 @@
-"""Rows of a comparison in PFLlib's own code, beside ours.
+"""Rows of a comparison in PFLlib's own code and in ours.
 
-A clone of PFLlib is run as it is, on the same images for each client and from the same
-initial weights, beside the readings that ``python -m papers rounds`` left in the same
-folder. Nothing is written into the clone. What differs between the two, but for the
-order of mini-batches, is listed in ``docs/reproducing.md``.
+Runs an unchanged clone of PFLlib on the same images for each client and from the same
+initial weights. The results are compared with the readings of ``python -m papers
+rounds`` in the same folder. Nothing is written into the clone. ``docs/reproducing.md``
+lists the differences, apart from the order of mini-batches.
 """
 
 import json
@@ -19,10 +19,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from knnper import ConfigError, Examples, Experiment, Problem, RunError
 from knnper.cli.terminal import Overrides, print_shown
-from knnper.data.examples import Examples
-from knnper.errors import ConfigError, Problem, RunError
-from knnper.experiment import Experiment, TrainingSettings
+from knnper.experiment import TrainingSettings
 from knnper.process import with_fixed_threads
 from knnper.simulation.batches.comparison import (
     Comparison,
@@ -37,29 +36,29 @@ from papers.rounds import Reading
 MAIN = Path(__file__).with_name("pfllib_main.py")
 INITIAL, REPORT = "initial.npz", "report.json"
 
-# By our name of a method, PFLlib's and its options.
+# PFLlib's name and options of each method, by our name.
 METHODS: dict[str, tuple[str, Callable[[Any], Sequence[object]]]] = {
     "fedavg": ("FedAvg", lambda _: ()),
-    "ditto": ("Ditto", lambda one: ("-mu", one.prox_weights[0])),
-    "fedrep": ("FedRep", lambda one: ("-pls", one.head_epochs)),
-    "fedproto": ("FedProto", lambda one: ("-lam", one.prototype_weight)),
+    "ditto": ("Ditto", lambda settings: ("-mu", settings.prox_weights[0])),
+    "fedrep": ("FedRep", lambda settings: ("-pls", settings.head_epochs)),
+    "fedproto": ("FedProto", lambda settings: ("-lam", settings.prototype_weight)),
     "fedala": (
         "FedALA",
-        lambda one: (
-            *("-et", one.aggregation_learning_rate),
-            *("-s", round(100 * one.sample_fraction)),
-            *("-p", 2 * one.num_adaptive_layers),  # weight and bias of each
+        lambda settings: (
+            *("-et", settings.aggregation_learning_rate),
+            *("-s", round(100 * settings.sample_fraction)),
+            *("-p", 2 * settings.num_adaptive_layers),  # weight and bias of each layer
         ),
     ),
     "feddbe": (
         "FedDBE",
-        lambda one: ("-klw", one.mean_weight, "-mo", one.mean_momentum),
+        lambda settings: ("-klw", settings.mean_weight, "-mo", settings.mean_momentum),
     ),
 }
 
 
 def arguments_of(bench: Workbench, every: int) -> list[str]:
-    """Return what ``main.py`` is told; refuse what it cannot do."""
+    """Build the arguments of ``main.py``; raise for settings that it lacks."""
     training, method = bench.experiment.training, bench.experiment.method
     training = replace(training, local_epochs=training.local_epochs or 1)
     same = TrainingSettings(
@@ -75,13 +74,13 @@ def arguments_of(bench: Workbench, every: int) -> list[str]:
         message = "expected plain SGD, an epoch a round, constant rate, all clients"
         raise _refused("training", message)
     algorithm, options = METHODS[method.name]
-    told: list[object] = [
+    arguments: list[object] = [
         *("-data", name_of(bench), "-ncl", bench.task.spec.num_classes, "-m", "CNN"),
         *("-nc", len(bench.partition.clients), "-dev", "cpu", "-eg", every),
         *("-gr", same.num_rounds, "-ls", same.local_epochs, "-lbs", same.batch_size),
         *("-lr", same.learning_rate, "-algo", algorithm, *options(method.settings)),
     ]
-    return [str(one) for one in told]
+    return [str(argument) for argument in arguments]
 
 
 def _refused(place: str, message: str) -> ConfigError:
@@ -89,17 +88,17 @@ def _refused(place: str, message: str) -> ConfigError:
 
 
 def name_of(bench: Workbench) -> str:
-    """Return what PFLlib calls the split."""
-    # By "Cifar10" it knows what images its network gets.
+    """Return PFLlib's name of the data set."""
+    # PFLlib infers the form of the images from the word Cifar10 in the name.
     return f"Cifar100-{fingerprint(bench.partition)[:8]}"
 
 
 def write_federation(bench: Workbench, folder: Path) -> Path:
-    """Write each client's training and test split, and the initial weights, once.
+    """Write each client's training and test split and the initial weights, once.
 
-    ``train/0.npz`` and so on, as PFLlib has them: ``data`` is a dictionary of ``x``,
-    float32 (n, channels, height, width) as the network gets them, and ``y``. What is
-    held out for validation is not there.
+    The files ``train/0.npz`` and so on have PFLlib's format: ``data`` is a dictionary
+    with the network's inputs ``x``, float32 (n, channels, height, width), and ``y``.
+    Validation data is left out.
     """
     place = folder / name_of(bench)
     if place.is_dir():
@@ -117,31 +116,31 @@ def write_federation(bench: Workbench, folder: Path) -> Path:
         write("test", number, bench.clients.test(part.name))
     bench.task.model.load(bench.task.initial_weights)
     parameters = bench.task.model.module.parameters()
-    np.savez(draft / INITIAL, *(one.detach().numpy() for one in parameters))
+    np.savez(draft / INITIAL, *(parameter.detach().numpy() for parameter in parameters))
     draft.rename(place)
     return place
 
 
 def run_pfllib(
-    experiment: Experiment, clone: Path, python: str, own: Path, every: int
+    experiment: Experiment, clone: Path, python: str, folder: Path, every: int
 ) -> None:
-    """Run PFLlib in the folder ``own``, on what lies in ``dataset`` beside it."""
+    """Run PFLlib in ``folder`` on the data in ``dataset`` beside it."""
     system = clone.absolute() / "system"
     if not (system / "main.py").is_file():
         raise RunError(f"found no {system / 'main.py'}, expected a clone of PFLlib")
     bench = open_workbench(experiment)
-    told = arguments_of(bench, every)
-    initial = write_federation(bench, own.parent / "dataset") / INITIAL
-    own.mkdir(exist_ok=True)
-    # Given by its path, it is meant as seen from here, not from that folder.
+    arguments = arguments_of(bench, every)
+    initial = write_federation(bench, folder.parent / "dataset") / INITIAL
+    folder.mkdir(exist_ok=True)
+    # A relative path of the interpreter is relative to our working directory.
     python = str(Path(python).absolute()) if os.sep in python else python
-    files = system, initial.absolute(), own.absolute() / REPORT
+    files = system, initial.absolute(), folder.absolute() / REPORT
     threads = str(experiment.run.threads_per_worker)
-    log = own / "output.txt"
+    log = folder / "output.txt"
     with log.open("w") as output:
         ended = subprocess.run(
-            [python, str(MAIN), *map(str, files), *told],
-            cwd=own,
+            [python, str(MAIN), *map(str, files), *arguments],
+            cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": threads},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -152,18 +151,19 @@ def run_pfllib(
         raise RunError(f"PFLlib failed, see {log}: {''.join(last)}")
 
 
-def report_in(own: Path, method: str) -> tuple[list[Reading], float] | None:
-    """Return PFLlib's readings, and the seconds of a round of training."""
-    if not (own / REPORT).is_file():
+def report_in(folder: Path, method: str) -> tuple[list[Reading], float] | None:
+    """Read PFLlib's readings, and the seconds of a round of training."""
+    if not (folder / REPORT).is_file():
         return None
-    report = json.loads((own / REPORT).read_text())
+    report = json.loads((folder / REPORT).read_text())
     every, test, seconds = report["every"], report["test"], report["seconds"]
     if method == "ditto":
-        test = test[1::2]  # of the global model and of the personal ones in turn
-    # Each round begins with the evaluation of those before it, where one is due.
-    plain = [one for number, one in enumerate(seconds) if number % every] or seconds
+        test = test[1::2]  # global and personal models take turns
+        # A round begins with the evaluation of the last rounds, if one is due.
+    plain = [value for number, value in enumerate(seconds) if number % every] or seconds
     readings: list[Reading] = [
-        {"server_round": every * number, "test": one} for number, one in enumerate(test)
+        {"server_round": every * number, "test": value}
+        for number, value in enumerate(test)
     ]
     return readings, fmean(plain or [0.0])
 
@@ -182,22 +182,25 @@ HEADER = (
 
 
 def side_by_side(plan: Comparison, output: Path) -> Shown:
-    """Return a table of the rows that both have made, each with its first seed."""
-    ours, seconds = rounds.readings_in(plan, output), rounds.seconds_in(plan, output)
+    """Build a table of the rows in both results, each with its first seed."""
+    our_readings, seconds = (
+        rounds.readings_in(plan, output),
+        rounds.seconds_in(plan, output),
+    )
     lines = []
     for row, points in plan.variants.items():
         method = points[0].runs[plan.seeds[0]].method.name
-        theirs = report_in(output / "pfllib" / row, method)
-        if theirs is None or not theirs[0] or row not in ours:
+        their_report = report_in(output / "pfllib" / row, method)
+        if their_report is None or not their_report[0] or row not in our_readings:
             continue
-        last = max(theirs[0], key=lambda one: one["server_round"])
-        best = max(theirs[0], key=lambda one: one["test"])
+        last = max(their_report[0], key=lambda reading: reading["server_round"])
+        best = max(their_report[0], key=lambda reading: reading["test"])
         lines.append(
             (
                 points[0].title,
-                *(rounds.cell([ours[row][0].last]), rounds.cell([last])),
-                *(rounds.cell([ours[row][0].best]), rounds.cell([best])),
-                *(f"{seconds[row]:.1f}", f"{theirs[1]:.1f}"),
+                *(rounds.cell([our_readings[row][0].last]), rounds.cell([last])),
+                *(rounds.cell([our_readings[row][0].best]), rounds.cell([best])),
+                *(f"{seconds[row]:.1f}", f"{their_report[1]:.1f}"),
             )
         )
     table = Table(rounds.TITLE, HEADER, tuple(lines))
@@ -221,12 +224,12 @@ def pfllib(
     ] = Path("runs/rounds"),
     every: Annotated[int, typer.Option(min=1, help="Rounds between readings.")] = 1,
 ) -> None:
-    """Run rows of a comparison in PFLlib's own code; show both sides."""
+    """Run rows of a comparison in PFLlib's own code, and show both results."""
     plan = read_comparison(file, overrides or ())
     rounds.require_rows(plan, rows or ())
     for row in rows or ():
         experiment = with_fixed_threads(plan.variants[row][0].runs[plan.seeds[0]])
-        own = output / "pfllib" / row
-        own.mkdir(parents=True, exist_ok=True)
-        run_pfllib(experiment, clone, python, own, every)
+        folder = output / "pfllib" / row
+        folder.mkdir(parents=True, exist_ok=True)
+        run_pfllib(experiment, clone, python, folder, every)
     print_shown(side_by_side(plan, output))

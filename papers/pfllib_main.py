@@ -1,6 +1,6 @@
-"""PFLlib's ``main.py``, from given weights; run by path, with PFLlib's own Python.
+"""Run PFLlib's ``main.py`` from given weights, with PFLlib's own Python.
 
-Nothing of this project is imported, as that Python may not have it.
+Imports nothing of this project, which that Python may lack.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 
 
 def main(system: str, initial: str, report: str, *arguments: str) -> None:
-    """Run ``main.py`` in the folder ``system``; keep accuracies and seconds."""
+    """Run ``main.py`` in the folder ``system``; record accuracies and seconds."""
     sys.path.insert(0, system)
     from flcore.servers.serverbase import Server  # type: ignore[import-not-found]
     from flcore.trainmodel.models import FedAvgCNN  # type: ignore[import-not-found]
@@ -29,19 +29,19 @@ def main(system: str, initial: str, report: str, *arguments: str) -> None:
 
     def make_with_weights(self: Any, *values: Any, **named: Any) -> None:
         make(self, *values, **named)
-        for parameter, given in zip(self.parameters(), weights, strict=True):
-            parameter.data.copy_(given)
+        for parameter, initial in zip(self.parameters(), weights, strict=True):
+            parameter.data.copy_(initial)
 
     def keep(self: Any) -> None:
-        made = {
+        figures = {
             "every": self.eval_gap,
             "test": self.rs_test_acc,
             "seconds": self.Budget,
         }
-        Path(report).write_text(json.dumps(made), encoding="utf-8")
+        Path(report).write_text(json.dumps(figures), encoding="utf-8")
 
     def choose_after_keeping(self: Any) -> Any:
-        keep(self)  # a run that is cut short leaves what it has
+        keep(self)  # so that an interrupted run leaves its results
         return choose(self)
 
     def keep_and_save(self: Any) -> None:

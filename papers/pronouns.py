@@ -1,8 +1,8 @@
-"""``python -m papers.pronouns``: does a speaker say thou or you? A table of sentences.
+"""``python -m papers.pronouns``: write a table of sentences with masked thou or you.
 
-A client is a speaking role of Shakespeare's plays. An example is one of its sentences
-in which somebody is addressed by forms of one of the two pronouns alone, all of them
-masked; the label is which. It depends on who speaks to whom, so on the client.
+A client is a speaking role of Shakespeare's plays. An example is a sentence with forms
+of only one of the two pronouns, all of them masked; the label is the pronoun. It
+depends on the speaker and the addressee, and so on the client.
 """
 
 import csv
@@ -26,7 +26,7 @@ _FEWEST_WORDS, _MOST_WORDS = 4, 40
 def sentences(text: str, mask: str) -> Iterator[tuple[str, str]]:
     """Yield the masked sentences of a role with their labels."""
     for sentence in _SENTENCE.findall(" ".join(text.split())):
-        labels = {_LABEL_OF[found.lower()] for found in _FORM.findall(sentence)}
+        labels = {_LABEL_OF[form.lower()] for form in _FORM.findall(sentence)}
         num_words = len(sentence.split())
         if len(labels) == 1 and _FEWEST_WORDS <= num_words <= _MOST_WORDS:
             yield _FORM.sub(mask, sentence.strip()), labels.pop()
@@ -38,16 +38,16 @@ def main(
     fewest: Annotated[int, typer.Option(help="Sentences of a role, at least.")] = 30,
     mask: Annotated[str, typer.Option(help="In place of a pronoun.")] = "[MASK]",
 ) -> None:
-    """Write a row a sentence: role, text, label."""
+    """Write one row per sentence: role, text, label."""
     num_roles = 0
     with table.open("w", encoding="utf-8", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(("role", "text", "label"))
         for path in sorted(roles.glob("*.txt")):
-            found = list(sentences(path.read_text(encoding="utf-8"), mask))
-            if len(found) >= fewest:
+            examples = list(sentences(path.read_text(encoding="utf-8"), mask))
+            if len(examples) >= fewest:
                 num_roles += 1
-                rows.writerows((path.stem, *one) for one in found)
+                rows.writerows((path.stem, *example) for example in examples)
     typer.echo(f"{num_roles} roles are in {table}")
 
 

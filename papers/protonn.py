@@ -1,4 +1,4 @@
-"""kNN-Per with ProtoNN's prototypes in place of the store, at one client.
+"""kNN-Per with ProtoNN's prototypes in place of the store.
 
 Marfoq et al. 2022, Appendix B, "Adding compression techniques", Figure 11.
 """
@@ -13,9 +13,6 @@ from torch import Tensor
 from knnper.datastore.memory import KnnSettings, knn_weight_grid
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
 from knnper.datastore.tuning import choose_knn_weight
-from knnper.errors import RunError
-from knnper.experiment import NonNegativeInt, PositiveFraction, PositiveInt, Settings
-from knnper.seeding import RandomKey
 from knnper.simulation.reports.figure import INK, SERIES, SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.reports.text import percent
@@ -33,22 +30,22 @@ _PAPER_CAPACITIES = tuple(number / 10 for number in range(1, 11))
 
 @dataclass(frozen=True)
 class ProtoNNFigureSettings(Settings):
-    """Which points are shown.
+    """Settings of the points in the figure.
 
     Attributes
     ----------
     clients
-        The first so many of the run's clients; null is 50, or all with ``full``.
+        Number of clients, the first of the run; null is 50, or all with ``full``.
     capacity
-        Prototypes by a client's examples; none is 0.1, 0.3, 0.6 and 1, or 0.1, 0.2 ...
-        1 with ``full``.
+        Number of prototypes as a fraction of a client's examples; if empty, 0.1, 0.3,
+        0.6 and 1, or 0.1, 0.2 ... 1 with ``full``.
     dim
-        Projection dimensions d̂; none is 4 of them up to that of the embeddings, or 13
-        with ``full``.
+        Projection dimensions d̂; if empty, 4 values up to the dimension of the
+        embeddings, or 13 with ``full``.
     full
-        All clients and the paper's whole grid.
+        Whether to use all clients and the paper's whole grid.
     steps
-        Steps of training; null is the default of ProtoNN's own settings.
+        Training steps; null is the default of ProtoNN's settings.
     seed
         Fixes every random choice.
     """
@@ -64,7 +61,7 @@ class ProtoNNFigureSettings(Settings):
 def completed(
     settings: ProtoNNFigureSettings, embedding_dim: int
 ) -> ProtoNNFigureSettings:
-    """Return the settings with what they leave open."""
+    """Fill open settings."""
     for dim in settings.dim:
         if dim > embedding_dim:
             raise RunError(
@@ -82,14 +79,14 @@ def completed(
 
 
 def paper_dims(embedding_dim: int) -> tuple[int, ...]:
-    """Return the paper's projection dimensions, 100, 200 ... 1200 and 1280 of 1280."""
+    """Return the paper's projection dimensions: 100, 200 ... 1200 and 1280 of 1280."""
     fractions = [100 * number / 1280 for number in range(1, 13)]
     scaled = (max(1, round(fraction * embedding_dim)) for fraction in fractions)
     return tuple(sorted({*scaled, embedding_dim}))
 
 
 def cells_of(settings: ProtoNNFigureSettings) -> list[ProtoNNSettings]:
-    """Return how ProtoNN is trained at each point of completed settings."""
+    """Return ProtoNN's settings at each point."""
     training = ProtoNNSettings()
     if settings.steps is not None:
         training = replace(training, num_steps=settings.steps)
@@ -115,10 +112,10 @@ def compress_client(
     knn: KnnSettings,
     key: RandomKey,
 ) -> PartRecord:
-    """Return how often one client is right at each point, and with kNN-Per itself.
+    """Count the correct predictions of one client at each point, and with kNN-Per.
 
-    λ is chosen on the validation split for what is fitted on the training split; what
-    is tested is fitted on both, as kNN-Per's store holds both (section 5).
+    λ is chosen on the validation split for a model fitted on the training split. The
+    tested model is fitted on both splits, since kNN-Per's store holds both (section 5).
     """
 
     def measured(fit: Fit) -> list[float]:
@@ -149,8 +146,8 @@ def compress_client(
 def _protonn_fit(cell: ProtoNNSettings, key: RandomKey) -> Fit:
     def fit(examples: Embedded) -> tuple[Callable[[Tensor], Tensor], int]:
         num_classes = examples.probabilities.shape[1]
-        given = examples.embeddings, examples.labels, num_classes
-        model = fit_protonn(*given, cell, key)
+        stored = examples.embeddings, examples.labels, num_classes
+        model = fit_protonn(*stored, cell, key)
         return model, model.num_bytes
 
     return fit
@@ -167,7 +164,7 @@ def _store_fit(knn: KnnSettings) -> Fit:
 
 @dataclass(frozen=True)
 class Point:
-    """What all clients together have at one point of the figure."""
+    """Result over all clients at one point of the figure."""
 
     projection_dim: int | None
     capacity: float | None
@@ -180,7 +177,7 @@ class Point:
 def points_of(
     records: Sequence[PartRecord], cells: Sequence[ProtoNNSettings]
 ) -> tuple[list[Point], float]:
-    """Return the points, kNN-Per's last, and the accuracy of the global model."""
+    """Return the points, with kNN-Per last, and the accuracy of the global model."""
     num_test = sum(record["num_test"] for record in records)
     num_validation = sum(record["num_validation"] for record in records)
     if num_test == 0:
@@ -215,9 +212,11 @@ TITLE = "kNN-Per with ProtoNN in place of the store (Figure 11)"
 def draw_protonn(
     model: TrainedModel, settings: ProtoNNFigureSettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure."""
+    """Draw the figure."""
     settings = completed(settings, model.embedding_dim)
-    parts = {one.name: one for one in model.partition.clients[: settings.clients]}
+    parts = {
+        client.name: client for client in model.partition.clients[: settings.clients]
+    }
     cells, knn = cells_of(settings), knn_settings(model.experiment)
     key, data = RandomKey(settings.seed).child("protonn"), model.dataset
 

@@ -1,7 +1,7 @@
 """kNN-Per by the quality of the global model: Marfoq et al. 2022, Figures 3, 12, 13.
 
-The model is trained centrally and left at stages of its training; at each of them the
-same new clients put their memory on top.
+The model is trained centrally. At several stages of its training, the same new clients
+add their memories to it.
 """
 
 import functools
@@ -17,16 +17,16 @@ from matplotlib.ticker import PercentFormatter
 from pydantic import Field
 from torch import Tensor
 
-from knnper.data.examples import Examples
-from knnper.experiment import (
+from knnper import (
+    Examples,
     Experiment,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    RandomKey,
     Settings,
-    results_identity,
 )
-from knnper.seeding import RandomKey
+from knnper.experiment import results_identity
 from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table
@@ -53,19 +53,18 @@ _EPOCHS = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 @dataclass(frozen=True)
 class QualitySettings(Settings):
-    """Where training is stopped, and who the new clients are.
+    """Settings of the stages of training and of the new clients.
 
     Attributes
     ----------
     epochs
-        Passes over the central data after which the model is kept; 0 is the model
-        before training.
+        Stages: numbers of passes over the central data; 0 is the untrained model.
     clients
-        M, the new clients; null is as many as the unseen ones.
+        M, the number of new clients; null is the number of unseen clients.
     alpha
         α of each line.
     deals
-        How often the images are partitioned anew; what points vary by.
+        Number of partitions; points show mean and deviation over them.
     """
 
     epochs: Annotated[tuple[NonNegativeFloat, ...], _SOME] = _EPOCHS
@@ -77,7 +76,7 @@ class QualitySettings(Settings):
 def measure(
     model: TrainedModel, settings: QualitySettings, key: RandomKey
 ) -> PartRecord:
-    """Return how new clients do with a global model."""
+    """Measure new clients with a global model."""
     images, service = UnseenImages(model), Service.of(model)
     num_clients = settings.clients or images.num_clients
 
@@ -103,9 +102,9 @@ def measure(
 
 @dataclass(frozen=True, eq=False)
 class CentralTraining:
-    """SGD on the images of all clients that take part in training, in one place.
+    """Central SGD on the images of all training clients.
 
-    Stage s, from 1, ends after ``epochs[s - 1]`` passes. The rate does not change.
+    Stage s, from 1, ends after ``epochs[s - 1]`` passes. The learning rate is constant.
     """
 
     bench: Workbench
@@ -114,9 +113,9 @@ class CentralTraining:
     key: RandomKey
 
     def weights_at(self, stage: int) -> Tensor:
-        """Return w after a stage, shape (num_weights,); stages are asked for in order.
+        """Return w after a stage, shape (num_weights,); call stages in order.
 
-        Training goes on from the last stage that was reached, also by a process before.
+        Training continues from the last reached stage, also of an earlier process.
         """
         identity = results_identity(self.bench.experiment)
         checkpoints = CheckpointFolder(self.folder, identity)
@@ -130,14 +129,14 @@ class CentralTraining:
 
     @cached_property
     def examples(self) -> Examples:
-        """The training and validation images of the clients that are trained with."""
-        parts = [one for one in self.bench.partition.clients if one.seen]
-        indices = [one for part in parts for one in (part.train, part.validation)]
+        """Training and validation images of the training clients."""
+        parts = [client for client in self.bench.partition.clients if client.seen]
+        indices = [split for part in parts for split in (part.train, part.validation)]
         dataset = self.bench.clients.dataset
         return dataset.train.examples_at(np.sort(np.concatenate(indices)))
 
     def _trained(self, weights: Tensor, stage: int) -> Tensor:
-        """Return what a stage makes of the weights of the one before."""
+        """Train one stage from the weights of the previous stage."""
         steps = self._num_steps(stage) - self._num_steps(stage - 1)
         if steps == 0:
             return weights
@@ -152,7 +151,7 @@ class CentralTraining:
         ).weights
 
     def _num_steps(self, stage: int) -> int:
-        """Return the steps of SGD that are made until a stage is over."""
+        """Return the number of SGD steps until the end of a stage."""
         if stage == 0:
             return 0
         size = self.bench.task.training.batch_size
@@ -171,7 +170,7 @@ Curves = Mapping[str, Sequence[Curve]]
 def draw_quality(
     experiment: Experiment, settings: QualitySettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure; the weights of the last stages are kept in ``weights``."""
+    """Draw the figure; the folder ``weights`` keeps the weights of the last stages."""
     bench = open_workbench(experiment)
     images = UnseenImages(model_with(bench, bench.task.initial_weights))
     images.require_clients(settings.clients or images.num_clients)
@@ -182,12 +181,12 @@ def draw_quality(
 
     def make(name: str) -> PartRecord:
         weights = training.weights_at(stages[name])
-        found = measure(model_with(bench, weights), settings, key)
-        return {"epochs": epochs[stages[name] - 1], **found}
+        measured = measure(model_with(bench, weights), settings, key)
+        return {"epochs": epochs[stages[name] - 1], **measured}
 
     # The worst model first.
     records = sorted(
-        folder.finish(stages, make), key=lambda one: float(one["global_accuracy"])
+        folder.finish(stages, make), key=lambda record: float(record["global_accuracy"])
     )
     curves = {
         kind: [_curve(records, alpha, kind) for alpha in settings.alpha]
@@ -216,7 +215,7 @@ def _curve(records: Sequence[PartRecord], alpha: float, kind: str) -> Curve:
     return curve_over(
         f"{alpha:g}",
         [record["global_accuracy"] for record in records],
-        [[one[kind] for one in time] for time in zip(*by_model, strict=True)],
+        [[point[kind] for point in time] for time in zip(*by_model, strict=True)],
         {"epochs": [record["epochs"] for record in records]},
     )
 

@@ -1,4 +1,4 @@
-"""Files of figures, comparisons, sweeps and experiments, made into one report."""
+"""Make files of figures, comparisons, sweeps and experiments into one report."""
 
 import contextlib
 import functools
@@ -15,22 +15,22 @@ from typing import Any
 
 from markupsafe import Markup
 
+from knnper import (
+    ConfigError,
+    DataError,
+    Experiment,
+    KnnPerError,
+    Problem,
+    RunError,
+    Settings,
+)
 from knnper.cli.terminal import run_counter, say
 from knnper.data.catalogue import load_data
 from knnper.data.leaf import FemnistHubSettings
 from knnper.data.torchvision_sets import DownloadSettings
-from knnper.errors import (
-    ConfigError,
-    DataError,
-    FolderTakenError,
-    KnnPerError,
-    Problem,
-    RunError,
-)
+from knnper.errors import FolderTakenError
 from knnper.experiment import (
     Choice,
-    Experiment,
-    Settings,
     read_experiment,
     read_yaml,
     results_identity,
@@ -89,14 +89,14 @@ _LONGEST_TITLE = 140  # in characters: two lines of a page
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Some lines of a comment that belong together; the lines of a listing stay."""
+    """Lines of one paragraph or listing of a comment."""
 
     text: str
     is_listing: bool
 
 
 def leading_comment(text: str) -> tuple[Paragraph, ...]:
-    """Return the paragraphs of the comment with which a YAML file begins."""
+    """Return the paragraphs of the comment at the beginning of a YAML file."""
     comment = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     lines = [line[1:].removeprefix(" ").rstrip() for line in comment]
     grouped = itertools.groupby(lines, lambda line: (not line, line.startswith("  ")))
@@ -108,12 +108,12 @@ def leading_comment(text: str) -> tuple[Paragraph, ...]:
 
 
 def split_title(comment: Sequence[Paragraph]) -> tuple[str, Sequence[Paragraph]]:
-    """Return the sentence that says what a file is, and the paragraphs after it."""
+    """Return the title of a file (its first sentence) and the following paragraphs."""
     if not comment or comment[0].is_listing:
         return "", comment
     text = comment[0].text
     title = text.rstrip(".:")
-    # One sentence: the full stop of "et al." ends none.
+    # The full stop of "et al." does not end a sentence.
     if len(title) > _LONGEST_TITLE or ". " in title.replace("et al. ", ""):
         return "", comment
     return title, comment[1:]
@@ -122,13 +122,13 @@ def split_title(comment: Sequence[Paragraph]) -> tuple[str, Sequence[Paragraph]]
 Plan = Experiment | Sweep | Comparison | FigurePlan
 RUNS, REPORT, SECONDS, ERRORS = "runs", "report", "seconds.jsonl", "errors"
 
-# Names of what stands in the output folder beside the files' own folders.
+# Names in the output folder beside the folders of the files.
 RESERVED = (RUNS, f"{REPORT}.html", f"{REPORT}.md", SECONDS, ERRORS)
 
 
 @dataclass(frozen=True)
 class File:
-    """One file, validated: its path and content, its kind in a word, what it says."""
+    """A validated file: path, content, kind and parsed plan."""
 
     path: Path
     text: str
@@ -137,7 +137,7 @@ class File:
     plan: Plan
 
 
-# From each kind to the keys that tell it, and what reads it.
+# Kind -> (keys by which it is recognised, reader).
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Path], Plan]]] = {
     "figure": (("figure",), read_figure),
     "comparison": (("rows", "extends"), read_comparison),
@@ -150,59 +150,67 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Path], Plan]]] = {
 
 
 def read_files(paths: Sequence[Path]) -> list[File]:
-    """Return what the files say, in their order."""
-    found, problems = list[File](), list[Problem]()
+    """Read and validate files in order."""
+    files, problems = list[File](), list[Problem]()
     for path in paths:
         try:
-            found.append(read_file(path))
+            files.append(read_file(path))
         except ConfigError as error:
             problems.extend(
-                Problem(f"{path}: {one.place}", one.message) for one in error.problems
+                Problem(f"{path}: {problem.place}", problem.message)
+                for problem in error.problems
             )
-    problems.extend(_name_problems(found))
+    problems.extend(_name_problems(files))
     if problems:
         raise ConfigError(problems, "the files")
-    return found
+    return files
 
 
 def read_file(path: Path) -> File:
-    """Return what the YAML file at ``path`` says, whatever its kind."""
+    """Read a YAML file of any kind."""
     document = read_yaml(path)
     keys = document.keys() if isinstance(document, Mapping) else set()
-    kind = next((kind for kind, (own, _) in KINDS.items() if keys & set(own)), None)
+    kind = next(
+        (kind for kind, (key_names, _) in KINDS.items() if keys & set(key_names)), None
+    )
     if kind is None:
-        told = (f"{one}: {' or '.join(own)}" for one, (own, _) in KINDS.items())
-        known = "; ".join(told)
-        found = f"the keys {', '.join(map(str, keys))}" if keys else shown(document)
-        message = f"found {found}, expected a key that tells its kind ({known})"
+        kinds = (
+            f"{kind_name}: {' or '.join(key_names)}"
+            for kind_name, (key_names, _) in KINDS.items()
+        )
+        known = "; ".join(kinds)
+        shown_keys = (
+            f"the keys {', '.join(map(str, keys))}" if keys else shown(document)
+        )
+        message = f"found {shown_keys}, expected a key that tells its kind ({known})"
         raise ConfigError([Problem("document", message)], str(path))
     plan = KINDS[kind][1](path)
     return File(path, path.read_text(encoding="utf-8"), plan.name, kind, plan)
 
 
 def _name_problems(files: Iterable[File]) -> Iterator[Problem]:
-    """Yield which files would share a folder."""
-    # Some file systems take two names for one that differ in their case alone.
+    """Yield a problem for files that would share a folder."""
+    # Some file systems ignore the case of names.
     by_name: defaultdict[str, list[File]] = defaultdict(list)
-    for one in files:
-        by_name[one.name.casefold()].append(one)
-        if one.name.casefold() in RESERVED:
-            message = f"found {one.name!r}, expected another name: the report needs it"
-            yield Problem(f"{one.path}: name", message)
+    for file in files:
+        by_name[file.name.casefold()].append(file)
+        if file.name.casefold() in RESERVED:
+            message = f"found {file.name!r}, expected another name: the report needs it"
+            yield Problem(f"{file.path}: name", message)
     for same in by_name.values():
         if len(same) > 1:
-            paths = ", ".join(str(one.path) for one in same)
+            paths = ", ".join(str(file.path) for file in same)
             message = f"{paths} share it, expected a name for each; change one"
             yield Problem(f"name {same[0].name}", message)
 
 
 class MissingDataError(DataError):
-    """The data of a file are not on this machine."""
+    """Raised if the data of a file are missing on this machine."""
 
 
 def require_data(plan: Plan) -> None:
-    """Do nothing if all data that a plan needs can be loaded."""
-    # Settings have no order and need not be hashable; there are few different ones.
+    """Raise if data of a plan cannot be loaded."""
+    # A list, since settings need not be hashable; there are few different settings.
     loaded = list[Choice[Settings]]()
     for experiment in _experiments_of(plan):
         require_central(experiment)
@@ -219,7 +227,7 @@ def require_data(plan: Plan) -> None:
 
 
 def _is_elsewhere(settings: Settings) -> bool:
-    """Return whether data that cannot be loaded are not there at all."""
+    """Test whether data cannot be loaded because they are missing."""
     if isinstance(settings, DownloadSettings | FemnistHubSettings):
         return True
     places = (getattr(settings, name, None) for name in ("root", "path"))
@@ -241,7 +249,7 @@ def _experiments_of(plan: Plan) -> Iterator[Experiment]:
 
 @dataclass(frozen=True)
 class Making:
-    """How long a file took in all, and with which versions and machine at last."""
+    """Total seconds of a file, and the latest versions and machine."""
 
     seconds: float
     environment: Mapping[str, Any]
@@ -252,22 +260,24 @@ Marks = frozenset[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Records:
-    """How long the files of an output folder took."""
+    """Records of the time taken by the files of an output folder."""
 
     output: Path
 
     def begin(self, name: str) -> Marks:
-        """Return what a file has before it is made, for `note`."""
+        """Return the state of a file's results before it is made, for `note`."""
         if not _marks(self.output / name):
             records = self._lines.read()
-            gone = [one for one in records if one["name"] == name]
-            gone = [one for one in gone if one.get("in_folder", True)]
-            if gone:
-                self._lines.replace([one for one in records if one not in gone])
+            outdated = [record for record in records if record["name"] == name]
+            outdated = [record for record in outdated if record.get("in_folder", True)]
+            if outdated:
+                self._lines.replace(
+                    [record for record in records if record not in outdated]
+                )
         return self._marks_of(name)
 
     def note(self, name: str, seconds: float, before: Marks) -> None:
-        """Keep how long a file took, if something was made: looking takes time too."""
+        """Record the time of a file, unless nothing new was made."""
         if self._marks_of(name) == before:
             return
         record = {
@@ -279,13 +289,13 @@ class Records:
         self._lines.append(record)
 
     def making_of(self, name: str) -> Making:
-        """Return what is known of the file with this name."""
-        found = [record for record in self._lines.read() if record["name"] == name]
-        seconds = sum(float(record["seconds"]) for record in found)
-        return Making(seconds, found[-1]["environment"] if found else environment())
+        """Return the recorded time and environment of a file."""
+        records = [record for record in self._lines.read() if record["name"] == name]
+        seconds = sum(float(record["seconds"]) for record in records)
+        return Making(seconds, records[-1]["environment"] if records else environment())
 
     def _marks_of(self, name: str) -> Marks:
-        # The training of a figure is not in its folder.
+        # The training of a figure has a folder of its own.
         return _marks(self.output / name) | _marks(self.output / RUNS)
 
     @property
@@ -294,7 +304,7 @@ class Records:
 
 
 def _marks(folder: Path) -> Marks:
-    """Return which results are below a folder, and when each was written."""
+    """Return the results below a folder and their times of modification."""
     return frozenset(
         (str(path), path.stat().st_mtime_ns)
         for name in RESULT_FILES
@@ -308,7 +318,7 @@ def make_run(
     observer: Observer,
     command: Sequence[str] = COMMAND,
 ) -> RunFolder:
-    """Return the folder of a finished run; made, or gone on with, where it is not."""
+    """Return the folder of a finished run; make or resume it if necessary."""
     known_precision(experiment.training.precision)
     inputs = inputs_of(experiment)
     require_inputs(path, inputs)
@@ -337,7 +347,7 @@ def make_run(
 
 @contextlib.contextmanager
 def progress(parts: str) -> Iterator[OnPart]:
-    """Yield what shows how many parts of a figure are done, and what time is left."""
+    """Yield a callback that shows the finished parts of a figure and the time left."""
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         at_first, advance = 0, None
@@ -347,36 +357,36 @@ def progress(parts: str) -> Iterator[OnPart]:
             if advance is None:
                 at_first = done
                 advance = stack.enter_context(run_counter(total, parts))
-            left, made = None, done - at_first
-            if made:
-                seconds = (time.monotonic() - began) / made * (total - done)
-                left = TimeLeft(seconds)
-            advance(Progress(done, total, at_first, left))
+            seconds_left, num_done = None, done - at_first
+            if num_done:
+                seconds = (time.monotonic() - began) / num_done * (total - done)
+                seconds_left = TimeLeft(seconds)
+            advance(Progress(done, total, at_first, seconds_left))
 
         yield on_part
 
 
 class Watcher:
-    """Writes a line before each file, and draws a bar for each piece of work."""
+    """Writes a line before each file, and shows progress bars."""
 
     def begins(self, number: int, total: int, file: File) -> None:
-        """Say which file comes now."""
+        """Announce the next file."""
         say(f"{number} of {total}  {file.name} ({file.kind})")
 
     def fails(self, file: File, reason: str) -> None:
-        """Say at once why a file is not made."""
+        """Report why a file is not made."""
         say(f"{file.name} is not done: {reason}")
 
     def counting(self, total: int, noun: str) -> AbstractContextManager[Advance]:
-        """Return the bar of a sweep or a comparison."""
+        """Show the bar of a sweep or a comparison."""
         return run_counter(total, noun)
 
     def observing(self) -> AbstractContextManager[Observer]:
-        """Return the bars of a run."""
+        """Show the bars of a run."""
         return progress_observer()
 
     def drawing(self, parts: str) -> AbstractContextManager[OnPart]:
-        """Return the bar of a figure."""
+        """Show the bar of a figure."""
         return progress(parts)
 
 
@@ -386,7 +396,7 @@ PAGE = "report.html"
 
 @dataclass(frozen=True)
 class Made:
-    """A file and what came of it, as the report has it."""
+    """A file and its result, for the report."""
 
     file: File
     output: Path
@@ -397,39 +407,39 @@ class Made:
 
     @property
     def title(self) -> str:
-        """What it shows, as the file says; its name where it does not."""
+        """Title in the file, or else its name."""
         return split_title(leading_comment(self.file.text))[0] or self.file.name
 
     @property
     def about(self) -> Sequence[Paragraph]:
-        """What the file says of itself after its title."""
+        """Paragraphs after the title in the file."""
         return split_title(leading_comment(self.file.text))[1]
 
     @property
     def state(self) -> str:
-        """Whether it was made."""
+        """Done, failed or missing data."""
         if self.missing is not None:
             return MISSING
         return DONE if self.failure is None else FAILED
 
     @property
     def time(self) -> str:
-        """How long it took."""
+        """Duration in words."""
         return duration(self.making.seconds)
 
     @property
     def environment(self) -> str:
-        """With what it was made."""
+        """Versions and machine."""
         return environment_text(self.making.environment)
 
     @property
     def command(self) -> str:
-        """What to type to have it again."""
+        """Command that makes the file again."""
         return shlex.join([*COMMAND, str(self.file.path)])
 
     @property
     def warnings(self) -> Iterator[str]:
-        """Why it failed or was left out, and what is remarked."""
+        """Reason for a failure or omission, and remarks."""
         if self.failure is not None:
             yield f"This file failed. {self.failure}"
         if self.missing is not None:
@@ -439,14 +449,14 @@ class Made:
 
     @property
     def own_report(self) -> str:
-        """The page on its runs, from the folder of the report; empty without."""
+        """Path of the page on its runs, relative to the report, or empty."""
         path = f"{self.file.name}/{PAGE}"
         return path if self.shown and (self.output / path).is_file() else ""
 
 
 @dataclass(frozen=True)
 class Maker:
-    """Makes what files say."""
+    """Makes files."""
 
     output: Path
     num_workers: int | None
@@ -454,16 +464,16 @@ class Maker:
     skips_missing_data: bool = False
 
     def make_all(self, files: Sequence[File]) -> list[Made]:
-        """Make the files in their order; one that fails does not stop the others."""
-        made = []
+        """Make the files in order; a failure does not stop the others."""
+        results = []
         with led(self.output):
             for number, file in enumerate(files, start=1):
                 self.watcher.begins(number, len(files), file)
-                made.append(self._make(file))
-        return made
+                results.append(self._make(file))
+        return results
 
     def _make(self, file: File) -> Made:
-        # A folder of its own with a traceback in it would be taken for something else.
+        # A folder with nothing but a traceback would look like a result.
         place = self.output / ERRORS / f"{file.name}.txt"
         place.unlink(missing_ok=True)
         records, result = Records(self.output), dict[str, Any]()
@@ -475,7 +485,7 @@ class Maker:
             finally:
                 # Also of what is interrupted: it is not made again.
                 records.note(file.name, time.monotonic() - began, before)
-        except Exception as error:  # noqa: BLE001 (the others may be made)
+        except Exception as error:  # noqa: BLE001 (continue with other files)
             reason = _reason_of(error, place)
             self.watcher.fails(file, reason)
             skipped = self.skips_missing_data and isinstance(error, MissingDataError)
@@ -490,15 +500,17 @@ class Maker:
                 with self.watcher.counting(num_steps(plan), "steps") as advance:
                     rows = run_batch(plan, folder, num_processes, advance, command)
                 shown = write_batch(plan, rows, rows_of(plan, rows), folder)
-                runs = [path for one in rows for path in one.runs.values()]
+                runs = [path for row in rows for path in row.runs.values()]
                 averages = write_own_report(folder, runs, shown.remarks)
                 return shown if shown.charts else replace(shown, charts=averages)
             case Experiment() as experiment:
                 self._run(experiment, folder, command)
                 older = tuple(older_code([folder], folder))
                 charts = write_own_report(folder, [folder], older)
-                name, found = experiment.name, tables_of_run(folder)
-                tables = tuple(Table.of_cells(name, cells) for cells in found)
+                tables = tuple(
+                    Table.of_cells(experiment.name, cells)
+                    for cells in tables_of_run(folder)
+                )
                 return Shown(tables, charts, older)
             case FigurePlan() as figure:
                 return self._figure(figure, folder, command)
@@ -507,7 +519,7 @@ class Maker:
         figure, remarks = FIGURES[plan.figure], list[str]()
         subject: TrainedModel | Experiment | None = plan.experiment
         if figure.needs == RUN and plan.experiment is not None:
-            # Figures of one experiment share its training.
+            # Figures of the same experiment share its training.
             path = self._run(plan.experiment, None, command)
             subject, remarks = trained_model(path), list(older_code([path], path))
         with self.watcher.drawing(figure.parts) as on_part:
@@ -517,7 +529,7 @@ class Maker:
     def _run(
         self, experiment: Experiment, path: Path | None, command: Sequence[str]
     ) -> Path:
-        """Make a run in a folder; without one in that of its settings."""
+        """Make a run in ``path``, or else in the folder of its settings."""
         run = experiment.run
         if self.num_workers is not None and run.ray_address is None:
             run = replace(run, num_workers=self.num_workers)
@@ -528,8 +540,8 @@ class Maker:
 
 
 def _reason_of(error: Exception, place: Path) -> str:
-    """Return why a file failed; keep the traceback of what nobody expected."""
-    # The messages of these say all that there is to say.
+    """Return the reason of a failure; write the traceback of an unexpected error."""
+    # The messages of these errors need no traceback.
     if isinstance(error, KnnPerError | OSError):
         return str(error) or type(error).__name__
     place.parent.mkdir(exist_ok=True)
@@ -541,8 +553,8 @@ def _reason_of(error: Exception, place: Path) -> str:
 def write_own_report(
     folder: Path, runs: Iterable[Path], remarks: Sequence[str] = ()
 ) -> tuple[Chart, ...]:
-    """Write the page on runs; return its first chart, one a data set and partition."""
-    # What two points of a sweep or two rows have in common is one run.
+    """Write the page on runs; return its first chart of each data set and partition."""
+    # Points of a sweep and rows may share a run.
     paths = list(dict.fromkeys(runs))
     if not paths:
         raise RunError(f"no run of the file has results: {' '.join(remarks)}")
@@ -564,21 +576,21 @@ def write_own_report(
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words, as in ``2 min 05 s``."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    """Format a duration, as in ``2 min 05 s``."""
+    minutes, seconds_over = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds_over:02d} s" if minutes else f"{seconds_over} s"
 
 
 _TEMPLATES = Path(__file__).with_name("templates")
 
-# At which letters in a chart are as large as in those of ``knnper report``.
+# At this width, letters are as large as in charts of ``knnper report``.
 _REM_PER_INCH = 7.1
 
 
-def write_report(made: Sequence[Made], output: Path) -> Path:
-    """Write the report as a page and as Markdown; return the page."""
+def write_report(results: Sequence[Made], output: Path) -> Path:
+    """Write the report as HTML and Markdown; return the path of the page."""
     page = output / f"{REPORT}.html"
-    content = {"entries": made, "summary": summary(made)}
+    content = {"entries": results, "summary": summary(results)}
     environment = template_environment(autoescape=True, more=[_TEMPLATES])
     environment.globals["figure"] = _chart
     write_text(page, render_page(environment, "reproduced.html", **content))
@@ -588,21 +600,23 @@ def write_report(made: Sequence[Made], output: Path) -> Path:
     return page
 
 
-def summary(made: Sequence[Made]) -> str:
-    """Return how many files were made, and how long that took."""
-    counts = Counter(one.state for one in made)
-    told = [f"{counts[one]} {one}" for one in (DONE, FAILED, MISSING) if counts[one]]
-    seconds = sum(one.making.seconds for one in made)
-    return f"Of {len(made)}: {', '.join(told)}. {duration(seconds)} in all."
+def summary(results: Sequence[Made]) -> str:
+    """Summarise the number of files by state, and the total time."""
+    counts = Counter(result.state for result in results)
+    parts = [
+        f"{counts[state]} {state}" for state in (DONE, FAILED, MISSING) if counts[state]
+    ]
+    seconds = sum(result.making.seconds for result in results)
+    return f"Of {len(results)}: {', '.join(parts)}. {duration(seconds)} in all."
 
 
-def _chart(made: Made, chart: Chart) -> Markup:
-    """Return a chart as an element of the page, as wide as its letters need."""
+def _chart(result: Made, chart: Chart) -> Markup:
+    """Return a chart as an HTML element."""
     alternative = f"{chart.title}. The numbers are in the table."
     picture = Picture(chart.draw(), alternative)
     width = round(float(picture.figure.get_figwidth()) * _REM_PER_INCH, 1)
-    # The element escapes what it is made of.
-    drawn = Markup(as_svg(picture, f"{made.file.name}-{chart.name}"))
+    # Chart and title are escaped by the element.
+    drawn = Markup(as_svg(picture, f"{result.file.name}-{chart.name}"))
     return Markup(
         '<figure style="max-width: {}rem">{}<figcaption>{}</figcaption></figure>'
     ).format(width, drawn, chart.title)

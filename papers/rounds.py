@@ -1,8 +1,8 @@
-"""A comparison's rows, tested after every so many rounds.
+"""Test a comparison's rows at regular intervals of rounds.
 
-A run reads its test splits once, after its last round. Many published figures are of
-the round that is best on test data: what that adds is seen beside the round that
-validation data choose. Nothing is changed by it but the reading.
+A run reads its test splits once, after its last round. Many published figures are those
+of the round with the best test accuracy. This module shows the difference to the round
+chosen on validation data. Training itself is unchanged.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from knnper.errors import ConfigError, Problem
-from knnper.experiment import Experiment, alternatives, results_identity
+from knnper import ConfigError, Experiment, Problem
+from knnper.experiment import alternatives, results_identity
 from knnper.files import JsonLines, write_atomically
 from knnper.process import with_fixed_threads
 from knnper.server.distribution import ModelDistribution
@@ -47,11 +47,13 @@ OnRound = Callable[[RoundRecord], None]
 def read_rounds(
     plan: Comparison, output: Path, every: int, only: Sequence[str], on_round: OnRound
 ) -> None:
-    """Train what the rows ``only`` need, or all; a training resumes in its folder."""
+    """Train the rows ``only``, or all, and test them; resume unfinished trainings."""
     problems = [
-        Problem(f"rows.{name}", f"found {len(one)} settings to choose from, expected 1")
-        for name, one in plan.variants.items()
-        if len(one) > 1
+        Problem(
+            f"rows.{name}", f"found {len(choices)} settings to choose from, expected 1"
+        )
+        for name, choices in plan.variants.items()
+        if len(choices) > 1
     ]
     require_rows(plan, only, problems)
     for place, rows in _trainings(plan, output).items():
@@ -62,33 +64,33 @@ def read_rounds(
 def require_rows(
     plan: Comparison, names: Sequence[str], problems: Sequence[Problem] = ()
 ) -> None:
-    """Refuse names of rows that are not there, with what else is wrong."""
+    """Raise for unknown names of rows, together with ``problems``."""
     unknown = [
-        Problem("rows", f"unknown name {one!r}; {alternatives(one, plan.variants)}")
-        for one in names
-        if one not in plan.variants
+        Problem("rows", f"unknown name {row!r}; {alternatives(row, plan.variants)}")
+        for row in names
+        if row not in plan.variants
     ]
     if unknown or problems:
         raise ConfigError([*problems, *unknown], plan.name)
 
 
 def _trainings(plan: Comparison, output: Path) -> dict[Path, dict[str, Experiment]]:
-    """Return the folder of each training, with the rows that need it."""
+    """Return the folder of each training and the rows that share it."""
     places: dict[str, Path] = {}
-    found: dict[Path, dict[str, Experiment]] = {}
+    experiments_of: dict[Path, dict[str, Experiment]] = {}
     for point in plan.points:
         for seed, run in point.runs.items():
             experiment = with_fixed_threads(run)
             folder = output / f"{point.variant}-seed-{seed}"
             place = places.setdefault(training_identity(experiment), folder)
-            found.setdefault(place, {})[point.variant] = experiment
-    return found
+            experiments_of.setdefault(place, {})[point.variant] = experiment
+    return experiments_of
 
 
 def _read_training(
     rows: Mapping[str, Experiment], path: Path, every: int, on_round: OnRound
 ) -> None:
-    """Train once for all rows; write what each comes to after its rounds."""
+    """Train once for all rows, and write the readings of each row."""
     first = as_trained(next(iter(rows.values())))
     trained = replace(first, run=replace(first.run, checkpoint_every=every))
     bench = open_workbench(trained)
@@ -114,7 +116,7 @@ def _read_training(
 
 
 class _Reader(CheckpointFolder):
-    """Tests each checkpoint before it is kept, so that none is without its readings."""
+    """Tests each checkpoint before it is stored, so that none lacks its readings."""
 
     def __init__(
         self,
@@ -147,14 +149,16 @@ class _Reader(CheckpointFolder):
             SerialFederation(runtime_of(bench, self._run.path)),
         )
         loop = RoundLoop(bench, federation, roster, self, lambda _: None)
-        found = loop.validate(trained)
+        validation = loop.validate(trained)
         distribution = ModelDistribution(bench.method, federation, bench.key)
         served = distribution.personalize(trained, roster.sizes(), roster.seen())
-        results = (one for told in served for one in told.values())
-        summary = summarise(one for one in results if one is not None and one.seen)
+        results = (result for replies in served for result in replies.values())
+        summary = summarise(
+            result for result in results if result is not None and result.seen
+        )
         return {
             "seed": bench.experiment.run.seed,
-            "validation": found.get("validation_accuracy_personal"),
+            "validation": validation.get("validation_accuracy_personal"),
             "test": summary.personal.accuracy_weighted,
             "test_mean": summary.personal.accuracy_mean,
             "test_bottom_decile": summary.personal.accuracy_bottom_decile,
@@ -164,48 +168,53 @@ class _Reader(CheckpointFolder):
 
 @dataclass(frozen=True)
 class BothReadings:
-    """Of one row and seed."""
+    """The chosen and the best reading of one row and seed."""
 
     last: Reading
-    chosen: Reading  # the round that is best on validation data, the first of several
-    best: Reading  # the same on test data
+    chosen: Reading  # first round with the best validation accuracy
+    best: Reading  # first round with the best test accuracy
 
     @classmethod
     def of(cls, readings: Sequence[Reading]) -> "BothReadings":
-        """Return both readings of a row's rounds."""
+        """Select both readings from a row's rounds."""
 
         def first_best(name: str) -> Reading:
-            return max(readings, key=lambda one: (one[name] or 0, -one["server_round"]))
+            return max(
+                readings,
+                key=lambda reading: (reading[name] or 0, -reading["server_round"]),
+            )
 
-        last = max(readings, key=lambda one: one["server_round"])
+        last = max(readings, key=lambda reading: reading["server_round"])
         return cls(last, first_best("validation"), first_best("test"))
 
 
 def readings_in(plan: Comparison, output: Path) -> dict[str, list[BothReadings]]:
-    """Return what ``output`` holds so far, by row, one a seed."""
-    # A round that was made again has two readings, of which the last counts.
-    found = {
-        (one["row"], one["seed"], one["server_round"]): one
+    """Read the readings in ``output`` by row, one entry per seed."""
+    # A repeated round has two readings; the later one counts.
+    reading_of = {
+        (reading["row"], reading["seed"], reading["server_round"]): reading
         for place in _trainings(plan, output)
         if place.is_dir()
-        for one in JsonLines(place / READINGS).read()
+        for reading in JsonLines(place / READINGS).read()
     }
-    write_atomically(output / "readings.csv", csv_text(list(found.values())))
+    write_atomically(output / "readings.csv", csv_text(list(reading_of.values())))
     by_row: dict[str, list[BothReadings]] = {}
     for row in plan.variants:
         for seed in plan.seeds:
-            readings = [one for key, one in found.items() if key[:2] == (row, seed)]
+            readings = [
+                reading for key, reading in reading_of.items() if key[:2] == (row, seed)
+            ]
             if readings:
                 by_row.setdefault(row, []).append(BothReadings.of(readings))
     return by_row
 
 
 def seconds_in(plan: Comparison, output: Path) -> dict[str, float]:
-    """Return the mean seconds of a round of training, by row."""
+    """Return the mean seconds of a training round, by row."""
     return {
-        row: fmean(one["seconds"] for one in made)
+        row: fmean(record["seconds"] for record in records)
         for place, rows in _trainings(plan, output).items()
-        if place.is_dir() and (made := RunFolder(place).rounds())
+        if place.is_dir() and (records := RunFolder(place).rounds())
         for row in rows
     }
 
@@ -214,12 +223,12 @@ HEADER = ("method", "last round", "chosen on validation", "best on test", "s a r
 
 
 def shown(plan: Comparison, output: Path) -> Shown:
-    """Return all readings in a folder as a table."""
+    """Build a table of all readings in a folder."""
     seconds = seconds_in(plan, output)
     lines = tuple(
         (
             plan.variants[row][0].title,
-            *(cell([getattr(one, kind) for one in both]) for kind in KINDS),
+            *(cell([getattr(readings, kind) for readings in both]) for kind in KINDS),
             f"{seconds[row]:.1f}",
         )
         for row, both in readings_in(plan, output).items()
@@ -228,7 +237,7 @@ def shown(plan: Comparison, output: Path) -> Shown:
 
 
 def left_in(path: Path, table: Table) -> Shown:
-    """Write a table down too."""
+    """Write a table as Markdown, and return it."""
     write_atomically(path, table.as_markdown())
     return Shown((table,))
 
@@ -238,6 +247,6 @@ KINDS = ("last", "chosen", "best")
 
 
 def cell(readings: Sequence[Reading]) -> str:
-    """Return the mean over seeds, and the round of each."""
-    after = ", ".join(str(one["server_round"]) for one in readings)
-    return f"{fmean(100 * one['test'] for one in readings):.2f} ({after})"
+    """Format the mean over seeds, and the round of each seed."""
+    after = ", ".join(str(reading["server_round"]) for reading in readings)
+    return f"{fmean(100 * reading['test'] for reading in readings):.2f} ({after})"

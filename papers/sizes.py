@@ -1,10 +1,10 @@
-"""What training costs weak and strong clients, and how accurate it makes them.
+"""Cost of training, and accuracy of weak and strong clients.
 
-A comparison whose rows have ``training.devices``: for each the virtual hours and the
-bytes of its training, and the accuracy on their test data of the clients that train,
-apart for the weak ones, whose devices are the slower half, and the strong ones. The
-speed of a client's device is the same in all rows, whatever network it has there. So is
-hardware heterogeneity in Marfoq et al. 2022, Figure 9, where memories differ.
+For comparisons with ``training.devices`` in their rows. Each row shows the virtual
+hours and the bytes of its training, and the test accuracy of the training clients: of
+all, of the weak half with the slower devices, and of the strong half. The speed of a
+client's device is the same in all rows, independent of its network. Marfoq et al. 2022,
+Figure 9, varies the memories in the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from knnper.errors import RunError
+from knnper import RandomKey, RunError
 from knnper.files import write_atomically
-from knnper.seeding import RandomKey
 from knnper.server.observer import RoundRecord
 from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.label_counts import PARTITION, read_label_counts
@@ -27,22 +26,22 @@ GIGABYTE = 1e9
 
 
 Halves = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
-"""The clients that train, and of these the weak and the strong ones."""
+"""The training clients: all, the weak half and the strong half."""
 
 
 def names_in(run: TimedRun) -> Mapping[str, str]:
-    """Return what a run calls its clients, by what its results call them."""
+    """Map the names of clients in results to those in the run."""
     counts = read_label_counts(run.path)
     if counts is None:
         raise RunError(
             f"{run.path} has no {PARTITION}, expected at most 100,000 clients"
         )
-    titles = [one.client for one in counts.clients]
+    titles = [client_counts.client for client_counts in counts.clients]
     return dict(zip(titles, client_names(len(titles)), strict=True))
 
 
 def halves(run: TimedRun, seed: int, names: Mapping[str, str]) -> Halves:
-    """Return the halves of the clients that train; ``names`` as `names_in` has them."""
+    """Divide the training clients into halves; ``names`` comes from `names_in`."""
     key = RandomKey(seed)
     training = run.clients.dropna(subset="round_seconds")
     devices = [key.device(names[client]) for client in training["client"]]
@@ -52,27 +51,27 @@ def halves(run: TimedRun, seed: int, names: Mapping[str, str]) -> Halves:
 
 
 def _gigabytes(rounds: Sequence[RoundRecord], figure: str) -> float:
-    return float(sum(one[figure] for one in rounds)) / GIGABYTE
+    return float(sum(record[figure] for record in rounds)) / GIGABYTE
 
 
 def size_table(
-    found: Mapping[str, Sequence[tuple[TimedRun, Halves]]],
+    runs_of: Mapping[str, Sequence[tuple[TimedRun, Halves]]],
 ) -> Table:
-    """Return hours, bytes and accuracy of each row, over its runs."""
+    """Build the table of hours, bytes and accuracy of each row, over its runs."""
     columns = ["method", "virtual hours", "GB down", "GB up", "seen", "weak", "strong"]
     cells = [columns]
-    for title, made in found.items():
-        runs, parts = zip(*made, strict=True)
+    for title, pairs in runs_of.items():
+        runs, parts = zip(*pairs, strict=True)
         cells.append(
             [
                 title,
-                estimate([one.hours for one in runs]).text(1, 2),
+                estimate([run.hours for run in runs]).text(1, 2),
                 *(
-                    estimate([_gigabytes(one.rounds, name) for one in runs]).text(1, 2)
+                    estimate([_gigabytes(run.rounds, name) for run in runs]).text(1, 2)
                     for name in ("bytes_down", "bytes_up")
                 ),
                 *(
-                    estimate([weighted(one, "accuracy") for one in group]).text()
+                    estimate([weighted(client, "accuracy") for client in group]).text()
                     for group in zip(*parts, strict=True)
                 ),
             ]
@@ -82,14 +81,14 @@ def size_table(
 
 def write_sizes(plan: Comparison, runs: Path, output: Path) -> Table:
     """Write ``sizes.md``; return the table."""
-    found = {
+    runs_of = {
         title: [
             (run, halves(run, seed, names_in(run)))
             for run, seed in zip(of_row, plan.seeds, strict=True)
         ]
         for title, of_row in runs_in(plan, runs).items()
     }
-    table = size_table(found)
+    table = size_table(runs_of)
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / "sizes.md", table.as_markdown())
     return table

@@ -1,6 +1,6 @@
 """Three approaches on a synthetic mixture: Mansour et al. 2020, Figure 2 and Table 1.
 
-Test loss by the samples that a user has, and of HypCluster by its clusters.
+Test loss by samples per user, and of HypCluster by the number of clusters.
 """
 
 import functools
@@ -14,15 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from knnper.data.examples import ClientData
+from knnper import ClientData, NonNegativeInt, PositiveInt, Settings
 from knnper.data.synthetic_mixture import SyntheticMixtureSettings, density
-from knnper.experiment import (
-    NonNegativeInt,
-    PositiveInt,
-    Settings,
-    load_experiment,
-    results_identity,
-)
+from knnper.experiment import load_experiment, results_identity
 from knnper.server.rounds import untrained
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.reports.estimate import Estimate, estimate
@@ -49,25 +43,25 @@ TOGETHER = (0.1, 0.3, 1.0)
 
 @dataclass(frozen=True)
 class ThreeApproachesSettings(Settings):
-    """What the figure shows.
+    """Settings of the figure.
 
     Attributes
     ----------
     samples
-        m, the examples of a user: the points of the first half.
+        m, the number of examples per user: the points of the left half.
     clusters
-        q of HypCluster: the points of the second half.
+        q of HypCluster: the points of the right half.
     users
-        p.
+        p, the number of users.
     seeds
-        Each fixes every random choice, the users' own samples too.
+        Seeds of every random choice, including the users' samples.
     samples_for_clusters
-        m in the second half.
+        m in the right half.
     num_starts
-        Runs of HypCluster with other seeds, of which the best on validation data is
-        taken.
+        Number of HypCluster runs with different seeds; the one with the best validation
+        loss counts.
     num_rounds
-        Of everything that is trained in rounds.
+        Number of rounds of all methods with rounds.
     """
 
     samples: Annotated[tuple[SampleCount, ...], _SOME] = (3, 5, 10, 30, 100, 200)
@@ -81,7 +75,7 @@ class ThreeApproachesSettings(Settings):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of several settings, of which validation data chooses."""
+    """Candidate settings; the best on validation data is chosen."""
 
     trained: Sections
     served: Sections
@@ -94,7 +88,7 @@ def _of_rates(
     settings: Mapping[str, Any],
     key: str = "learning_rate",
 ) -> tuple[Candidate, ...]:
-    """Return a candidate for each rate, which is ``key`` of a section's settings."""
+    """Return a candidate for each learning rate, set under ``key`` of a section."""
     return tuple(
         Candidate(trained, {section: {**settings, key: rate}}, {"learning_rate": rate})
         for rate in RATES
@@ -116,7 +110,7 @@ HYPCLUSTER = "HypCluster (4)"
 def hypcluster(
     num_clusters: int, starts: Iterable[int], rates: Iterable[float] = TOGETHER
 ) -> tuple[Candidate, ...]:
-    """Return HypCluster from several starts at several rates."""
+    """Return candidates of HypCluster with several seeds and learning rates."""
     method = {"name": "hypcluster", "num_clusters": num_clusters}
     return tuple(
         Candidate(
@@ -133,7 +127,7 @@ def hypcluster(
     )
 
 
-# By title; HypCluster comes beside them, since its starts depend on the seed.
+# By title, without HypCluster, since its starts depend on the seed.
 APPROACHES: Mapping[str, tuple[Candidate, ...]] = {
     "Global (FedAvg)": tuple(
         Candidate(
@@ -170,7 +164,7 @@ APPROACHES: Mapping[str, tuple[Candidate, ...]] = {
 
 
 def least_losses(num_users: int) -> Mapping[str, float]:
-    """Return the smallest mean loss that is possible, by who shares a model."""
+    """Compute the lower bound of the mean loss, by the users that share a model."""
     mixture = SyntheticMixtureSettings(num_users=num_users)
     users = range(num_users)
     densities = np.stack([density(mixture, user) for user in users])
@@ -190,7 +184,7 @@ def least_losses(num_users: int) -> Mapping[str, float]:
 
 
 class Measurements:
-    """Trains and measures on one data set; what was trained once is used again."""
+    """Trains and measures on one data set; reuses earlier trainings."""
 
     def __init__(
         self, settings: ThreeApproachesSettings, seed: int, num_samples: int
@@ -199,11 +193,14 @@ class Measurements:
         self._trained: dict[str, Any] = {}
 
     def measure(self, candidates: Sequence[Candidate]) -> PartRecord:
-        """Return how the candidate does that does best on the validation splits."""
-        tried = [(self._bench(one.trained, one.served), one) for one in candidates]
+        """Choose the best candidate on validation data and measure its test loss."""
+        tried = [
+            (self._bench(candidate.trained, candidate.served), candidate)
+            for candidate in candidates
+        ]
         losses = [
-            _mean_loss(bench, self._state(one.trained), on_validation=True)
-            for bench, one in tried
+            _mean_loss(bench, self._state(candidate.trained), on_validation=True)
+            for bench, candidate in tried
         ]
         bench, best = tried[losses.index(min(losses))]
         return {
@@ -216,8 +213,8 @@ class Measurements:
         document: dict[str, Any] = dict(self._base)
         for sections in changes:
             for name, section in sections.items():
-                kept = name in ("partition", "training", "run")
-                document[name] = {**document[name], **section} if kept else section
+                is_shared = name in ("partition", "training", "run")
+                document[name] = {**document[name], **section} if is_shared else section
         return open_workbench(load_experiment(document, experiment_catalogue()))
 
     def _state(self, trained: Sections) -> Any:
@@ -255,24 +252,27 @@ def _base(
 
 
 def _train(bench: Workbench) -> Any:
-    """Return the server's state after all rounds, as a run would have it."""
+    """Return the server's state after all rounds."""
     with serial_rounds(bench) as (loop, _):
         return loop.train(untrained(bench, bench.roster)).state
 
 
 def without_validation(data: ClientData) -> ClientData:
-    """Return the training split divided as all data is; one example is left alone."""
+    """Split the training data alone into training and validation data.
+
+    The proportion is that of the given splits. A single example stays training data.
+    """
     examples = data.train
     total = len(examples) + len(data.validation)
     count = round(len(examples) * len(data.validation) / max(total, 1))
     count = max(count, int(len(examples) > 1))
     order = torch.arange(len(examples))
-    kept, held_out = order[: len(order) - count], order[len(order) - count :]
-    return ClientData(examples.take(kept), examples.take(held_out))
+    remaining, held_out = order[: len(order) - count], order[len(order) - count :]
+    return ClientData(examples.take(remaining), examples.take(held_out))
 
 
 def _mean_loss(bench: Workbench, state: Any, *, on_validation: bool = False) -> float:
-    """Return Σ -log p(y) / n over all test data, or on validation data left unused."""
+    """Compute Σ -log p(y) / n over all test data, or over unused validation data."""
     total, count = 0.0, 0
     for client in bench.clients.parts:
         data = bench.clients.data(client)
@@ -282,26 +282,26 @@ def _mean_loss(bench: Workbench, state: Any, *, on_validation: bool = False) -> 
         used = without_validation(data) if on_validation else data
         rng = bench.key.child("personalize", client)
         predictor = bench.method.personalize(payload, None, used, rng)
-        found = evaluate(predictor, examples)
-        total, count = total + found.log_loss_sum, count + found.num_examples
+        counts = evaluate(predictor, examples)
+        total, count = total + counts.log_loss_sum, count + counts.num_examples
     return float(total / count)
 
 
 TITLE = "Clusters, mixed data and mixed models on synthetic users (Figure 2)"
 _MARKERS = "osv^D*P"
 
-# By title, where a method has another name in reports.
+# Names of methods in reports, by title.
 _METHODS = {"Global (FedAvg)": "FedAvg"}
 
 
-# Records by title: for each place on the horizontal axis those of all seeds.
+# Records by title and position on the horizontal axis, one per seed.
 Lines = Mapping[str, Sequence[Sequence[PartRecord]]]
 
 
 def draw_three_approaches(
     _: None, settings: ThreeApproachesSettings, folder: FigureFolder
 ) -> list[Drawing]:
-    """Return the figure."""
+    """Draw the figure."""
 
     def starts(seed: int) -> range:
         return range(seed, seed + settings.num_starts)
@@ -309,7 +309,10 @@ def draw_three_approaches(
     def of_samples(count: int, seed: int) -> PartRecord:
         measurements = Measurements(settings, seed, count)
         approaches = {**APPROACHES, HYPCLUSTER: hypcluster(4, starts(seed))}
-        return {title: measurements.measure(one) for title, one in approaches.items()}
+        return {
+            title: measurements.measure(approach)
+            for title, approach in approaches.items()
+        }
 
     def of_clusters(count: int, seed: int) -> PartRecord:
         measurements = Measurements(settings, seed, settings.samples_for_clusters)
@@ -332,16 +335,16 @@ def draw_three_approaches(
         return measure(count, seed)
 
     records = folder.finish(parts, make)
-    found = dict(zip(parts.values(), records, strict=True))
+    record_of = dict(zip(parts.values(), records, strict=True))
     by_samples: Lines = {
         title: [
-            [found["samples", count, seed][title] for seed in settings.seeds]
+            [record_of["samples", count, seed][title] for seed in settings.seeds]
             for count in settings.samples
         ]
         for title in (*APPROACHES, HYPCLUSTER)
     }
     alone = [
-        [found["clusters", count, seed] for seed in settings.seeds]
+        [record_of["clusters", count, seed] for seed in settings.seeds]
         for count in settings.clusters
     ]
     least = least_losses(settings.users)
@@ -389,12 +392,12 @@ def _row(
     seed: int, samples: int, clusters: int | None, title: str, record: PartRecord
 ) -> Sequence[object]:
     losses = record["validation_loss"], record["test_loss"]
-    chosen = ", ".join(f"{name} {one}" for name, one in record["chosen"].items())
+    chosen = ", ".join(f"{name} {value}" for name, value in record["chosen"].items())
     return (seed, samples, clusters, title, *losses, chosen)
 
 
 def _losses(line: Sequence[Sequence[PartRecord]]) -> list[Estimate]:
-    return [estimate(one["test_loss"] for one in of_seeds) for of_seeds in line]
+    return [estimate(record["test_loss"] for record in of_seeds) for of_seeds in line]
 
 
 def _table(axis: str, places: Sequence[int], lines: Lines) -> Table:
@@ -417,37 +420,39 @@ def _picture(
     least: Mapping[str, float],
 ) -> Figure:
     figure = Figure(figsize=(10.0, 4.4), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    loss_axes, right = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
     colors = colors_of(_METHODS.get(title, title) for title in by_samples)
     samples = settings.samples
     for (title, line), color, marker in zip(
         by_samples.items(), colors, _MARKERS, strict=True
     ):
         style = {"color": color.light, "marker": marker, "markersize": 4}
-        left.plot(samples, [loss.mean for loss in _losses(line)], label=title, **style)
+        loss_axes.plot(
+            samples, [loss.mean for loss in _losses(line)], label=title, **style
+        )
         if title == HYPCLUSTER:
             means = [loss.mean for loss in _losses(by_clusters)]
             right.plot(settings.clusters, means, **style)
-    left.set_xscale("log")
-    left.set_xticks(samples, list(map(str, samples)))
-    left.minorticks_off()
-    left.set_xlabel("samples per user")
-    left.set_ylabel("test loss (nats)")
+    loss_axes.set_xscale("log")
+    loss_axes.set_xticks(samples, list(map(str, samples)))
+    loss_axes.minorticks_off()
+    loss_axes.set_xlabel("samples per user")
+    loss_axes.set_ylabel("test loss (nats)")
     right.set_xlabel(f"clusters, {settings.samples_for_clusters} samples per user")
     right.set_xticks(settings.clusters)
-    for axes in (left, right):
+    for axes in (loss_axes, right):
         axes.grid(alpha=0.3)
         for loss in least.values():
             axes.axhline(loss, color=SOFT.light, linestyle=":", linewidth=1)
-    _name_least(left, least)
+    _name_least(loss_axes, least)
     figure.legend(loc="outside right upper", fontsize="small")
     return figure
 
 
 def _name_least(axes: Axes, least: Mapping[str, float]) -> None:
-    """Say of what the smallest losses are that are possible."""
+    """Label the lower bounds of the loss."""
     for name, loss in least.items():
-        # Where no curve is: they come down to the lines from above, on the right.
+        # On the left, since the curves approach the lines from above on the right.
         is_lowest = loss == min(least.values())
         axes.annotate(
             f"best with {name}",

@@ -13,7 +13,6 @@ from click.testing import Result
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-import knnper.cli.app
 from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import FolderTakenError, RunError
@@ -188,13 +187,6 @@ def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:
         result = figure(name, of, tmp_path / name)
         assert result.exit_code == 1
         assert message in result.output
-
-
-@pytest.mark.parametrize("name", ["reproduce", "figure"])
-def test_the_earlier_commands_say_where_they_went(name: str) -> None:
-    result = CliRunner().invoke(knnper.cli.app.app, [name, "a.yaml", "--clients", "3"])
-    assert result.exit_code == 2
-    assert f"python -m papers {name}" in " ".join(result.output.split())
 
 
 IDENTITY = {"figure": "f", "seed": 1}

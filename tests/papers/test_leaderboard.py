@@ -69,7 +69,7 @@ def test_it_is_drawn_anew_until_everyone_has_enough() -> None:
 
 
 def test_a_split_that_is_no_pool_is_refused() -> None:
-    with pytest.raises(DataError, match="expected data of one pool"):
+    with pytest.raises(DataError, match="expected all data of one pool"):
         pooled_dirichlet(np.zeros(9, int), np.zeros(8, int), RNG)
 
 
