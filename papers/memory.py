@@ -433,10 +433,8 @@ def _curve_of_points(
 
 def _curves_by_weight(records: Records, settings: MemorySettings) -> Sequence[Curve]:
     """Return the curves of records ``{label: accuracy by λ}``."""
-    records_of_part, weights = (
-        _only(records),
-        knn_weight_grid(settings.knn_weights),
-    )
+    records_of_part = _only(records)
+    weights = knn_weight_grid(settings.knn_weights)
     return [
         curve_over(
             label, weights, [record["lines"][label] for record in records_of_part]

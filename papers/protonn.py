@@ -10,6 +10,14 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from knnper import (
+    NonNegativeInt,
+    PositiveFraction,
+    PositiveInt,
+    RandomKey,
+    RunError,
+    Settings,
+)
 from knnper.datastore.memory import KnnSettings, knn_weight_grid
 from knnper.datastore.protonn import ProtoNNSettings, fit_protonn
 from knnper.datastore.tuning import choose_knn_weight
