@@ -13,10 +13,10 @@ from torch import Tensor
 
 from benchmarks.measurement import seconds_of
 from benchmarks.workload import Workload, on_flower
+from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.federation import Federation
 from knnper.server.observer import RoundRecord
 from knnper.server.rounds import RoundLoop, untrained
-from knnper.server.run_folder import CheckpointFolder
 from knnper.simulation.workbench import Workbench
 from knnper.strategies.core.averaging import Updates
 from knnper.strategies.core.method import changed

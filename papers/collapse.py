@@ -26,10 +26,10 @@ from knnper import (
     Settings,
 )
 from knnper.experiment import Choice
+from knnper.server.checkpoints import Checkpoint
 from knnper.server.distribution import ModelDistribution
 from knnper.server.results import summarise_groups
 from knnper.server.rounds import untrained
-from knnper.server.run_folder import Checkpoint
 from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.figure import INK, SERIES, styled
 from knnper.simulation.reports.table import Table

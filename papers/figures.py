@@ -22,9 +22,10 @@ from knnper.datastore.memory import KnnSettings
 from knnper.errors import FolderTakenError
 from knnper.experiment import dotted, results_identity, to_document
 from knnper.files import JsonLines, write_atomically
+from knnper.server.checkpoints import CheckpointFolder
 from knnper.server.federation import Federation
 from knnper.server.rounds import RoundLoop
-from knnper.server.run_folder import LOCK, CheckpointFolder, RunFolder
+from knnper.server.run_folder import LOCK, RunFolder
 from knnper.simulation.origin import (
     code_commit,
     code_fingerprint,

@@ -27,7 +27,7 @@ from knnper import (
     Settings,
 )
 from knnper.experiment import results_identity
-from knnper.server.run_folder import CheckpointFolder
+from knnper.server.checkpoints import CheckpointFolder
 from knnper.simulation.reports.figure import SOFT, accuracy_axis, styled
 from knnper.simulation.reports.table import Table
 from knnper.simulation.reports.text import percent

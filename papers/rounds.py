@@ -17,17 +17,12 @@ from knnper import ConfigError, Experiment, Problem
 from knnper.experiment import alternatives, results_identity
 from knnper.files import JsonLines, write_atomically
 from knnper.process import with_fixed_threads
+from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History
 from knnper.server.distribution import ModelDistribution
 from knnper.server.observer import RoundRecord
 from knnper.server.results import summarise
 from knnper.server.rounds import RoundLoop, untrained
-from knnper.server.run_folder import (
-    EXPERIMENT,
-    Checkpoint,
-    CheckpointFolder,
-    History,
-    RunFolder,
-)
+from knnper.server.run_folder import EXPERIMENT, RunFolder
 from knnper.simulation.batches.comparison import Comparison
 from knnper.simulation.batches.family import as_trained, training_identity
 from knnper.simulation.reports.table import Shown, Table, csv_text

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from knnper.errors import RunError, printable
 from knnper.records import is_same
 from knnper.seeding import RandomKey
+from knnper.server.checkpoints import Checkpoint
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.results import in_groups, result_problem
-from knnper.server.run_folder import Checkpoint
 from knnper.strategies.core.method import UNSEEN_CLIENT, Method
 from knnper.strategies.core.task import ClientResult, ClientResults
 from knnper.transport.messages import Purpose

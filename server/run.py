@@ -12,23 +12,18 @@ from knnper.data.site_data import SITES
 from knnper.experiment import is_timed_by_clients, results_identity, to_document
 from knnper.own import explained
 from knnper.predictions import Predictions
+from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History
 from knnper.server.distribution import ModelDistribution
+from knnper.server.distribution_log import Reported, Shown
 from knnper.server.federation import Federation
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.results import (
     summarise_groups,
     training_summary,
 )
+from knnper.server.roster import Roster
 from knnper.server.rounds import RoundLoop, untrained
-from knnper.server.run_folder import (
-    Checkpoint,
-    CheckpointFolder,
-    History,
-    Reported,
-    Roster,
-    RunFolder,
-    Shown,
-)
+from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import participation_of, schedule_of
 from knnper.strategies.catalogue import Assembly, own_title
 

@@ -1,96 +1,357 @@
-"""Screening of updates: outliers of a round, and trainings that explode.
+"""Screening of updates: validity, outliers of a round, clipping, and opposed clients.
 
-An update is judged by how far it moves each of its fields (`weights`, `components`,
-...) from what the client was sent; a field that nobody was sent, such as a control
-variate, by its own norm. More than `most` times the median of its round counts as an
-attack, or as a training that diverged. Where the median has fallen, since most clients
-have learned what there is to learn, it is a part of the largest median so far, at the
-same learning rate: those that still learn are no attack.
+**Validity.** `UpdateChecks` compares an update with what its client was sent: type,
+shapes, finite numbers, and the length of the change.
+
+**Outliers.** `Screening` judges an update by how far it moves each of its fields
+(`weights`, `components`, ...) from what the client was sent. A field that was not sent,
+such as a control variate, counts by its own norm. More than `most` times the median of
+the round counts as an attack, or as a training that diverged. Late in a training most
+clients hardly move any more, and the median falls; then the limit is a part of the
+largest median so far, at the same learning rate, so that a client that still learns is
+not taken for an attacker.
 
 The verdict depends on the norms of the whole round and of the rounds before, never on
-who answered first: so it is the same on any engine and after a resume, and holds while
-less than half of the round's updates are bad. Updates are passed on in the order in
-which they come. One that is no more than the rounds before account for is passed on at
-once; any other waits, and all behind it, until enough norms are known. Those that wait
-are kept on disk once they take much memory.
+the order of the replies: so it is the same on any engine and after a resume, and holds
+while less than half of the round's updates are bad. Updates are passed on in the order
+in which they come. An update within what the rounds before account for is passed on at
+once; any other waits, and all behind it, until enough norms are known. Waiting updates
+move to disk once they take much memory.
 
-Over real clients an accepted update is also clipped to a multiple of the median
-(`Clipping`), so that no client has more than a few times the pull of another. The
-largest median so far does not count for this limit: late in a training it would be many
-times the present one.
+**Clipping.** Over real clients an accepted update is also clipped to a multiple of the
+median (`Clipping`), so that no client has more than a few times the pull of another.
+The largest median so far does not count for this limit: late in a training it would be
+many times the present median.
+
+**Opposed clients.** After an explosion over real clients the directions of the updates
+are compared (`find_suspects`); their lengths have been bounded by `Screening`. For each
+round and client, this is the cosine between the client's direction and the sum of the
+others' directions, each scaled to length 1. Where one client flips the sign of its
+updates, its cosine is clearly negative and the others' are positive. Where the learning
+rate is too large, all cosines are negative, and no client stands out. A direction has
+as many numbers as the model. It is reduced to a sketch of 2,048, and inner products of
+sketches equal those of directions up to 1/sqrt(2048), or 0.02 (count sketch: Charikar,
+Chen and Farach-Colton, "Finding frequent items in data streams", 2002).
 """
 
 import bisect
+import functools
 import math
 import shutil
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from knnper.errors import RunError
-from knnper.records import Parts, put_together, take_apart, tensors_of
+from knnper.errors import CodecError
+from knnper.records import (
+    Parts,
+    is_finite,
+    is_same,
+    put_together,
+    take_apart,
+    tensors_of,
+)
+from knnper.seeding import RandomKey
+from knnper.server.federation import Reply
+from knnper.strategies.core.method import Origin, UpdateProblem
 from knnper.transport.messages import Files, Packed, pack, unpack
 
 # Also in the reasons that clients give, see `strategies.core.records`.
 DIVERGED = "training diverged"
 # Rounds before the present one whose updates a new one is compared with.
 ROUNDS_COMPARED = 5
-# Of updates that wait in memory; more of them wait on disk.
+# Updates that wait in memory; further ones wait on disk.
 MOST_WAITING_BYTES = 128 * 1024**2
-# Below the length from which BLAS shares the sum out between threads: their number
-# must not show in the last bits.
+
+# Below the length from which BLAS shares the sum out between threads, whose number
+# would change the last bits.
 _BLOCK = 8192
-_BLOCKS_AT_ONCE = 8  # still in the processor's own cache
-
-# Of what a median of this round may be exceeded by, what the largest of earlier rounds
-# may: honest clients were seen at 4 times that one, and at 25 times their round's.
+_BLOCKS_AT_ONCE = 8  # fit in the processor's cache
+# The largest median of earlier rounds counts as this part of a median of this round:
+# honest clients were seen to exceed it 4 times, and their own round's median 25 times.
 _OF_THE_LARGEST = 0.2
-
-# A norm of what nobody was sent, such as a loss, is never strange below the limit of
-# this median: the losses of clients differ by orders of magnitude.
+# Least scale of a field that was not sent, such as a loss: the losses of honest clients
+# differ by orders of magnitude.
 _LEAST_UNSENT = 1.0
+# Up to this many times the median weight, a claimed weight does not lower the limits.
+_FULL_LENGTH_UP_TO = 1.5
+_SKETCH_LENGTH = 2048
+_SIGNED_AT_ONCE = 512 * _SKETCH_LENGTH
+# A suspect's mean cosine is at least this part of the most negative one.
+_LEAST_OF_THE_WORST = 0.5
+
+Shapes = dict[str, tuple[int, ...]]
+Sketch = NDArray[np.float64]
+
+
+def cap_claims(
+    counts: Mapping[str, int],
+    claimed: Collection[str],
+    most: float,
+    most_times: float | None = None,
+) -> dict[str, int]:
+    """Cut numbers of examples that clients claim and that are too large.
+
+    Parameters
+    ----------
+    counts
+        Training examples of each client of a round.
+    claimed
+        Clients whose number is their own claim.
+    most
+        The largest part of the total that a claim may be.
+    most_times
+        How many times the median of all counts a claim may be; None for any.
+    """
+    if most_times is not None and counts:
+        limit = max(1, int(most_times * statistics.median_low(counts.values())))
+        counts = {
+            name: min(count, limit) if name in claimed else count
+            for name, count in counts.items()
+        }
+    claims = sorted((counts[name] for name in counts if name in claimed), reverse=True)
+    others = sum(counts.values())
+    limit = claims[-1] if claims else 0
+    # Cut the largest claims to one limit, one claim more at a time, until the next is
+    # below the limit that follows: it is `most` of the total with `num_cut` at the
+    # limit.
+    for num_cut, claim in enumerate([*claims, 0]):
+        if others == 0 or num_cut * most >= 1:
+            break
+        share = most * others / (1 - num_cut * most)
+        if claim <= share:
+            limit = max(1, int(share))
+            break
+        others -= claim
+    return {
+        name: min(count, limit) if name in claimed else count
+        for name, count in counts.items()
+    }
+
+
+def leeway(
+    counts: Mapping[str, int], weights: Mapping[str, int], claimed: Collection[str]
+) -> dict[str, float]:
+    """Return the factor on how far each client may move, against the median client.
+
+    A client with more data makes more steps, each in a direction of its own: the factor
+    is √n where the number of examples is verified. Where it is a claim, a large weight
+    lowers the limit, since weight and length multiply in a mean.
+
+    Parameters
+    ----------
+    counts, weights
+        Training examples of each client, before and after `cap_claims`.
+    """
+    usual = statistics.median_low(counts.values())
+    return {
+        name: min(1.0, _FULL_LENGTH_UP_TO * usual / weights[name])
+        if name in claimed
+        else math.sqrt(max(1.0, count / usual))
+        for name, count in counts.items()
+    }
 
 
 @dataclass(frozen=True)
 class Change:
-    """How far a client moved one field of what it was sent."""
+    """How far a client moved one field of what it was sent.
 
-    norm: float  # Euclidean, of the difference; of the field itself if it was not sent
-    sent: float  # norm of what was sent; 0 if it was not
+    Attributes
+    ----------
+    norm
+        Euclidean norm of the difference; of the field itself if it was not sent.
+    sent
+        Norm of what was sent; 0 if the field was not sent.
+    """
+
+    norm: float
+    sent: float
 
 
 @dataclass(frozen=True)
 class Measured:
-    """An update that can be aggregated, unless it is unlike the others."""
+    """A valid update, which may still be an outlier.
+
+    Attributes
+    ----------
+    update
+        The method's record.
+    changes
+        By field of the record.
+    num_bytes
+        Size of the tensors as they were sent.
+    payload
+        What the client was sent.
+    """
 
     client: str
-    update: Any  # the method's record
-    changes: Mapping[str, Change]  # by the name of the record's field
-    num_bytes: int  # of the tensors that were sent
-    payload: Any = None  # what the client was sent
+    update: Any
+    changes: Mapping[str, Change]
+    num_bytes: int
+    payload: Any = None
 
 
 @dataclass(frozen=True)
-class Norms:
-    """The norms of one field in the last rounds, at a learning rate of 1."""
+class Sent:
+    """What a client was sent, with the norm of each of its tensors, by path."""
 
-    medians: Sequence[float] = ()  # of the last `ROUNDS_COMPARED` rounds, oldest first
-    largest: float = 0.0  # of all `usual` ones so far: a single round cannot move it
+    payload: Any
+    tensors: Mapping[str, Tensor]
+    norms: Mapping[str, float]
 
-    def usual(self) -> float:
-        """Return the median of the last rounds' medians; 0 if there was none."""
-        return statistics.median_low(self.medians) if self.medians else 0.0
+    @classmethod
+    def of(cls, payload: object) -> "Sent":
+        """Measure a payload."""
+        tensors = tensors_of(payload)
+        norms = {path: norm(tensor) for path, tensor in tensors.items()}
+        return cls(payload, tensors, norms)
 
-    def after(self, median: float) -> "Norms":
-        """Return this with the median of one more round."""
-        medians = [*self.medians, median][-ROUNDS_COMPARED:]
-        return Norms(medians, max(self.largest, statistics.median_low(medians)))
+    @property
+    def num_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+_NOTHING_SENT = Sent(None, {}, {})
+
+
+@dataclass
+class UpdateChecks:
+    """Validates the updates of one round.
+
+    Attributes
+    ----------
+    num_train
+        The largest number of examples that each client may report.
+    update_type
+        The method's record.
+    max_norm_ratio
+        Most that an update may differ from what was sent, in norms of that, plus 1.
+    update_problem, started_from, decoded
+        The method's functions of these names, if it has them.
+    notes_directions
+        Whether to fill `sketches`.
+    sketches
+        Direction of each finite update, by client.
+    """
+
+    num_train: Mapping[str, int]
+    update_type: type
+    max_norm_ratio: float = math.inf
+    update_problem: UpdateProblem | None = None
+    started_from: Origin | None = None
+    decoded: Callable[[Any, Any], Any] | None = None
+    notes_directions: bool = False
+    sketches: dict[str, Sketch] = field(default_factory=dict, init=False)
+    _shapes: Shapes = field(default_factory=dict, init=False)  # of valid updates
+    _sent: dict[str, Sent] = field(default_factory=dict, init=False)
+    _sent_shapes: Shapes = field(default_factory=dict, init=False)
+    _latest: Sent = field(default=_NOTHING_SENT, init=False)
+
+    def note_sent(self, client: str, payload: object) -> Sent:
+        """Note what a client is sent; equal payloads become one object."""
+        if not is_same(payload, self._latest.payload):  # most are sent the same
+            self._latest = Sent.of(payload)
+            self._sent_shapes.update(_shapes_of(self._latest.tensors))
+        self._sent[client] = self._latest
+        return self._latest
+
+    def usable(
+        self, replies: Iterable[Reply], fail: Callable[[str, str], None]
+    ) -> Iterator[Measured | None]:
+        """Yield the valid update of each reply, or None after ``fail(client, why)``."""
+        for reply in replies:
+            sent = self._sent.pop(reply.client, _NOTHING_SENT)
+            measured = reply.failure or self._measure(reply, sent)
+            if isinstance(measured, str):
+                fail(reply.client, measured)
+                yield None
+            else:
+                yield measured
+
+    def _measure(self, reply: Reply, sent: Sent) -> Measured | str:
+        """Measure an update, or describe its problem."""
+        update, client = reply.record, reply.client
+        if not isinstance(update, self.update_type):
+            expected = self.update_type.__name__
+            return f"expected a {expected}, found a {type(update).__name__}"
+        count = getattr(update, "num_examples", None)
+        if type(count) is not int or count < 1:
+            return (
+                f"expected a number of training examples, at least 1, found {count!r}"
+            )
+        if client not in self.num_train:
+            return "expected a client of this round, found one that takes no part in it"
+        num_bytes = size_of(update)
+        if self.decoded is not None:
+            try:
+                update = self.decoded(sent.payload, update)
+            except CodecError as error:
+                return str(error)
+        if self.update_problem is not None:
+            problem = self.update_problem(sent.payload, update)
+            if problem is not None:
+                return problem
+        tensors = tensors_of(update)
+        shapes = _shapes_of(tensors)
+        expected_shapes = self._expected_shapes(shapes, _shapes_of(sent.tensors))
+        if shapes != expected_shapes:
+            return f"expected tensors of shapes {expected_shapes}, found {shapes}"
+        origin, norms = sent.tensors, sent.norms
+        if self.started_from is not None:
+            origin = self.started_from(sent.payload, update)
+            norms = {path: norm(tensor) for path, tensor in origin.items()}
+        changes = changes_of(tensors, origin, norms)
+        moved = math.hypot(*(change.norm for change in changes.values()))
+        if not math.isfinite(moved):
+            for name, tensor in tensors.items():
+                if not is_finite(tensor):
+                    return f"{name} is not finite: {DIVERGED}, lower the learning rate"
+        if self.notes_directions:
+            direction = sketch(tensors, origin)
+            if direction is not None:
+                self.sketches[client] = direction
+        most = self.max_norm_ratio * (math.hypot(*sent.norms.values()) + 1)
+        if not moved <= most:
+            return (
+                f"the update moved by a norm of {moved:.3g}, more than {most:.3g}, "
+                "run.max_update_norm_ratio times that of what was sent: "
+                f"{DIVERGED}, or the client sends nonsense"
+            )
+        self._shapes.update(shapes)
+        # Data that has grown since the run began counts in the next run: no client can
+        # weigh more than it said then.
+        if count > self.num_train[client]:
+            update = replace(update, num_examples=self.num_train[client])
+        return Measured(client, update, changes, num_bytes, sent.payload)
+
+    def _expected_shapes(self, shapes: Shapes, sent: Shapes) -> Shapes:
+        """Return the tensor shapes expected of an update with these ``shapes``.
+
+        ``sent`` are the shapes of what its client was sent.
+        """
+        # A tensor that was sent under the same name keeps its shape. The method checks
+        # the others; if it does not, the first valid update decides for all.
+        if self._shapes and self.update_problem is None:
+            return self._shapes
+        known = self._sent_shapes | sent
+        return {name: known.get(name, shapes[name]) for name in shapes}
+
+
+def _shapes_of(tensors: Mapping[str, Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def size_of(record: object) -> int:
+    """Return the size of a record's tensors, as they are sent, in bytes."""
+    return sum(tensor.nbytes for tensor in tensors_of(record).values())
 
 
 def changes_of(
@@ -98,8 +359,16 @@ def changes_of(
     origin: Mapping[str, Tensor],
     norms: Mapping[str, float],
 ) -> dict[str, Change]:
-    """Return how far an update moved each of its fields; all three are by path."""
-    # What is missing in the origin, or of another shape there, was not sent.
+    """Return how far an update moved each of its fields.
+
+    Parameters
+    ----------
+    tensors, origin
+        The update's tensors and what they started from, by path. A tensor that is
+        missing in ``origin``, or has another shape there, was not sent.
+    norms
+        Of ``origin``, by path.
+    """
     pairs: dict[str, list[tuple[float, float]]] = {}
     for path, tensor in tensors.items():
         start = origin.get(path)
@@ -109,13 +378,16 @@ def changes_of(
             pair = norm(tensor, start), norms[path]
         pairs.setdefault(path.partition("/")[0], []).append(pair)
     return {
-        name: Change(*(math.hypot(*values) for values in zip(*found, strict=True)))
-        for name, found in pairs.items()
+        name: Change(*(math.hypot(*values) for values in zip(*of_field, strict=True)))
+        for name, of_field in pairs.items()
     }
 
 
 def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
-    """Return the Euclidean norm of a tensor, or of its difference from another."""
+    """Return the Euclidean norm of a tensor, or of its difference from another.
+
+    The bits of the result do not depend on the number of threads.
+    """
     values = tensor.reshape(-1).numpy()
     start = None if origin is None else origin.reshape(-1).numpy()
     step = _BLOCKS_AT_ONCE * _BLOCK
@@ -125,13 +397,37 @@ def norm(tensor: Tensor, origin: Tensor | None = None) -> float:
         for at in range(0, len(values), step):
             part = values[at : at + step]
             if start is not None:
-                rest = buffer[: len(part)]
-                part = np.subtract(part, start[at : at + step], out=rest)
+                part = np.subtract(part, start[at : at + step], out=buffer[: len(part)])
             whole = len(part) // _BLOCK * _BLOCK
             blocks, last = part[:whole].reshape(-1, _BLOCK), part[whole:]
             for square in (*np.vecdot(blocks, blocks).tolist(), float(last @ last)):
                 total += square
     return math.sqrt(total)
+
+
+@dataclass(frozen=True)
+class Norms:
+    """How far clients moved one field in the last rounds, at a learning rate of 1.
+
+    Attributes
+    ----------
+    medians
+        Of the last `ROUNDS_COMPARED` rounds, oldest first.
+    largest
+        Largest value of `usual` so far, which a single round cannot move.
+    """
+
+    medians: Sequence[float] = ()
+    largest: float = 0.0
+
+    def usual(self) -> float:
+        """Return the median of the last rounds' medians; 0 before the first round."""
+        return statistics.median_low(self.medians) if self.medians else 0.0
+
+    def after(self, median: float) -> "Norms":
+        """Return the norms after one more round with this median."""
+        medians = [*self.medians, median][-ROUNDS_COMPARED:]
+        return Norms(medians, max(self.largest, statistics.median_low(medians)))
 
 
 @dataclass(frozen=True)
@@ -149,7 +445,7 @@ class Clipping:
     most: float
     origin: Callable[[Any, Any], Mapping[str, Tensor]]
 
-    def shortened(self, measured: Measured, factors: Mapping[str, float]) -> Measured:
+    def shorten(self, measured: Measured, factors: Mapping[str, float]) -> Measured:
         """Multiply the changes of some fields of an update by a factor each."""
         parts = take_apart(measured.update)
         origin, tensors = self.origin(measured.payload, measured.update), {}
@@ -164,7 +460,7 @@ class Clipping:
 
 
 class Screening:
-    """Passes the updates of one round on, but for those that are unlike the others.
+    """Passes on the updates of one round that are like the others.
 
     Attributes
     ----------
@@ -175,9 +471,9 @@ class Screening:
     def __init__(
         self,
         most: float | None,  # times the median that a norm may be; None for any
-        past: Mapping[str, Norms],  # what earlier rounds tell, by field
+        past: Mapping[str, Norms],  # of earlier rounds, by field
         rate: float,  # this round's learning rate, in whatever unit
-        leeway: Mapping[str, float],  # what both limits are multiplied with, by client
+        leeway: Mapping[str, float],  # factor on both limits, by client
         folder: Path,  # for updates that wait on disk; it is made, and removed
         clipping: Clipping | None = None,
     ) -> None:
@@ -185,6 +481,7 @@ class Screening:
         self._most, self._clipping = most, clipping
         self._leeway = leeway
         self._past, self._rate = past, rate
+        # Sorted norms by field: of this round, and the medians of the last ones.
         self._known = {
             name: sorted(rate * median for median in norms.medians)
             for name, norms in past.items()
@@ -194,11 +491,14 @@ class Screening:
 
     def passed(
         self,
-        updates: Iterable[Measured | None],  # None where a reply cannot be used anyway
-        expected: int,  # replies; fewer may come
+        updates: Iterable[Measured | None],  # None for a reply that cannot be used
+        expected: int,  # number of replies; fewer may come
         refuse: Callable[[str, str], None],
     ) -> Iterator[Measured]:
-        """Yield the updates that are like the others, in their order."""
+        """Yield the updates that are like the others, in their order.
+
+        ``refuse(client, why)`` is called for each of the others.
+        """
         missing = expected
         self._waiting.clear()
         try:
@@ -214,31 +514,35 @@ class Screening:
             self._waiting.clear()
 
     def norms(self) -> dict[str, Norms]:
-        """Return what the rounds tell of the norms, with what this one passed on."""
+        """Return the norms of all rounds, including this one."""
         medians = {
             name: statistics.median_low(change.norm for change in changes) / self._rate
             for name, changes in self._accepted.items()
         }
-        now = {
+        present = {
             name: self._past.get(name, Norms()).after(median)
             for name, median in medians.items()
         }
-        return {**self._past, **now}
+        return {**self._past, **present}
 
     def distances(self) -> dict[str, float]:
-        """Return the same in multiples of the length of what was sent, plus 1."""
+        """Return each field's median change, in lengths of what was sent, plus 1."""
         return {
-            name: statistics.median_low(one.norm / (one.sent + 1) for one in changes)
+            name: statistics.median_low(
+                change.norm / (change.sent + 1) for change in changes
+            )
             for name, changes in self._accepted.items()
-            if any(one.sent for one in changes)
+            if any(change.sent for change in changes)
         }
 
     def _settled(
         self, missing: int, refuse: Callable[[str, str], None]
     ) -> Iterator[Measured]:
-        """Yield the first in turn for as long as their verdict is certain."""
-        # Whatever is still missing, the median lies between those with nothing but
-        # zeros and with nothing but infinities to come.
+        """Yield the first updates in turn for as long as their verdict is certain.
+
+        The missing updates may be anything, so the median lies between that with only
+        zeros to come and that with only infinities to come.
+        """
         while (first := self._waiting.first()) is not None:
             objection = self._objection(first, 0, missing)
             if objection is None and (
@@ -260,12 +564,12 @@ class Screening:
             return update
         self.clipped[update.client] = max(excesses.values())
         factors = {name: 1 / excess for name, excess in excesses.items()}
-        return self._clipping.shortened(update, factors)
+        return self._clipping.shorten(update, factors)
 
     def _excesses(self, update: Measured, zeros: int) -> dict[str, float]:
         """Return the length over the limit of each field that moved too far.
 
-        ``zeros``: Updates still to come, taken to move nothing.
+        ``zeros`` updates are still to come, and are assumed to move nothing.
         """
         if self._clipping is None:
             return {}
@@ -282,22 +586,22 @@ class Screening:
                 excesses[name] = change.norm / limit if limit else math.inf
         return excesses
 
-    def _objection(self, update: Measured, zeros: int, endless: int) -> str | None:
-        """Return why an update is unlike the others, with so many more to come."""
+    def _objection(self, update: Measured, zeros: int, infinities: int) -> str | None:
+        """Return why an update is unlike the others, with these norms still to come."""
         if self._most is None:
             return None
         most = self._most * self._leeway.get(update.client, 1.0)
         for name, change in update.changes.items():
             past = self._past.get(name, Norms())
             scale = max(
-                self._median(name, zeros, endless),
+                self._median(name, zeros, infinities),
                 self._rate * past.usual(),
                 self._rate * past.largest * _OF_THE_LARGEST,
             )
             if not change.sent:
                 scale = max(scale, _LEAST_UNSENT)
-            # Before any round has said how far clients move, to move something by its
-            # own length is nothing strange.
+            # Before any round has shown how far clients move, a move by a field's own
+            # length is nothing strange.
             limit = max(most * scale, 0.0 if past.largest else change.sent + 1)
             if change.norm > limit:
                 return (
@@ -308,21 +612,21 @@ class Screening:
                 )
         return None
 
-    def _median(self, name: str, zeros: int, endless: int) -> float:
+    def _median(self, name: str, zeros: int, infinities: int) -> float:
         """Return the lower median of the known norms with zeros and infinities."""
         known = self._known[name]
-        place = (len(known) + zeros + endless - 1) // 2 - zeros
+        place = (len(known) + zeros + infinities - 1) // 2 - zeros
         if place < 0:
             return 0.0
         return known[place] if place < len(known) else math.inf
 
 
 class _Waiting:
-    """Updates in their order; those that take too much memory are on disk."""
+    """A queue of updates; those that take too much memory are on disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, Files(folder, least_bytes=0)
-        # With the bytes that each takes in memory, or where it is on disk.
+        # With the bytes that each takes in memory, or its place on disk.
         self._queue: deque[tuple[Measured, int | Packed]] = deque()
         self._num_bytes = 0
 
@@ -332,97 +636,100 @@ class _Waiting:
     def first(self) -> Measured | None:
         return self._queue[0][0] if self._queue else None
 
-    def push(self, one: Measured) -> None:
-        size = num_bytes(one.update)
-        if self._num_bytes + size <= MOST_WAITING_BYTES or not self._queue:
-            self._num_bytes += size
-            self._queue.append((one, size))
+    def push(self, measured: Measured) -> None:
+        num_bytes = size_of(measured.update)
+        if self._num_bytes + num_bytes <= MOST_WAITING_BYTES or not self._queue:
+            self._num_bytes += num_bytes
+            self._queue.append((measured, num_bytes))
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        packed = pack(one.update, self._files)
-        self._queue.append((replace(one, update=type(one.update)), packed))
+        packed = pack(measured.update, self._files)
+        # Only the type of the record stays in memory.
+        self._queue.append((replace(measured, update=type(measured.update)), packed))
 
     def pop(self) -> Measured:
-        one, place = self._queue.popleft()
+        measured, place = self._queue.popleft()
         if isinstance(place, int):
             self._num_bytes -= place
-            return one
-        update = unpack(one.update, place, self._files)
+            return measured
+        update = unpack(measured.update, place, self._files)
         self._files.discard(place)
-        return replace(one, update=update)
+        return replace(measured, update=update)
 
 
-def num_bytes(record: object) -> int:
-    """Return the size of a record's tensors, which is what travels, in bytes."""
-    return sum(tensor.nbytes for tensor in tensors_of(record).values())
+def sketch(
+    tensors: Mapping[str, Tensor], origin: Mapping[str, Tensor]
+) -> Sketch | None:
+    """Sketch the direction of an update; None if it moved no tensor, or not finitely.
 
-
-LARGEST_LOSS = 1e100  # A loss beyond it counts as infinite; in a mean it might overflow
-_TIMES_THE_LOWEST = 20.0
-_TIMES_ITS_LENGTH = 2.0
-_OF_A_GOOD_MODEL = 0.5  # as `_TIMES_THE_LOWEST`
-
-
-class ExplodedError(RunError):
-    """A training exploded.
-
-    Attributes
-    ----------
-    what
-        The rounds in which it exploded, and the sign of it.
-    last_good
-        The round before the first of them.
+    Both arguments are by path. Tensors that are missing in ``origin``, or have another
+    shape there, are left out.
     """
-
-    what: str
-    last_good: int
-
-
-def exploded(server_round: int, sign: str, last_good: int) -> ExplodedError:
-    """Return the error that ends a training."""
-    since = last_good + 1
-    several = f"rounds {since} to {server_round}"
-    when = several if since < server_round else f"round {since}"
-    what = f"the training has exploded in {when}: {sign}"
-    error = ExplodedError(
-        f"{what}. The last good round is {last_good}. Lower training.learning_rate in "
-        "a run of its own, or look for a client that spoils it; run.exploding_rounds "
-        "is after how many such rounds a run ends, and 0 for never"
-    )
-    error.what, error.last_good = what, last_good
-    return error
+    total: Sketch = np.zeros(_SKETCH_LENGTH)
+    for path, tensor in tensors.items():
+        start = origin.get(path)
+        if start is not None and start.shape == tensor.shape:
+            total += _sketch_of(tensor.reshape(-1).numpy(), start.reshape(-1).numpy())
+    length = float(np.linalg.norm(total))
+    return total / length if 0 < length < math.inf else None
 
 
-def median_loss(losses: Iterable[float]) -> float | None:
-    """Return the lower median of the clients' train losses; infinite if they are."""
-    # A loss that is NaN tells that nobody made a step.
-    known = [
-        loss if abs(loss) <= LARGEST_LOSS else math.inf
-        for loss in losses
-        if not math.isnan(loss)
-    ]
-    return statistics.median_low(known) if known else None
+def _sketch_of(values: NDArray[np.float32], start: NDArray[np.float32]) -> Sketch:
+    """Return the sums of the signed differences over every 2,048th number."""
+    total: Sketch = np.zeros(_SKETCH_LENGTH)
+    for number, at in enumerate(range(0, len(values), _SIGNED_AT_ONCE)):
+        moved = values[at : at + _SIGNED_AT_ONCE] - start[at : at + _SIGNED_AT_ONCE]
+        rows = -(-len(moved) // _SKETCH_LENGTH)
+        signed = np.zeros(rows * _SKETCH_LENGTH, np.float32)
+        np.multiply(moved, _signs(number)[: len(moved)], out=signed[: len(moved)])
+        total += signed.reshape(rows, _SKETCH_LENGTH).sum(axis=0, dtype=np.float64)
+    return total
 
 
-def is_near_lowest(loss: float, lowest: float) -> bool:
-    """Return whether a model with this median loss is about as good as the best one."""
-    return loss <= lowest + _OF_A_GOOD_MODEL * max(abs(lowest), 1.0)
+@functools.lru_cache(maxsize=64)
+def _signs(block: int) -> NDArray[np.int8]:
+    """Return random signs, the same for each update, shape (_SIGNED_AT_ONCE,)."""
+    generator = RandomKey(0, ("sketch", block)).numpy()
+    return generator.integers(0, 2, _SIGNED_AT_ONCE, np.int8) * 2 - 1
 
 
-def sign_of_explosion(
-    loss: float | None, lowest: float | None, screening: Screening
-) -> str:
-    """Return what tells that the training explodes in a round; empty if nothing."""
-    if loss is not None and lowest is not None:
-        most = lowest + _TIMES_THE_LOWEST * max(abs(lowest), 1.0)
-        if not loss <= most:
-            return f"the median train loss is {loss:.3g}, and was {lowest:.3g}"
-    if loss == math.inf:
-        return "the median train loss is infinite"
-    for name, far in screening.distances().items():
-        if far > _TIMES_ITS_LENGTH:
-            return (
-                f"the median client moves {name} by {far:.3g} times the length of what "
-                "it was sent"
-            )
-    return ""
+def agreements(sketches: Mapping[str, Sketch]) -> dict[str, float]:
+    """Compute each client's cosine with the sum of the others' directions."""
+    total = sum(sketches.values(), start=np.zeros(_SKETCH_LENGTH))
+    cosines: dict[str, float] = {}
+    for client, direction in sketches.items():
+        others = total - direction
+        length = float(np.linalg.norm(others))
+        if length > 0:
+            cosines[client] = float(direction @ others) / length
+    return cosines
+
+
+def find_suspects(
+    rounds: Sequence[Mapping[str, float]], left_out: Iterable[str], num_clients: int
+) -> dict[str, float]:
+    """Find the clients that oppose all others, with their mean cosines.
+
+    A suspect's mean cosine is negative, and at least half as negative as the lowest.
+    There are no suspects if they would be half of all clients or more, together with
+    those left out already: the majority is taken to be honest.
+
+    ``rounds`` are the `agreements` of the last rounds.
+    """
+    already_left_out = set(left_out)
+    cosines: dict[str, list[float]] = {}
+    for of_round in rounds:
+        for client, cosine in of_round.items():
+            if client not in already_left_out:
+                cosines.setdefault(client, []).append(cosine)
+    means = {client: statistics.fmean(values) for client, values in cosines.items()}
+    worst = min(means.values(), default=0.0)
+    if worst >= 0:
+        return {}
+    suspects = {
+        client: cosine
+        for client, cosine in sorted(means.items())
+        if cosine <= _LEAST_OF_THE_WORST * worst
+    }
+    num_excluded = len(suspects) + len(already_left_out)
+    return suspects if 2 * num_excluded < num_clients else {}

@@ -11,10 +11,11 @@ from flwr.serverapp import Grid
 
 from knnper.errors import RunError, printable
 from knnper.experiment import FederationSettings
+from knnper.server.checkpoints import Checkpoint
 from knnper.server.federation import Federation, FlowerFederation, Reply, Request, Step
 from knnper.server.link.authorized import Registered
+from knnper.server.roster import Member, Roster
 from knnper.server.run import Conductor
-from knnper.server.run_folder import Checkpoint, Member, Roster
 from knnper.transport.messages import (
     Introduction,
     Job,

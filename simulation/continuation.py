@@ -13,7 +13,8 @@ from knnper.experiment import (
     results_identity,
     shown,
 )
-from knnper.server.run_folder import EXPERIMENT, Checkpoint, CheckpointFolder, RunFolder
+from knnper.server.checkpoints import Checkpoint, CheckpointFolder
+from knnper.server.run_folder import EXPERIMENT, RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.origin import inputs_of, keep_inputs, require_inputs, sign_as
 from knnper.simulation.trained_model import ended_with

@@ -12,12 +12,8 @@ from knnper.errors import RunError
 from knnper.experiment import Experiment
 from knnper.models import located
 from knnper.own import Door, local_door
-from knnper.server.run_folder import (
-    EXPERIMENT,
-    Checkpoint,
-    CheckpointFolder,
-    RunFolder,
-)
+from knnper.server.checkpoints import Checkpoint, CheckpointFolder
+from knnper.server.run_folder import EXPERIMENT, RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.partition.split import Partition, fingerprint
 from knnper.simulation.workbench import Workbench, open_workbench

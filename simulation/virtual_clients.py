@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from knnper.data.examples import ClientData, Dataset, Examples
-from knnper.server.run_folder import Member
+from knnper.server.roster import Member
 from knnper.simulation.partition.schemes import Integers
 from knnper.simulation.partition.split import Clients, Partition, PartsByName
 

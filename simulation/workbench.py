@@ -19,7 +19,7 @@ from knnper.own import explained
 from knnper.predictions import Predictions, require_arrow
 from knnper.process import keep_freed_memory
 from knnper.seeding import RandomKey
-from knnper.server.run_folder import Roster
+from knnper.server.roster import Roster
 from knnper.simulation.catalogue import require_central
 from knnper.simulation.partition.split import Partition, fingerprint, make_partition
 from knnper.simulation.precision import with_faster_precision

@@ -36,6 +36,7 @@ from knnper.files import parse_json
 from knnper.models import located
 from knnper.own import Door
 from knnper.process import with_fixed_threads
+from knnper.server.checkpoints import Checkpoint
 from knnper.server.federation import FlowerFederation
 from knnper.server.link.authorized import read_roster
 from knnper.server.link.submission import RUN_ENDED
@@ -45,8 +46,9 @@ from knnper.server.link.superlink import (
     WARNINGS_VARIABLE,
 )
 from knnper.server.observer import LoggingObserver, Observer
+from knnper.server.roster import Roster
 from knnper.server.run import Conductor
-from knnper.server.run_folder import Checkpoint, Roster, RunFolder
+from knnper.server.run_folder import RunFolder
 from knnper.server.settings import read_server
 from knnper.server.sites import OVER_NETWORK, Directory, LateClients, SiteFederation
 from knnper.simulation.catalogue import experiment_catalogue

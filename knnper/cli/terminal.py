@@ -412,7 +412,8 @@ def interruptible(folder: Path) -> Iterator[None]:
 
 def how_to_resume(command: str, run: Path) -> str:
     """Return what to do with a run that ended before its results; "" without one."""
-    from knnper.server.run_folder import RunFolder, is_run, rounds_in
+    from knnper.server.checkpoints import rounds_in
+    from knnper.server.run_folder import RunFolder, is_run
 
     if not is_run(run):
         return ""

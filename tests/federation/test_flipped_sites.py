@@ -96,5 +96,5 @@ def test_two_clients_do_not_take_the_mean_by_what_they_claim(
     most = dict.fromkeys(boasting, 2 * median)
     assert mean_of_round_1(federation, {**sizes, **most})
     for name in boasting:
-        words = f"client {name} says that it trains on {trick.BOASTED} examples"
+        words = f"client {name} reports {trick.BOASTED} training examples"
         assert words in server.written

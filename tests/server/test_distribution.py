@@ -7,9 +7,9 @@ import torch
 
 from knnper.errors import RunError
 from knnper.seeding import RandomKey
+from knnper.server.checkpoints import Checkpoint
 from knnper.server.distribution import ModelDistribution
 from knnper.server.federation import Federation, Reply, Request, Step
-from knnper.server.run_folder import Checkpoint
 from knnper.strategies.core.method import Method
 from knnper.strategies.core.records import ModelPayload, ModelState
 from knnper.strategies.core.task import ClientResult, ClientResults, Evaluation

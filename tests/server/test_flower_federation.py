@@ -27,7 +27,8 @@ from knnper.server.federation import (
     Step,
     TaskSize,
 )
-from knnper.server.rounds import Tally, usable_updates
+from knnper.server.screening import UpdateChecks
+from knnper.server.tally import Tally
 from knnper.strategies.core.records import ModelPayload, ModelUpdate
 from knnper.transport import polling
 from knnper.transport.messages import (
@@ -471,33 +472,39 @@ def test_what_a_client_says_of_its_failure_is_one_short_line() -> None:
     assert len(str(reply.failure)) == 500
 
 
+def checks_of(num_train: dict[str, int]) -> tuple[UpdateChecks, dict[str, str]]:
+    """Return the checks of a round, and a place for reasons by client."""
+    return UpdateChecks(num_train, ModelUpdate), {}
+
+
 @pytest.mark.parametrize("found", [4, 10**18])
 def test_no_update_weighs_more_than_the_client_s_examples(found: int) -> None:
-    tally = Tally({"a": 3})
-    tally.sends("a", ModelPayload(torch.ones(2)))
+    checks, failures = checks_of({"a": 3})
+    checks.note_sent("a", ModelPayload(torch.ones(2)))
     update = ModelUpdate(torch.ones(2), found, 0.5)
-    (used,) = usable_updates([Reply(("a",), update)], ModelUpdate, tally)
+    (used,) = checks.usable([Reply(("a",), update)], failures.__setitem__)
     assert used is not None
     assert used.update.num_examples == 3
-    assert tally.failures == {}
+    assert failures == {}
 
 
 def test_who_is_not_of_the_run_is_not_aggregated() -> None:
-    tally = Tally({"a": 3})
-    assert list(usable_updates([Reply(("b",), HONEST)], ModelUpdate, tally)) == [None]
-    assert "takes no part in training" in tally.failures["b"]
+    checks, failures = checks_of({"a": 3})
+    usable = checks.usable([Reply(("b",), HONEST)], failures.__setitem__)
+    assert list(usable) == [None]
+    assert "takes no part in it" in failures["b"]
 
 
 @pytest.mark.parametrize("found", [0, -1, float("nan"), True, "3", 2.0])
 def test_an_update_without_a_proper_weight_is_a_failure(found: Any) -> None:
-    tally = Tally({"a": 3})
-    tally.sends("a", ModelPayload(torch.ones(2)))
+    checks, failures = checks_of({"a": 3})
+    checks.note_sent("a", ModelPayload(torch.ones(2)))
     update = ModelUpdate(torch.ones(2), found, 0.5)
     replies = [Reply(("a",), update), Reply(("a",), HONEST)]
-    wrong, right = usable_updates(replies, ModelUpdate, tally)
+    wrong, right = checks.usable(replies, failures.__setitem__)
     assert wrong is None
     assert right is not None
-    assert "training example" in tally.failures["a"]
+    assert "training example" in failures["a"]
 
 
 def test_a_loss_beyond_all_bounds_is_left_out() -> None:
@@ -506,17 +513,17 @@ def test_a_loss_beyond_all_bounds_is_left_out() -> None:
 
 
 def test_the_first_update_does_not_decide_alone_which_shape_is_right() -> None:
-    tally = Tally({"a": 1, "b": 1})
-    tally.sends("a", ModelPayload(torch.zeros(3)))
+    checks, failures = checks_of({"a": 1, "b": 1})
+    checks.note_sent("a", ModelPayload(torch.zeros(3)))
     replies = [
         Reply((client,), ModelUpdate(torch.ones(length), 1, 0.5))
         for client, length in (("a", 2), ("b", 3))
     ]
-    wrong, right = usable_updates(replies, ModelUpdate, tally)
+    wrong, right = checks.usable(replies, failures.__setitem__)
     assert wrong is None
     assert right is not None
     assert right.client == "b"
-    assert tally.failures == {
+    assert failures == {
         "a": "expected tensors of shapes {'weights': (3,)}, found {'weights': (2,)}"
     }
 
@@ -527,16 +534,17 @@ def test_what_was_sent_is_forgotten_once_it_is_answered() -> None:
     def problem(payload: object, update: object) -> None:
         seen.append(payload)
 
-    tally = Tally({"a": 1, "b": 1}, update_problem=problem)
+    checks, failures = checks_of({"a": 1, "b": 1})
+    checks.update_problem = problem
     payloads = [ModelPayload(torch.zeros(2)) for _ in range(2)]
     marks = [weakref.ref(payload) for payload in payloads]
     for client in ("a", "b"):
-        tally.sends(client, payloads.pop(0))
+        checks.note_sent(client, payloads.pop(0))
     answers = [Reply(("a",), ModelUpdate(torch.ones(2), 1, 0.5)), Reply(("b",), None)]
-    assert len(list(usable_updates(answers[:1], ModelUpdate, tally))) == 1
+    assert len(list(checks.usable(answers[:1], failures.__setitem__))) == 1
     assert seen.pop() is marks[0]()
-    assert list(usable_updates(answers[1:], ModelUpdate, tally)) == [None]
-    tally.sends("c", ModelPayload(torch.zeros(2)))
+    assert list(checks.usable(answers[1:], failures.__setitem__)) == [None]
+    checks.note_sent("c", ModelPayload(torch.zeros(2)))
     assert [mark() for mark in marks] == [None, None]
 
 

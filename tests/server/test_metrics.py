@@ -29,6 +29,7 @@ from knnper.metrics import (
     computations,
     macro_f1,
 )
+from knnper.server.distribution_log import DistributionLog
 from knnper.server.results import (
     evaluation_problem,
     metric_of,
@@ -36,7 +37,6 @@ from knnper.server.results import (
     summarise,
     write_clients_csv,
 )
-from knnper.server.run_folder import DistributionLog
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.strategies.core.task import ClientResult, Evaluation, score
 

@@ -14,14 +14,13 @@ from knnper.errors import RunError
 from knnper.experiment import FederationSettings, RunSettings, TrainingSettings
 from knnper.records import fingerprint
 from knnper.seeding import RandomKey
+from knnper.server.checkpoints import Checkpoint, CheckpointFolder
+from knnper.server.explosion import ExplodedError
 from knnper.server.federation import Federation, Reply, Request, Step
 from knnper.server.observer import RoundRecord
-from knnper.server.rounds import (
-    RoundLoop,
-    capped,
-)
-from knnper.server.run_folder import Checkpoint, CheckpointFolder, Member, Roster
-from knnper.server.screening import ExplodedError
+from knnper.server.roster import Member, Roster
+from knnper.server.rounds import RoundLoop
+from knnper.server.screening import cap_claims
 from knnper.strategies.core.method import Method, UpdateProblem
 from knnper.strategies.core.records import ModelPayload, ModelState, ModelUpdate
 from knnper.strategies.core.task import NUM_CALIBRATION_BINS, Evaluation, Validation
@@ -402,7 +401,7 @@ def test_two_clients_do_not_take_a_round_by_what_they_claim(
     weights = {**sizes, "b": weight, "d": 2000 if "d" in claimed else 2**53}
     share = weights["b"] / sum(weights.values())
     assert trained.state.weights.tolist() == pytest.approx([share] * 2)
-    cut = [one for one in "bd" if f"client {one} says that it trains" in caplog.text]
+    cut = [one for one in "bd" if f"client {one} reports" in caplog.text]
     assert cut == [one for one in "bd" if one in claimed]
     if claimed == "abcde":
         assert 2 * share == pytest.approx(4 / 7), "of both together, not all of it"
@@ -653,7 +652,7 @@ def test_claims_in_multiples_of_the_median_by_hand(
     most_times: float | None,
     expected: dict[str, int],
 ) -> None:
-    assert capped(counts, set(claimed), 1.0, most_times) == {**counts, **expected}
+    assert cap_claims(counts, set(claimed), 1.0, most_times) == {**counts, **expected}
 
 
 @pytest.mark.parametrize(
@@ -677,7 +676,7 @@ def test_claims_in_multiples_of_the_median_by_hand(
 def test_counts_by_hand(
     counts: dict[str, int], claimed: str, most: float, expected: dict[str, int]
 ) -> None:
-    assert capped(counts, set(claimed), most) == {**counts, **expected}
+    assert cap_claims(counts, set(claimed), most) == {**counts, **expected}
 
 
 @given(
@@ -688,7 +687,7 @@ def test_no_claim_exceeds_its_share_where_that_is_possible(
     numbers: list[int], most: float
 ) -> None:
     counts = {str(place): number for place, number in enumerate(numbers)}
-    found = capped(counts, set(counts), most)
+    found = cap_claims(counts, set(counts), most)
     assert all(1 <= found[name] <= counts[name] for name in counts)
     # With one of two at a quarter there is nobody for the other half.
     if most * len(counts) >= 1:

@@ -26,9 +26,10 @@ from knnper.experiment import (
 )
 from knnper.records import take_apart
 from knnper.seeding import RandomKey
+from knnper.server.checkpoints import rounds_in
 from knnper.server.fleet import Devices
 from knnper.server.observer import Observer
-from knnper.server.run_folder import RunFolder, rounds_in
+from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import (
     Rounds,
     Schedule,

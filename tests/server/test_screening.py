@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from knnper.records import fingerprint
-from knnper.server import screening
+from knnper.server import explosion, screening
 from knnper.strategies.core.records import ModelUpdate
 
 LEARNED = {"weights": screening.Norms([0.4, 0.5, 0.6], 0.5)}
@@ -312,7 +312,7 @@ def test_clipped_update_keeps_what_was_not_sent() -> None:
     update = TwoParts((torch.tensor([3.0, 5.0]), torch.tensor([9.0])), control)
     measured = screening.Measured("a", update, {}, 0)
     clipping = screening.Clipping(2.0, lambda *_: origin)
-    found = clipping.shortened(measured, {"models": 0.5, "control": 0.5}).update
+    found = clipping.shorten(measured, {"models": 0.5, "control": 0.5}).update
     assert [one.tolist() for one in found.models] == [[2.0, 3.0], [9.0]]
     assert found.control.tolist() == [7.0]
 
@@ -364,7 +364,7 @@ def round_of(folder: Path, *moved: float, sent: float = 3.0) -> screening.Screen
 def test_one_client_does_not_move_the_median(
     losses: list[float], expected: float | None
 ) -> None:
-    assert screening.median_loss(losses) == expected
+    assert explosion.median_loss(losses) == expected
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_one_client_does_not_move_the_median(
 def test_how_far_a_loss_may_rise(
     tmp_path: Path, loss: float | None, lowest: float | None, explodes: bool
 ) -> None:
-    found = screening.sign_of_explosion(loss, lowest, round_of(tmp_path, 0.1))
+    found = explosion.explosion_sign(loss, lowest, round_of(tmp_path, 0.1).distances())
     assert bool(found) == explodes
 
 
@@ -402,5 +402,7 @@ def test_how_far_a_loss_may_rise(
 def test_how_far_the_median_client_may_move(
     tmp_path: Path, moved: tuple[float, ...], sent: float, explodes: bool
 ) -> None:
-    found = screening.sign_of_explosion(0.5, 0.4, round_of(tmp_path, *moved, sent=sent))
+    found = explosion.explosion_sign(
+        0.5, 0.4, round_of(tmp_path, *moved, sent=sent).distances()
+    )
     assert ("weights" in found) == explodes

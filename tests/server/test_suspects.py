@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from knnper.server.suspects import agreements, sketch, suspects
+from knnper.server.screening import agreements, find_suspects, sketch
 
 
 def directions(*vectors: Tensor) -> dict[str, Tensor]:
@@ -91,4 +91,4 @@ def test_suspects_by_hand(
     num_clients: int,
     expected: dict[str, float],
 ) -> None:
-    assert suspects(rounds, left_out, num_clients) == pytest.approx(expected)
+    assert find_suspects(rounds, left_out, num_clients) == pytest.approx(expected)

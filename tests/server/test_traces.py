@@ -275,7 +275,7 @@ def test_a_run_goes_on_with_the_same_file_alone(tmp_path: Path) -> None:
     again.go_back(2)
     chosen = again.experiment(experiment_catalogue())
     written(Path(path), rows[:2])
-    with pytest.raises(RunError, match=r"devices\.csv is not what it was when the run"):
+    with pytest.raises(RunError, match=r"devices\.csv has changed since the run"):
         simulate(open_workbench(chosen), again, Observer(), ["test"])
     written(Path(path), rows)
     simulate(open_workbench(chosen), again, Observer(), ["test"])

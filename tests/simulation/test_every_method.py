@@ -13,8 +13,9 @@ import torch
 
 from knnper.errors import ConfigError
 from knnper.experiment import Experiment, load_experiment, to_yaml
+from knnper.server.checkpoints import asides
 from knnper.server.observer import Observer, RoundRecord
-from knnper.server.run_folder import RunFolder, asides
+from knnper.server.run_folder import RunFolder
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.continuation import begin_continuation
 from knnper.simulation.engines import simulate

@@ -20,7 +20,7 @@ from knnper.experiment import MultiStepSchedule, TrainingSettings
 from knnper.records import Parts, fingerprint, is_finite, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.federation import Reply
-from knnper.server.rounds import Tally, usable_updates
+from knnper.server.screening import UpdateChecks
 from knnper.strategies.catalogue import METHODS, PERSONALIZERS, trained_as
 from knnper.strategies.core.method import AS_IT_IS, UNSEEN_CLIENT, Method
 from knnper.strategies.core.records import Record
@@ -533,13 +533,19 @@ def of_other_lengths(update: Any) -> Iterator[Any]:
                 yield dataclasses.replace(update, **{field.name: wrong})
 
 
-def tally_of(method: Method, state: Any) -> Tally:
-    """Return what is known of what was sent in a round."""
-    tally = Tally(EXAMPLES, math.inf, method.update_problem, method.started_from)
+def checks_of(method: Method, state: Any) -> UpdateChecks:
+    """Return the checks of a round in which every client was sent its payload."""
+    checks = UpdateChecks(
+        EXAMPLES,
+        method.update_type,
+        math.inf,
+        method.update_problem,
+        method.started_from,
+    )
     for client in OF_A_ROUND:
         payload = method.broadcast(state, client, RandomKey(1).child(client))
-        tally.sends(client, payload)
-    return tally
+        checks.note_sent(client, payload)
+    return checks
 
 
 def honest_updates(method: Method, state: Any) -> dict[str, Any]:
@@ -550,12 +556,15 @@ def honest_updates(method: Method, state: Any) -> dict[str, Any]:
     }
 
 
-def used_of(
-    updates: dict[str, Any], method: Method, tally: Tally
-) -> list[tuple[str, Any]]:
+def usable(
+    updates: dict[str, Any], checks: UpdateChecks
+) -> tuple[list[tuple[str, Any]], dict[str, str]]:
+    """Return the usable updates, and the reasons of the others, by client."""
     replies = [Reply((client,), update) for client, update in updates.items()]
-    found = usable_updates(replies, method.update_type, tally)
-    return [(one.client, one.update) for one in found if one is not None]
+    failures: dict[str, str] = {}
+    measured = checks.usable(replies, failures.__setitem__)
+    used = [(one.client, one.update) for one in measured if one is not None]
+    return used, failures
 
 
 @pytest.mark.parametrize("method", WITH_ROUNDS, indirect=True)
@@ -568,10 +577,9 @@ def test_a_wrong_first_update_is_that_client_s_failure(method: Method) -> None:
         wrong_ones.append(dataclasses.replace(first, cluster=99))
     assert wrong_ones
     for wrong in wrong_ones:
-        tally = tally_of(method, state)
-        used = used_of(honest | {"a": wrong}, method, tally)
+        used, failures = usable(honest | {"a": wrong}, checks_of(method, state))
         assert [client for client, _ in used] == ["b", "c", "d"], wrong
-        assert list(tally.failures) == ["a"]
+        assert list(failures) == ["a"]
         method.aggregate(state, iter(used))
 
 
@@ -588,11 +596,11 @@ def test_how_far_a_client_moves_is_measured_from_what_it_was_sent(
     method: Method,
 ) -> None:
     state = method.init(OF_A_ROUND, RandomKey(1))
-    honest, tally = honest_updates(method, state), tally_of(method, state)
+    honest, checks = honest_updates(method, state), checks_of(method, state)
     replies = [Reply((client,), update) for client, update in honest.items()]
-    usable = list(usable_updates(replies, method.update_type, tally))
-    assert usable
-    for one in usable:
+    usable_updates = list(checks.usable(replies, lambda client, why: pytest.fail(why)))
+    assert usable_updates
+    for one in usable_updates:
         assert one is not None
         fields = [name for name in one.changes if name in OF_A_MODEL]
         assert fields
@@ -608,6 +616,6 @@ def test_an_update_without_what_may_be_missing_does_not_decide_for_others(
     state = method.init(OF_A_ROUND, RandomKey(1))
     honest = honest_updates(method, state)
     honest["a"] = dataclasses.replace(honest["a"], representation=None)
-    used = used_of(honest, method, tally_of(method, state))
+    used, _ = usable(honest, checks_of(method, state))
     assert [client for client, _ in used] == list(OF_A_ROUND)
     assert method.aggregate(state, iter(used)).known.names == ("b", "c", "d")
