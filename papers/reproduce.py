@@ -44,9 +44,13 @@ from knnper.simulation.batches.comparison import (
     Comparison,
     read_comparison,
 )
-from knnper.simulation.batches.folder import led
+from knnper.simulation.batches.folder import locked_folder
 from knnper.simulation.batches.outputs import write_batch
-from knnper.simulation.batches.progress import Advance, Progress, TimeLeft
+from knnper.simulation.batches.progress import (
+    Advance,
+    Progress,
+    seconds_left,
+)
 from knnper.simulation.batches.runner import folder_of, num_steps, run_batch
 from knnper.simulation.batches.sweep import (
     Sweep,
@@ -357,11 +361,8 @@ def progress(parts: str) -> Iterator[OnPart]:
             if advance is None:
                 at_first = done
                 advance = stack.enter_context(run_counter(total, parts))
-            seconds_left, num_done = None, done - at_first
-            if num_done:
-                seconds = (time.monotonic() - began) / num_done * (total - done)
-                seconds_left = TimeLeft(seconds)
-            advance(Progress(done, total, at_first, seconds_left))
+            left = seconds_left(began, time.monotonic(), done, total, at_first)
+            advance(Progress(done, total, at_first, left))
 
         yield on_part
 
@@ -466,7 +467,7 @@ class Maker:
     def make_all(self, files: Sequence[File]) -> list[Made]:
         """Make the files in order; a failure does not stop the others."""
         results = []
-        with led(self.output):
+        with locked_folder(self.output):
             for number, file in enumerate(files, start=1):
                 self.watcher.begins(number, len(files), file)
                 results.append(self._make(file))

@@ -1,4 +1,4 @@
-"""The code and the data that a run was made with, noted in its folder."""
+"""The code and the data that a run was made with, recorded in its folder."""
 
 import functools
 import hashlib
@@ -20,24 +20,24 @@ from knnper.seeding import RandomKey
 from knnper.simulation.partition.split import fingerprint, make_partition
 from knnper.weight_files import as_names, is_file_name, located
 
-# In a run's folder: the fingerprint of the code that made it and, in a clone of the
-# repository, the commit on a second line.
+# The file of the code: its fingerprint and, in a clone of the repository, the commit on
+# a second line.
 CODE = "code.txt"
-SHORT = 12  # characters of a commit or a fingerprint that name it
+INPUTS = "inputs.json"  # the file of the digests of data, weights and split
+SHORT = 12  # characters shown of a commit or a fingerprint
 _ROOT = Path(__file__).resolve().parents[1]
 _ROOMS = ("datastore", "strategies", "client", "server", "simulation")
-INPUTS = "inputs.json"  # in a run's folder: the digests of what it was made from
 _ROWS_AT_ONCE = 4096
-_CALLED = {"data": "data set", "weights": "file of weights", "split": "split"}
+_NOUNS = {"data": "data set", "weights": "file of weights", "split": "split"}
 
 
 @functools.cache
 def code_fingerprint() -> str:
-    """Return a SHA-256, in hexadecimal, of the project's Python files."""
+    """Return the SHA-256, in hexadecimal, of the project's Python files."""
     digest = hashlib.sha256()
-    # Installed, the rooms are inside of knnper; in a checkout they are beside it.
-    for place in (Path(knnper.__file__).parent, *(_ROOT / room for room in _ROOMS)):
-        for path in sorted(place.rglob("*.py")):
+    # In a checkout these folders are beside knnper; installed, they are inside it.
+    for folder in (Path(knnper.__file__).parent, *(_ROOT / room for room in _ROOMS)):
+        for path in sorted(folder.rglob("*.py")):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(_ROOT)}\n{len(content)}\n".encode())
             digest.update(content)
@@ -48,11 +48,11 @@ def code_fingerprint() -> str:
 def code_commit(root: Path = _ROOT) -> str:
     """Return the commit of the clone in ``root``, with "-dirty" if files differ.
 
-    Empty for an installed package, even one inside somebody else's repository.
+    Empty for an installed package, even inside another repository.
     """
     if not (root / ".git").exists():
         return ""
-    # Without optional locks it never gets in the way of a commit.
+    # Without optional locks, this never blocks a commit.
     command = ["git", "--no-optional-locks", "describe", "--always", "--exclude=*"]
     command += ["--dirty", f"--abbrev={SHORT}"]
     try:
@@ -60,31 +60,31 @@ def code_commit(root: Path = _ROOT) -> str:
             command, cwd=root, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return ""  # no git on this machine, or no commit yet
+        return ""  # git is not installed, or there is no commit yet
     return done.stdout.strip()
 
 
 def sign(folder: Path) -> None:
-    """Note in a run's folder that this code makes it, unless other code began it."""
+    """Record this code in a run's folder, unless other code began the run."""
     if not (folder / CODE).is_file():
         lines = filter(None, (code_fingerprint(), code_commit()))
         write_atomically(folder / CODE, "\n".join(lines))
 
 
 def sign_as(folder: Path, origin: Path) -> None:
-    """Note that a run has a part of the one in ``origin``: older code made both."""
+    """Record that a run reuses a part of the run in ``origin``, made by its code."""
     if fingerprint_in(folder) in ("", code_fingerprint()):
-        write_atomically(folder / CODE, "\n".join(_signature(origin)))
+        write_atomically(folder / CODE, "\n".join(_read_code(origin)))
 
 
 def is_of_this_code(folder: Path) -> bool:
-    """Return whether no other code had a part in a run."""
+    """Return whether this code made all of a run."""
     return fingerprint_in(folder) == code_fingerprint()
 
 
 def code_of(folder: Path) -> str:
-    """Return which code made a run: its commit, else its files' fingerprint."""
-    match _signature(folder):
+    """Return the code of a run: its commit, else the fingerprint of its files."""
+    match _read_code(folder):
         case [_, commit]:
             return f"commit {commit}"
         case [files]:
@@ -98,21 +98,22 @@ def num_made_otherwise(folders: Iterable[Path]) -> int:
 
 
 def older_code(folders: Iterable[Path], batch: Path) -> Iterator[str]:
-    """Yield what to tell of runs that other code made."""
-    if older := num_made_otherwise(folders):
+    """Yield a remark on the runs of a batch that other code made."""
+    if number := num_made_otherwise(folders):
         yield (
-            f"{older} of the runs in {batch} were made by another version of this "
-            "code, or go on from a training of another or an unknown one; to have all "
-            "from this one, delete the folder and start again, training anew"
+            f"{number} of the runs in {batch} were made by another version of this "
+            "code, or reuse a training of another or an unknown one; to make all with "
+            "this version, delete the folder and start again"
         )
 
 
 def fingerprint_in(folder: Path) -> str:
     """Return the fingerprint of the code that made a run; empty if unknown."""
-    return next(iter(_signature(folder)), "")
+    return next(iter(_read_code(folder)), "")
 
 
-def _signature(folder: Path) -> list[str]:
+def _read_code(folder: Path) -> list[str]:
+    """Return the fingerprint and, if known, the commit of a run's code."""
     path = folder / CODE
     if not path.is_file():
         return []
@@ -121,53 +122,73 @@ def _signature(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run is made from beside its settings, as SHA-256 in hexadecimal."""
+    """The inputs of a run beside its settings, as SHA-256 in hexadecimal.
 
-    data: str  # the content of the data set
-    weights: str | None  # the file that training begins with; None without one
-    split: str | None = None  # who has which examples; compared where both tell it
+    Attributes
+    ----------
+    data
+        Of the content of the data set.
+    weights
+        Of the file of initial weights; None without one.
+    split
+        Of the partition; None if unknown.
+    """
+
+    data: str
+    weights: str | None
+    split: str | None = None
 
 
 def inputs_of(experiment: Experiment) -> Inputs:
-    """Return what an experiment would be made from now, without the split."""
+    """Return the current inputs of an experiment, without the split."""
     dataset = load_data(experiment.data)
     weights = getattr(experiment.model.settings, "weights", None)
-    # Others are known to a library by name.
+    # Weights that a library knows by name have no file.
     files = [located(name) for name in as_names(weights) if is_file_name(name)]
     return Inputs(content_digest(dataset), _digest_of_files(files))
 
 
 def split_of(experiment: Experiment) -> str:
-    """Return the fingerprint of who would have which examples now."""
+    """Return the fingerprint of the current partition of an experiment."""
     dataset = load_data(experiment.data)
     key = RandomKey(experiment.run.seed)
     return fingerprint(make_partition(dataset, experiment.partition, key))
 
 
 def keep_inputs(folder: Path, inputs: Inputs) -> None:
-    """Note in a run's folder what it is made from, unless that is known."""
+    """Record the inputs in a run's folder, unless it has them."""
     if not (folder / INPUTS).is_file():
         write_atomically(folder / INPUTS, json.dumps(asdict(inputs), indent=2))
 
 
-def require_inputs(folder: Path, inputs: Inputs, mend: str | None = None) -> None:
-    """Do nothing if a run is there that was made from these, or none, or an old one."""
-    mend = mend or f"delete {folder.parent} to make its runs anew"
-    before = read_inputs(folder)
-    if before is None:
+def require_inputs(folder: Path, inputs: Inputs, fix: str | None = None) -> None:
+    """Reject a run that was made from other inputs; a run without a record passes.
+
+    ``fix``: An alternative to bringing the inputs back.
+    """
+    fix = fix or f"delete {folder.parent} to make its runs again"
+    recorded = read_inputs(folder)
+    if recorded is None:
         return
     for name in (field.name for field in fields(Inputs)):
-        expected, found = getattr(before, name), getattr(inputs, name)
-        if expected != found and not (name == "split" and None in (expected, found)):
+        expected, found = getattr(recorded, name), getattr(inputs, name)
+        is_unknown = name == "split" and None in (expected, found)
+        if expected != found and not is_unknown:
             raise RunError(
-                f"the {_CALLED[name]} is not what it was when the run in {folder} was "
-                f"made: expected {_shown(expected)}, found {_shown(found)}. Bring it "
-                f"back, or {mend}"
+                f"the {_NOUNS[name]} is not what it was when the run in {folder} was "
+                f"made: expected {_shorten(expected)}, found {_shorten(found)}. Bring "
+                f"it back, or {fix}"
             )
 
 
+def read_inputs(folder: Path) -> Inputs | None:
+    """Return the inputs that a run's folder records; None without a record."""
+    fix = f"delete {folder} to make the run again"
+    return read_document(Inputs, folder / INPUTS, fix)
+
+
 def content_digest(dataset: Dataset) -> str:
-    """Return a SHA-256, in hexadecimal, of the examples and the class names."""
+    """Return the SHA-256, in hexadecimal, of the examples and the class names."""
     digest = hashlib.sha256("\n".join(dataset.class_names).encode())
     for split in (dataset.train, dataset.test):
         for name in (field.name for field in fields(LabelledArrays)):
@@ -175,7 +196,7 @@ def content_digest(dataset: Dataset) -> str:
             if array is None:
                 continue
             digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
-            # A data set may be larger than the memory.
+            # In parts: a data set may be larger than the memory.
             for start in range(0, len(array), _ROWS_AT_ONCE):
                 rows = array[start : start + _ROWS_AT_ONCE]
                 digest.update(np.ascontiguousarray(rows).data)
@@ -199,11 +220,5 @@ def _file_digest(path: Path) -> str:
         ) from error
 
 
-def read_inputs(folder: Path) -> Inputs | None:
-    """Return what a run's folder says that it was made from; None where it does not."""
-    mend = f"delete {folder} to make the run anew"
-    return read_document(Inputs, folder / INPUTS, mend)
-
-
-def _shown(digest: str | None) -> str:
-    return "none" if digest is None else digest[:12]
+def _shorten(digest: str | None) -> str:
+    return "none" if digest is None else digest[:SHORT]

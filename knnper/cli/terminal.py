@@ -260,10 +260,9 @@ def run_counter(total: int, noun: str = "runs") -> Iterator["Advance"]:
 
 def time_left(now: "BatchProgress") -> str:
     """Return the time that is left in words; empty if unknown, and in the end."""
-    if now.left is None or now.done >= now.total:
+    if now.seconds_left is None or now.done >= now.total:
         return ""
-    about = "at least" if now.left.is_least else "some"
-    return f"{about} {roughly(now.left.seconds)} left"
+    return f"some {roughly(now.seconds_left)} left"
 
 
 def roughly(seconds: float) -> str:
@@ -288,7 +287,7 @@ def line_counter(
         nonlocal last_line, last_done
         line = f"{now.done}/{now.total} {noun}"
         waited = clock() - last_line
-        if now.done == now.found > last_done:
+        if now.done == now.at_start > last_done:
             write(f"{line} are there")
         elif (
             now.done == now.total > last_done

@@ -1,11 +1,12 @@
-"""Runs that train the same: made by one process, what they share once."""
+"""Families: runs with the same training, which one process makes in turn."""
 
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from pathlib import Path
+
+from typing_extensions import override
 
 from knnper.errors import CheckpointError, RunError
 from knnper.experiment import Choice, Experiment, from_json, results_identity
@@ -37,70 +38,79 @@ from knnper.strategies.core.method import AS_IT_IS, NoSettings
 from knnper.strategies.core.records import NoState, Record
 from knnper.strategies.core.task import EmbeddingPool, KeptEmbeddings
 
-FAILED = "failed.txt"  # in a run's folder: why it ended without results
+FAILED = "failed.txt"  # in a run's folder: the reason why it has no results
 
 
 class Step(Enum):
-    """What happened to a run."""
+    """A step of a run."""
 
-    BEGAN = auto()
-    """A run of a family began; ``count`` is its place among the family's."""
     TRAINS = auto()
-    """Training of so many rounds goes on, ``first`` of them the next."""
+    """Training of ``num_rounds`` rounds goes on with round ``first_round``."""
     ROUND = auto()
-    """A round was made."""
+    """A round ended."""
     ENDED = auto()
     """The run has results, or has failed."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A step of a run, in seconds of a clock that all processes of a machine share."""
+    """A step of a run."""
 
     step: Step
-    at: float
-    count: int = 0
-    first: int = 0
+    num_rounds: int = 0
+    first_round: int = 0
 
 
-Tell = Callable[[Event], None]
+SendEvent = Callable[[Event], None]
 
 
-class TellingObserver(Observer):
-    """Tells the steps of a run."""
+class EventObserver(Observer):
+    """Sends an event for each step of a training."""
 
-    def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell = tell
-        self._clock = clock
+    def __init__(self, send: SendEvent) -> None:
+        self._send = send
 
+    @override
     def training_started(self, num_rounds: int, first_round: int) -> None:
-        """Tell which rounds there are."""
-        self._tell(Event(Step.TRAINS, self._clock(), num_rounds, first_round))
+        self._send(Event(Step.TRAINS, num_rounds, first_round))
 
-    def round_finished(self, record: Mapping[str, float | int]) -> None:  # noqa: ARG002 - an observer's
-        """Tell that there is one more."""
-        self._tell(Event(Step.ROUND, self._clock()))
+    @override
+    def round_finished(self, record: Mapping[str, float | int]) -> None:
+        self._send(Event(Step.ROUND))
 
 
 @dataclass(frozen=True)
 class Family:
-    """Runs that train the same."""
+    """Runs with the same training.
 
-    runs: Mapping[Path, str]  # by the run's folder, its experiment as `to_json` has it
-    num_rounds: int  # that the experiments ask for; a method may make fewer
-    command: tuple[str, ...]  # what made them, for their manifests
-    # Whether one keeps its last state in the end, so that another that is added later
-    # need not be trained. Not so where clients have states too.
+    Attributes
+    ----------
+    runs
+        The experiments by the run's folder, as `to_json` writes them.
+    num_rounds
+        The configured number; a method may make fewer.
+    command
+        The command for the runs' manifests.
+    keeps_training
+        Whether one run keeps its last state, so that a run that is added later need
+        not be trained. Not if clients have states of their own.
+    earlier
+        A finished run whose training the family reuses.
+    """
+
+    runs: Mapping[Path, str]
+    num_rounds: int
+    command: tuple[str, ...]
     keeps_training: bool = False
-    earlier: Path | None = None  # a finished run, whose training they take over
+    earlier: Path | None = None
 
     @property
     def experiments(self) -> list[Experiment]:
-        """What its runs run, in their order."""
+        """The experiments of its runs, in their order."""
         return [read_json(text) for text in self.runs.values()]
 
     @property
-    def is_made(self) -> bool:
+    def is_done(self) -> bool:
         """Whether all its runs ended."""
         return all(map(is_done, self.runs))
 
@@ -111,23 +121,25 @@ def read_json(text: str) -> Experiment:
 
 
 def training_identity(experiment: Experiment) -> str:
-    """Return what two experiments have in common that train the same."""
+    """Return a fingerprint that is equal for experiments with the same training."""
     return results_identity(as_trained(experiment))
 
 
 def as_trained(experiment: Experiment) -> Experiment:
-    """Return one experiment for all that train as this one does."""
-    # What is put on top may differ, the name that the method has with it, how much data
-    # the clients have that never train, and what is measured.
-    name = trained_as(experiment.method.name)
+    """Return an experiment without the settings that do not change its training.
+
+    These are the personaliser, the name of the method with it, the metrics, and how
+    much data unseen clients have.
+    """
     partition = experiment.partition
     if isinstance(partition.settings, PartitionSettings):
         settings = replace(partition.settings, unseen_train_fraction=1.0)
         partition = replace(partition, settings=settings)
+    method_name = trained_as(experiment.method.name)
     return replace(
         experiment,
         partition=partition,
-        method=replace(experiment.method, name=name),
+        method=replace(experiment.method, name=method_name),
         personalization=Choice(AS_IT_IS, NoSettings()),
         run=replace(experiment.run, metrics=()),
     )
@@ -135,7 +147,7 @@ def as_trained(experiment: Experiment) -> Experiment:
 
 def is_done(folder: Path) -> bool:
     """Return whether a run ended: with results, or by failing with this code."""
-    # Of other code: the fault may have been that code's.
+    # A failure with other code may be that code's fault.
     if (folder / FAILED).is_file():
         return is_of_this_code(folder)
     return RunFolder(folder).is_finished()
@@ -149,121 +161,131 @@ def why_failed(folder: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Training:
-    """Where the last state of a training is: its type, its run and the fingerprint."""
+    """The last state of a training: its type, its run and the run's fingerprint."""
 
     state_type: type[Record]
     folder: RunFolder
     identity: str
 
 
-def training_in(run: Path) -> Training:
-    """Return the training of a finished run, which must have its last state still."""
+def load_training(run: Path) -> Training:
+    """Return the training of a finished run.
+
+    Raises RunError if the run has lost its last state or its clients' states, or if its
+    data has changed.
+    """
     ended = ended_run(run)
-    now = inputs_of(ended.experiment)
-    require_inputs(run, now, "leave the run away to train anew")
-    keeps_states = ended.bench.method.client_state_type is not NoState
-    if keeps_states and not (run / CLIENTS).is_dir():
+    inputs = inputs_of(ended.experiment)
+    require_inputs(run, inputs, "leave the run away to train again")
+    has_client_states = ended.bench.method.client_state_type is not NoState
+    if has_client_states and not (run / CLIENTS).is_dir():
         raise RunError(
             f"expected the states of the clients in {run / CLIENTS}, found none; bring "
-            "them back, or leave the run away to train anew"
+            "them back, or leave the run away to train again"
         )
     return Training(ended.bench.method.state_type, ended.folder, ended.identity)
 
 
-def make_runs(family: Family, tell: Tell) -> None:
-    """Make the runs that are missing, each step told; what they share is made once."""
-    maker = _Maker(family, tell)
-    for place, (folder, text) in enumerate(family.runs.items()):
-        is_new = not is_done(folder)
-        if is_new:
-            tell(Event(Step.BEGAN, time.monotonic(), place))
-        maker.make(folder, read_json(text))
-        if is_new:
-            tell(Event(Step.ENDED, time.monotonic()))
-        if folder not in maker.with_state():
-            _tidy(folder)
-    for folder in maker.with_state():
-        # Models of all clients would take gigabytes.
+def make_runs(family: Family, send: SendEvent) -> None:
+    """Make the missing runs of a family and send their events.
+
+    The runs share one training and, where one model embeds, their embeddings.
+    """
+    runner = _FamilyRunner(family, send)
+    for folder, text in family.runs.items():
+        is_missing = not is_done(folder)
+        runner.make(folder, read_json(text))
+        if is_missing:
+            send(Event(Step.ENDED))
+        if folder not in runner.folders_with_state():
+            _remove_states(folder)
+    for folder in runner.folders_with_state():
+        # The models of all clients would take gigabytes.
         if not family.keeps_training or (folder / CLIENTS).is_dir():
-            _tidy(folder)
+            _remove_states(folder)
 
 
-class _Maker:
-    """Makes runs of one training; knows of it by the type of its state."""
+class _FamilyRunner:
+    """Makes the runs of a family.
 
-    def __init__(self, family: Family, tell: Tell) -> None:
+    Trainings are known by the type of the server's state: methods of a family may add
+    to the state of the method that they train as.
+    """
+
+    def __init__(self, family: Family, send: SendEvent) -> None:
         self._command: Sequence[str] = family.command
-        self._tell = tell
+        self._send = send
         self._pool = EmbeddingPool(KeptEmbeddings() if len(family.runs) > 1 else None)
-        self._earlier = training_in(family.earlier) if family.earlier else None
+        self._earlier = load_training(family.earlier) if family.earlier else None
         self._trained: dict[type[Record], Training] = {}
         self._diverged: dict[type[Record], tuple[str, Path]] = {}
         self._inputs: Inputs | None = None
 
     def make(self, path: Path, experiment: Experiment) -> None:
-        """Make a run, unless it is there."""
+        """Make a run unless it is done."""
         bench = open_workbench(experiment, pool=self._pool)
-        # Runs that train the same have all but the split in common.
+        # The runs of a family have all inputs but the split in common.
         self._inputs = self._inputs or inputs_of(bench.experiment)
         inputs = replace(self._inputs, split=fingerprint(bench.partition))
         require_inputs(path, inputs)
         if is_done(path):
-            self._recall(bench, RunFolder(path))
+            self._remember(bench, RunFolder(path))
             return
-        folder = _folder(path, bench.experiment)
+        folder = _prepare_folder(path, bench.experiment)
         keep_inputs(folder.path, inputs)
         try:
             self._run(bench, folder)
-        # A rate too large, say: that is a finding, and the others go on.
+        # A learning rate may be too large: that is a result, and the other runs go on.
         except (TooManyFailuresError, ExplodedError, DistributionError) as error:
             write_atomically(folder.path / FAILED, f"{error}\n")
-        self._recall(bench, folder)
+        self._remember(bench, folder)
 
-    def with_state(self) -> set[Path]:
-        """Return the folders of one run for each type of state, which have it."""
+    def folders_with_state(self) -> set[Path]:
+        """Return the folders of one run for each type of state."""
         return {training.folder.path for training in self._trained.values()}
 
     def _run(self, bench: Workbench, folder: RunFolder) -> None:
-        kind = bench.method.state_type
-        if kind in self._diverged:  # and would again
-            reason, origin = self._diverged[kind]
+        state_type = bench.method.state_type
+        if state_type in self._diverged:  # this run would diverge in the same way
+            reason, origin = self._diverged[state_type]
             sign_as(folder.path, origin)
             raise TooManyFailuresError(reason)
-        training = self._trained.get(kind, self._earlier)
-        if training is not None and training.state_type is kind:
-            _take_over(bench, folder, training)
+        training = self._trained.get(state_type, self._earlier)
+        if training is not None and training.state_type is state_type:
+            _reuse_training(bench, folder, training)
         sign(folder.path)
-        simulate(bench, folder, TellingObserver(self._tell), self._command)
+        simulate(bench, folder, EventObserver(self._send), self._command)
 
-    def _recall(self, bench: Workbench, folder: RunFolder) -> None:
-        """Remember how the training of a run that ended went."""
-        kind, reason = bench.method.state_type, why_failed(folder.path)
-        # Personalisation fails after the last round.
+    def _remember(self, bench: Workbench, folder: RunFolder) -> None:
+        """Remember the training of a run that ended, or why it diverged."""
+        state_type, reason = bench.method.state_type, why_failed(folder.path)
+        # A run with all rounds failed in its personalisation.
         if reason and len(folder.rounds()) < bench.method.num_rounds:
-            self._diverged.setdefault(kind, (reason, folder.path))
+            self._diverged.setdefault(state_type, (reason, folder.path))
         elif folder.checkpoints.is_dir():
             identity = results_identity(bench.experiment)
-            self._trained.setdefault(kind, Training(kind, folder, identity))
+            training = Training(state_type, folder, identity)
+            self._trained.setdefault(state_type, training)
 
 
-def _take_over(bench: Workbench, folder: RunFolder, training: Training) -> None:
-    """Put another run's last state where this one resumes from it."""
-    others = training.folder
-    theirs = CheckpointFolder(others.checkpoints, training.identity)
-    try:  # what cannot be read any more is trained anew
-        last = theirs.load_latest(training.state_type)
+def _reuse_training(bench: Workbench, folder: RunFolder, training: Training) -> None:
+    """Copy another run's last state, so that this run resumes from it."""
+    source = training.folder
+    checkpoints = CheckpointFolder(source.checkpoints, training.identity)
+    try:
+        last = checkpoints.load_latest(training.state_type)
     except CheckpointError:
-        return
+        return  # a damaged checkpoint: train again
     if last is None or last.server_round != bench.method.num_rounds:
         return
-    copy_training(others, last, folder, results_identity(bench.experiment))
-    sign_as(folder.path, others.path)
+    copy_training(source, last, folder, results_identity(bench.experiment))
+    sign_as(folder.path, source.path)
 
 
-def _folder(path: Path, experiment: Experiment) -> RunFolder:
-    """Return the run's folder, with what was left there; a failure begins anew."""
+def _prepare_folder(path: Path, experiment: Experiment) -> RunFolder:
+    """Return the run's folder, to resume or, after a failure, to begin again."""
     if (path / FAILED).is_file():
-        # One that is deleted in part alone is no run's any more.
+        # Renamed first: a folder that is deleted in part must not count as a run.
         discarded = path.with_name(f".{path.name}.discarded")
         shutil.rmtree(discarded, ignore_errors=True)
         path.rename(discarded)
@@ -273,8 +295,8 @@ def _folder(path: Path, experiment: Experiment) -> RunFolder:
     return RunFolder.open(path)
 
 
-def _tidy(folder: Path) -> None:
-    """Remove what only a run that goes on needs."""
+def _remove_states(folder: Path) -> None:
+    """Remove the files of a run that ended that only a resumed run needs."""
     if is_done(folder):
         for name in ("checkpoints", CLIENTS, "tensorboard"):
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The folder of a run or a batch: with which code and data it was begun."""
+"""The folder of a sweep or a comparison, which belongs to one batch and one process."""
 
 import contextlib
 import json
@@ -10,22 +10,29 @@ from knnper.errors import FolderTakenError, RunError
 from knnper.files import draft_of, read_document, require_plain, write_atomically
 from knnper.server.run_folder import LOCK, RunFolder
 
-BATCH = ".batch.json"  # in a batch's folder: what it is
-RUNS = "runs"  # in a batch's folder: the folders of its runs
-TABLE = "table.md"  # in a batch's folder: the table for people
+BATCH = ".batch.json"  # the identity of the batch
+RUNS = "runs"  # the folder of its runs' folders
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells a batch from others."""
+    """The identity of a batch.
 
-    kind: str  # what people call it, as in ``sweep``
-    name: str  # in its file
+    Attributes
+    ----------
+    kind
+        ``sweep`` or ``comparison``.
+    name
+        The ``name`` in its file.
+    """
+
+    kind: str
+    name: str
 
 
 @contextlib.contextmanager
-def led(folder: Path) -> Iterator[None]:
-    """Make a folder of runs; keep other processes out of it inside the block."""
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Create a folder of runs and lock it against other processes inside the block."""
     _require_no_file(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -34,20 +41,22 @@ def led(folder: Path) -> Iterator[None]:
         except RunError as error:
             raise RunError(
                 f"another process is at work in {folder}; wait for it, or end it first "
-                "(Ctrl-C where it was started). The same command goes on with what is "
-                "done"
+                "(Ctrl-C where it was started). The same command continues"
             ) from error
         yield
 
 
 @contextlib.contextmanager
 def batch_folder(folder: Path, identity: Identity) -> Iterator[None]:
-    """Make the folder of one batch; keep other processes out of it inside the block."""
+    """Create the folder of a batch and lock it inside the block.
+
+    Raises FolderTakenError if the folder holds anything else, before anything is
+    written.
+    """
     _require_no_file(folder)
-    # Before anything is written there.
     _require_own(folder, identity)
-    with led(folder):
-        _require_own(folder, identity)
+    with locked_folder(folder):
+        _require_own(folder, identity)  # another process may have been faster
         if not (folder / BATCH).is_file():
             text = json.dumps(asdict(identity), indent=2)
             write_atomically(folder / BATCH, f"{text}\n")
@@ -63,27 +72,20 @@ def _require_no_file(folder: Path) -> None:
 
 
 def _require_own(folder: Path, identity: Identity) -> None:
-    """Refuse a folder that holds another batch or none, but take an empty one."""
+    """Reject a folder of another batch, or with other content; accept an empty one."""
     require_plain(folder)
-    mend = "delete the file if the runs are those of this batch"
-    found = read_document(Identity, folder / BATCH, mend)
-    if found is None:
-        if not _may_be_taken(folder):
+    fix = "delete the file if the runs are those of this batch"
+    recorded = read_document(Identity, folder / BATCH, fix)
+    if recorded is None:
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        if not names <= {LOCK, draft_of(folder / BATCH).name, RUNS}:
             raise FolderTakenError(
                 f"{folder} is not empty and holds no runs of a {identity.kind}; choose "
                 "another folder with --output"
             )
-    elif found != identity:
+    elif recorded != identity:
         raise FolderTakenError(
-            f"{folder} holds the {found.kind} {found.name}, expected the "
+            f"{folder} holds the {recorded.kind} {recorded.name}, expected the "
             f"{identity.kind} {identity.name}; choose another folder with --output, or "
             "delete this one"
         )
-
-
-def _may_be_taken(folder: Path) -> bool:
-    """Return whether a folder does not exist, or has nothing but an empty batch."""
-    if not folder.exists():
-        return True
-    names = {path.name for path in folder.iterdir()}
-    return names <= {LOCK, draft_of(folder / BATCH).name, RUNS}

@@ -1,9 +1,8 @@
-"""The table of a batch: what finished runs say, mean and interval over the seeds.
+"""The tables of a batch: mean and interval over the seeds for each tested point.
 
-A row is a point of a sweep, or a method of a comparison with what was chosen for it.
+A row is a point of a sweep, or a method of a comparison with its chosen settings.
 """
 
-import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,26 +13,25 @@ import pandas as pd
 
 from knnper.errors import RunError
 from knnper.metrics import ACCURACY, called
-from knnper.server.results import OVER_CLIENTS, figure_of
+from knnper.server.results import figure_of
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.comparison import Comparison
+from knnper.simulation.batches.figure_names import (
+    BYTES,
+    SECONDS,
+    all_columns,
+    is_difference,
+    is_percent,
+    label_of,
+    metric_of,
+    versus,
+)
 from knnper.simulation.batches.grid import PointValues
-from knnper.simulation.batches.points import (
-    FIGURES,
-    GLOBAL,
-    figures_of_metric,
-)
+from knnper.simulation.batches.points import FIGURES, GLOBAL, figures_of_metric
 from knnper.simulation.batches.runner import Outcome, Plan
-from knnper.simulation.batches.sweep import (
-    Sweep,
-    SweepSettings,
-    variants_of,
-)
+from knnper.simulation.batches.sweep import Sweep, SweepSettings, variants_of
 from knnper.simulation.origin import code_of
-from knnper.simulation.reports.accuracy_table import (
-    VS_GLOBAL,
-    degraded_vs,
-)
+from knnper.simulation.reports.accuracy_table import degraded_vs
 from knnper.simulation.reports.client_table import (
     fraction_degraded_against,
     read_clients,
@@ -50,60 +48,29 @@ from knnper.simulation.reports.table import Table, csv_text
 from knnper.simulation.reports.terms import term_of
 from knnper.simulation.reports.text import as_text
 
-# Of a run, training and personalisation together.
-SECONDS = "seconds"
-
-# Of a client in a round: of the payload that it gets, of the update that it sends.
-BYTES = ("bytes_down", "bytes_up")
-_VS = "_vs_"
-Figures = Mapping[str, float | None]  # by column; None where there is no such figure
-
-# By one of `OVER_CLIENTS`, or the name of a figure of all clients together.
-_WORDS = {
-    "num_clients": "clients",
-    "num_empty": "clients without test examples",
-    "num_test_examples": "test examples",
-    "weighted": "average",
-    "mean": "mean over clients",
-    "bottom_decile": "bottom decile",
-    "worst": "worst client",
-    "std": "spread over clients",
-    "fraction_degraded": degraded_vs(VS_GLOBAL),
-    "num_undefined": "clients where it is not defined",
-    "ece": "calibration error",
-    "log_loss": "log-loss",
-}
-_COUNTS = ("num_clients", "num_empty", "num_test_examples", "num_undefined")
-_LOWER_IS_BETTER = ("std", "fraction_degraded", "num_undefined", "ece", "log_loss")
-
-
-def all_columns(figures: Sequence[str] = FIGURES) -> tuple[str, ...]:
-    """Return what there is of each run, as in ``unseen.global.accuracy_weighted``."""
-    return tuple(
-        f"{group}.{prefix}{figure}"
-        for group in (*GROUPS, EVERYBODY)
-        for prefix in ("", GLOBAL)
-        for figure in figures
-    )
-
-
-def versus(figure: str, reference: str) -> str:
-    """Return the name of a figure less the reference's with the same seed."""
-    return f"{figure}{_VS}{reference}"
+Figures = Mapping[str, float | None]  # by column; None where a run lacks the figure
 
 
 @dataclass(frozen=True)
 class PointRow:
-    """How a point did, over its seeds."""
+    """The results of a point over its seeds.
+
+    Attributes
+    ----------
+    num_runs
+        Seeds that have results.
+    estimates
+        By column. In a comparison the fraction degraded is against the reference row.
+    figures
+        The figures that the estimates are computed from, by seed.
+    """
 
     variant: str
     title: str
     values: PointValues
-    num_runs: int  # seeds that have figures
+    num_runs: int
     num_failed: int
-    # By column. In a comparison the fraction degraded is against the reference row.
     estimates: Mapping[str, Estimate] = field(repr=False)
-    # By seed: what the estimates are of.
     figures: Mapping[int, Figures] = field(default_factory=dict, repr=False)
 
 
@@ -112,123 +79,147 @@ def rows_of(plan: Plan, outcomes: Sequence[Outcome]) -> list[PointRow]:
     if isinstance(plan, Comparison):
         columns = list(compared_columns(plan).values())
     else:
-        columns = [*all_columns(plan.figures), *(name for _, _, name in _gains(plan))]
+        differences = [name for _, _, name in _differences(plan)]
+        columns = [*all_columns(plan.figures), *differences]
     columns += [SECONDS, *BYTES]
-    runs = {(one.point.variant, _place(plan, one)): one.runs for one in outcomes}
+    runs = {
+        (outcome.point.variant, _values_key(plan, outcome)): outcome.runs
+        for outcome in outcomes
+    }
     rows = []
     for outcome in outcomes:
-        place = _place(plan, outcome)
-        bases = {name: runs.get((name, place), {}) for name in plan.references}
+        key = _values_key(plan, outcome)
+        references = {name: runs.get((name, key), {}) for name in plan.references}
         figures = {
-            seed: _figures(
-                plan, run, {name: by[seed] for name, by in bases.items() if seed in by}
+            seed: _figures_of_run(
+                plan,
+                run,
+                {name: of[seed] for name, of in references.items() if seed in of},
             )
             for seed, run in outcome.runs.items()
         }
         rows.append(
             PointRow(
-                outcome.point.variant,
-                outcome.point.title,
-                outcome.point.values,
-                len(outcome.runs),
-                len(outcome.failures),
-                {
-                    name: estimate(one[name] for one in figures.values())
-                    for name in columns
+                variant=outcome.point.variant,
+                title=outcome.point.title,
+                values=outcome.point.values,
+                num_runs=len(outcome.runs),
+                num_failed=len(outcome.failures),
+                estimates={
+                    column: estimate(of_seed[column] for of_seed in figures.values())
+                    for column in columns
                 },
-                figures,
+                figures=figures,
             )
         )
     return rows
 
 
-def _place(plan: Plan, outcome: Outcome) -> str:
-    """Return what a row and its reference have in common, but for the seed."""
-    # What is chosen for the rows of a comparison differs.
+def _values_key(plan: Plan, outcome: Outcome) -> str:
+    """Return a text that is equal for points that are compared with each other."""
+    # The rows of a comparison are compared whatever was chosen for them.
     return json.dumps(dict(outcome.point.values)) if isinstance(plan, Sweep) else ""
 
 
 def figures_of(run: Path) -> Figures:
     """Return the figures of a finished run by column, fractions of 1."""
-    found = load_run(run)
-    figures = (*FIGURES, *itertools.chain(*map(figures_of_metric, found.metrics)))
-    return {
-        f"{group}.{prefix}{figure}": document.get(figure)
-        for group in (*GROUPS, EVERYBODY)
-        for own in (found.figures(group),)
-        for prefix, document in (("", own), (GLOBAL, own["global"]))
-        for figure in figures
-    }
+    finished = load_run(run)
+    names = [*FIGURES]
+    for metric in finished.metrics:
+        names += figures_of_metric(metric)
+    figures: dict[str, float | None] = {}
+    for group in (*GROUPS, EVERYBODY):
+        of_group = finished.figures(group)
+        for prefix, document in (("", of_group), (GLOBAL, of_group["global"])):
+            figures |= {f"{group}.{prefix}{name}": document.get(name) for name in names}
+    return figures
 
 
-def _figures(plan: Plan, run: Path, bases: Mapping[str, Path]) -> Figures:
-    """Return the figures of a run by column; ``bases`` are runs of the references."""
-    own = _own_figures(plan, run)
-    others = {name: _own_figures(plan, base) for name, base in bases.items()}
-    gains = {
-        name: _gain(own[column], others.get(reference, {}).get(column))
-        for column, reference, name in _gains(plan)
+def _figures_of_run(
+    plan: Plan, run: Path, references: Mapping[str, Path]
+) -> Mapping[str, float | None]:
+    """Return the figures of a run by column, with differences to the references."""
+    own = _shown_figures(plan, run)
+    others = {name: _shown_figures(plan, other) for name, other in references.items()}
+    differences = {
+        name: _subtract(own[column], others.get(reference, {}).get(column))
+        for column, reference, name in _differences(plan)
     }
     degraded: Figures = {}
     if isinstance(plan, Comparison):
-        degraded = _degraded(run, bases[plan.reference], plan.metric)
-    return {**own, **gains, **degraded, **_costs(run)}
+        degraded = _fractions_degraded(run, references[plan.reference], plan.metric)
+    return {**own, **differences, **degraded, **_costs_of(run)}
 
 
-def _own_figures(plan: Plan, run: Path) -> Figures:
+def _shown_figures(plan: Plan, run: Path) -> Figures:
     if isinstance(plan, Sweep):
         return figures_of(run)
     results = RunFolder(run).results()
-    figures = [figure_of(plan.metric, name) for name in ("weighted", "bottom_decile")]
+    names = [figure_of(plan.metric, name) for name in ("weighted", "bottom_decile")]
     return {
-        f"{group}.{one}": results[group][one] for group in GROUPS for one in figures
+        f"{group}.{name}": results[group][name] for group in GROUPS for name in names
     }
 
 
-def _gains(plan: Plan) -> list[tuple[str, str, str]]:
-    """Return columns, each with a reference and the column of the difference to it."""
+def _differences(plan: Plan) -> list[tuple[str, str, str]]:
+    """Return the differences to references: column, reference and column of both."""
     columns = [f"{group}.{figure_of(plan.metric, 'weighted')}" for group in GROUPS]
     if isinstance(plan, Sweep):
         columns = [f"{group}.{plan.settings.y}" for group in (*GROUPS, EVERYBODY)]
-    pairs = itertools.product(columns, plan.references)
-    return [(column, name, versus(column, name)) for column, name in pairs]
+    return [
+        (column, reference, versus(column, reference))
+        for column in columns
+        for reference in plan.references
+    ]
 
 
-def _gain(figure: float | None, base: float | None) -> float | None:
-    return None if figure is None or base is None else figure - base
+def _subtract(figure: float | None, reference: float | None) -> float | None:
+    return None if figure is None or reference is None else figure - reference
 
 
-def _degraded(run: Path, base: Path, metric: str) -> Figures:
-    reference, clients = _clients(base, metric), _clients(run, metric)
-    values = dict(zip(reference["client"], reference["accuracy"], strict=True))
+def _fractions_degraded(run: Path, reference: Path, metric: str) -> Figures:
+    """Return the fraction of each group's clients with a worse metric."""
+    clients, others = _clients_of(run, metric), _clients_of(reference, metric)
+    values = dict(zip(others["client"], others["accuracy"], strict=True))
+    name = figure_of(metric, "fraction_degraded")
     return {
-        f"{group}.{figure_of(metric, 'fraction_degraded')}": fraction_degraded_against(
+        f"{group}.{name}": fraction_degraded_against(
             clients[clients["seen"] == (group == "seen")], values, metric
         )
         for group in GROUPS
     }
 
 
-def _costs(run: Path) -> Figures:
+def _clients_of(run: Path, metric: str) -> pd.DataFrame:
+    try:
+        return read_clients(run, metric)
+    except RunError as error:
+        raise RunError(
+            f"{error}. Delete {run}, and the same command makes the run again"
+        ) from error
+
+
+def _costs_of(run: Path) -> Figures:
+    """Return seconds, and a client's bytes in a round."""
     folder = RunFolder(run)
     training, rounds = folder.results()["training"], folder.rounds()
-    replied = sum(one["num_clients"] for one in rounds)
-    asked = replied + sum(one["num_failed"] for one in rounds)
-    down, up = (sum(one[name] for one in rounds) for name in BYTES)
+    num_replies = sum(record["num_clients"] for record in rounds)
+    num_requests = num_replies + sum(record["num_failed"] for record in rounds)
+    down, up = (sum(record[name] for record in rounds) for name in BYTES)
     return {
         SECONDS: training["seconds"] + training["personalization_seconds"],
-        BYTES[0]: down / asked if asked else None,
-        BYTES[1]: up / replied if replied else None,
+        BYTES[0]: down / num_requests if num_requests else None,
+        BYTES[1]: up / num_replies if num_replies else None,
     }
 
 
 def compared_columns(plan: Comparison) -> dict[tuple[str, str], str]:
-    """Return the columns of a comparison by group and name in its files."""
+    """Return the columns of a comparison by group and by their name in its files."""
     average, bottom_decile, degraded = (
         figure_of(plan.metric, name)
         for name in ("weighted", "bottom_decile", "fraction_degraded")
     )
-    named = {
+    names = {
         "average": average,
         **{f"vs_{name}": versus(average, name) for name in plan.references},
         "bottom_decile": bottom_decile,
@@ -237,17 +228,8 @@ def compared_columns(plan: Comparison) -> dict[tuple[str, str], str]:
     return {
         (group, name): f"{group}.{figure}"
         for group in GROUPS
-        for name, figure in named.items()
+        for name, figure in names.items()
     }
-
-
-def _clients(path: Path, metric: str) -> pd.DataFrame:
-    try:
-        return read_clients(path, metric)
-    except RunError as error:
-        raise RunError(
-            f"{error}. Delete {path}, and the same command makes the run anew"
-        ) from error
 
 
 def documents_of(
@@ -257,7 +239,7 @@ def documents_of(
     if not isinstance(plan, Comparison):
         documents = [asdict(row) for row in rows]
         for document in documents:
-            del document["figures"]  # points.csv has those of each seed
+            del document["figures"]  # points.csv has the figures of each seed
         return documents
     columns = compared_columns(plan)
     return [
@@ -267,21 +249,25 @@ def documents_of(
             **{
                 group: {
                     name: asdict(row.estimates[column])
-                    for (whose, name), column in columns.items()
-                    if whose == group
+                    for (of_group, name), column in columns.items()
+                    if of_group == group
                 }
                 for group in GROUPS
             },
             "chosen": dict(row.values),
-            **_end(outcome, row),
+            **_choice_and_costs(outcome, row),
         }
         for outcome, row in zip(outcomes, rows, strict=True)
     ]
 
 
-def _end(outcome: Outcome, row: PointRow) -> dict[str, Any]:
-    """Return what documents and lines of a comparison have after what was chosen."""
-    scores = [one.score for one in outcome.tried if one.point is outcome.point]
+def _choice_and_costs(outcome: Outcome, row: PointRow) -> dict[str, Any]:
+    """Return the last columns of a comparison's row."""
+    scores = [
+        candidate.score
+        for candidate in outcome.candidates
+        if candidate.point is outcome.point
+    ]
     return {
         "validation": scores[0] if scores else None,
         **{name: row.estimates[name].mean for name in (SECONDS, *BYTES)},
@@ -294,19 +280,20 @@ def csv_of(plan: Plan, outcomes: Sequence[Outcome], rows: Sequence[PointRow]) ->
     lines = []
     for outcome, row in zip(outcomes, rows, strict=True):
         if isinstance(plan, Sweep):
-            line = _swept_line(row, plan.settings)
+            line = _sweep_line(row, plan.settings)
         else:
-            line = _compared_line(outcome, row, compared_columns(plan))
-        lines.append({**line, **_origin(plan, outcome)})
+            line = _comparison_line(outcome, row, compared_columns(plan))
+        lines.append({**line, **_origin_of(plan, outcome)})
     return csv_text(lines)
 
 
-def _origin(plan: Plan, outcome: Outcome) -> dict[str, Any]:
-    """Return of what runs a row is, in columns that files of several batches share."""
+def _origin_of(plan: Plan, outcome: Outcome) -> dict[str, Any]:
+    """Return the columns about a row's runs that all batches share."""
     runs = [load_run(path) for path in outcome.runs.values()]
     if not runs:
         return {}
-    first, (over, _) = runs[0], by_data(runs)[0]
+    first = runs[0]
+    over, _ = by_data(runs)[0]
     cores = first.manifest.get("num_cpus", "?")
     return {
         "batch": plan.name,
@@ -322,25 +309,27 @@ def _origin(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _swept_line(row: PointRow, settings: SweepSettings) -> dict[str, Any]:
+def _sweep_line(row: PointRow, settings: SweepSettings) -> dict[str, Any]:
     line = {
         "variant": row.variant,
         **{key: row.values[key] for key in settings.varied()},
+        "num_runs": row.num_runs,
+        "num_failed": row.num_failed,
     }
-    line |= {"num_runs": row.num_runs, "num_failed": row.num_failed}
-    for column, found in row.estimates.items():
-        line |= found.flat(column, ".sd", ".half_width")
+    for column, figure in row.estimates.items():
+        line |= figure.flat(column, ".sd", ".half_width")
     return {**line, "title": row.title}
 
 
-def _compared_line(
+def _comparison_line(
     outcome: Outcome, row: PointRow, columns: Mapping[tuple[str, str], str]
 ) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.variant, "method": row.title}
     for (group, name), column in columns.items():
         line |= row.estimates[column].flat(f"{group}_{name}")
-    end, chosen = _end(outcome, row), json.dumps(dict(row.values))
-    return {**line, "validation": end["validation"], "chosen": chosen, **end}
+    last = _choice_and_costs(outcome, row)
+    chosen = json.dumps(dict(row.values))
+    return {**line, "validation": last["validation"], "chosen": chosen, **last}
 
 
 def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -349,7 +338,7 @@ def run_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         {
             "variant": outcome.point.variant,
             **outcome.point.values,
-            **_run_of(outcome, seed),
+            **_describe_run(outcome, seed),
             **(figures_of(outcome.runs[seed]) if seed in outcome.runs else {}),
         }
         for outcome in outcomes
@@ -369,7 +358,7 @@ def compared_run_rows(
     return [
         {
             "row": row.variant,
-            **_run_of(outcome, seed),
+            **_describe_run(outcome, seed),
             **{
                 name: row.figures[seed].get(column)
                 for name, column in columns.items()
@@ -381,8 +370,8 @@ def compared_run_rows(
     ]
 
 
-def _run_of(outcome: Outcome, seed: int) -> dict[str, Any]:
-    """Return which run a row of points.csv is of, and which code made it."""
+def _describe_run(outcome: Outcome, seed: int) -> dict[str, Any]:
+    """Return the columns of points.csv that identify a run and its code."""
     run = outcome.runs.get(seed)
     return {
         "seed": seed,
@@ -392,126 +381,104 @@ def _run_of(outcome: Outcome, seed: int) -> dict[str, Any]:
     }
 
 
-def _spread(figure: str) -> tuple[str, str]:
-    """Return metric and one of `_WORDS`, of a figure that `figure_of` named or not."""
-    figure = figure.removeprefix(GLOBAL)
-    for name in OVER_CLIENTS:
-        if figure.endswith(f"_{name}"):
-            return figure.removesuffix(f"_{name}"), name
-    return ACCURACY, figure
-
-
-def label_of(figure: str) -> str:
-    """Return what people call a figure, as in ``global.accuracy_weighted``."""
-    metric, name = _spread(figure)
-    words = _WORDS[name]
-    if metric != ACCURACY:
-        words = f"{called(metric).title}, {words}"
-    elif name == "weighted":
-        words = ACCURACY
-    return f"global model's {words}" if figure.startswith(GLOBAL) else words
-
-
-def is_percent(figure: str) -> bool:
-    """Return whether a figure is a fraction, which people read in percent."""
-    metric, name = _spread(figure.partition(_VS)[0])
-    if name in (*_COUNTS, "log_loss"):
-        return False
-    return called(metric).is_fraction or name == "fraction_degraded"
-
-
-def lower_is_better(figure: str) -> bool:
-    """Return whether the smallest value of a figure is the best."""
-    metric, name = _spread(figure)
-    return name in _LOWER_IS_BETTER or called(metric).lower_is_better
-
-
 def column_of(settings: SweepSettings) -> str:
     """Return the column that a sweep shows and chooses by."""
     return f"{settings.group}.{settings.y}"
 
 
 def table_of(plan: Plan, rows: Sequence[PointRow]) -> Table:
-    """Return the table for people, fractions in percent."""
+    """Return the table of a batch as text, fractions in percent."""
     if isinstance(plan, Sweep):
-        return Table.of_cells(plan.name, _swept_cells(plan.settings, rows))
+        return Table.of_cells(plan.name, _sweep_cells(plan.settings, rows))
     titles = {row.variant: row.title for row in rows}
     references = [titles[name] for name in plan.references]
     of_group = [f"vs {title}" for title in references]
     of_group += ["bottom decile", degraded_vs(references[0])]
-    named = "" if plan.metric == ACCURACY else f" {called(plan.metric).title}"
-    header = ["method", f"seen{named}", *of_group, f"unseen{named}", *of_group]
+    metric = "" if plan.metric == ACCURACY else f" {called(plan.metric).title}"
+    header = ["method", f"seen{metric}", *of_group, f"unseen{metric}", *of_group]
     columns = compared_columns(plan).values()
-    cells = [_compared_cells(row, columns) for row in rows]
+    cells = [_comparison_cells(row, columns) for row in rows]
     return Table.of_cells(plan.name, [[*header, "s a run"], *cells])
 
 
-def _compared_cells(row: PointRow, columns: Iterable[str]) -> list[str]:
-    cells = [f"{row.title}{_failed(row)}"]
+def _comparison_cells(row: PointRow, columns: Iterable[str]) -> list[str]:
+    cells = [f"{row.title}{_failures_text(row)}"]
     for column in columns:
         figure = column.partition(".")[2]
-        cells.append(_spread_text(row.estimates[column], figure))
+        cells.append(_estimate_text(row.estimates[column], figure))
     seconds = row.estimates[SECONDS].mean
     return [*cells, "-" if seconds is None else f"{seconds:.1f}"]
 
 
-def _spread_text(found: Estimate, figure: str) -> str:
-    """Return mean and half of the 95 % interval; a gain with its sign."""
-    sign = "+" if _VS in figure and (found.mean or 0.0) > 0 else ""
-    half = "" if found.half_width is None else f" ± {_number(found.half_width, figure)}"
-    return f"{sign}{_number(found.mean, figure)}{half}{found.mark}"
-
-
-def _failed(row: PointRow) -> str:
-    return f" ({row.num_failed} failed)" if row.num_failed else ""
-
-
-def _swept_cells(settings: SweepSettings, rows: Sequence[PointRow]) -> list[list[str]]:
-    metric, _ = _spread(settings.y)
-    names = ("weighted", "bottom_decile", "fraction_degraded")
-    average, *more = (figure_of(metric, name) for name in names)
-    beside = [one for one in (GLOBAL + average, *more) if one != settings.y]
-    variant = ["variant"] if settings.variants else []
-    shown = [label_of(settings.y), "sd", "95 % interval"]
+def _sweep_cells(settings: SweepSettings, rows: Sequence[PointRow]) -> list[list[str]]:
+    metric = metric_of(settings.y)
+    average = GLOBAL + figure_of(metric, "weighted")
+    others = [
+        figure_of(metric, name) for name in ("bottom_decile", "fraction_degraded")
+    ]
+    beside = [name for name in (average, *others) if name != settings.y]
     variants = variants_of(settings)
-    shown += [f"vs {variants[name].title or name}" for name in settings.references()]
-    shown += map(label_of, beside)
-    cells = [[*variant, *map(term_of, settings.varied()), *shown, "runs"]]
+    header = [
+        *(["variant"] if settings.variants else []),
+        *map(term_of, settings.varied()),
+        label_of(settings.y),
+        "sd",
+        "95 % interval",
+        *(f"vs {variants[name].title or name}" for name in settings.references()),
+        *map(label_of, beside),
+        "runs",
+    ]
     column = column_of(settings)
+    cells = [header]
     for row in rows:
-        main = row.estimates[column]
-        others = {one: row.estimates[f"{settings.group}.{one}"].mean for one in beside}
+        shown = row.estimates[column]
         cells.append(
             [
-                *([row.title] if variant else []),
+                *([row.title] if settings.variants else []),
                 *(as_text(row.values[key]) for key in settings.varied()),
-                _number(main.mean, settings.y),
-                _number(main.std, settings.y),
-                _interval(main, settings.y),
+                _number(shown.mean, settings.y),
+                _number(shown.std, settings.y),
+                _interval(shown, settings.y),
                 *(
-                    _spread_text(
+                    _estimate_text(
                         row.estimates[versus(column, name)], versus(settings.y, name)
                     )
                     for name in settings.references()
                 ),
-                *(_number(mean, figure) for figure, mean in others.items()),
-                f"{row.num_runs}{_failed(row)}",
+                *(
+                    _number(row.estimates[f"{settings.group}.{name}"].mean, name)
+                    for name in beside
+                ),
+                f"{row.num_runs}{_failures_text(row)}",
             ]
         )
     return cells
 
 
-def _number(value: float | None, figure: str) -> str:
+def _estimate_text(figure: Estimate, name: str) -> str:
+    """Format mean and half of the 95 % interval; a difference with its sign."""
+    sign = "+" if is_difference(name) and (figure.mean or 0.0) > 0 else ""
+    half = ""
+    if figure.half_width is not None:
+        half = f" ± {_number(figure.half_width, name)}"
+    return f"{sign}{_number(figure.mean, name)}{half}{figure.mark}"
+
+
+def _failures_text(row: PointRow) -> str:
+    return f" ({row.num_failed} failed)" if row.num_failed else ""
+
+
+def _number(value: float | None, name: str) -> str:
     if value is None:
         return "-"
-    return f"{100 * value:.1f}" if is_percent(figure) else f"{value:.4g}"
+    return f"{100 * value:.1f}" if is_percent(name) else f"{value:.4g}"
 
 
-def _interval(found: Estimate, figure: str) -> str:
-    if found.mean is None or found.half_width is None:
+def _interval(figure: Estimate, name: str) -> str:
+    if figure.mean is None or figure.half_width is None:
         return "-"
-    low, high = found.mean - found.half_width, found.mean + found.half_width
-    if is_percent(figure):
-        # Of few seeds it reaches beyond what a fraction can be.
+    low, high = figure.mean - figure.half_width, figure.mean + figure.half_width
+    if is_percent(name):
+        # The interval of few seeds may reach beyond the range of a fraction.
         low, high = max(low, 0.0), min(high, 1.0)
-    return " to ".join(_number(end, figure) for end in (low, high)) + found.mark
+    return f"{_number(low, name)} to {_number(high, name)}{figure.mark}"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from knnper.cli.app import app
 from knnper.cli.terminal import line_counter, roughly, time_left
 from knnper.experiment import dump_yaml
-from knnper.simulation.batches.progress import Progress, TimeLeft
+from knnper.simulation.batches.progress import Progress
 from tests.simulation.batches.small_sweep import NEIGHBORS, document, in_this_process
 from tests.simulation.reporting.made_runs import made_run
 
@@ -73,9 +73,8 @@ def test_no_more_is_said_of_the_time_that_is_left_than_is_known() -> None:
     said = {seconds: roughly(seconds) for seconds in (4, 56, 144, 1944)}
     assert said == {4: "10 s", 56: "1 min 00 s", 144: "2 min 20 s", 1944: "32 min"}
     assert time_left(Progress(1, 3, 0, None)) == ""
-    assert time_left(Progress(3, 3, 0, TimeLeft(0.0))) == ""
-    least = TimeLeft(20.0, is_least=True)
-    assert time_left(Progress(1, 3, 0, least)) == "at least 20 s left"
+    assert time_left(Progress(3, 3, 0, 0.0)) == ""
+    assert time_left(Progress(1, 3, 0, 20.0)) == "some 20 s left"
 
 
 def test_lines_now_and_then() -> None:
@@ -84,7 +83,7 @@ def test_lines_now_and_then() -> None:
     looks = ((0, 0), (4, 1), (5, 1), (6, 2), (30, 2), (89, 2), (90, 2), (100, 3))
     for moment, done in looks:
         now[0] = moment
-        advance(Progress(done, 3, 0, TimeLeft(100.0 - moment)))
+        advance(Progress(done, 3, 0, 100.0 - moment))
     assert lines == [
         "3 runs",
         "1/3 runs some 1 min 40 s left",

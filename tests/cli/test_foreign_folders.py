@@ -12,7 +12,10 @@ from knnper.client.state import StateFolder, require_own
 from knnper.experiment import load_experiment
 from knnper.files import ForeignFileError
 from knnper.server.run_folder import RunFolder
-from knnper.simulation.batches.folder import Identity, batch_folder
+from knnper.simulation.batches.folder import (
+    Identity,
+    batch_folder,
+)
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.interface import Run
 from knnper.simulation.reports.finished_run import load_run

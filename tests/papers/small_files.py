@@ -7,7 +7,10 @@ from typing import Any
 
 from knnper.experiment import Experiment, dump_yaml, load_experiment
 from knnper.server.observer import Observer
-from knnper.simulation.batches.progress import Advance, Progress
+from knnper.simulation.batches.progress import (
+    Advance,
+    Progress,
+)
 from knnper.simulation.catalogue import experiment_catalogue
 from papers.figures import OnPart
 from papers.reproduce import File, Watcher
@@ -98,7 +101,7 @@ class QuietWatcher(Watcher):
         before = self.num_made
 
         def advance(progress: Progress) -> None:
-            self.num_made = before + progress.done - progress.found
+            self.num_made = before + progress.done - progress.at_start
 
         yield advance
 

@@ -18,7 +18,7 @@ from knnper.files import JsonLines
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.simulation.batches.family import Family
-from knnper.simulation.batches.progress import Told
+from knnper.simulation.batches.progress import FamilyEvent
 from knnper.simulation.catalogue import experiment_catalogue
 from knnper.simulation.workbench import Workbench
 from papers.__main__ import app
@@ -326,7 +326,7 @@ def test_interrupted(
 ) -> None:
     def interrupted(
         families: Sequence[Family], num_workers: int
-    ) -> Iterator[Sequence[Told]]:
+    ) -> Iterator[Sequence[FamilyEvent]]:
         if not at_once:
             yield next(in_this_process(families, num_workers))
         raise KeyboardInterrupt

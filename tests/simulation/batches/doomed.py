@@ -2,10 +2,13 @@
 
 import os
 import signal
-import time
 from dataclasses import dataclass
 
-from knnper.simulation.batches.family import Event, Step, Tell
+from knnper.simulation.batches.family import (
+    Event,
+    SendEvent,
+    Step,
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ def die(family: Doomed, tell: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def chat(family: Doomed, tell: Tell) -> None:
-    """Tell a step and end, where what starts has huge pages."""
+def send_one_event(family: Doomed, send: SendEvent) -> None:
+    """Send an event and end; the process must have huge pages."""
     assert "hugetlb=1" in os.environ["GLIBC_TUNABLES"]
-    tell(Event(Step.ROUND, time.monotonic()))
+    send(Event(Step.ROUND))

@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from knnper.experiment import dump_yaml
-from knnper.simulation.batches.family import Event, Family, make_runs
-from knnper.simulation.batches.progress import Told
+from knnper.simulation.batches.family import (
+    Event,
+    Family,
+    make_runs,
+)
+from knnper.simulation.batches.progress import FamilyEvent
 from knnper.simulation.batches.sweep import (
     Sweep,
     read_sweep,
@@ -50,7 +54,7 @@ def read(folder: Path, *overrides: str, **changes: Any) -> Sweep:
 
 def in_this_process(
     families: Sequence[Family], num_workers: int
-) -> Iterator[Sequence[Told]]:
+) -> Iterator[Sequence[FamilyEvent]]:
     """Stand in for `run_in_workers`, whose processes take seconds to start."""
     for number, family in enumerate(families):
         events = list[Event]()

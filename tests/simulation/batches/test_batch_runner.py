@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import multiprocessing
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,16 @@ import numpy as np
 import pytest
 
 import knnper.simulation.batches.family as family_runs
-import knnper.simulation.batches.runner as workers
 from knnper.data.digits import DigitsSettings
 from knnper.data.examples import Dataset
 from knnper.errors import DataError, FolderTakenError, RunError
 from knnper.server.run_folder import RunFolder
+from knnper.simulation.batches import workers
 from knnper.simulation.batches.comparison import Comparison
-from knnper.simulation.batches.family import FAILED, Step
+from knnper.simulation.batches.family import (
+    FAILED,
+    Step,
+)
 from knnper.simulation.batches.outputs import write_batch
 from knnper.simulation.batches.progress import Progress
 from knnper.simulation.batches.runner import (
@@ -41,7 +43,7 @@ from knnper.simulation.batches.tables import (
 from knnper.simulation.engines import simulate
 from knnper.simulation.reports.table import csv_text
 from knnper.strategies.core.task import EmbeddingPool, Task
-from tests.simulation.batches.doomed import Doomed, chat, die
+from tests.simulation.batches.doomed import Doomed, die, send_one_event
 from tests.simulation.batches.small_comparison import ROWS, plan
 from tests.simulation.batches.small_sweep import (
     BASE,
@@ -68,7 +70,7 @@ def test_a_training_is_made_once(tmp_path: Path, made: Made) -> None:
     # Two seeds, each with a training of two rounds and four runs.
     assert sorted(rounds(made)) == [0, 0, *(6 * [2])]
     assert told[-1].done == told[-1].total == num_steps(sweep) == 2 * (2 + 4)
-    assert {one.found for one in told} == {0}
+    assert {one.at_start for one in told} == {0}
     states = {
         RunFolder(run).results()["training"]["state_sha256"]
         for outcome in outcomes
@@ -114,7 +116,7 @@ def test_interrupted_in_the_middle_it_makes_only_what_is_missing(
     # Of the first seed two runs are left, which train no more; the second has none.
     assert rounds(made) == [2, 2, 0, 2, 2, 2]
     assert before.isdisjoint(path for path, _ in made)
-    assert told[0].done == told[-1].found == 2 + 2
+    assert told[0].done == told[-1].at_start == 2 + 2
     assert points(found) == points(expected)
 
 
@@ -225,14 +227,14 @@ def test_the_best_on_validation_data_is_tested(tmp_path: Path, made: Made) -> No
     steps = 2 * (2 + 2) + 2 * ((2 + 2) + (2 + 1))
     assert told[0].total == num_steps(comparison) == steps
     assert told[-1].done == told[-1].total == told[0].total
-    assert {one.found for one in told} == {0}
+    assert {one.at_start for one in told} == {0}
     for outcome in (mean, memory):
-        slow, fast = outcome.tried
+        slow, fast = outcome.candidates
         assert slow.score is not None
         assert fast.score is not None
         assert fast.score > slow.score
         assert outcome.point is fast.point
-    assert drift.tried == ()
+    assert drift.candidates == ()
     assert list(drift.runs) == [1, 2]
     # The four runs on validation data read no test split, the others read theirs.
     tuned = [json.loads((path / "results.json").read_text()) for path, _ in made[:4]]
@@ -260,7 +262,7 @@ def test_what_diverges_is_neither_chosen_nor_in_the_table(tmp_path: Path) -> Non
     comparison = plan(tmp_path, grid=grid, rows={"mean": ROWS["mean"], "hot": HOT})
     folder = tmp_path / "runs"
     outcomes = run_batch(comparison, folder, 1, ignore)
-    assert outcomes[0].tried[0].score is None
+    assert outcomes[0].candidates[0].score is None
     assert outcomes[0].point.values == {"training.learning_rate": 0.1}
     assert sorted(outcomes[1].failures) == [1, 2]
     assert outcomes[1].runs == {}
@@ -311,8 +313,8 @@ def test_tuning_reads_no_test_split(
     monkeypatch.setattr(DigitsSettings, "load", spoilt)
     found = run_batch(comparison, tmp_path / "spoilt", 1, ignore)
     for one, other in zip(expected, found, strict=True):
-        assert [tried.score for tried in one.tried] == [
-            tried.score for tried in other.tried
+        assert [tried.score for tried in one.candidates] == [
+            tried.score for tried in other.candidates
         ]
         tested = [(run / "clients.csv").read_bytes() for run in one.runs.values()]
         assert tested != [
@@ -352,15 +354,12 @@ def test_processes_that_are_killed_are_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert multiprocessing.active_children() == []
 
 
-def test_processes_tell_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "make_runs", chat)
+def test_processes_send_their_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "make_runs", send_one_event)
     families: list[Any] = [Doomed()] * 2
-    began = time.monotonic()
-    told = [one for some in workers.run_in_workers(families, 1) for one in some]
-    assert sorted(number for number, _ in told) == [0, 1]
-    assert {event.step for _, event in told} == {Step.ROUND}
-    # The clock is one for all processes.
-    assert all(began < event.at < time.monotonic() for _, event in told)
+    sent = [event for some in workers.run_in_workers(families, 1) for event in some]
+    assert sorted(number for number, _ in sent) == [0, 1]
+    assert {event.step for _, event in sent} == {Step.ROUND}
 
 
 def test_a_row_that_follows_is_tuned_after_its_leader(
@@ -378,7 +377,7 @@ def test_a_row_that_follows_is_tuned_after_its_leader(
     rate = mean.point.values["training.learning_rate"]
     assert follower.point.values["training.learning_rate"] == rate
     assert [
-        one.point.values["personalization.num_neighbors"] for one in follower.tried
+        one.point.values["personalization.num_neighbors"] for one in follower.candidates
     ] == [1, 3]
     # Two rates, then the best one's twice; both rows with two seeds share trainings.
     assert len([*(tmp_path / "out/runs").iterdir()]) == 2 + 2 + 2 * 2

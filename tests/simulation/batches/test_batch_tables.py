@@ -17,24 +17,30 @@ from matplotlib.figure import Figure
 
 from knnper.errors import ConfigError, RunError
 from knnper.simulation.batches import tables
+from knnper.simulation.batches.choice import (
+    best_points,
+    chosen_sweep,
+)
 from knnper.simulation.batches.comparison import Comparison
-from knnper.simulation.batches.outputs import best_points, chosen_sweep, plot_of
+from knnper.simulation.batches.figure_names import (
+    BYTES,
+    SECONDS,
+    all_columns,
+    versus,
+)
+from knnper.simulation.batches.plot import plot_of
 from knnper.simulation.batches.runner import Outcome
 from knnper.simulation.batches.sweep import (
     Sweep,
     read_sweep,
 )
 from knnper.simulation.batches.tables import (
-    BYTES,
-    SECONDS,
     PointRow,
-    all_columns,
     compared_run_rows,
     csv_of,
     documents_of,
     rows_of,
     table_of,
-    versus,
 )
 from knnper.simulation.reports.estimate import estimate
 from knnper.simulation.reports.table import csv_text
@@ -280,7 +286,7 @@ def test_variants_are_compared_with_one_of_them_seed_by_seed(
 
     monkeypatch.setattr(tables, "figures_of", figures_of)
     monkeypatch.setattr(
-        tables, "_costs", lambda _: dict.fromkeys((SECONDS, *BYTES), 0.0)
+        tables, "_costs_of", lambda _: dict.fromkeys((SECONDS, *BYTES), 0.0)
     )
     rows = rows_of(sweep, results)
     for reference, expected in (

@@ -28,8 +28,19 @@ from knnper.server.observer import Observer
 from knnper.server.rounds import TooManyFailuresError
 from knnper.server.run_folder import RunFolder
 from knnper.simulation import origin as inputs
-from knnper.simulation.batches.family import FAILED, Event, Family, is_done, why_failed
-from knnper.simulation.batches.folder import BATCH, Identity, batch_folder, led
+from knnper.simulation.batches.family import (
+    FAILED,
+    Event,
+    Family,
+    is_done,
+    why_failed,
+)
+from knnper.simulation.batches.folder import (
+    BATCH,
+    Identity,
+    batch_folder,
+    locked_folder,
+)
 from knnper.simulation.batches.runner import Outcome, families_of, run_batch
 from knnper.simulation.batches.sweep import Sweep
 from knnper.simulation.batches.tables import run_rows
@@ -296,9 +307,12 @@ def other_split(run: Path) -> None:
         (other_split, "the data is not what it was in the run in"),
         (
             lambda run: keep_inputs(run, Inputs(data="0" * 64, weights=None)),
-            "the data set is not what it was .* or leave the run away to train anew",
+            "the data set is not what it was .* or leave the run away to train again",
         ),
-        (lambda run: shutil.copytree(run, f"{run}-copy"), "copy were trained the same"),
+        (
+            lambda run: shutil.copytree(run, f"{run}-copy"),
+            "copy have the same training",
+        ),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_refused(
@@ -320,9 +334,9 @@ def test_what_cannot_be_gone_on_with_is_refused(
     [
         (
             {"seeds": [1, 2], "set": {"training.learning_rate": 0.2}},
-            r"asked for: training.learning_rate: found 0.1, expected 0.2\. Make",
+            r"this sweep: training.learning_rate: found 0.1, expected 0.2\. Make",
         ),
-        ({"seeds": [2, 3]}, "asked for: seeds: found 1, expected 2"),
+        ({"seeds": [2, 3]}, "this sweep: seeds: found 1, expected 2"),
     ],
 )
 def test_a_run_that_was_trained_otherwise_is_refused(
@@ -363,7 +377,7 @@ def test_a_state_that_none_goes_on_from_is_refused(tmp_path: Path) -> None:
     on_top = {**plain, "personalization": {"name": "dapper"}}
     earlier = trained(read(tmp_path, seeds=[1], grid={}, set=plain), tmp_path)
     dapper = read(tmp_path, seeds=[1], grid={}, set=on_top)
-    message = "keeps another state than that of fedavg asked for, which adds to it"
+    message = "keeps another state than that of fedavg, which adds to it"
     with pytest.raises(RunError, match=message):
         swept(dapper, tmp_path / "out", earlier)
 
@@ -454,7 +468,11 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_who_is_at_work_is_no_server(tmp_path: Path) -> None:
-    with RunFolder(tmp_path).locked(), pytest.raises(RunError) as caught, led(tmp_path):
+    with (
+        RunFolder(tmp_path).locked(),
+        pytest.raises(RunError) as caught,
+        locked_folder(tmp_path),
+    ):
         pass
     assert str(caught.value).startswith(f"another process is at work in {tmp_path}; ")
     assert "flwr" not in str(caught.value)
@@ -617,7 +635,7 @@ def test_runs_of_a_file_that_was_edited_are_refused(tmp_path: Path) -> None:
     [
         (Inputs("e" * 64, None), r"data set .* expected dddddddddddd, found eeeeeeee"),
         (Inputs("d" * 64, "w" * 64), "file of weights .* expected none, found wwwww"),
-        (Inputs("d" * 64, None, "t" * 64), r"split .* or delete .* its runs anew"),
+        (Inputs("d" * 64, None, "t" * 64), r"split .* or delete .* its runs again"),
     ],
 )
 def test_what_differs_is_said(tmp_path: Path, now: Inputs, message: str) -> None:

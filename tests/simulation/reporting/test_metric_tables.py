@@ -12,14 +12,16 @@ from typer.testing import CliRunner
 
 from knnper.cli.app import app
 from knnper.errors import ConfigError
-from knnper.simulation.batches.outputs import best_points
+from knnper.simulation.batches.choice import best_points
+from knnper.simulation.batches.figure_names import (
+    all_columns,
+    is_percent,
+    label_of,
+)
 from knnper.simulation.batches.runner import Outcome, run_batch
 from knnper.simulation.batches.tables import (
     PointRow,
-    all_columns,
     documents_of,
-    is_percent,
-    label_of,
     rows_of,
     table_of,
 )
@@ -163,7 +165,7 @@ def test_a_comparison_tunes_and_shows_one(
     rows = {"mean": ROWS["mean"]}
     comparison = plan(tmp_path, metric="log_loss", base=base, rows=rows, seeds=[1])
     outcomes: list[Outcome] = run_batch(comparison, tmp_path / "runs", 1, ignore)
-    slow, fast = outcomes[0].tried
+    slow, fast = outcomes[0].candidates
     assert slow.score is not None
     assert fast.score is not None
     # The smaller loss is the better one.
