@@ -195,11 +195,11 @@ def to_keep(rounds: Sequence[int], most: int) -> list[int]:
     each is about twice as far back as the next. The newest of the others fill up the
     rest.
     """
-    kept = set(rounds[-1:])
+    chosen = set(rounds[-1:])
     for power in range(most - 1):
-        kept.update([number for number in rounds if number % 2**power == 0][-2:])
-    others = [number for number in reversed(rounds) if number not in kept]
-    return sorted([*kept, *others[: most - len(kept)]])
+        chosen.update([number for number in rounds if number % 2**power == 0][-2:])
+    others = [number for number in reversed(rounds) if number not in chosen]
+    return sorted([*chosen, *others[: most - len(chosen)]])
 
 
 class CheckpointFolder:

@@ -45,19 +45,19 @@ class ModelDistribution:
         requests = requests_to_personalize(self.method, trained, key, sizes, seen, done)
         step = Step(Purpose.PERSONALIZE, last, [last])
         for reply in self.federation.exchange(step, requests):
-            told = _told(reply, seen, self.metrics)
+            outcome = _told(reply, seen, self.metrics)
             yield {
-                name: found
-                for name, found in told.items()
-                if name not in done and not isinstance(found, str)
+                name: result
+                for name, result in outcome.items()
+                if name not in done and not isinstance(result, str)
             }
-            for name, found in told.items():
-                if isinstance(found, str):
-                    self._failed(name, found)
+            for name, result in outcome.items():
+                if isinstance(result, str):
+                    self._failed(name, result)
 
     def _failed(self, client: str, reason: str) -> None:
-        told = self.titles.get(client, client)
-        message = f"client {told} could not personalise: {reason}"
+        title = self.titles.get(client, client)
+        message = f"client {title} could not personalise: {reason}"
         if not self.federation.may_be_away:
             raise DistributionError(message)
         log.warning("%s", message)
@@ -103,7 +103,7 @@ def _groups(
     groups: list[tuple[str, ...]] = [(client,) for client in sizes]
     if method.personalizes_by_inference:
         kinds = (
-            {name: one for name, one in sizes.items() if (name in seen) == is_seen}
+            {name: size for name, size in sizes.items() if (name in seen) == is_seen}
             for is_seen in (True, False)
         )
         groups = [group for kind in kinds for group in in_groups(kind)]
@@ -115,23 +115,29 @@ def _told(
     reply: Reply, seen: Collection[str], metrics: Collection[str]
 ) -> dict[str, ClientResult | str | None]:
     """Return clients' results, None of those that withhold them, or why they failed."""
-    told, names = reply.record, ", ".join(reply.clients)
-    if not isinstance(told, ClientResults):
+    report, names = reply.record, ", ".join(reply.clients)
+    if not isinstance(report, ClientResults):
         return {names: str(reply.failure)}
-    results = {one.client: one for one in told.results}
-    reported = [*(one.client for one in told.results), *told.failures, *told.withheld]
+    results = {result.client: result for result in report.results}
+    reported = [
+        *(result.client for result in report.results),
+        *report.failures,
+        *report.withheld,
+    ]
     if sorted(reported) != sorted(reply.clients):
         others = printable(", ".join(reported))
         return {names: f"expected results of {names}, found those of {others}"}
-    problems = {name: result_problem(one, metrics) for name, one in results.items()}
+    problems = {
+        name: result_problem(result, metrics) for name, result in results.items()
+    }
     return {
         **{
-            name: dataclasses.replace(one, seen=name in seen)
-            for name, one in results.items()
+            name: dataclasses.replace(result, seen=name in seen)
+            for name, result in results.items()
             if not problems[name]
         },
-        **dict.fromkeys(told.withheld),
-        **{name: printable(reason) for name, reason in told.failures.items()},
+        **dict.fromkeys(report.withheld),
+        **{name: printable(reason) for name, reason in report.failures.items()},
         **{name: problem for name, problem in problems.items() if problem},
     }
 

@@ -13,7 +13,7 @@ from knnper.strategies.core.task import ClientResult
 
 
 @dataclass(frozen=True)
-class _Line:
+class _ReportLine:
     """A client that has a model, and its result unless it withholds it."""
 
     model: str
@@ -21,7 +21,7 @@ class _Line:
     result: ClientResult | None = None
 
 
-_LINE = TypeAdapter(_Line)
+_REPORT_LINE = TypeAdapter(_ReportLine)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,14 +62,14 @@ class Reported(Mapping[str, ClientResult | None]):
             for client in clients:
                 file.seek(self.places[client])
                 try:
-                    line = _LINE.validate_json(file.readline(), strict=True)
+                    line = _REPORT_LINE.validate_json(file.readline(), strict=True)
                 except ValidationError as error:
                     raise _damaged(self.path, error) from error
                 yield line.result
 
 
 @dataclass(frozen=True)
-class Shown(Iterable[ClientResult]):
+class ShownResults(Iterable[ClientResult]):
     """Results of the clients that do not withhold them, sorted by title.
 
     Attributes

@@ -91,7 +91,7 @@ class Federation(ABC):
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
         """Ask clients and yield their replies in the order of the requests."""
 
-    def is_there(self, client: str) -> bool:  # noqa: ARG002
+    def is_available(self, client: str) -> bool:  # noqa: ARG002
         """Return whether a client can be reached."""
         return True
 
@@ -103,7 +103,7 @@ class Federation(ABC):
         """Return the replies to what was begun that came since the last call."""
         raise NotImplementedError
 
-    def require_someone(  # noqa: B027
+    def require_client(  # noqa: B027
         self, clients: Sequence[str], waited_s: float
     ) -> None:
         """Refuse to wait any longer for the first one of ``clients``."""
@@ -138,7 +138,14 @@ class Packer:
 
     def _pack(self, name: str, record: object) -> Packed:
         known = self._latest.values()
-        same = next((packed for one, packed in known if is_same(one, record)), None)
+        same = next(
+            (
+                packed
+                for packed_record, packed in known
+                if is_same(packed_record, record)
+            ),
+            None,
+        )
         packed = same or pack(record, self._carrier)
         self._use(packed)
         # What was packed last is in use too: the next request may be for the same.
@@ -220,9 +227,9 @@ class TaskSize:
 def _joined(requests: Sequence[Request]) -> Request:
     return replace(
         requests[0],
-        clients=tuple(one.client for one in requests),
+        clients=tuple(request.client for request in requests),
         state_rounds=tuple(
-            itertools.chain.from_iterable(one.state_rounds for one in requests)
+            itertools.chain.from_iterable(request.state_rounds for request in requests)
         ),
     )
 
@@ -344,15 +351,15 @@ class FlowerFederation(Federation):
             polling.LEAST_LIMIT_BYTES, polling.MOST_TIMES_SENT * sent_bytes
         )
         of_each = [(client,) for client in request.clients]
-        asked = of_each if purpose is Purpose.TRAIN else [request.clients]
+        groups = of_each if purpose is Purpose.TRAIN else [request.clients]
         try:
             content = self._content(message)
-            together = self._together(content, len(asked), most_bytes)
+            together = self._together(content, len(groups), most_bytes)
         except CodecError as error:
             reason = printable(str(error))
-            yield from (Reply(clients, None, reason) for clients in asked)
+            yield from (Reply(clients, None, reason) for clients in groups)
             return
-        for number, clients in enumerate(asked):
+        for number, clients in enumerate(groups):
             try:
                 flat = together.pop(number, None)
                 record = self._record(purpose, content, number, flat, most_bytes)

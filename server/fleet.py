@@ -57,12 +57,12 @@ class Fleet(ABC):
         """The time, from any beginning."""
 
     @abstractmethod
-    def is_there(self, client: str) -> bool:
+    def is_available(self, client: str) -> bool:
         """Return whether a client could begin to train."""
 
-    def there(self) -> list[str]:
+    def available(self) -> list[str]:
         """Return the clients that could, sorted."""
-        return sorted(one for one in self.sizes if self.is_there(one))
+        return sorted(client for client in self.sizes if self.is_available(client))
 
     @abstractmethod
     def begin(self, client: str, version: int) -> None:
@@ -111,13 +111,13 @@ class VirtualFleet(Fleet):
         """See `Fleet.now_s`: seconds since the run began."""
         return self._now_s
 
-    def is_there(self, client: str) -> bool:
-        """See `Fleet.is_there`; who trains is not asked for."""
-        return self._devices.is_there(client, self._now_s)
+    def is_available(self, client: str) -> bool:
+        """See `Fleet.is_available`; who trains is not asked for."""
+        return self._devices.is_available(client, self._now_s)
 
-    def there(self) -> list[str]:
+    def available(self) -> list[str]:
         """See `Fleet.there`."""
-        return self._all if self._devices.are_always_there else super().there()
+        return self._all if self._devices.are_always_available else super().available()
 
     def begin(self, client: str, version: int) -> None:  # noqa: ARG002
         """See `Fleet.begin`."""
@@ -138,7 +138,7 @@ class VirtualFleet(Fleet):
 
     def forget(self, clients: Collection[str]) -> None:
         """See `Fleet.forget`: who is late is not trained, as nobody would see it."""
-        self._under_way = [one for one in self._under_way if one[1] not in clients]
+        self._under_way = [task for task in self._under_way if task[1] not in clients]
         heapq.heapify(self._under_way)
 
     def cohort(self, versions: Mapping[str, int], num_late: int) -> Cohort:
@@ -155,7 +155,7 @@ _Z_975 = 1.959964
 
 
 @dataclass
-class _Presence:
+class _Availability:
     """When a client is there: the ends of the times in which it is, and is not."""
 
     ends: Iterator[float]
@@ -184,15 +184,15 @@ class Devices:
         self._settings, self._training = training.devices, training
         self._method = method
         self._traces = Traces(training.devices, key)
-        self.are_always_there = (
+        self.are_always_available = (
             training.devices.available == 1 and not self._traces.has_times
         )
-        self._presences: dict[str, _Presence] = {}
+        self._presences: dict[str, _Availability] = {}
 
     def work_s(self, client: str) -> float:
         """Return how long a round takes a client that is there all the time."""
-        one = self._settings
-        spreads = one.speed_spread, one.link_spread
+        settings = self._settings
+        spreads = settings.speed_spread, settings.link_spread
         speed, link = (
             math.exp(deviations * math.log(spread) / (2 * _Z_975))
             for deviations, spread in zip(self.key.device(client), spreads, strict=True)
@@ -200,16 +200,16 @@ class Devices:
         method, device = self._method, self._traces.device(client)
         count = self._num_examples(client) * method.work(client)
         if device.seconds_per_example is None:
-            seconds = count / (one.examples_per_s * speed)
+            seconds = count / (settings.examples_per_s * speed)
         else:
             seconds = count * device.seconds_per_example
         for num_bytes, measured, rate in (
             (
                 4 * method.num_weights(client),
                 device.bytes_down_per_s,
-                one.bytes_down_per_s,
+                settings.bytes_down_per_s,
             ),
-            (method.bytes_up(client), device.bytes_up_per_s, one.bytes_up_per_s),
+            (method.bytes_up(client), device.bytes_up_per_s, settings.bytes_up_per_s),
         ):
             if measured is not None:
                 seconds += num_bytes / measured
@@ -217,7 +217,7 @@ class Devices:
                 seconds += num_bytes / (rate * link)
         return seconds
 
-    def is_there(self, client: str, at_s: float) -> bool:
+    def is_available(self, client: str, at_s: float) -> bool:
         """Return whether a client is available."""
         return self.back_s(client, at_s) == at_s
 
@@ -231,43 +231,46 @@ class Devices:
 
     def first_back_s(self, clients: Iterable[str], at_s: float) -> float:
         """Return from when on one of the clients is available; inf for none."""
-        return min((self.back_s(one, at_s) for one in clients), default=math.inf)
+        return min((self.back_s(client, at_s) for client in clients), default=math.inf)
 
     def finished_s(self, client: str, at_s: float) -> float:
         """Return when a client is done that gets its work at ``at_s``."""
-        left = self.work_s(client)
+        remaining_s = self.work_s(client)
         presence = self._presence(client)
         if presence is None:
-            return at_s + left
+            return at_s + remaining_s
         while True:
             at_s = self.back_s(client, at_s)
             end_s = presence.ends_s[presence.turn(at_s)]
-            if at_s + left <= end_s:
-                return at_s + left
-            left -= end_s - at_s
+            if at_s + remaining_s <= end_s:
+                return at_s + remaining_s
+            remaining_s -= end_s - at_s
             at_s = end_s
 
-    def _presence(self, client: str) -> _Presence | None:
+    def _presence(self, client: str) -> _Availability | None:
         """Return when a client is there; None for always."""
-        if self.are_always_there:
+        if self.are_always_available:
             return None
         if client not in self._presences:
             times = self._traces.times(client)
             ends = self._random_ends(client) if times is None else times.ends()
-            self._presences[client] = _Presence(ends)
+            self._presences[client] = _Availability(ends)
         return self._presences[client]
 
     def _random_ends(self, client: str) -> Iterator[float]:
-        one = self._settings
+        settings = self._settings
         generator = self.key.child("availability", client).numpy()
-        means = one.period_s * one.available, one.period_s * (1 - one.available)
+        means = (
+            settings.period_s * settings.available,
+            settings.period_s * (1 - settings.available),
+        )
         # As if it had always gone on: at 0 so large a part is there.
-        is_there = generator.random() < one.available
+        is_available = generator.random() < settings.available
         lengths = (
             generator.exponential(means[number % 2])
-            for number in itertools.count(0 if is_there else 1)
+            for number in itertools.count(0 if is_available else 1)
         )
-        return itertools.accumulate(lengths, initial=None if is_there else 0.0)
+        return itertools.accumulate(lengths, initial=None if is_available else 0.0)
 
     def _num_examples(self, client: str) -> int:
         """Return how many examples a client trains on in a round, each time counted."""
@@ -300,9 +303,9 @@ class LiveFleet(Fleet):
         """See `Fleet.now_s`."""
         return time.monotonic()
 
-    def is_there(self, client: str) -> bool:
-        """See `Fleet.is_there`."""
-        return client not in self._at_work and self._federation.is_there(client)
+    def is_available(self, client: str) -> bool:
+        """See `Fleet.is_available`."""
+        return client not in self._at_work and self._federation.is_available(client)
 
     def begin(self, client: str, version: int) -> None:
         """See `Fleet.begin`."""
@@ -325,10 +328,10 @@ class LiveFleet(Fleet):
             self._look()
             if self._answered:
                 return self._answered.popleft()
-            if self.now_s >= until_s or any(map(self.is_there, awaited)):
+            if self.now_s >= until_s or any(map(self.is_available, awaited)):
                 return None
             if not self._at_work:
-                self._federation.require_someone(awaited, self.now_s - began_s)
+                self._federation.require_client(awaited, self.now_s - began_s)
             if self._federation.stop.wait(LOOK_EVERY_S):
                 raise Interrupted("stopped while clients were working")
 
@@ -339,7 +342,7 @@ class LiveFleet(Fleet):
     def forget(self, clients: Collection[str]) -> None:
         """See `Fleet.forget`: what they send in the end is dropped."""
         self._forgotten |= self._at_work & set(clients)
-        for client in [one for one in self._answered if one in clients]:
+        for client in [name for name in self._answered if name in clients]:
             self._answered.remove(client)
             del self._replies[client]
 

@@ -83,7 +83,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextlib.contextmanager
-def bars(*more: ProgressColumn) -> Iterator[Progress | None]:
+def bars(*columns: ProgressColumn) -> Iterator[Progress | None]:
     """Yield what draws bars, on a terminal or in a notebook; None elsewhere."""
     console = Console(stderr=True)
     # In a notebook rich draws with ipywidgets, or not at all.
@@ -92,7 +92,7 @@ def bars(*more: ProgressColumn) -> Iterator[Progress | None]:
         yield None
         return
     common = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*common, *more, console=console) as progress:
+    with Progress(*common, *columns, console=console) as progress:
         yield progress
 
 
@@ -162,11 +162,11 @@ class TerminalObserver(Observer):
         if self._progress is not None:
             self._progress.stop()
 
-    def _start(self, what: str, total: int, done: int, line: str) -> None:
+    def _start(self, title: str, total: int, done: int, line: str) -> None:
         self._total, self._done = total, done
         if self._progress is not None:
             self._task = self._progress.add_task(
-                what, total=total, completed=done, figures=""
+                title, total=total, completed=done, figures=""
             )
         elif line:
             self._write(line)
@@ -180,5 +180,5 @@ class TerminalObserver(Observer):
         if is_time:
             self._last_line = self._clock()
         if is_time or self._done == self._total:
-            more = f": {figures}" if figures else ""
-            self._write(f"{line}/{self._total}{noun}{more}")
+            details = f": {figures}" if figures else ""
+            self._write(f"{line}/{self._total}{noun}{details}")

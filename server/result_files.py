@@ -17,57 +17,57 @@ Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 Number = Annotated[float, Field(ge=-_LARGEST_NUMBER, le=_LARGEST_NUMBER)]
 
 
-class _Document(BaseModel):
+class _DocumentForm(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class _Figures(_Document):
+class _FiguresForm(_DocumentForm):
     __pydantic_extra__: dict[str, Number | None]
     num_clients: Count
 
 
-class _Group(_Figures):
-    reference: _Figures | None = Field(default=None, alias="global")
+class _GroupForm(_FiguresForm):
+    reference: _FiguresForm | None = Field(default=None, alias="global")
 
 
-class _Validation(_Document):
+class _ValidationForm(_DocumentForm):
     __pydantic_extra__: dict[str, Number | None]
 
 
-class _LeftOut(_Document):
+class _LeftOutForm(_DocumentForm):
     client: str
     after_round: Count
     cosine: Number
 
 
-class _Training(_Document):
+class _TrainingForm(_DocumentForm):
     __pydantic_extra__: dict[str, Number | None]
     num_rounds: Count | None = None
     personalization_seconds: Number = 0.0
     state_sha256: str = ""
-    validation: _Validation | None = None
-    left_out: list[_LeftOut] = []
+    validation: _ValidationForm | None = None
+    left_out: list[_LeftOutForm] = []
 
 
-class _Distribution(_Document):
+class _DistributionForm(_DocumentForm):
     withheld: list[str] = []
     offline: list[str] = []
 
 
-class _Metric(_Document):
+class _MetricForm(_DocumentForm):
     name: str
 
 
-class _Run(_Document):
+class _RunForm(_DocumentForm):
     seed: Count | None = None
-    metrics: list[_Metric] = []
+    metrics: list[_MetricForm] = []
 
 
-class _Experiment(_Document):
-    run: _Run | None = None
+class _ExperimentForm(_DocumentForm):
+    run: _RunForm | None = None
 
 
-class _Manifest(_Document):
+class _ManifestForm(_DocumentForm):
     command: list[str] = []
     started: str = ""
     partition_hash: str = ""
@@ -75,21 +75,21 @@ class _Manifest(_Document):
     versions: dict[str, str | None] = {}
     platform: str = ""
     num_cpus: Count | None = None
-    experiment: _Experiment | None = None
+    experiment: _ExperimentForm | None = None
 
 
-class _Results(_Document):
+class _ResultsForm(_DocumentForm):
     method: str = ""
     personalization: str = ""
     title: str = ""
-    seen: _Group | None = None
-    unseen: _Group | None = None
-    training: _Training | None = None
-    model_distribution: _Distribution | None = None
-    manifest: _Manifest | None = None
+    seen: _GroupForm | None = None
+    unseen: _GroupForm | None = None
+    training: _TrainingForm | None = None
+    model_distribution: _DistributionForm | None = None
+    manifest: _ManifestForm | None = None
 
 
-class _Round(_Document):
+class _RoundForm(_DocumentForm):
     __pydantic_extra__: dict[str, Number | None]
     server_round: Annotated[int, Field(ge=1, le=LARGEST_COUNT)]
     failures: dict[str, str] = {}
@@ -98,7 +98,7 @@ class _Round(_Document):
     left_out: list[str] = []
 
 
-_RESULTS, _ROUND = TypeAdapter(_Results), TypeAdapter(_Round)
+_RESULTS, _ROUND = TypeAdapter(_ResultsForm), TypeAdapter(_RoundForm)
 
 
 def results_problem(document: Mapping[str, Any]) -> str | None:

@@ -63,10 +63,10 @@ def evaluation_problem(
 
 
 def _metric_problems(
-    found: Mapping[str, float | None], asked: Collection[str] | None
+    values: Mapping[str, float | None], expected: Collection[str] | None
 ) -> Iterator[str]:
-    for name, value in found.items():
-        if asked is not None and name not in asked:
+    for name, value in values.items():
+        if expected is not None and name not in expected:
             yield f"found a metric {name[:_LONGEST_NAME]!r} that was not asked for"
         # Those of ours that are sent are fractions.
         elif value is not None and not (
@@ -140,7 +140,7 @@ def _bins_fit(evaluation: Evaluation) -> bool:
 
 
 def _are_counts(values: Iterable[object]) -> bool:
-    return all(type(one) is int and 0 <= one <= LARGEST_COUNT for one in values)
+    return all(type(value) is int and 0 <= value <= LARGEST_COUNT for value in values)
 
 
 def _is_between(value: float, most: float) -> bool:
@@ -274,7 +274,7 @@ OVER_CLIENTS = (
 
 
 def metric_figures(
-    own: "_Model", other: "_Model", metric: str
+    model: "_Model", other: "_Model", metric: str
 ) -> dict[str, float | None]:
     """Return how a metric of one kind of model spreads over a group's clients.
 
@@ -282,13 +282,13 @@ def metric_figures(
     with the number of those that have test examples and where it is not. Where lower
     is better, the worst is the largest. ``other`` are the models to compare with.
     """
-    values, counts = own.known(metric), own.sizes_with(metric)
+    values, counts = model.known(metric), model.sizes_with(metric)
     spread: tuple[float | None, ...] = (None,) * 5
     if values:
         products = map(operator.mul, values, counts)
         spread = math.fsum(products) / sum(counts), *_spread(metric, values)
-    degraded = fraction_degraded(own.beside(other, metric), metric)
-    num_undefined = sum(map(bool, own.sizes)) - len(values)
+    degraded = fraction_degraded(model.beside(other, metric), metric)
+    num_undefined = sum(map(bool, model.sizes)) - len(values)
     names = (figure_of(metric, name) for name in OVER_CLIENTS)
     return dict(zip(names, (*spread, degraded, num_undefined), strict=True))
 
@@ -309,9 +309,9 @@ def fraction_degraded(
 ) -> float | None:
     """Return the fraction of clients degraded: their model's metric is worse."""
     worse = [
-        is_worse(metric, own, other)
-        for own, other in pairs
-        if own is not None and other is not None
+        is_worse(metric, model, other)
+        for model, other in pairs
+        if model is not None and other is not None
     ]
     return sum(worse) / len(worse) if worse else None
 
@@ -361,7 +361,7 @@ def training_summary(
     return {
         "num_rounds": len(rounds),
         "train_loss": rounds[-1]["train_loss"] if rounds else None,
-        **{name: sum(one.get(name, 0) for one in rounds) for name in _TOTALS},
+        **{name: sum(record.get(name, 0) for record in rounds) for name in _TOTALS},
         "validation": {"accuracy_weighted": correct / total if total else None},
         **{name: rounds[-1][name] for name in _LAST if rounds and name in rounds[-1]},
     }
@@ -375,7 +375,7 @@ def write_clients_csv(
     path: Path,
     results: Iterable[ClientResult],
     metrics: Sequence[str] = (),
-    more: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+    columns_of_clients: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> None:
     """Write one row a client; equal results give equal bytes.
 
@@ -383,11 +383,16 @@ def write_clients_csv(
     client.
     """
     measured = list(dict.fromkeys([ACCURACY, "log_loss", *metrics]))
-    columns = [*_COLUMNS, *(column for one in measured for column in columns_of(one))]
+    columns = [
+        *_COLUMNS,
+        *(column for result in measured for column in columns_of(result)),
+    ]
     chosen = {
         key
-        for one in results
-        for key in itertools.chain(one.chosen, more.get(one.client, ()))
+        for result in results
+        for key in itertools.chain(
+            result.chosen, columns_of_clients.get(result.client, ())
+        )
     }
     header = [*columns, *sorted(chosen.difference(columns))]
     with written_atomically(path) as file:
@@ -395,7 +400,8 @@ def write_clients_csv(
         writer = csv.DictWriter(text, header, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(
-            {**_row(one, measured), **more.get(one.client, {})} for one in results
+            {**_row(result, measured), **columns_of_clients.get(result.client, {})}
+            for result in results
         )
 
 
@@ -457,12 +463,14 @@ class PooledBins:
         self.correct = [0] * NUM_CALIBRATION_BINS
         self.counts = [0] * NUM_CALIBRATION_BINS
 
-    def add(self, one: Evaluation) -> None:
+    def add(self, evaluation: Evaluation) -> None:
         """Count one more, which is of some examples."""
-        for total, number in zip(self._confidence, one.bin_confidence, strict=True):
+        for total, number in zip(
+            self._confidence, evaluation.bin_confidence, strict=True
+        ):
             total.add(number)
-        self.correct = list(map(operator.add, self.correct, one.bin_correct))
-        self.counts = list(map(operator.add, self.counts, one.bin_counts))
+        self.correct = list(map(operator.add, self.correct, evaluation.bin_correct))
+        self.counts = list(map(operator.add, self.counts, evaluation.bin_counts))
 
     @property
     def confidence(self) -> list[float]:
@@ -484,34 +492,36 @@ class _Model:
         self.num_right, self.log_loss_sum = Total(), Total()
         self.bins = PooledBins()
 
-    def add(self, one: Evaluation) -> None:
+    def add(self, evaluation: Evaluation) -> None:
         """Count a client's model."""
-        self.sizes.append(one.num_examples)
+        self.sizes.append(evaluation.num_examples)
         for name, values in self._values.items():
-            value = metric_of(one, name)
+            value = metric_of(evaluation, name)
             values.append(math.nan if value is None else value)
-        if one.accuracy is not None:
-            self.num_examples += one.num_examples
-            self.num_right.add(_num_right(one))
-            self.log_loss_sum.add(one.log_loss_sum)
-            self.bins.add(one)
+        if evaluation.accuracy is not None:
+            self.num_examples += evaluation.num_examples
+            self.num_right.add(_num_right(evaluation))
+            self.log_loss_sum.add(evaluation.log_loss_sum)
+            self.bins.add(evaluation)
 
     def known(self, metric: str) -> list[float]:
         """Return a metric of the clients that have it."""
-        return [one for one in self._values[metric] if not math.isnan(one)]
+        return [value for value in self._values[metric] if not math.isnan(value)]
 
     def sizes_with(self, metric: str) -> list[int]:
         """Return the numbers of test examples of the clients that have a metric."""
         both = zip(self.sizes, self._values[metric], strict=True)
-        return [size for size, one in both if not math.isnan(one)]
+        return [size for size, value in both if not math.isnan(value)]
 
     def beside(
         self, other: "_Model", metric: str
     ) -> Iterator[tuple[float, float | None]]:
         """Yield a metric of each client that has it, with that of another model."""
-        for one, its in zip(self._values[metric], other._values[metric], strict=True):
-            if not math.isnan(one):
-                yield one, None if math.isnan(its) else its
+        for value, other_value in zip(
+            self._values[metric], other._values[metric], strict=True
+        ):
+            if not math.isnan(value):
+                yield value, None if math.isnan(other_value) else other_value
 
 
 class _Group:
@@ -534,15 +544,15 @@ class _Group:
         )
 
 
-def _summary(own: _Model, reference: _Model, metrics: Sequence[str]) -> Summary:
+def _summary(model: _Model, reference: _Model, metrics: Sequence[str]) -> Summary:
     """Return the figures of the first models; the second are the global one."""
-    accuracies, num_clients = own.known(ACCURACY), len(own.sizes)
+    accuracies, num_clients = model.known(ACCURACY), len(model.sizes)
     num_empty = num_clients - len(accuracies)
     of_metrics = {
         name: value
         for metric in metrics
         if metric != ACCURACY
-        for name, value in metric_figures(own, reference, metric).items()
+        for name, value in metric_figures(model, reference, metric).items()
     }
     if not accuracies:
         return Summary(num_clients, num_empty, 0, metrics=of_metrics)
@@ -550,15 +560,17 @@ def _summary(own: _Model, reference: _Model, metrics: Sequence[str]) -> Summary:
     return Summary(
         num_clients=num_clients,
         num_empty=num_empty,
-        num_test_examples=own.num_examples,
-        accuracy_weighted=own.num_right.value / own.num_examples,
+        num_test_examples=model.num_examples,
+        accuracy_weighted=model.num_right.value / model.num_examples,
         accuracy_mean=mean,
         accuracy_bottom_decile=bottom_decile,
         accuracy_worst=worst,
         accuracy_std=std,
-        fraction_degraded=fraction_degraded(own.beside(reference, ACCURACY)),
-        ece=_calibration_error(own.bins.confidence, own.bins.correct, own.num_examples),
-        log_loss=own.log_loss_sum.value / own.num_examples,
+        fraction_degraded=fraction_degraded(model.beside(reference, ACCURACY)),
+        ece=_calibration_error(
+            model.bins.confidence, model.bins.correct, model.num_examples
+        ),
+        log_loss=model.log_loss_sum.value / model.num_examples,
         metrics=of_metrics,
     )
 
@@ -580,16 +592,22 @@ def _calibration_error(
     return math.fsum(abs(sure - right) for sure, right in both) / num_examples
 
 
-def _own_calibration_error(one: Evaluation) -> float | None:
-    return _calibration_error(one.bin_confidence, one.bin_correct, one.num_examples)
+def _own_calibration_error(evaluation: Evaluation) -> float | None:
+    return _calibration_error(
+        evaluation.bin_confidence, evaluation.bin_correct, evaluation.num_examples
+    )
 
 
-def _own_log_loss(one: Evaluation) -> float | None:
-    return one.log_loss_sum / one.num_examples if one.num_examples else None
+def _own_log_loss(evaluation: Evaluation) -> float | None:
+    return (
+        evaluation.log_loss_sum / evaluation.num_examples
+        if evaluation.num_examples
+        else None
+    )
 
 
 _FROM_SUMS: Mapping[str, Callable[[Evaluation], float | None]] = {
-    ACCURACY: lambda one: one.accuracy,
+    ACCURACY: lambda evaluation: evaluation.accuracy,
     "log_loss": _own_log_loss,
     "ece": _own_calibration_error,
 }

@@ -33,7 +33,7 @@ from knnper.server.observer import RoundRecord
 from knnper.server.results import in_groups, validation_problem
 from knnper.server.roster import Roster
 from knnper.server.schedule import (
-    Rounds,
+    RoundSchedule,
     Schedule,
     rebased,
     schedule_of,
@@ -121,7 +121,7 @@ class RoundLoop:
         self._warned_of_count: set[str] = set()
         self._warned_of_clipping: set[str] = set()
         self._history = History()
-        self.schedule: Schedule = Rounds(
+        self.schedule: Schedule = RoundSchedule(
             sorted(self.clients), self.training.participation, Uniform(self.key)
         )
         # By round, the models after it with which clients train: the last, and some
@@ -145,7 +145,9 @@ class RoundLoop:
     def _suspects(self) -> Mapping[str, float]:
         """Find the clients to leave out after an explosion; none if none stands out."""
         # In other schedules clients train while a step is made.
-        if self.federation.trusts_clients or not isinstance(self.schedule, Rounds):
+        if self.federation.trusts_clients or not isinstance(
+            self.schedule, RoundSchedule
+        ):
             return {}
         history = self._history
         return find_suspects(history.agreements, history.left_out, len(self.clients))

@@ -14,7 +14,7 @@ from knnper.own import explained
 from knnper.predictions import Predictions
 from knnper.server.checkpoints import Checkpoint, CheckpointFolder, History
 from knnper.server.distribution import ModelDistribution
-from knnper.server.distribution_log import Reported, Shown
+from knnper.server.distribution_log import Reported, ShownResults
 from knnper.server.federation import Federation
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.results import (
@@ -103,7 +103,7 @@ class Conductor:
         if not served:
             return served
         titles = roster.titles()
-        results = Shown(reported, served, titles)
+        results = ShownResults(reported, served, titles)
         document = {
             "method": self.assembly.experiment.method.name,
             "personalization": self.assembly.experiment.personalization.name,
@@ -118,12 +118,14 @@ class Conductor:
             "model_distribution": {
                 "num_clients": len(served),
                 "withheld": [
-                    titles.get(one, one) for one in served if one in reported.withheld
+                    titles.get(name, name)
+                    for name in served
+                    if name in reported.withheld
                 ],
                 "offline": [
-                    titles.get(one, one)
-                    for one in roster.names()
-                    if one not in reported
+                    titles.get(name, name)
+                    for name in roster.names()
+                    if name not in reported
                 ],
             },
             "manifest": {
@@ -146,15 +148,20 @@ class Conductor:
     def _participation(
         self, roster: Roster, history: History
     ) -> Mapping[str, Mapping[str, float]]:
-        one, titles = self.assembly, roster.titles()
-        if is_timed_by_clients(one.experiment.training):
+        assembly, titles = self.assembly, roster.titles()
+        if is_timed_by_clients(assembly.experiment.training):
             return participation_of(self.folder.rounds())
         schedule = schedule_of(
-            one.experiment.training, roster.trainable(), one.method, one.key
+            assembly.experiment.training,
+            roster.trainable(),
+            assembly.method,
+            assembly.key,
         )
         schedule.learn(history.gains)
-        found = schedule.client_figures(one.method.num_rounds)
-        return {titles.get(name, name): figures for name, figures in found.items()}
+        participation = schedule.client_figures(assembly.method.num_rounds)
+        return {
+            titles.get(name, name): figures for name, figures in participation.items()
+        }
 
     @property
     def _metrics(self) -> Sequence[str]:
@@ -173,8 +180,10 @@ class Conductor:
         if (predictions := self._predictions) is None:
             return reported
         places = reported.places.items()
-        there = {name: place for name, place in places if predictions.has(name)}
-        return dataclasses.replace(reported, places=there)
+        with_predictions = {
+            name: place for name, place in places if predictions.has(name)
+        }
+        return dataclasses.replace(reported, places=with_predictions)
 
     def _distribute(
         self, trained: Checkpoint, roster: Roster, to: Collection[str] | None
@@ -206,7 +215,7 @@ def _left_out(
 ) -> dict[str, Sequence[Mapping[str, Any]]]:
     """Make the entry of ``results.json`` about clients left out of the training."""
     clients = [
-        {"client": titles.get(name, name), **told}
-        for name, told in sorted(history.left_out.items())
+        {"client": titles.get(name, name), **details}
+        for name, details in sorted(history.left_out.items())
     ]
     return {"left_out": clients} if clients else {}

@@ -435,7 +435,7 @@ class RunFolder:
 
     def drop_rounds_after(self, server_round: int) -> None:
         """Drop the records of later rounds, which are about to be repeated."""
-        kept = [
+        earlier = [
             record for record in self.rounds() if record["server_round"] <= server_round
         ]
-        JsonLines(self.path / _ROUNDS).replace(kept)
+        JsonLines(self.path / _ROUNDS).replace(earlier)

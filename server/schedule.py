@@ -38,7 +38,7 @@ from knnper.experiment import (
 from knnper.records import Parts, put_together, take_apart
 from knnper.seeding import RandomKey
 from knnper.server.fleet import Cohort, Devices, Fleet, VirtualFleet
-from knnper.server.selection import Selection, selection_of
+from knnper.server.selection import ClientSelection, selection_of
 from knnper.strategies.core.method import Method, origins
 
 
@@ -55,7 +55,7 @@ class Schedule(ABC):
         """Return who takes part in a step (from 1)."""
 
     def learn(self, gains: Sequence[Mapping[str, float]]) -> None:  # noqa: B027
-        """Take note of what each step so far has shown, see `Selection.learn`."""
+        """Take note of what each step so far has shown, see `ClientSelection.learn`."""
 
     def needed_after(self, step: int) -> frozenset[int]:  # noqa: ARG002
         """Return the earlier steps whose models clients still train when it is over."""
@@ -71,12 +71,12 @@ class Schedule(ABC):
 
 
 @dataclass(frozen=True)
-class Rounds(Schedule):
-    """Rounds without time."""
+class RoundSchedule(Schedule):
+    """RoundSchedule without time."""
 
     clients: Sequence[str]
     fraction: float
-    selection: Selection
+    selection: ClientSelection
 
     def cohort(self, step: int) -> Cohort:
         """See `Schedule.cohort`."""
@@ -118,17 +118,17 @@ class TimedSchedule(Schedule):
                 staleness[client].append(step - 1 - version)
         return {
             client: {
-                "num_rounds": len(found),
+                "num_rounds": len(staleness),
                 **self._fleet.figures(client),
-                **({"staleness": statistics.fmean(found)} if found else {}),
+                **({"staleness": statistics.fmean(staleness)} if staleness else {}),
             }
-            for client, found in staleness.items()
+            for client, staleness in staleness.items()
         }
 
     def _until(self, step: int) -> tuple[Cohort, frozenset[int]]:
         while step not in self._made:
-            number, made = next(self._steps)
-            self._made[number] = made
+            number, cohort = next(self._steps)
+            self._made[number] = cohort
         return self._made[step]
 
     @abstractmethod
@@ -137,14 +137,14 @@ class TimedSchedule(Schedule):
 
 
 class SynchronousSchedule(TimedSchedule):
-    """Rounds that end with their last client, or sooner."""
+    """RoundSchedule that end with their last client, or sooner."""
 
     def __init__(
         self,
         fleet: Fleet,
         participation: float,
         timing: SynchronousTiming,
-        selection: Selection,
+        selection: ClientSelection,
         first_step: int = 1,
     ) -> None:
         super().__init__(fleet, participation, first_step)
@@ -159,9 +159,9 @@ class SynchronousSchedule(TimedSchedule):
         # 100 times 1.1 is a little more than 110.
         most = math.ceil(self._count * self._timing.over_selection - _ROUNDING)
         for step in itertools.count(first_step):
-            while not (there := fleet.there()):
+            while not (available := fleet.available()):
                 fleet.next_answer(awaited=self._clients)
-            drawn = self._selection.draw(there, min(most, len(there)), step)
+            drawn = self._selection.draw(available, min(most, len(available)), step)
             deadline_s = fleet.now_s + (self._timing.deadline_s or math.inf)
             for client in drawn:
                 fleet.begin(client, step - 1)
@@ -212,7 +212,9 @@ class BufferedSchedule(TimedSchedule):
                     client = self._idle(busy, num_drawn)
                     if client is None:
                         # Someone may be back before the next one is done.
-                        idle = [one for one in self._clients if one not in busy]
+                        idle = [
+                            client for client in self._clients if client not in busy
+                        ]
                         break
                     busy.add(client)
                     under_way[client] = step - 1
@@ -233,9 +235,9 @@ class BufferedSchedule(TimedSchedule):
         generator = self._fleet.key.child("next client", number).numpy()
         for position in map(int, generator.integers(len(self._clients), size=_TRIES)):
             client = self._clients[position]
-            if client not in busy and self._fleet.is_there(client):
+            if client not in busy and self._fleet.is_available(client):
                 return client
-        idle = [one for one in self._fleet.there() if one not in busy]
+        idle = [client for client in self._fleet.available() if client not in busy]
         return idle[int(generator.integers(len(idle)))] if idle else None
 
 
@@ -248,12 +250,12 @@ def participation_of(
 ) -> Mapping[str, Mapping[str, float]]:
     """Return of each client in how many rounds it was, and its mean staleness."""
     staleness: dict[str, list[int]] = {}
-    for one in rounds:
-        for client, found in one.get("participants", {}).items():
+    for record in rounds:
+        for client, found in record.get("participants", {}).items():
             staleness.setdefault(client, []).append(found)
     return {
-        client: {"num_rounds": len(found), "staleness": statistics.fmean(found)}
-        for client, found in staleness.items()
+        client: {"num_rounds": len(staleness), "staleness": statistics.fmean(staleness)}
+        for client, staleness in staleness.items()
     }
 
 
@@ -266,7 +268,7 @@ def schedule_of(
     """Return who takes part when, of clients with so many training examples each."""
     if training.devices is None:
         selection = selection_of(training, key)
-        return Rounds(sorted(clients), training.participation, selection)
+        return RoundSchedule(sorted(clients), training.participation, selection)
     fleet = VirtualFleet(Devices(training, clients, method, key))
     return scheduled(fleet, training)
 
@@ -282,7 +284,11 @@ def scheduled(
 
     def durations() -> Mapping[str, float]:
         known = {client: fleet.figures(client) for client in fleet.sizes}
-        return {one: told["round_seconds"] for one, told in known.items() if told}
+        return {
+            client: figures["round_seconds"]
+            for client, figures in known.items()
+            if figures
+        }
 
     selection = selection_of(training, fleet.key, durations)
     return SynchronousSchedule(fleet, participation, timing, selection, first_step)

@@ -160,7 +160,7 @@ def leeway(
 
 
 @dataclass(frozen=True)
-class Change:
+class FieldChange:
     """How far a client moved one field of what it was sent.
 
     Attributes
@@ -176,7 +176,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredUpdate:
     """A valid update, which may still be an outlier.
 
     Attributes
@@ -193,13 +193,13 @@ class Measured:
 
     client: str
     update: Any
-    changes: Mapping[str, Change]
+    changes: Mapping[str, FieldChange]
     num_bytes: int
     payload: Any = None
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentPayload:
     """What a client was sent, with the norm of each of its tensors, by path."""
 
     payload: Any
@@ -207,7 +207,7 @@ class Sent:
     norms: Mapping[str, float]
 
     @classmethod
-    def of(cls, payload: object) -> "Sent":
+    def of(cls, payload: object) -> "SentPayload":
         """Measure a payload."""
         tensors = tensors_of(payload)
         norms = {path: norm(tensor) for path, tensor in tensors.items()}
@@ -219,7 +219,7 @@ class Sent:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
-_NOTHING_SENT = Sent(None, {}, {})
+_NOTHING_SENT = SentPayload(None, {}, {})
 
 
 @dataclass
@@ -251,21 +251,21 @@ class UpdateChecks:
     notes_directions: bool = False
     sketches: dict[str, Sketch] = field(default_factory=dict, init=False)
     _shapes: Shapes = field(default_factory=dict, init=False)  # of valid updates
-    _sent: dict[str, Sent] = field(default_factory=dict, init=False)
+    _sent: dict[str, SentPayload] = field(default_factory=dict, init=False)
     _sent_shapes: Shapes = field(default_factory=dict, init=False)
-    _latest: Sent = field(default=_NOTHING_SENT, init=False)
+    _latest: SentPayload = field(default=_NOTHING_SENT, init=False)
 
-    def note_sent(self, client: str, payload: object) -> Sent:
+    def note_sent(self, client: str, payload: object) -> SentPayload:
         """Note what a client is sent; equal payloads become one object."""
         if not is_same(payload, self._latest.payload):  # most are sent the same
-            self._latest = Sent.of(payload)
+            self._latest = SentPayload.of(payload)
             self._sent_shapes.update(_shapes_of(self._latest.tensors))
         self._sent[client] = self._latest
         return self._latest
 
     def usable(
         self, replies: Iterable[Reply], fail: Callable[[str, str], None]
-    ) -> Iterator[Measured | None]:
+    ) -> Iterator[MeasuredUpdate | None]:
         """Yield the valid update of each reply, or None after ``fail(client, why)``."""
         for reply in replies:
             sent = self._sent.pop(reply.client, _NOTHING_SENT)
@@ -276,7 +276,7 @@ class UpdateChecks:
             else:
                 yield measured
 
-    def _measure(self, reply: Reply, sent: Sent) -> Measured | str:
+    def _measure(self, reply: Reply, sent: SentPayload) -> MeasuredUpdate | str:
         """Measure an update, or describe its problem."""
         update, client = reply.record, reply.client
         if not isinstance(update, self.update_type):
@@ -330,7 +330,7 @@ class UpdateChecks:
         # weigh more than it said then.
         if count > self.num_train[client]:
             update = replace(update, num_examples=self.num_train[client])
-        return Measured(client, update, changes, num_bytes, sent.payload)
+        return MeasuredUpdate(client, update, changes, num_bytes, sent.payload)
 
     def _expected_shapes(self, shapes: Shapes, sent: Shapes) -> Shapes:
         """Return the tensor shapes expected of an update with these ``shapes``.
@@ -358,7 +358,7 @@ def changes_of(
     tensors: Mapping[str, Tensor],
     origin: Mapping[str, Tensor],
     norms: Mapping[str, float],
-) -> dict[str, Change]:
+) -> dict[str, FieldChange]:
     """Return how far an update moved each of its fields.
 
     Parameters
@@ -378,7 +378,9 @@ def changes_of(
             pair = norm(tensor, start), norms[path]
         pairs.setdefault(path.partition("/")[0], []).append(pair)
     return {
-        name: Change(*(math.hypot(*values) for values in zip(*of_field, strict=True)))
+        name: FieldChange(
+            *(math.hypot(*values) for values in zip(*of_field, strict=True))
+        )
         for name, of_field in pairs.items()
     }
 
@@ -445,7 +447,9 @@ class Clipping:
     most: float
     origin: Callable[[Any, Any], Mapping[str, Tensor]]
 
-    def shorten(self, measured: Measured, factors: Mapping[str, float]) -> Measured:
+    def shorten(
+        self, measured: MeasuredUpdate, factors: Mapping[str, float]
+    ) -> MeasuredUpdate:
         """Multiply the changes of some fields of an update by a factor each."""
         parts = take_apart(measured.update)
         origin, tensors = self.origin(measured.payload, measured.update), {}
@@ -486,15 +490,17 @@ class Screening:
             name: sorted(rate * median for median in norms.medians)
             for name, norms in past.items()
         }
-        self._accepted: dict[str, list[Change]] = {}
-        self._waiting = _Waiting(folder)
+        self._accepted: dict[str, list[FieldChange]] = {}
+        self._waiting = _UpdateQueue(folder)
 
     def passed(
         self,
-        updates: Iterable[Measured | None],  # None for a reply that cannot be used
+        updates: Iterable[
+            MeasuredUpdate | None
+        ],  # None for a reply that cannot be used
         expected: int,  # number of replies; fewer may come
         refuse: Callable[[str, str], None],
-    ) -> Iterator[Measured]:
+    ) -> Iterator[MeasuredUpdate]:
         """Yield the updates that are like the others, in their order.
 
         ``refuse(client, why)`` is called for each of the others.
@@ -537,7 +543,7 @@ class Screening:
 
     def _settled(
         self, missing: int, refuse: Callable[[str, str], None]
-    ) -> Iterator[Measured]:
+    ) -> Iterator[MeasuredUpdate]:
         """Yield the first updates in turn for as long as their verdict is certain.
 
         The missing updates may be anything, so the median lies between that with only
@@ -558,7 +564,7 @@ class Screening:
                 self._accepted.setdefault(name, []).append(change)
             yield self._clip(update)
 
-    def _clip(self, update: Measured) -> Measured:
+    def _clip(self, update: MeasuredUpdate) -> MeasuredUpdate:
         excesses = self._excesses(update, 0)
         if self._clipping is None or not excesses:
             return update
@@ -566,7 +572,7 @@ class Screening:
         factors = {name: 1 / excess for name, excess in excesses.items()}
         return self._clipping.shorten(update, factors)
 
-    def _excesses(self, update: Measured, zeros: int) -> dict[str, float]:
+    def _excesses(self, update: MeasuredUpdate, zeros: int) -> dict[str, float]:
         """Return the length over the limit of each field that moved too far.
 
         ``zeros`` updates are still to come, and are assumed to move nothing.
@@ -586,7 +592,9 @@ class Screening:
                 excesses[name] = change.norm / limit if limit else math.inf
         return excesses
 
-    def _objection(self, update: Measured, zeros: int, infinities: int) -> str | None:
+    def _objection(
+        self, update: MeasuredUpdate, zeros: int, infinities: int
+    ) -> str | None:
         """Return why an update is unlike the others, with these norms still to come."""
         if self._most is None:
             return None
@@ -621,22 +629,22 @@ class Screening:
         return known[place] if place < len(known) else math.inf
 
 
-class _Waiting:
+class _UpdateQueue:
     """A queue of updates; those that take too much memory are on disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._files = folder, Files(folder, least_bytes=0)
         # With the bytes that each takes in memory, or its place on disk.
-        self._queue: deque[tuple[Measured, int | Packed]] = deque()
+        self._queue: deque[tuple[MeasuredUpdate, int | Packed]] = deque()
         self._num_bytes = 0
 
     def clear(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def first(self) -> Measured | None:
+    def first(self) -> MeasuredUpdate | None:
         return self._queue[0][0] if self._queue else None
 
-    def push(self, measured: Measured) -> None:
+    def push(self, measured: MeasuredUpdate) -> None:
         num_bytes = size_of(measured.update)
         if self._num_bytes + num_bytes <= MOST_WAITING_BYTES or not self._queue:
             self._num_bytes += num_bytes
@@ -647,7 +655,7 @@ class _Waiting:
         # Only the type of the record stays in memory.
         self._queue.append((replace(measured, update=type(measured.update)), packed))
 
-    def pop(self) -> Measured:
+    def pop(self) -> MeasuredUpdate:
         measured, place = self._queue.popleft()
         if isinstance(place, int):
             self._num_bytes -= place

@@ -38,7 +38,7 @@ def draw(
     return sorted(clients[position] for position in chosen)
 
 
-class Selection(ABC):
+class ClientSelection(ABC):
     """How clients of a round are drawn."""
 
     @abstractmethod
@@ -50,18 +50,18 @@ class Selection(ABC):
 
 
 @dataclass(frozen=True)
-class Uniform(Selection):
+class Uniform(ClientSelection):
     """Each client is as likely."""
 
     key: RandomKey
 
     def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
-        """See `Selection.draw`."""
+        """See `ClientSelection.draw`."""
         return draw(clients, count, server_round, self.key)
 
 
 @dataclass
-class ByUtility(Selection):
+class ByUtility(ClientSelection):
     """The larger a client's utility, the likelier.
 
     Rounds are drawn in their order, and each from what those before it have shown,
@@ -81,11 +81,11 @@ class ByUtility(Selection):
     _latest: dict[str, tuple[float, int]] = field(default_factory=dict)
 
     def learn(self, gains: Sequence[Mapping[str, float]]) -> None:
-        """See `Selection.learn`."""
+        """See `ClientSelection.learn`."""
         self._gains = gains
 
     def draw(self, clients: Sequence[str], count: int, server_round: int) -> list[str]:
-        """See `Selection.draw`."""
+        """See `ClientSelection.draw`."""
         for earlier in range(self._num_counted + 1, server_round):
             for client, gain in self._gains[earlier - 1].items():
                 self._latest[client] = (gain, earlier)
@@ -94,16 +94,18 @@ class ByUtility(Selection):
         utilities = self.utilities(clients, server_round)
         num_exploited = min(len(utilities), count - num_explored)
         exploited = self._exploited(utilities, num_exploited, server_round)
-        taken = set(exploited)
-        others = [one for one in clients if one not in taken]
+        chosen = set(exploited)
+        others = [client for client in clients if client not in chosen]
         explored = draw(others, count - num_exploited, server_round, self.key)
         return sorted([*exploited, *explored])
 
     def exploration(self, server_round: int) -> float:
         """Return ε, the part of a round that is drawn uniformly."""
-        one = self.settings
-        decayed = one.exploration * one.exploration_decay ** (server_round - 1)
-        return float(min(one.exploration, max(one.min_exploration, decayed)))
+        settings = self.settings
+        decayed = settings.exploration * settings.exploration_decay ** (
+            server_round - 1
+        )
+        return float(min(settings.exploration, max(settings.min_exploration, decayed)))
 
     def utilities(
         self, clients: Sequence[str], server_round: int
@@ -114,7 +116,9 @@ class ByUtility(Selection):
         U of `gain`, its 95 % quantile U_95, the round L in which it took part last, its
         seconds t and the preferred ones T.
         """
-        known = {one: self._latest[one] for one in clients if one in self._latest}
+        known = {
+            client: self._latest[client] for client in clients if client in self._latest
+        }
         if not known:
             return {}
         most = float(np.quantile([gain for gain, _ in known.values()], CLIPPED_AT))
@@ -147,8 +151,8 @@ class ByUtility(Selection):
         if not count:
             return []
         least = CUTOFF * sorted(utilities.values(), reverse=True)[count - 1]
-        pool = sorted(one for one in utilities if utilities[one] >= least)
-        weights = np.array([utilities[one] for one in pool])
+        pool = sorted(client for client in utilities if utilities[client] >= least)
+        weights = np.array([utilities[client] for client in pool])
         shares = weights / weights.sum() if least > 0 else None
         generator = self.key.child("participants by utility", server_round).numpy()
         chosen = generator.choice(len(pool), size=count, replace=False, p=shares)
@@ -168,7 +172,7 @@ def selection_of(
     training: TrainingSettings,
     key: RandomKey,
     durations: Callable[[], Mapping[str, float]] = dict,
-) -> Selection:
+) -> ClientSelection:
     """Return how clients of a round are drawn."""
     if isinstance(training.selection, UtilitySelection):
         return ByUtility(training.selection, key, durations())

@@ -65,8 +65,8 @@ class Directory:
     def refresh(self) -> None:
         """Look who is there, and ask those who are new who they are."""
         self._connected = set(self.grid.get_node_ids())
-        for node, said in self._answers():
-            problem = self._admit(node, said)
+        for node, answer in self._answers():
+            problem = self._admit(node, answer)
             if problem:
                 self._turn_away(node, problem)
         now = time.monotonic()
@@ -85,12 +85,12 @@ class Directory:
     def _answers(self) -> Iterator[tuple[int, Introduction | NoReply]]:
         if self._asked:
             for reply in self.grid.pull_messages(list(self._asked)):
-                asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
-                if asked is not None and reply.has_error():
+                question = self._asked.pop(reply.metadata.reply_to_message_id, None)
+                if question is not None and reply.has_error():
                     why = printable(reply.error.reason or "no reason was given")
-                    yield asked[0], NoReply(why)
-                elif asked is not None:
-                    yield asked[0], read_introduction(reply.content)
+                    yield question[0], NoReply(why)
+                elif question is not None:
+                    yield question[0], read_introduction(reply.content)
         now = time.monotonic()
         for message_id, (node, asked_at) in list(self._asked.items()):
             if now - asked_at > TIMEOUT_S:
@@ -99,19 +99,19 @@ class Directory:
 
     def registered(self) -> set[str]:
         """Return the names that keys are registered under."""
-        return {one.name for one in self.roster().values()}
+        return {client.name for client in self.roster().values()}
 
     def is_silent(self, client: str) -> bool:
         """Return whether a client's node is connected and has not said who it is."""
         silent, roster = self._connected & self._silent(), self.roster()
-        found = (roster.get(str(node)) for node in silent)
-        return any(one is not None and one.name == client for one in found)
+        entries = (roster.get(str(node)) for node in silent)
+        return any(entry is not None and entry.name == client for entry in entries)
 
     def members(self) -> dict[str, Member]:
         """Return the clients that are connected, by name, as of the last look."""
         connected = self._connected & set(self._members)
-        found = [self._members[node] for node in connected]
-        return {member.name: member for member in found}
+        members = [self._members[node] for node in connected]
+        return {member.name: member for member in members}
 
     def node_of(self, client: str) -> int | None:
         """Return the node behind which a client is connected; None if it is not."""
@@ -122,36 +122,39 @@ class Directory:
 
     def refused(self) -> Iterable[str]:
         """Return why connected nodes do not take part."""
-        here = self._refused.keys() & self._connected
-        return [reason for node, reason in self._refused.items() if node in here]
+        nodes = self._refused.keys() & self._connected
+        return [reason for node, reason in self._refused.items() if node in nodes]
 
-    def _admit(self, node: int, said: Introduction | NoReply) -> str:
+    def _admit(self, node: int, introduction: Introduction | NoReply) -> str:
         """Take a node in; return why not, or nothing."""
-        if isinstance(said, NoReply):
-            return f"node {node} did not introduce itself: {said.reason}"
-        who = f"client {said.name or 'without a name'} (node {node})"
-        if said.problem:
-            return f"{who} cannot take part: {said.problem}"
+        if isinstance(introduction, NoReply):
+            return f"node {node} did not introduce itself: {introduction.reason}"
+        title = f"client {introduction.name or 'without a name'} (node {node})"
+        if introduction.problem:
+            return f"{title} cannot take part: {introduction.problem}"
         roster = self.roster()
-        objection = _objection(roster, node, said.name)
+        objection = _objection(roster, node, introduction.name)
         if objection:
-            return f"{who} is refused: {objection}"
-        other = self.node_of(said.name)
+            return f"{title} is refused: {objection}"
+        other = self.node_of(introduction.name)
         if other is not None:
-            return f"{who} is refused: the name is taken by node {other}, which is here"
-        if said.remark:
-            log.warning("client %s: %s", said.name, said.remark)
+            return (
+                f"{title} is refused: the name is taken by node {other}, which is here"
+            )
+        if introduction.remark:
+            log.warning("client %s: %s", introduction.name, introduction.remark)
         fixed = roster[str(node)].num_train if roster else None
-        if fixed is not None and said.num_train != fixed:
-            told = "%s has %d training examples as it says; the operator fixed %d"
-            log.warning(told, who, said.num_train, fixed)
+        if fixed is not None and introduction.num_train != fixed:
+            warning = "%s has %d training examples as it says; the operator fixed %d"
+            log.warning(warning, title, introduction.num_train, fixed)
         self._members[node] = Member(
-            name=said.name,
-            seen=said.train,
+            name=introduction.name,
+            seen=introduction.train,
             # One without data does not train, whatever is fixed.
-            num_train=min(said.num_train, 1) * (fixed or said.num_train),
-            num_validation=said.num_validation,
-            num_test=said.num_test,
+            num_train=min(introduction.num_train, 1)
+            * (fixed or introduction.num_train),
+            num_validation=introduction.num_validation,
+            num_test=introduction.num_test,
             is_claim=fixed is None,
         )
         self._refused.pop(node, None)
@@ -204,20 +207,20 @@ class SiteFederation(Federation):
                     if self.directory.node_of(client) is None:
                         away.append(client)
                         continue
-                    own = request.state_rounds[number : number + 1]
-                    yield replace(request, clients=(client,), state_rounds=own)
+                    state_round = request.state_rounds[number : number + 1]
+                    yield replace(request, clients=(client,), state_rounds=state_round)
 
         yield from self.messenger.exchange(step, reachable())
         for client in away:
             yield Reply((client,), None, "it is not connected")
 
-    def is_there(self, client: str) -> bool:
-        """See `Federation.is_there`, as of the last look."""
+    def is_available(self, client: str) -> bool:
+        """See `Federation.is_available`, as of the last look."""
         return self.directory.node_of(client) is not None
 
     def begin(self, step: Step, request: Request) -> None:
         """See `Federation.begin`."""
-        if self.is_there(request.client):
+        if self.is_available(request.client):
             self.messenger.begin(step, request)
         else:
             self._could_not_begin.append(
@@ -230,8 +233,8 @@ class SiteFederation(Federation):
         failed, self._could_not_begin = self._could_not_begin, []
         return [*failed, *self.messenger.answered()]
 
-    def require_someone(self, clients: Sequence[str], waited_s: float) -> None:
-        """See `Federation.require_someone`."""
+    def require_client(self, clients: Sequence[str], waited_s: float) -> None:
+        """See `Federation.require_client`."""
         most_s = self.settings.wait_for_clients_s
         if waited_s > most_s:
             raise RunError(
@@ -258,13 +261,14 @@ class SiteFederation(Federation):
         whom = f"{least} of {', '.join(clients)}"
         members = self._wait_until(all_who_may_come, whom)
         if not enough(members):
-            found = sorted(set(clients) & set(members))
+            connected = sorted(set(clients) & set(members))
             raise RunError(
                 f"waited {self.settings.wait_for_clients_s:g} s for {least} of "
-                f"{len(clients)} clients, found {len(found)} "
-                f"({', '.join(found) or 'none'}). Look why the others are away, and "
-                "resume the run; run.federation.wait_for_clients_s is how long is "
-                "waited, run.max_failed_fraction how many a round can do without"
+                f"{len(clients)} clients, found {len(connected)} "
+                f"({', '.join(connected) or 'none'}). Find out why the others are "
+                "offline, and resume the run; run.federation.wait_for_clients_s is how "
+                "long a run waits, run.max_failed_fraction how many clients a round "
+                "can do without"
             )
 
     def gather(self) -> list[Member]:
@@ -280,12 +284,12 @@ class SiteFederation(Federation):
         whom = f"{least} clients" if least else ", ".join(sorted(expected)) or "any"
         members = self._wait_until(enough, whom)
         if len(members) < (least or 1):
-            found = ", ".join(sorted(members)) or "none"
-            refused = "".join(f"\n  - {one}" for one in self.directory.refused())
+            names = ", ".join(sorted(members)) or "none"
+            refused = "".join(f"\n  - {reason}" for reason in self.directory.refused())
             raise RunError(
                 f"expected at least {least or 1} clients within "
                 f"{self.settings.wait_for_clients_s:g} s, found {len(members)} "
-                f"({found}). Start more, or set run.federation.min_clients{refused}"
+                f"({names}). Start more, or set run.federation.min_clients{refused}"
             )
         return list(members.values())
 
@@ -360,7 +364,11 @@ class LateClients:
 
     def _joined(self, roster: Roster, members: list[Member]) -> Roster:
         known = set(roster.names())
-        new = [replace(one, seen=False) for one in members if one.name not in known]
+        new = [
+            replace(member, seen=False)
+            for member in members
+            if member.name not in known
+        ]
         if not new:
             return roster
         joined = Roster.of([*roster.members, *new], roster.split)

@@ -7,7 +7,7 @@ from typing import Any
 
 from knnper.errors import printable
 from knnper.server.explosion import LARGEST_LOSS
-from knnper.server.screening import DIVERGED, Measured
+from knnper.server.screening import DIVERGED, MeasuredUpdate
 from knnper.server.selection import gain
 
 
@@ -39,7 +39,7 @@ class Tally:
     bytes_down: int = 0
     bytes_up: int = 0
 
-    def using(self, updates: Iterable[Measured]) -> Iterator[tuple[str, Any]]:
+    def using(self, updates: Iterable[MeasuredUpdate]) -> Iterator[tuple[str, Any]]:
         """Yield ``(client, update)`` of the updates to aggregate, and note them."""
         for measured in updates:
             self.used.append(measured.client)

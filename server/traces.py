@@ -120,11 +120,11 @@ class Traces:
             "available": timed or first.times is not None,
             "availability_trace": timed and first.times is not None,
         }
-        for name, said in twice.items():
-            found = getattr(settings, name)
-            if said and found != getattr(default, name):
+        for name, place in twice.items():
+            value = getattr(settings, name)
+            if place and value != getattr(default, name):
                 raise DataError(
-                    f"training.devices.{name}: found {shown(found)} beside a file that "
+                    f"training.devices.{name}: found {shown(value)} beside a file that "
                     "says the same of each device, expected one of the two; leave this "
                     "one out, or the columns"
                 )
@@ -138,12 +138,12 @@ class Traces:
 
 def digests(settings: DeviceSettings | None) -> dict[str, str]:
     """Return the SHA-256, in hexadecimal, of each file of traces."""
-    found = {}
+    by_file = {}
     for name in ("trace", "availability_trace"):
         path = None if settings is None else getattr(settings, name)
         if path is not None:
-            found[path] = hashlib.sha256(_bytes(path, name)).hexdigest()
-    return found
+            by_file[path] = hashlib.sha256(_bytes(path, name)).hexdigest()
+    return by_file
 
 
 log = logging.getLogger(__name__)
@@ -173,15 +173,17 @@ def _devices(path: str | None, name: str) -> list[Device]:
     devices = [_device(row, f"{path}, device {place}") for place, row in rows.items()]
     if not devices:
         raise DataError(f"{path}: found no device, expected at least one")
-    said = {_said(device): place for device, place in zip(devices, rows, strict=True)}
-    if len(said) > 1:
-        (some, one), (others, other), *_ = said.items()
+    rows_by_device = {
+        _said(device): place for device, place in zip(devices, rows, strict=True)
+    }
+    if len(rows_by_device) > 1:
+        (some, one), (others, other), *_ = rows_by_device.items()
         raise DataError(
             f"{path}: device {one} has {', '.join(some) or 'nothing'}, device {other} "
             f"has {', '.join(others) or 'nothing'}, expected the same of all; leave "
             "devices out that have less, or the columns"
         )
-    (known,) = said
+    (known,) = rows_by_device
     if not known:
         raise DataError(
             f"{path}: found {', '.join(sorted(next(iter(rows.values())))) or 'nothing'}"
@@ -203,17 +205,17 @@ def _rows(path: str, content: bytes) -> dict[str, Row]:
     try:
         text = content.decode("utf-8-sig")
         if text.lstrip()[:1] in ("{", "["):
-            found = parse_json(text)
+            document = parse_json(text)
         else:
-            found = list(csv.DictReader(text.splitlines(), strict=True))
+            document = list(csv.DictReader(text.splitlines(), strict=True))
     except (ValueError, csv.Error) as error:
         raise DataError(
             f"{path} cannot be read: {error}; expected UTF-8 text, CSV with a head or "
             "JSON"
         ) from error
-    if isinstance(found, list):
-        found = dict(enumerate(found, 1))
-    rows = {str(place): row for place, row in found.items()}
+    if isinstance(document, list):
+        document = dict(enumerate(document, 1))
+    rows = {str(place): row for place, row in document.items()}
     for place, row in rows.items():
         if not isinstance(row, dict):
             raise DataError(
@@ -233,15 +235,15 @@ def _device(row: Row, place: str) -> Device:
     """Return what a row says."""
 
     def one_of(units: Mapping[str, Callable[[float], float]]) -> float | None:
-        given = [name for name in units if _is_given(row.get(name))]
-        if len(given) > 1:
+        present = [name for name in units if _is_given(row.get(name))]
+        if len(present) > 1:
             raise DataError(
-                f"{place}: found {' and '.join(given)}, expected one of them; leave "
+                f"{place}: found {' and '.join(present)}, expected one of them; leave "
                 "the others out"
             )
-        for name in given:
-            found = units[name](_number(row[name], f"{place}: {name}"))
-            return _positive(found, row[name], f"{place}: {name}")
+        for name in present:
+            value = units[name](_number(row[name], f"{place}: {name}"))
+            return _positive(value, row[name], f"{place}: {name}")
         return None
 
     return Device(
@@ -294,10 +296,10 @@ def _positive(number: float, value: object, place: str) -> float:
 
 
 def _numbers(value: object, place: str) -> list[float]:
-    given: Any = value.split() if isinstance(value, str) else value
+    items: Any = value.split() if isinstance(value, str) else value
     try:
         numbers = [
-            float(one) for one in (given if isinstance(given, list) else [given])
+            float(item) for item in (items if isinstance(items, list) else [items])
         ]
     except (TypeError, ValueError, OverflowError):
         numbers = [math.nan]
@@ -308,12 +310,12 @@ def _numbers(value: object, place: str) -> list[float]:
 
 def _times(row: Row, place: str) -> Times | None:
     """Return when a device is there; None where its row does not say it."""
-    given = [name for name in _TIMES if _is_given(row.get(name))]
-    if not given:
+    present = [name for name in _TIMES if _is_given(row.get(name))]
+    if not present:
         return None
-    if missing := [name for name in _TIMES if name not in given]:
+    if missing := [name for name in _TIMES if name not in present]:
         raise DataError(
-            f"{place}: found {' and '.join(given)}, expected {' and '.join(missing)} "
+            f"{place}: found {' and '.join(present)}, expected {' and '.join(missing)} "
             "with it"
         )
     active, inactive = (

@@ -35,7 +35,7 @@ _MOST_REMEMBERED = 10_000
 
 
 @dataclass
-class _Node:
+class _NodeRequests:
     """One node, and the messages that were announced and fetched for it."""
 
     active_at: float = field(default_factory=time.monotonic)
@@ -65,7 +65,7 @@ class Arrivals:
     """Decides when a node's request for messages is passed on to Flower."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, _NodeRequests] = {}
         self._apps: dict[int, _ServerApp] = {}  # by descriptor of the pipe
         self._num_held = 0
         self._is_closed = False
@@ -113,11 +113,11 @@ class Arrivals:
         """
         node = self._node(node_id)
         end = time.monotonic() + node.hold_s
-        gone = asyncio.ensure_future(disconnected)
+        leaving = asyncio.ensure_future(disconnected)
         try:
             with self._held(node) as request:
                 is_last = False
-                while not (is_last or self._is_closed or gone.done()):
+                while not (is_last or self._is_closed or leaving.done()):
                     if node.request is not request:
                         break
                     request.clear()
@@ -127,13 +127,13 @@ class Arrivals:
                         if answer:
                             return answer
                     elif not is_last:
-                        await self._pause(node, request, gone, end)
+                        await self._pause(node, request, leaving, end)
             return b""
         finally:
-            gone.cancel()
+            leaving.cancel()
 
     async def _ask(
-        self, node: _Node, ask_flower: Callable[[], Awaitable[bytes]]
+        self, node: _NodeRequests, ask_flower: Callable[[], Awaitable[bytes]]
     ) -> bytes:
         # What is announced from here on may come too late for this answer.
         num_announced, node.asked_at = node.num_announced, time.monotonic()
@@ -145,11 +145,11 @@ class Arrivals:
             node.num_fetched = num_announced
         return answer
 
-    def _should_ask(self, node: _Node) -> bool:
+    def _should_ask(self, node: _NodeRequests) -> bool:
         is_announced = node.num_announced > node.num_fetched
         return is_announced or time.monotonic() >= self._next_at(node)
 
-    def _next_at(self, node: _Node) -> float:
+    def _next_at(self, node: _NodeRequests) -> float:
         """Return when Flower is to be asked without an announcement."""
         if not self._apps:
             return math.inf
@@ -161,16 +161,16 @@ class Arrivals:
 
     async def _pause(
         self,
-        node: _Node,
+        node: _NodeRequests,
         request: asyncio.Event,
-        gone: "asyncio.Future[object]",
+        leaving: "asyncio.Future[object]",
         end: float,
     ) -> None:
         seconds = min(self._next_at(node), end) - time.monotonic()
         woken = asyncio.ensure_future(request.wait())
         try:
             await asyncio.wait(
-                (woken, gone),
+                (woken, leaving),
                 timeout=max(seconds, 0.0),
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -178,7 +178,7 @@ class Arrivals:
             woken.cancel()
 
     @contextlib.contextmanager
-    def _held(self, node: _Node) -> Iterator[asyncio.Event]:
+    def _held(self, node: _NodeRequests) -> Iterator[asyncio.Event]:
         if node.request is not None:
             node.request.set()
         node.request = request = asyncio.Event()
@@ -190,14 +190,14 @@ class Arrivals:
             if node.request is request:
                 node.request = None
 
-    def _node(self, node_id: int) -> _Node:
+    def _node(self, node_id: int) -> _NodeRequests:
         if len(self._nodes) >= _MOST_REMEMBERED and node_id not in self._nodes:
             self._nodes = {
                 other: node
                 for other, node in self._nodes.items()
                 if node.request is not None
             }
-        return self._nodes.setdefault(node_id, _Node())
+        return self._nodes.setdefault(node_id, _NodeRequests())
 
     def _read(self, pipe: int) -> None:
         try:
@@ -217,7 +217,7 @@ class Arrivals:
             node.num_announced += 1
         self._look_again(nodes)
 
-    def _look_again(self, nodes: Iterable[_Node]) -> None:
+    def _look_again(self, nodes: Iterable[_NodeRequests]) -> None:
         for node in list(nodes):
             if node.request is not None:
                 node.request.set()

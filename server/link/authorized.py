@@ -33,7 +33,7 @@ class AuthorizedFolder:
     def names(self) -> list[str]:
         """Return the names of all clients in the folder, sorted; some may be wrong."""
         files = self.path.iterdir() if self.path.is_dir() else ()
-        return sorted(one.stem for one in files if one.suffix == _SUFFIX)
+        return sorted(file.stem for file in files if file.suffix == _SUFFIX)
 
     def key(self, name: str) -> ec.EllipticCurvePublicKey:
         """Return the public key of the client ``name``."""
@@ -81,12 +81,12 @@ class AuthorizedFolder:
             expected = "expected a number of training examples"
             raise CredentialError(f"{expected}, found {num_train}")
         if self._file(name).exists():
-            taken = f"the name {name} is taken by {fingerprint(self.key(name))}"
+            problem = f"the name {name} is taken by {fingerprint(self.key(name))}"
             mend = (
                 "choose another name; to give this client another key: knnper fed "
                 f"rotate-key FEDERATION {name}"
             )
-            raise CredentialError(f"{taken}; {mend}")
+            raise CredentialError(f"{problem}; {mend}")
         for other, known in self.keys()[0].items():
             if fingerprint(known) == fingerprint(key):
                 raise CredentialError(_key_twice(name, other))
@@ -125,8 +125,10 @@ class AuthorizedFolder:
             entries = [(entry.name, entry.stat()) for entry in os.scandir(self.path)]
         except FileNotFoundError:
             return None
-        found = ((name, one.st_mtime_ns, one.st_size) for name, one in entries)
-        return tuple(sorted(found))
+        states = (
+            (name, status.st_mtime_ns, status.st_size) for name, status in entries
+        )
+        return tuple(sorted(states))
 
     def _count_file(self, name: str) -> Path:
         return self.path / f"{name}{_COUNT_SUFFIX}"
@@ -164,7 +166,7 @@ class Registered:
 
 def write_roster(path: Path, nodes: Mapping[str, Registered]) -> None:
     """Write the clients, by node id, to the file ``path``."""
-    entries = {node_id: asdict(one) for node_id, one in sorted(nodes.items())}
+    entries = {node_id: asdict(client) for node_id, client in sorted(nodes.items())}
     text = json.dumps({"format": _FORMAT, "nodes": entries}, indent=2)
     write_atomically(path, f"{text}\n")
 

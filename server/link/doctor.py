@@ -53,8 +53,8 @@ def _clients(settings: ServerSettings) -> Finding:
             "one key per file, each key once",
         )
     if not keys:
-        found = f"no client may connect: {folder} holds no key"
-        return warning(found, "knnper fed add-client, or register")
+        finding = f"no client may connect: {folder} holds no key"
+        return warning(finding, "knnper fed add-client, or register")
     try:
         read_roster(settings.roster_file)
     except RunError as error:
@@ -68,10 +68,10 @@ def _registered(settings: ServerSettings) -> Finding:
     clients, problems = census(settings)
     if problems:
         return problem("; ".join(problems), "look into the server's log")
-    left_out = [one.name for one in clients if one.status == AUTHORIZED]
+    left_out = [client.name for client in clients if client.status == AUTHORIZED]
     if left_out:
         return problem(f"not registered: {', '.join(left_out)}", _LOG)
-    online = [one.name for one in clients if one.status == "online"]
+    online = [client.name for client in clients if client.status == "online"]
     return fine(f"{len(clients)} registered, online: {', '.join(online) or 'none'}")
 
 
@@ -105,8 +105,10 @@ def _key(files: TlsFiles) -> Finding:
         # Nobody is asked for a passphrase on the terminal.
         context.load_cert_chain(files.certificate, files.key, lambda: "")
     except ssl.SSLError as error:
-        found = f"{files.key} cannot be used with {files.certificate} ({error.reason})"
-        return problem(found, f"they come as a pair, no passphrase; {_CORRECT}")
+        finding = (
+            f"{files.key} cannot be used with {files.certificate} ({error.reason})"
+        )
+        return problem(finding, f"they come as a pair, no passphrase; {_CORRECT}")
     except OSError as error:
         return problem(f"{files.key} cannot be read ({error.strerror})", _CORRECT)
     if exposed is not None:
@@ -146,8 +148,8 @@ def _port(settings: ServerSettings, address: Address, setting: str) -> Finding:
     if bool(told_versions(answer.headers)) != (setting == "listen"):
         return _taken(address, setting)
     if answer.status != _OK:
-        found = f"Flower's SuperLink does not answer (HTTP status {answer.status})"
-        return problem(found, f"look into {settings.state / 'superlink.log'}")
+        finding = f"Flower's SuperLink does not answer (HTTP status {answer.status})"
+        return problem(finding, f"look into {settings.state / 'superlink.log'}")
     return fine(f"the server answers at {where}")
 
 
@@ -173,8 +175,8 @@ def server_checks(settings: ServerSettings) -> list[Check]:
         Check("runs", lambda: folder_finding(settings.runs_folder, "runs")),
     ]
     if tls is None:
-        found = "`insecure: true`: nothing is encrypted, whoever comes is a client"
-        open_to_all = warning(found, "make certificates and keys: knnper fed init")
+        finding = "`insecure: true`: nothing is encrypted, whoever comes is a client"
+        open_to_all = warning(finding, "make certificates and keys: knnper fed init")
         checks.append(Check("tls", lambda: open_to_all))
     else:
         checks.append(Check("certificate", lambda: _certificate(tls)))

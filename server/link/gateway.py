@@ -42,9 +42,9 @@ from google.protobuf.message import Message
 
 from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.gateway_rules import (
-    Caller,
-    Clients,
-    Refusal,
+    AuthenticatedClient,
+    GatewayRefusal,
+    RegisteredClients,
     Rules,
     key_of,
     parsed,
@@ -92,7 +92,9 @@ class Meter:
     def one_request(self, key: str) -> Iterator[None]:
         """Count a request of ``key`` while it is answered."""
         if self._requests[key] >= _REQUESTS_OF_A_KEY:
-            raise Refusal(503, f"{_REQUESTS_OF_A_KEY} requests at a time are enough")
+            raise GatewayRefusal(
+                503, f"{_REQUESTS_OF_A_KEY} requests at a time are enough"
+            )
         with _counted(self._requests, key, 1):
             yield
 
@@ -107,7 +109,8 @@ class Meter:
 
         def fits() -> bool:
             return all(
-                self._held[one] + num_bytes <= limit for one, limit in most.items()
+                self._held[holder] + num_bytes <= limit
+                for holder, limit in most.items()
             )
 
         async with self._freed:
@@ -115,11 +118,13 @@ class Meter:
                 async with asyncio.timeout(_LONGEST_WAIT_S):
                     await self._freed.wait_for(fits)
             except TimeoutError as error:
-                raise Refusal(503, "there are too many bytes in flight") from error
+                raise GatewayRefusal(
+                    503, "there are too many bytes in flight"
+                ) from error
         try:
             with contextlib.ExitStack() as held:
-                for one in most:
-                    held.enter_context(_counted(self._held, one, num_bytes))
+                for holder in most:
+                    held.enter_context(_counted(self._held, holder, num_bytes))
                 yield
         finally:
             async with self._freed:
@@ -127,32 +132,34 @@ class Meter:
 
 
 @contextlib.contextmanager
-def _counted(counter: Counter[str], one: str, number: int) -> Iterator[None]:
-    counter[one] += number
+def _counted(counter: Counter[str], holder: str, number: int) -> Iterator[None]:
+    counter[holder] += number
     try:
         yield
     finally:
-        counter[one] -= number
-        if not counter[one]:
-            del counter[one]
+        counter[holder] -= number
+        if not counter[holder]:
+            del counter[holder]
 
 
 async def read_body(receive: Receive, length: int) -> bytearray:
     """Return a body of ``length`` bytes that comes fast enough."""
-    body, more = bytearray(), True
+    body, has_more = bytearray(), True
     mark, end = 0, time.monotonic() + _WINDOW_S
-    while more:
+    while has_more:
         try:
             async with asyncio.timeout(end - time.monotonic()):
                 event = await receive()
         except TimeoutError as error:
-            found = f"found {len(body)} of {length} bytes"
+            received = f"found {len(body)} of {length} bytes"
             why = "The client sends its request too slowly"
-            raise Refusal(504, why, found) from error
+            raise GatewayRefusal(504, why, received) from error
         if event["type"] == "http.disconnect":
-            raise Refusal(503, "The client went away before it had sent its request")
+            raise GatewayRefusal(
+                503, "The client went away before it had sent its request"
+            )
         body += event.get("body", b"")
-        more = event.get("more_body", False)
+        has_more = event.get("more_body", False)
         if len(body) - mark >= _WINDOW_BYTES:
             mark, end = len(body), time.monotonic() + _WINDOW_S
     return body
@@ -175,8 +182,12 @@ class Notices:
         if now - self.said.get((host, kind), -_QUIET_SECONDS) < _QUIET_SECONDS:
             return False
         if len(self.said) >= _MOST_REMEMBERED:
-            recent = [one for one in self.said if now - self.said[one] < _QUIET_SECONDS]
-            self.said = {one: self.said[one] for one in recent}
+            recent = [
+                notice
+                for notice in self.said
+                if now - self.said[notice] < _QUIET_SECONDS
+            ]
+            self.said = {notice: self.said[notice] for notice in recent}
         if len(self.said) >= _MOST_REMEMBERED:
             return False
         self.said[host, kind] = now
@@ -192,7 +203,7 @@ def plain(text: str, longest: int = _LONGEST_PART) -> str:
     )
 
 
-def said_once_a_minute(noisy: logging.Logger) -> logging.Logger:
+def limit_repeats(noisy: logging.Logger) -> logging.Logger:
     """Return a logger that says to ``noisy`` the same once a minute at most."""
     notices = Notices()
     quiet = logging.Logger(noisy.name)
@@ -224,29 +235,37 @@ _LOOK_S = 0.1
 class Presence:
     """When each registered client was last heard of, by the key of its client."""
 
-    clients: Clients
+    clients: RegisteredClients
     heard: dict[str, float] = field(default_factory=dict)
-    left: dict[str, float] = field(default_factory=dict)
+    left_at: dict[str, float] = field(default_factory=dict)
 
     def note(self, path: str, key: str) -> None:
         """Take note of a request that succeeded; log who is back, and who leaves."""
         known, now = self.clients.names, time.monotonic()
         if path == flower.DEACTIVATE:
             if self.heard.pop(key, None) is not None:
-                self.left[key] = now
+                self.left_at[key] = now
                 logger.info("client %s has left", known.get(key))
         elif key in known:
             self._log_return(key, now)
             self.heard[key] = now
         if len(self.heard) > len(known):
-            self.heard = {one: last for one, last in self.heard.items() if one in known}
-        if len(self.left) > len(known):
-            self.left = {key: last for key, last in self.left.items() if key in known}
+            self.heard = {
+                client: last for client, last in self.heard.items() if client in known
+            }
+        if len(self.left_at) > len(known):
+            self.left_at = {
+                key: last for key, last in self.left_at.items() if key in known
+            }
 
     def _log_return(self, key: str, now: float) -> None:
-        name, heard, left = self.clients.names[key], self.heard.get(key), self.left
-        if heard is None and key in left:
-            away_s = now - left.pop(key)
+        name, heard, left_at = (
+            self.clients.names[key],
+            self.heard.get(key),
+            self.left_at,
+        )
+        if heard is None and key in left_at:
+            away_s = now - left_at.pop(key)
             logger.info("client %s is back; it left %s ago", name, duration(away_s))
         elif heard is None:
             logger.info("client %s is connected", name)
@@ -281,12 +300,12 @@ class Exchange:
         status: int,
         body: bytes,
         kind: str = "application/json",
-        more: Headers = (),
+        extra_headers: Headers = (),
     ) -> None:
         """Answer with a body."""
         length = str(len(body)).encode()
         headers = [(b"content-type", kind.encode()), (b"content-length", length)]
-        await self._start(status, [*headers, *more])
+        await self._start(status, [*headers, *extra_headers])
         await self._send({"type": "http.response.body", "body": body})
 
     async def disconnected(self) -> None:
@@ -294,14 +313,16 @@ class Exchange:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    async def stream(self, response: httpx.Response, more: Headers = ()) -> None:
+    async def stream(
+        self, response: httpx.Response, extra_headers: Headers = ()
+    ) -> None:
         """Answer as Flower did."""
         passed = {
             name.encode(): value.encode()
             for name, value in response.headers.items()
             if name in _PASSED_BACK or name.startswith(_FLOWERS)
         }
-        await self._start(response.status_code, [*passed.items(), *more])
+        await self._start(response.status_code, [*passed.items(), *extra_headers])
         body = {"type": "http.response.body"}
         try:
             async for piece in response.aiter_raw():
@@ -371,47 +392,47 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        one, caller = Exchange(scope, receive, send), None
+        exchange, caller = Exchange(scope, receive, send), None
         try:
-            self.rules.require_open(scope, one.headers.get("content-length"))
-            if one.path == flower.HEALTH:
+            self.rules.require_open(scope, exchange.headers.get("content-length"))
+            if exchange.path == flower.HEALTH:
                 async with self._asked(
-                    one.method, flower.HEALTH, one.headers
+                    exchange.method, flower.HEALTH, exchange.headers
                 ) as response:
-                    await one.stream(response, [*_VERSIONS, _THE_END])
+                    await exchange.stream(response, [*_VERSIONS, _THE_END])
                 return
-            caller = await self._caller(one)
+            caller = await self._caller(exchange)
             with self.meter.one_request(caller.key):
-                await self._answer(one, caller)
-        except Refusal as refusal:
-            self._log(one, caller, refusal)
-            more = [*_VERSIONS] if one.path == flower.HEALTH else []
+                await self._answer(exchange, caller)
+        except GatewayRefusal as refusal:
+            self._log(exchange, caller, refusal)
+            headers = [*_VERSIONS] if exchange.path == flower.HEALTH else []
             if caller is None or refusal.status == HTTPStatus.GATEWAY_TIMEOUT:
-                more.append(_THE_END)
-            await one.answer(refusal.status, refusal.body(), more=more)
+                headers.append(_THE_END)
+            await exchange.answer(refusal.status, refusal.body(), extra_headers=headers)
 
-    async def _caller(self, one: Exchange) -> Caller:
+    async def _caller(self, exchange: Exchange) -> AuthenticatedClient:
         """Return who asks; one that was only just registered is looked for."""
         try:
-            return self.rules.caller(one.path, one.headers)
-        except Refusal as refusal:
+            return self.rules.caller(exchange.path, exchange.headers)
+        except GatewayRefusal as refusal:
             if refusal.status != HTTPStatus.PRECONDITION_FAILED:
                 raise
         self.look()
-        key, end = key_of(one.headers), time.monotonic() + _NEW_CLIENT_S
+        key, end = key_of(exchange.headers), time.monotonic() + _NEW_CLIENT_S
         while key not in self.rules.clients.names and time.monotonic() < end:
             await asyncio.sleep(_LOOK_S)
-        return self.rules.caller(one.path, one.headers)
+        return self.rules.caller(exchange.path, exchange.headers)
 
-    async def _answer(self, one: Exchange, caller: Caller) -> None:
-        length = int(one.headers["content-length"])
-        self.rules.require_size(one.path, length)
-        async with self.meter.room(one.host, caller.key, length):
-            body = await read_body(one.receive, length)
-            if one.path == flower.PUSH_OBJECT:
-                request = await asyncio.to_thread(parsed, one.path, body)
+    async def _answer(self, exchange: Exchange, caller: AuthenticatedClient) -> None:
+        length = int(exchange.headers["content-length"])
+        self.rules.require_size(exchange.path, length)
+        async with self.meter.room(exchange.host, caller.key, length):
+            body = await read_body(exchange.receive, length)
+            if exchange.path == flower.PUSH_OBJECT:
+                request = await asyncio.to_thread(parsed, exchange.path, body)
             else:
-                request = parsed(one.path, body)
+                request = parsed(exchange.path, body)
             node_id = self.rules.require_own(caller, request)
             if isinstance(request, PushObjectRequest):
                 self._require_node(caller)
@@ -419,36 +440,46 @@ class Gateway:
                 passed_on = await self.replies.store(caller, request, length)
         if isinstance(request, PushObjectRequest):
             await passed_on()
-            told = PushObjectResponse(stored=True).SerializeToString()
-            await one.answer(HTTPStatus.OK, told, flower.PROTOBUF)
-        elif not await self._respond(one, caller, node_id, request):
+            answer = PushObjectResponse(stored=True).SerializeToString()
+            await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
+        elif not await self._respond(exchange, caller, node_id, request):
             return
-        self.presence.note(one.path, caller.key)
+        self.presence.note(exchange.path, caller.key)
 
     async def _respond(
-        self, one: Exchange, caller: Caller, node_id: int, request: Message
+        self,
+        exchange: Exchange,
+        caller: AuthenticatedClient,
+        node_id: int,
+        request: Message,
     ) -> bool:
         """Answer a request; return whether it was taken."""
         if isinstance(request, PushMessagesRequest):
             self._require_node(caller)
-            told = self.replies.announce(caller, request)
-            await one.answer(HTTPStatus.OK, told, flower.PROTOBUF)
+            answer = self.replies.announce(caller, request)
+            await exchange.answer(HTTPStatus.OK, answer, flower.PROTOBUF)
             self.arrivals.note_activity(node_id)
             return True
         if isinstance(request, PullMessagesRequest):
-            return await self._send_messages(one, caller, node_id, request)
+            return await self._send_messages(exchange, caller, node_id, request)
         if isinstance(request, SendNodeHeartbeatRequest):
-            return await self._keep_alive(one, caller, request)
-        return await self._pass_on(one, caller, node_id, request)
+            return await self._keep_alive(exchange, caller, request)
+        return await self._pass_on(exchange, caller, node_id, request)
 
-    def _require_node(self, caller: Caller) -> None:
+    def _require_node(self, caller: AuthenticatedClient) -> None:
         """Have a client wait whose node is not known yet, as in insecure mode."""
         if caller.node_id is None:
             self.look()
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "this node is not known yet")
+            raise GatewayRefusal(
+                HTTPStatus.SERVICE_UNAVAILABLE, "this node is not known yet"
+            )
 
     async def _pass_on(
-        self, one: Exchange, caller: Caller, node_id: int, request: Message
+        self,
+        exchange: Exchange,
+        caller: AuthenticatedClient,
+        node_id: int,
+        request: Message,
     ) -> bool:
         """Answer as Flower does; return whether it took the request."""
         fetched: Callable[[int], None] | None = None
@@ -460,16 +491,18 @@ class Gateway:
         elif isinstance(request, PullObjectRequest):
             name = request.object_id
             fetched = self.replies.require_object(node_id, request.run_id, name)
-        async with self._asked("POST", one.path, one.headers, request) as response:
+        async with self._asked(
+            "POST", exchange.path, exchange.headers, request
+        ) as response:
             if response.is_error:
-                await self._tell_why(one, caller, response)
+                await self._tell_why(exchange, caller, response)
                 return False
             if isinstance(request, ActivateNodeRequest):
-                await self._note_beginning(one, response, request)
+                await self._note_beginning(exchange, response, request)
                 return True
             if fetched is not None:
                 fetched(int(response.headers.get("content-length", 0)))
-            await one.stream(response)
+            await exchange.stream(response)
         if isinstance(request, DeactivateNodeRequest):
             self.arrivals.forget(request.node_id)
             self.heartbeats.forget(request.node_id)
@@ -489,7 +522,7 @@ class Gateway:
     async def _send_messages(
         self,
         exchange: Exchange,
-        caller: Caller,
+        caller: AuthenticatedClient,
         node_id: int,
         request: PullMessagesRequest,
     ) -> bool:
@@ -542,7 +575,10 @@ class Gateway:
             self.heartbeats.passed_on(node_id, sign.heartbeat_interval)
 
     async def _keep_alive(
-        self, exchange: Exchange, caller: Caller, request: SendNodeHeartbeatRequest
+        self,
+        exchange: Exchange,
+        caller: AuthenticatedClient,
+        request: SendNodeHeartbeatRequest,
     ) -> bool:
         """Answer a sign of life; return whether Flower takes it."""
         node_id = request.node.node_id
@@ -577,9 +613,9 @@ class Gateway:
         # What is passed on is what was read here, and nothing beside it.
         content = None if request is None else request.SerializeToString()
         build = self.upstream.build_request
-        asked = build(method, path, headers=passed_on, content=content)
+        forwarded = build(method, path, headers=passed_on, content=content)
         try:
-            response = await self.upstream.send(asked, stream=True)
+            response = await self.upstream.send(forwarded, stream=True)
             try:
                 yield response
             finally:
@@ -588,32 +624,37 @@ class Gateway:
             raise unreachable(error) from error
 
     async def _tell_why(
-        self, one: Exchange, caller: Caller, response: httpx.Response
+        self, exchange: Exchange, caller: AuthenticatedClient, response: httpx.Response
     ) -> None:
         body = (await response.aread())[:_LONGEST_ERROR]
-        path, status = one.path, response.status_code
+        path, status = exchange.path, response.status_code
         standing = self.presence.standing(path, caller.key, status)
         if standing is not None:
-            await one.answer(status, with_standing(body, standing))
+            await exchange.answer(status, with_standing(body, standing))
             return
         if path == flower.ACTIVATE and status == HTTPStatus.PRECONDITION_FAILED:
             body = with_reason(body, f"{caller.name} {_IS_CONNECTED}")
-        said = f"Flower refused {path}: {body.decode(errors='replace')}"
-        self.notices.warn(one.host, f"{caller.name}: {path}: {status}", said)
-        await one.answer(status, body)
+        message = f"Flower refused {path}: {body.decode(errors='replace')}"
+        self.notices.warn(exchange.host, f"{caller.name}: {path}: {status}", message)
+        await exchange.answer(status, body)
 
-    def _log(self, one: Exchange, caller: Caller | None, refusal: Refusal) -> None:
-        known = self.rules.clients.names.get(key_of(one.headers))
-        who = caller.name if caller else f"somebody with the key of {known}"
+    def _log(
+        self,
+        exchange: Exchange,
+        caller: AuthenticatedClient | None,
+        refusal: GatewayRefusal,
+    ) -> None:
+        known = self.rules.clients.names.get(key_of(exchange.headers))
+        sender = caller.name if caller else f"somebody with the key of {known}"
         if caller is None and known is None:
-            who = "a stranger"
-        is_known = one.path in flower.REQUESTS or one.path in flower.ATTACKS
-        kind = one.path if is_known else "another path"
+            sender = "a stranger"
+        is_known = exchange.path in flower.REQUESTS or exchange.path in flower.ATTACKS
+        kind = exchange.path if is_known else "another path"
         did = "refused" if refusal.status < 500 else "cannot answer"
         self.notices.warn(
-            one.host,
-            f"{who}: {kind}: {refusal.why}",
-            f"{did} {one.method} '{plain(one.path)}' of {who}: {refusal}",
+            exchange.host,
+            f"{sender}: {kind}: {refusal.why}",
+            f"{did} {exchange.method} '{plain(exchange.path)}' of {sender}: {refusal}",
         )
 
 

@@ -27,7 +27,7 @@ _LARGEST_ANNOUNCEMENT = 1_000_000  # bytes; the tree of a reply of 10,000 arrays
 _LARGEST_KEY = 1000  # characters of a public key's header
 
 
-class Refusal(Exception):
+class GatewayRefusal(Exception):
     """An answer that the gateway gives itself, in the form of Flower's errors."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Refusal(Exception):
 
 
 @dataclass
-class Clients:
+class RegisteredClients:
     """Who is registered, as the gateway knows it."""
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -56,14 +56,16 @@ class Clients:
     def learn(self, roster: Mapping[str, Registered]) -> None:
         """Take over the clients of ``roster``."""
         before = set(self.nodes.values())
-        self.names = {one.key_sha256: one.name for one in roster.values()}
-        self.nodes = {one.key_sha256: int(node_id) for node_id, one in roster.items()}
+        self.names = {client.key_sha256: client.name for client in roster.values()}
+        self.nodes = {
+            client.key_sha256: int(node_id) for node_id, client in roster.items()
+        }
         for node_id in before - set(self.nodes.values()):
             self.on_removed(node_id)
 
 
 @dataclass(frozen=True)
-class Caller:
+class AuthenticatedClient:
     """Who proved its key: its fingerprint, its bytes, its name, its node if known."""
 
     key: str
@@ -79,18 +81,18 @@ class Rules:
 
     insecure: bool
     max_body: int
-    clients: Clients
+    clients: RegisteredClients
 
     def require_open(self, scope: Mapping[str, Any], length: str | None) -> None:
         """Refuse a request by its head alone."""
         method, path = scope["method"], raw_path(scope)
         values = b"".join(value for _, value in scope["headers"])
         if not all(32 <= byte < 127 or byte == 9 for byte in values):
-            raise Refusal(400, "found a header that is not printable ASCII")
+            raise GatewayRefusal(400, "found a header that is not printable ASCII")
         if path == flower.HEALTH and method in ("GET", "HEAD"):
             return
         if path in (flower.REGISTER, flower.UNREGISTER) and not self.insecure:
-            raise Refusal(
+            raise GatewayRefusal(
                 412,  # SuperNodes take 403 for the end of a run and print nothing
                 "this federation lets in registered clients only",
                 "start the client with its private key, and have its operator send you "
@@ -98,7 +100,7 @@ class Rules:
                 flower.KEY_NEEDED,
             )
         if method != "POST" or path not in flower.REQUESTS:
-            raise Refusal(
+            raise GatewayRefusal(
                 403,
                 "This is the clients' port of the federation",
                 "it takes what a client needs to take part, and neither runs nor "
@@ -106,33 +108,37 @@ class Rules:
                 "machine.",
             )
         if length is None or not length.isdecimal():
-            raise Refusal(411, "expected a header content-length")
+            raise GatewayRefusal(411, "expected a header content-length")
 
-    def caller(self, path: str, headers: Mapping[str, str]) -> Caller:
+    def caller(self, path: str, headers: Mapping[str, str]) -> AuthenticatedClient:
         """Return who signed the headers, lately, with a key that may come in."""
         shown = _key_in(headers)
         if shown is None:
             without = "found no public key of Flower's kind"
-            raise Refusal(401, "expected a signature", without)
-        key, public_key, found = shown
+            raise GatewayRefusal(401, "expected a signature", without)
+        key, public_key, verifier = shown
         name = self.clients.names.get(key, "")
         ahead = _seconds_ahead(headers)
         if ahead is None or not -flower.AGO_S < ahead < flower.AHEAD_S:
-            raise Refusal(401, *_wrong_time(name or key, ahead))
+            raise GatewayRefusal(401, *_wrong_time(name or key, ahead))
         timestamp = headers[flower.TIMESTAMP].encode()
         signature = _decoded(headers.get(flower.SIGNATURE, ""))
         if not name and not self.insecure and path != flower.ACTIVATE:
             raise _unknown(key, 401)
-        if not flower.is_signature(found, timestamp, signature):
+        if not flower.is_signature(verifier, timestamp, signature):
             whose = name or "a client"
-            raise Refusal(401, f"The signature of {whose} is not that of its key", key)
+            raise GatewayRefusal(
+                401, f"The signature of {whose} is not that of its key", key
+            )
         if not name and not self.insecure:
             # Flower answers nothing else to a key that it does not know.
             raise _unknown(key, 412)
         kinds = flower.PUBLIC_KEY, flower.SIGNATURE, flower.TIMESTAMP
-        signed = {one: headers[one] for one in kinds if one in headers}
+        signed = {header: headers[header] for header in kinds if header in headers}
         node_id = self.clients.nodes.get(key)
-        return Caller(key, public_key, name or f"node {node_id}", node_id, signed)
+        return AuthenticatedClient(
+            key, public_key, name or f"node {node_id}", node_id, signed
+        )
 
     def require_size(self, path: str, length: int) -> None:
         """Refuse a body that is larger than its kind needs to be."""
@@ -141,14 +147,18 @@ class Rules:
             most = self.max_body
         if length > most:
             limit = f"at most {most} (for objects: max_request_mb in server.yaml)"
-            raise Refusal(413, "too large a request", f"found {length} bytes, {limit}")
+            raise GatewayRefusal(
+                413, "too large a request", f"found {length} bytes, {limit}"
+            )
 
-    def require_own(self, caller: Caller, request: Any) -> int:
+    def require_own(self, caller: AuthenticatedClient, request: Any) -> int:
         """Refuse a body in another's name; return the node id that stands in it."""
         public_key: bytes | None = getattr(request, "public_key", None)
         if public_key is not None:
             if public_key != caller.public_key:
-                raise Refusal(401, "the body names another key than its signature")
+                raise GatewayRefusal(
+                    401, "the body names another key than its signature"
+                )
             return caller.node_id or 0
         named: Any = request if hasattr(request, "node_id") else request.node
         node_id = int(named.node_id)
@@ -156,7 +166,7 @@ class Rules:
         known = caller.node_id is not None or not self.insecure
         if known and node_id != caller.node_id:
             why = "the body names the node of another client"
-            raise Refusal(401, why, f"found {node_id}")
+            raise GatewayRefusal(401, why, f"found {node_id}")
         return node_id
 
 
@@ -167,7 +177,7 @@ def parsed(path: str, body: bytes | bytearray) -> Message:
         request.ParseFromString(bytes(body))
     except (DecodeError, RecursionError) as error:
         why = "the body is not what Flower sends"
-        raise Refusal(400, why, code=flower.UNREADABLE) from error
+        raise GatewayRefusal(400, why, code=flower.UNREADABLE) from error
     return request
 
 
@@ -232,8 +242,8 @@ def _wrong_time(name: str, ahead: float | None) -> tuple[str, str]:
     )
 
 
-def _unknown(key: str, status: int) -> Refusal:
-    return Refusal(
+def _unknown(key: str, status: int) -> GatewayRefusal:
+    return GatewayRefusal(
         status,
         "The key is not registered with this federation, or no longer",
         f"{key}. Send the public key (.pub) to the federation's operator, who runs: "

@@ -37,7 +37,7 @@ FINISHED = "finished"
 
 
 @dataclass(frozen=True)
-class Node:
+class RegisteredNode:
     """A SuperNode that Flower knows."""
 
     node_id: str
@@ -75,23 +75,26 @@ class ControlPort:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RegisteredNode]:
         """Return all nodes that were ever registered."""
-        told = self._asked("list the nodes", "list-nodes", ListNodesRequest())
-        found = ListNodesResponse.FromString(told).nodes_info
-        keys = [flower.read_public_key(one.public_key) for one in found]
+        answer = self._asked("list the nodes", "list-nodes", ListNodesRequest())
+        nodes = ListNodesResponse.FromString(answer).nodes_info
+        keys = [flower.read_public_key(node.public_key) for node in nodes]
         return [
-            Node(
-                str(one.node_id), one.name, fingerprint(key) if key else "", one.status
+            RegisteredNode(
+                str(node.node_id),
+                node.name,
+                fingerprint(key) if key else "",
+                node.status,
             )
-            for one, key in zip(found, keys, strict=True)
+            for node, key in zip(nodes, keys, strict=True)
         ]
 
     def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
         """Register the client ``name``; return its node id."""
         request = RegisterNodeRequest(public_key=flower.public_pem(key), name=name)
-        told = self._asked(f"register {name}", "register-node", request)
-        return str(RegisterNodeResponse.FromString(told).node_id)
+        answer = self._asked(f"register {name}", "register-node", request)
+        return str(RegisterNodeResponse.FromString(answer).node_id)
 
     def unregister(self, node_id: str) -> None:
         """Take the node's registration away; it cannot be given back to its key."""
@@ -101,12 +104,12 @@ class ControlPort:
     def run_status(self, run_id: int) -> RunStatus:
         """Return how a run is getting on."""
         request = ListRunsRequest(run_id=run_id)
-        told = self._asked(f"find the run {run_id}", "list-runs", request)
-        found = ListRunsResponse.FromString(told).run_dict
-        if run_id not in found:
+        answer = self._asked(f"find the run {run_id}", "list-runs", request)
+        runs = ListRunsResponse.FromString(answer).run_dict
+        if run_id not in runs:
             lost = "its database may have been removed"
             raise RunError(f"the server knows no run {run_id}: {lost}")
-        status = found[run_id].status
+        status = runs[run_id].status
         return RunStatus(status.status, status.sub_status, status.details)
 
     def finished_runs(self) -> list[int]:
@@ -149,24 +152,24 @@ def reconcile(
 ) -> dict[str, Registered]:
     """Register who is new in ``folder``, remove who left it; write the roster."""
     if not folder.path.is_dir():
-        kept = "registrations stay as they are"
-        raise RunError(f"there is no folder {folder.path}; {kept}")
+        outcome = "registrations stay as they are"
+        raise RunError(f"there is no folder {folder.path}; {outcome}")
     before = read_roster(roster_file)
     keys, problems = folder.keys()
-    counts, more = folder.counts()
-    said = [f"not registered: {one}" for one in problems]
-    for problem in [*said, *(f"not fixed: {one}" for one in more)]:
+    counts, count_problems = folder.counts()
+    warnings = [f"not registered: {entry}" for entry in problems]
+    for problem in [*warnings, *(f"not fixed: {entry}" for entry in count_problems)]:
         logger.warning("%s", problem)
-    wanted = {fingerprint(key): name for name, key in keys.items()}
+    names = {fingerprint(key): name for name, key in keys.items()}
     adopts = roster_file.exists() or not by_key
-    roster, removed = _kept(registry, wanted, counts, before, adopts)
-    registered = {one.key_sha256 for one in roster.values()}
-    for key_sha256, name in wanted.items():
+    roster, removed = _kept(registry, names, counts, before, adopts)
+    registered = {entry.key_sha256 for entry in roster.values()}
+    for key_sha256, name in names.items():
         if key_sha256 in removed:
-            told = (
+            message = (
                 "not registered: the key %s (%s) was removed once; make it another one"
             )
-            logger.warning(told, name, key_sha256)
+            logger.warning(message, name, key_sha256)
         elif key_sha256 not in registered:
             node_id = registry.register(name, keys[name])
             roster[node_id] = _of_folder(name, key_sha256, counts)
@@ -178,7 +181,7 @@ def reconcile(
 
 def _kept(
     registry: ControlPort,
-    wanted: Mapping[str, str],
+    names: Mapping[str, str],
     counts: Mapping[str, int],
     before: Mapping[str, Registered],
     adopts: bool,
@@ -187,18 +190,18 @@ def _kept(
     roster: dict[str, Registered] = {}
     removed: set[str] = set()
     for node in registry.nodes():
-        name, known = wanted.get(node.key_sha256), before.get(node.node_id)
+        name, known = names.get(node.key_sha256), before.get(node.node_id)
         if node.status == UNREGISTERED:
             removed.add(node.key_sha256)
         elif name is not None:
             roster[node.node_id] = _of_folder(name, node.key_sha256, counts)
-        elif (why := _why_removed(node, known, adopts, wanted.values())) is not None:
+        elif (why := _why_removed(node, known, adopts, names.values())) is not None:
             registry.unregister(node.node_id)
             removed.add(node.key_sha256)
             logger.warning("%s (%s)", why, node.key_sha256)
         else:
-            taken = {*wanted.values(), *(one.name for one in roster.values())}
-            roster[node.node_id] = _adopted(node, taken)
+            used_names = {*names.values(), *(client.name for client in roster.values())}
+            roster[node.node_id] = _adopted(node, used_names)
     return roster, removed
 
 
@@ -207,7 +210,7 @@ def _of_folder(name: str, key_sha256: str, counts: Mapping[str, int]) -> Registe
 
 
 def _why_removed(
-    node: Node, known: Registered | None, adopts: bool, names: Collection[str]
+    node: RegisteredNode, known: Registered | None, adopts: bool, names: Collection[str]
 ) -> str | None:
     """Return why a node without a key in the folder is removed; None if it stays."""
     if known is not None and known.source == "folder":
@@ -220,13 +223,13 @@ def _why_removed(
     return f"removed {node.name or node.node_id}: {why}; knnper fed register lets it in"
 
 
-def _adopted(node: Node, taken: Collection[str]) -> Registered:
+def _adopted(node: RegisteredNode, used_names: Collection[str]) -> Registered:
     """Return a node that was registered with Flower's own command."""
     name = node.name
-    if not is_name(name) or name in taken:
+    if not is_name(name) or name in used_names:
         name = f"node-{node.node_id}"
-        told = "%s has no name of its own (Flower calls it %r)"
-        logger.warning(told, name, node.name)
+        message = "%s has no name of its own (Flower calls it %r)"
+        logger.warning(message, name, node.name)
     return Registered(name, node.key_sha256, "flower")
 
 
@@ -246,8 +249,8 @@ class ClientStatus:
 def census(settings: ServerSettings) -> tuple[list[ClientStatus], list[str]]:
     """Return all clients, sorted by name, and what could not be found out."""
     keys, problems = AuthorizedFolder(settings.authorized).keys()
-    wanted = {fingerprint(key): name for name, key in keys.items()}
-    nodes: dict[str, Node] = {}
+    names = {fingerprint(key): name for name, key in keys.items()}
+    nodes: dict[str, RegisteredNode] = {}
     try:
         with control_port(settings) as control:
             nodes = {node.key_sha256: node for node in control.nodes()}
@@ -255,15 +258,15 @@ def census(settings: ServerSettings) -> tuple[list[ClientStatus], list[str]]:
         problems.append(f"Only what the folder says: {error}")
     clients = [
         ClientStatus(name, AUTHORIZED, key, None)
-        for key, name in wanted.items()
+        for key, name in names.items()
         if key not in nodes
     ]
     clients += [
         ClientStatus(
-            wanted.get(key) or node.name or f"node-{node.node_id}",
+            names.get(key) or node.name or f"node-{node.node_id}",
             *(node.status, key, node.node_id),
         )
         for key, node in nodes.items()
-        if key in wanted or node.status != UNREGISTERED
+        if key in names or node.status != UNREGISTERED
     ]
     return sorted(clients, key=lambda client: client.name), problems

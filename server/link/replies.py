@@ -37,7 +37,7 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest
 from google.protobuf.message import DecodeError
 
-from knnper.server.link.gateway_rules import Caller, Refusal
+from knnper.server.link.gateway_rules import AuthenticatedClient, GatewayRefusal
 from knnper.transport import flower_protocol as flower
 from knnper.transport.polling import LEAST_LIMIT_BYTES, MOST_TIMES_SENT
 
@@ -60,7 +60,7 @@ Warn = Callable[[str, str, str], None]
 
 
 @dataclass
-class _Sent:
+class _SentMessage:
     metadata: Metadata
     objects: dict[str, int]  # bytes, once they were fetched
     unclaimed: bytes  # Flower's answer with the message; empty once its node goes on
@@ -74,9 +74,9 @@ class _Sent:
 
     @property
     def expired(self) -> bool:
-        told = self.metadata
+        metadata = self.metadata
         return (
-            time.time() > told.created_at + told.ttl
+            time.time() > metadata.created_at + metadata.ttl
             or time.monotonic() > self.answered + _KEPT_S
         )
 
@@ -85,7 +85,7 @@ class _Sent:
 class _Upload:
     """A reply that is coming in, in a file that is gone when it is closed."""
 
-    caller: Caller
+    caller: AuthenticatedClient
     request: PushMessagesRequest
     children: Children
     file: IO[bytes]
@@ -126,7 +126,7 @@ class _Upload:
             if flower.head_of(content)[0] == "Array":
                 times = Counter(json.loads(flower.body_of(content))["arraychunk_ids"])
                 sizes = [self.places[child][1] for child in flower.head_of(content)[1]]
-                total += sum(sizes[one] * count for one, count in times.items())
+                total += sum(sizes[index] * count for index, count in times.items())
         return total
 
 
@@ -138,19 +138,19 @@ class Replies:
     ) -> None:
         self._upstream, self._folder = upstream, folder
         self._quota, self._warn = quota, warn
-        self._sent: dict[int, dict[str, _Sent]] = {}
+        self._sent: dict[int, dict[str, _SentMessage]] = {}
         self._used: Counter[tuple[int, int]] = Counter()
         self._passing = asyncio.Semaphore(_AT_ONCE)
 
     def sent(self, node_id: int, answer: bytes) -> None:
         """Take note of what Flower sent to a node."""
-        told = PullMessagesResponse.FromString(answer)
+        response = PullMessagesResponse.FromString(answer)
         for message, tree in zip(
-            told.messages_list, told.message_object_trees, strict=True
+            response.messages_list, response.message_object_trees, strict=True
         ):
-            objects = {one.object_id: 0 for one in flower.parts_of(tree)}
+            objects = {part.object_id: 0 for part in flower.parts_of(tree)}
             of_node = self._sent.setdefault(node_id, {})
-            of_node[message.metadata.message_id] = _Sent(
+            of_node[message.metadata.message_id] = _SentMessage(
                 message.metadata, objects, unclaimed=answer
             )
 
@@ -170,24 +170,26 @@ class Replies:
         """Refuse a question for a run of which the node was sent nothing."""
         sent = list(self._of(node_id, run_id))
         if not sent:
-            raise Refusal(400, "no message of this run was sent to this client")
-        for one in sent:
-            one.unclaimed = b""
+            raise GatewayRefusal(400, "no message of this run was sent to this client")
+        for message in sent:
+            message.unclaimed = b""
 
     def require_object(
         self, node_id: int, run_id: int, name: str
     ) -> Callable[[int], None]:
         """Refuse an object that was not sent; return what takes down its size."""
-        found = [one for one in self._of(node_id, run_id) if name in one.objects]
-        if not found:
+        messages = [
+            message for message in self._of(node_id, run_id) if name in message.objects
+        ]
+        if not messages:
             why = "this object is of no message that was sent to this client"
-            raise Refusal(400, why)
-        for one in found:
-            one.unclaimed = b""
+            raise GatewayRefusal(400, why)
+        for message in messages:
+            message.unclaimed = b""
 
         def fetched(num_bytes: int) -> None:
-            for one in found:
-                one.objects[name] = max(one.objects[name], num_bytes)
+            for message in messages:
+                message.objects[name] = max(message.objects[name], num_bytes)
 
         return fetched
 
@@ -195,38 +197,42 @@ class Replies:
         """Refuse the name of a message that was not sent."""
         sent = self._sent.get(node_id, {}).get(name)
         if sent is None or sent.metadata.run_id != run_id:
-            raise Refusal(400, "this message was not sent to this client")
+            raise GatewayRefusal(400, "this message was not sent to this client")
         sent.unclaimed = b""
 
-    def announce(self, caller: Caller, request: PushMessagesRequest) -> bytes:
+    def announce(
+        self, caller: AuthenticatedClient, request: PushMessagesRequest
+    ) -> bytes:
         """Begin to take a reply in; return what Flower would answer."""
         metadata, children = _checked(request)
         node_id = request.node.node_id
         sent = self._sent.get(node_id, {}).get(metadata.reply_to_message_id)
         if metadata.src_node_id != node_id:
-            raise Refusal(400, "a reply in the name of another client")
+            raise GatewayRefusal(400, "a reply in the name of another client")
         if sent is None:
-            raise Refusal(400, "a reply to no message that was sent to this client")
+            raise GatewayRefusal(
+                400, "a reply to no message that was sent to this client"
+            )
         _check_answer(metadata, sent.metadata)
         sent.unclaimed = b""
         upload = sent.upload
         if upload is not None and upload.root != metadata.message_id:
-            raise Refusal(409, "a message that was answered already")
+            raise GatewayRefusal(409, "a message that was answered already")
         if upload is None:
             try:
                 file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
             except OSError as error:
                 raise _no_room(error) from error
             sent.upload = upload = _Upload(caller, request, children, file)
-        told = PushMessagesResponse(
+        response = PushMessagesResponse(
             results={metadata.message_id: 0},
-            objects_to_push=[one for one in children if one not in upload.places],
+            objects_to_push=[child for child in children if child not in upload.places],
             session_id=upload.session,
         )
-        return bytes(told.SerializeToString())
+        return bytes(response.SerializeToString())
 
     async def store(
-        self, caller: Caller, request: PushObjectRequest, num_bytes: int
+        self, caller: AuthenticatedClient, request: PushObjectRequest, num_bytes: int
     ) -> Callable[[], Awaitable[None]]:
         """Take an object in; return what waits until Flower has its reply, if whole."""
         node_id, run_id, name = request.node.node_id, request.run_id, request.object_id
@@ -241,7 +247,7 @@ class Replies:
             if name not in upload.places:
                 content = request.object_content
                 await asyncio.to_thread(upload.write, name, content, start)
-        except Refusal as refusal:
+        except GatewayRefusal as refusal:
             await self._excuse(sent, upload, refusal)
             raise
         except (OSError, ValueError) as error:  # a full disk; a file just closed
@@ -258,38 +264,40 @@ class Replies:
         while True:
             await asyncio.sleep(_TIDY_S)
             for of_node in list(self._sent.values()):
-                for name, one in list(of_node.items()):
-                    await self._tidy(of_node, name, one)
+                for name, message in list(of_node.items()):
+                    await self._tidy(of_node, name, message)
 
     def forget_run(self, run_id: int) -> None:
         """Forget what was sent and received in a run that is over."""
         for of_node in self._sent.values():
-            for name, one in list(of_node.items()):
-                if one.metadata.run_id == run_id:
+            for name, item in list(of_node.items()):
+                if item.metadata.run_id == run_id:
                     self._close(of_node.pop(name))
-        self._sent = {node: found for node, found in self._sent.items() if found}
-        for used in [one for one in self._used if one[1] == run_id]:
+        self._sent = {
+            node: messages for node, messages in self._sent.items() if messages
+        }
+        for used in [item for item in self._used if item[1] == run_id]:
             del self._used[used]
 
-    def _of(self, node_id: int, run_id: int) -> Iterator[_Sent]:
-        for one in self._sent.get(node_id, {}).values():
-            if one.metadata.run_id == run_id:
-                yield one
+    def _of(self, node_id: int, run_id: int) -> Iterator[_SentMessage]:
+        for message in self._sent.get(node_id, {}).values():
+            if message.metadata.run_id == run_id:
+                yield message
 
     def _open(
         self, node_id: int, run_id: int, session: str, name: str
-    ) -> tuple[_Sent, _Upload]:
+    ) -> tuple[_SentMessage, _Upload]:
         for sent in self._of(node_id, run_id):
             upload = sent.upload
             if upload is not None and upload.session == session:
                 if upload.file.closed and upload.passing_on is None:
-                    raise Refusal(409, "an object of a reply that was refused")
+                    raise GatewayRefusal(409, "an object of a reply that was refused")
                 if name in upload.children:
                     return sent, upload
-        raise Refusal(400, "an object of no reply that this client announced")
+        raise GatewayRefusal(400, "an object of no reply that this client announced")
 
     def _require_room(
-        self, sent: _Sent, upload: _Upload, used: tuple[int, int]
+        self, sent: _SentMessage, upload: _Upload, used: tuple[int, int]
     ) -> None:
         if self._quota is not None and self._used[used] > self._quota:
             raise _too_much(self._quota, "max_upload_mb in the server's settings")
@@ -297,46 +305,46 @@ class Replies:
             most = f"{MOST_TIMES_SENT} times what it answers, or 64 MiB"
             raise _too_much(sent.most, most)
 
-    async def _pass_on(self, sent: _Sent, upload: _Upload) -> None:
+    async def _pass_on(self, sent: _SentMessage, upload: _Upload) -> None:
         """Give a whole reply to Flower, once; whoever asks again waits for the same."""
         if upload.passing_on is None:
             passing = self._give(sent, upload)
             upload.passing_on = asyncio.create_task(passing)
         try:
             await asyncio.shield(upload.passing_on)
-        except Refusal as refusal:
+        except GatewayRefusal as refusal:
             if refusal.status >= 500:
                 upload.passing_on = None  # The client tries again, and so does this.
             raise
 
-    async def _give(self, sent: _Sent, upload: _Upload) -> None:
+    async def _give(self, sent: _SentMessage, upload: _Upload) -> None:
         if sent.most < await asyncio.to_thread(upload.size_in_memory):
             refusal = _too_much(sent.most, "one piece stands in many places")
             await self._excuse(sent, upload, refusal)
             raise refusal
         try:
             async with self._passing:
-                asked = await self._announce(upload.request, upload.caller)
-                if upload.root not in asked.objects_to_push and not upload.announced:
-                    raise Refusal(409, "Flower did not take this reply")
+                response = await self._announce(upload.request, upload.caller)
+                if upload.root not in response.objects_to_push and not upload.announced:
+                    raise GatewayRefusal(409, "Flower did not take this reply")
                 upload.announced = True
-                for name in asked.objects_to_push:
+                for name in response.objects_to_push:
                     content = await asyncio.to_thread(upload.read, name)
-                    await self._push(upload, asked.session_id, name, content)
-        except Refusal as refusal:
+                    await self._push(upload, response.session_id, name, content)
+        except GatewayRefusal as refusal:
             if refusal.status < 500:
                 self._over(sent, upload)
             raise
         self._over(sent, upload)
 
     async def _announce(
-        self, request: PushMessagesRequest, caller: Caller
+        self, request: PushMessagesRequest, caller: AuthenticatedClient
     ) -> PushMessagesResponse:
         answer = await self._post(
             flower.PUSH_MESSAGES, request.SerializeToString(), caller
         )
-        told: PushMessagesResponse = PushMessagesResponse.FromString(answer)
-        return told
+        response: PushMessagesResponse = PushMessagesResponse.FromString(answer)
+        return response
 
     async def _push(
         self, upload: _Upload, session: str, name: str, content: bytes
@@ -351,7 +359,7 @@ class Replies:
         ).SerializeToString()
         await self._post(flower.PUSH_OBJECT, body, upload.caller)
 
-    async def _post(self, path: str, body: bytes, caller: Caller) -> bytes:
+    async def _post(self, path: str, body: bytes, caller: AuthenticatedClient) -> bytes:
         headers = {**caller.signature, "content-type": flower.PROTOBUF}
         try:
             answer = await self._upstream.post(path, content=body, headers=headers)
@@ -361,46 +369,50 @@ class Replies:
             return answer.content
         told = flower.FlowerError.of(answer.text)
         status = answer.status_code if answer.status_code < 500 else 503
-        raise Refusal(status, told.detail, told.extra, told.code)
+        raise GatewayRefusal(status, told.detail, told.extra, told.code)
 
-    async def _excuse(self, sent: _Sent, upload: _Upload, refusal: Refusal) -> None:
+    async def _excuse(
+        self, sent: _SentMessage, upload: _Upload, refusal: GatewayRefusal
+    ) -> None:
         if upload.file.closed:
             return
         self._over(sent, upload)
         why = f"the gateway refused this reply: {refusal}"
-        asked = upload.request
+        request = upload.request
         message = Message(error=Error(code=flower.MESSAGE_UNAVAILABLE, reason=why))
-        message.metadata.CopyFrom(asked.messages_list[0].metadata)
+        message.metadata.CopyFrom(request.messages_list[0].metadata)
         message.metadata.message_id = ""
         content = flower.leaf("Message", message.SerializeToString(deterministic=True))
         message.metadata.message_id = hashlib.sha256(content).hexdigest()
         excuse = PushMessagesRequest(
-            node=asked.node,
+            node=request.node,
             messages_list=[message],
             message_object_trees=[ObjectTree(object_id=message.metadata.message_id)],
         )
         try:
-            told = await self._announce(excuse, upload.caller)
-            for name in told.objects_to_push:
-                await self._push(upload, told.session_id, name, content)
-        except Refusal as unheard:
-            said = f"the run was not told that its reply is refused: {unheard}"
-            self._warn(upload.caller.name, unheard.why, said)
+            response = await self._announce(excuse, upload.caller)
+            for name in response.objects_to_push:
+                await self._push(upload, response.session_id, name, content)
+        except GatewayRefusal as unheard:
+            message_text = f"the run was not told that its reply is refused: {unheard}"
+            self._warn(upload.caller.name, unheard.why, message_text)
 
-    def _over(self, sent: _Sent, upload: _Upload) -> None:
+    def _over(self, sent: _SentMessage, upload: _Upload) -> None:
         sent.answered = time.monotonic()
         upload.file.close()
 
-    def _close(self, sent: _Sent) -> None:
+    def _close(self, sent: _SentMessage) -> None:
         upload = sent.upload
         if upload is not None and (
             upload.passing_on is None or upload.passing_on.done()
         ):
             upload.file.close()
 
-    async def _tidy(self, of_node: dict[str, _Sent], name: str, one: _Sent) -> None:
-        upload = one.upload
-        if one.expired:
+    async def _tidy(
+        self, of_node: dict[str, _SentMessage], name: str, sent: _SentMessage
+    ) -> None:
+        upload = sent.upload
+        if sent.expired:
             self._close(of_node.pop(name))
         elif (
             upload is not None
@@ -408,30 +420,32 @@ class Replies:
             and upload.passing_on is None
             and time.monotonic() > upload.heard + _STALLED_S
         ):
-            why = Refusal(408, "a reply of which nothing more comes")
+            why = GatewayRefusal(408, "a reply of which nothing more comes")
             self._warn(upload.caller.name, why.why, f"refused {why}")
-            await self._excuse(one, upload, why)
+            await self._excuse(sent, upload, why)
 
 
-def unreachable(error: httpx.HTTPError) -> Refusal:
+def unreachable(error: httpx.HTTPError) -> GatewayRefusal:
     """Return an answer after which SuperNodes try again."""
-    what = f"{type(error).__name__}: {error}".rstrip(": ")  # many have no text
+    cause = f"{type(error).__name__}: {error}".rstrip(": ")  # many have no text
     if isinstance(error, httpx.TimeoutException):
-        return Refusal(504, "Flower's SuperLink did not answer in time", what)
-    return Refusal(503, "Flower's SuperLink cannot be reached at the moment", what)
+        return GatewayRefusal(504, "Flower's SuperLink did not answer in time", cause)
+    return GatewayRefusal(
+        503, "Flower's SuperLink cannot be reached at the moment", cause
+    )
 
 
-def _no_room(error: Exception) -> Refusal:
-    return Refusal(503, "a reply cannot be kept", str(error))
+def _no_room(error: Exception) -> GatewayRefusal:
+    return GatewayRefusal(503, "a reply cannot be kept", str(error))
 
 
-def _false(why: str) -> Refusal:
-    return Refusal(400, "the reply is not what Flower sends", why)
+def _false(why: str) -> GatewayRefusal:
+    return GatewayRefusal(400, "the reply is not what Flower sends", why)
 
 
-def _too_much(limit: int, setting: str) -> Refusal:
+def _too_much(limit: int, setting: str) -> GatewayRefusal:
     most = f"{limit / _MB:.0f} MB ({setting})"
-    return Refusal(413, "the reply is larger than the quota", most)
+    return GatewayRefusal(413, "the reply is larger than the quota", most)
 
 
 def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
@@ -442,7 +456,7 @@ def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
     if message.content.ByteSize():
         raise _false("expected the content among the objects")
     times = [*request.clientapp_runtime_list]
-    if len(times) > 1 or not all(0 <= one < math.inf for one in times):
+    if len(times) > 1 or not all(0 <= seconds < math.inf for seconds in times):
         raise _false("expected the client's seconds")
     children = _children(tree)
     if message.metadata.message_id != tree.object_id:
@@ -452,30 +466,32 @@ def _checked(request: PushMessagesRequest) -> tuple[Metadata, Children]:
 
 def _children(tree: ObjectTree) -> Children:
     """Return each object's children: the same wherever the object stands."""
-    found: dict[str, tuple[str, ...]] = {}
-    for one in flower.parts_of(tree):
-        children = tuple(child.object_id for child in one.children)
-        if not flower.is_object_id(one.object_id):
+    children_of: dict[str, tuple[str, ...]] = {}
+    for part in flower.parts_of(tree):
+        children = tuple(child.object_id for child in part.children)
+        if not flower.is_object_id(part.object_id):
             raise _false("found an id that is no SHA-256")
         if len(set(children)) != len(children):
             raise _false("found an object twice below another")
-        if found.setdefault(one.object_id, children) != children:
+        if children_of.setdefault(part.object_id, children) != children:
             raise _false("found an object with two kinds of children")
-    return found
+    return children_of
 
 
-def _check_answer(reply: Metadata, asked: Metadata) -> None:
-    ends = asked.created_at + asked.ttl + flower.TTL_TOLERANCE_S
+def _check_answer(reply: Metadata, question: Metadata) -> None:
+    ends = question.created_at + question.ttl + flower.TTL_TOLERANCE_S
     is_in_time = 0 < reply.ttl < math.inf and 0 < reply.created_at < math.inf
     if not is_in_time or reply.created_at + reply.ttl > ends:
         raise _false("found a time that is not that of an answer")
     if (
-        reply.run_id != asked.run_id
+        reply.run_id != question.run_id
         or reply.dst_node_id != flower.SUPERLINK
-        or reply.message_type != asked.message_type
-        or reply.group_id != asked.group_id
+        or reply.message_type != question.message_type
+        or reply.group_id != question.group_id
     ):
-        raise Refusal(400, "a reply of another run, kind or round than what it answers")
+        raise GatewayRefusal(
+            400, "a reply of another run, kind or round than what it answers"
+        )
 
 
 def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> None:
@@ -488,8 +504,8 @@ def _check(content: bytes, children: tuple[str, ...], announced: Metadata) -> No
             is_right &= not children
         elif len(content) > _LARGEST_RECORD:
             most = f"expected at most {_LARGEST_RECORD}, or an array"
-            found = f"found {len(content)} bytes in a {kind[:20]}, {most}"
-            raise Refusal(413, "a record is too large", found)
+            details = f"found {len(content)} bytes in a {kind[:20]}, {most}"
+            raise GatewayRefusal(413, "a record is too large", details)
         else:
             is_right &= _is_right(kind, content, children, announced)
     except _UNREADABLE as error:
@@ -503,17 +519,17 @@ def _is_right(
 ) -> bool:
     body = flower.body_of(content)
     if kind == "Message":
-        told, expected = Message.FromString(body), Metadata()
+        message, expected = Message.FromString(body), Metadata()
         expected.CopyFrom(announced)
         expected.message_id = ""
-        num_children = 0 if told.HasField("error") else 1
-        return told.metadata == expected and len(children) == num_children
+        num_children = 0 if message.HasField("error") else 1
+        return message.metadata == expected and len(children) == num_children
     if kind in ("RecordDict", "ArrayRecord"):
         return set(json.loads(body).values()) == set(children)
     if kind == "Array":
         places = json.loads(body)["arraychunk_ids"]
         return isinstance(places, list) and all(
-            type(one) is int and 0 <= one < len(children) for one in places
+            type(place) is int and 0 <= place < len(children) for place in places
         )
     _RECORDS[kind](content)
     return not children

@@ -21,7 +21,7 @@ from knnper.files import FileLock, LockHeldError, require_plain
 from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import AuthorizedFolder, Registered, Snapshot
 from knnper.server.link.gateway import Gateway, Meter, Notices
-from knnper.server.link.gateway_rules import Clients, Rules
+from knnper.server.link.gateway_rules import RegisteredClients, Rules
 from knnper.server.link.registration import ControlPort, reconcile
 from knnper.server.link.replies import Replies
 from knnper.server.link.server_apps import ServerApps
@@ -105,7 +105,7 @@ async def _serve(
 ) -> None:
     """Serve until cancelled, or until the SuperLink ends."""
     await superlink.start()
-    clients = Clients()
+    clients = RegisteredClients()
     registrar = Registrar(settings, clients)
     await registrar.register(superlink.ca)
     async with superlink.client() as upstream:
@@ -146,7 +146,7 @@ async def _fail_with(superlink: SuperLink) -> None:
 def _make_gateway(
     settings: ServerSettings,
     upstream: httpx.AsyncClient,
-    clients: Clients,
+    clients: RegisteredClients,
     registrar: "Registrar",
 ) -> Gateway:
     notices = Notices()
@@ -176,7 +176,7 @@ def _make_gateway(
 class Registrar:
     """Registers the folder's clients when the folder changes, and on request."""
 
-    def __init__(self, settings: ServerSettings, clients: Clients) -> None:
+    def __init__(self, settings: ServerSettings, clients: RegisteredClients) -> None:
         self._settings, self._clients = settings, clients
         self._folder = AuthorizedFolder(settings.authorized)
         self._requested = asyncio.Event()

@@ -86,18 +86,20 @@ def keep_to_owner(folder: Path) -> None:
     folder = folder.resolve()
     num_open = sum(_closed(path) for path in (folder, *folder.rglob("*")))
     if num_open:
-        told = "other users could get at %d files and folders in %s; they no longer can"
-        logger.warning(told, num_open, folder)
+        message = (
+            "other users could get at %d files and folders in %s; they no longer can"
+        )
+        logger.warning(message, num_open, folder)
 
 
 def _closed(path: Path) -> bool:
     """Take others' permissions away if it is ours; return whether there were any."""
     try:
-        found = path.lstat()
-        is_ours = found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
-        if not is_ours or not found.st_mode & _OTHERS:
+        status = path.lstat()
+        is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
+        if not is_ours or not status.st_mode & _OTHERS:
             return False
-        path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+        path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
     except FileNotFoundError:
         return False
     return True

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from knnper.server.link.gateway import Gateway, Notices, said_once_a_minute
+from knnper.server.link.gateway import Gateway, Notices, limit_repeats
 from knnper.server.settings import TlsFiles
 from knnper.transport.sockets import Server, SocketLimits, origin_of
 
@@ -68,7 +68,7 @@ class Listener(Server):
         )
         self._tls, self._notices = tls, gateway.notices
         self._arrivals = gateway.arrivals
-        quiet = said_once_a_minute(logging.getLogger("uvicorn.error"))
+        quiet = limit_repeats(logging.getLogger("uvicorn.error"))
         super().__init__(config, limits, self._ended, quiet)
         if self.config.ssl is not None:
             self.config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -126,8 +126,8 @@ class Listener(Server):
         """Cut connections whose peers, with nothing to come, do not say goodbye."""
         while True:
             await asyncio.sleep(_GOODBYE_SECONDS)
-            for one in list(self.server_state.connections):
-                transport = one.transport
+            for connection in list(self.server_state.connections):
+                transport = connection.transport
                 if transport.is_closing() and not transport.get_write_buffer_size():
                     transport.abort()
 

@@ -17,7 +17,7 @@ from knnper.cli.app import app
 from knnper.cli.watching import Watch
 from knnper.experiment import to_yaml
 from knnper.server.link import doctor, registration, submission
-from knnper.server.link.registration import Node, RunStatus
+from knnper.server.link.registration import RegisteredNode, RunStatus
 from knnper.server.link.setup import FederationFolder, found
 from knnper.server.observer import Observer, RoundRecord
 from knnper.server.run_folder import RunFolder
@@ -50,7 +50,9 @@ class Operator:
         return self.types("submit", of or self.folder.path, *words)
 
     def pretend(
-        self, submit: Callable[[], int] = lambda: 7, nodes: Sequence[Node] = ()
+        self,
+        submit: Callable[[], int] = lambda: 7,
+        nodes: Sequence[RegisteredNode] = (),
     ) -> None:
         """Let the server run, with its nodes, and take runs."""
 
@@ -168,8 +170,8 @@ def test_a_run_that_is_refused_is_not_taken_back_to_a_round(
 
 @with_keys
 def test_a_run_needs_as_many_clients_as_it_waits_for(operator: Operator) -> None:
-    node = Node("1", "site-a", "SHA256:a", "online")
-    gone = Node("2", "site-b", "SHA256:b", "unregistered")
+    node = RegisteredNode("1", "site-a", "SHA256:a", "online")
+    gone = RegisteredNode("2", "site-b", "SHA256:b", "unregistered")
     resume = ("--resume", operator.run, "--detach")
     operator.pretend(nodes=[gone])
     refused(operator.submits(*resume), "expected at least 1 client, found 0 registered")
@@ -189,11 +191,13 @@ def test_new_run_names_the_clients_that_it_waits_for(
 ) -> None:
     file = tmp_path / "experiment.yaml"
     file.write_text(to_yaml(over_sites(experiment())))
-    nodes = [Node("1", "site-a", "SHA256:a", "online")]
+    nodes = [RegisteredNode("1", "site-a", "SHA256:a", "online")]
     submitted = (file, "--output", tmp_path / "new", "--detach")
     operator.pretend(nodes=nodes)
     assert "online; the run waits" not in operator.submits(*submitted).stderr
-    operator.pretend(nodes=[*nodes, Node("2", "site-b", "SHA256:b", "offline")])
+    operator.pretend(
+        nodes=[*nodes, RegisteredNode("2", "site-b", "SHA256:b", "offline")]
+    )
     said = operator.submits(*submitted).stderr
     assert "1 of 2 clients online; the run waits up to 5 s for 2" in said
     assert (

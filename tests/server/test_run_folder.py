@@ -27,7 +27,7 @@ from knnper.server.checkpoints import (
     asides,
     rounds_in,
 )
-from knnper.server.distribution_log import DistributionLog, Shown
+from knnper.server.distribution_log import DistributionLog, ShownResults
 from knnper.server.run_folder import RunFolder
 from knnper.server.screening import Norms
 from knnper.simulation.catalogue import experiment_catalogue
@@ -477,7 +477,7 @@ def test_what_was_reported_last_counts(log: DistributionLog) -> None:
     reported = log.reported("m")
     assert dict(reported) == {"a": result("a", 2), "b": None}
     assert list(reported.withheld) == ["b"]
-    shown = Shown(reported, ["a", "b"], {"b": "zoe", "a": "adam"})
+    shown = ShownResults(reported, ["a", "b"], {"b": "zoe", "a": "adam"})
     assert list(shown) == [result("adam", 2)]
 
 
@@ -485,9 +485,9 @@ def test_what_is_shown_is_sorted_by_what_clients_are_called(
     log: DistributionLog,
 ) -> None:
     log.append("m", served(result("a"), result("b"), result("c")))
-    shown = Shown(log.reported("m"), ["a", "b"], {"a": "zoe"})
+    shown = ShownResults(log.reported("m"), ["a", "b"], {"a": "zoe"})
     assert [one.client for one in shown] == ["b", "zoe"]
-    shown = Shown(log.reported("m"), ["a", "c"], {"a": "zoe", "c": "bob"})
+    shown = ShownResults(log.reported("m"), ["a", "c"], {"a": "zoe", "c": "bob"})
     assert [one.client for one in shown] == ["bob", "zoe"]
     assert list(shown) == list(shown)
 

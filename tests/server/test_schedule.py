@@ -31,7 +31,7 @@ from knnper.server.fleet import Devices
 from knnper.server.observer import Observer
 from knnper.server.run_folder import RunFolder
 from knnper.server.schedule import (
-    Rounds,
+    RoundSchedule,
     Schedule,
     num_participants,
     rebased,
@@ -79,7 +79,7 @@ def test_the_nearest_number_takes_part(
 
 
 def drawn(number: int, seed: int = 0, participation: float = 0.3) -> list[str]:
-    cohort = Rounds(MANY, participation, Uniform(RandomKey(seed))).cohort(number)
+    cohort = RoundSchedule(MANY, participation, Uniform(RandomKey(seed))).cohort(number)
     assert set(cohort.versions.values()) == {number - 1}
     assert cohort.ended_s is None
     return list(cohort.versions)
@@ -265,7 +265,7 @@ def test_so_large_a_part_is_there_at_any_time() -> None:
     sizes = dict.fromkeys(map(str, range(2000)), 1)
     devices = devices_of(DeviceSettings(available=0.7, period_s=10), sizes)
     for at_s in (0.0, 3.3, 250.0):
-        num_there = sum(devices.is_there(one, at_s) for one in sizes)
+        num_there = sum(devices.is_available(one, at_s) for one in sizes)
         assert num_there / 2000 == pytest.approx(0.7, abs=0.04)
 
 
@@ -276,7 +276,7 @@ def test_work_goes_on_when_a_client_is_back(client: str) -> None:
     devices = devices_of(given, dict.fromkeys("0123", 5))
     slice_s, done_s, now_s = 0.001, 0.0, 1.0
     while done_s < 5:
-        done_s += slice_s * devices.is_there(client, now_s)
+        done_s += slice_s * devices.is_available(client, now_s)
         now_s += slice_s
     assert devices.finished_s(client, 1.0) == pytest.approx(now_s, abs=0.05)
 

@@ -27,10 +27,10 @@ class TwoParts:
     control: Tensor
 
 
-def measured(client: str, moved: float, sent: float = 6.0) -> screening.Measured:
+def measured(client: str, moved: float, sent: float = 6.0) -> screening.MeasuredUpdate:
     update = ModelUpdate(torch.full((3,), moved), 1, 0.5)
-    return screening.Measured(
-        client, update, {"weights": screening.Change(moved, sent)}, 0
+    return screening.MeasuredUpdate(
+        client, update, {"weights": screening.FieldChange(moved, sent)}, 0
     )
 
 
@@ -82,9 +82,9 @@ def test_what_was_not_sent_counts_by_itself() -> None:
     }
     norms = {"models/0": 5.0, "control": 0.0}
     assert screening.changes_of(arrived, sent, norms) == {
-        "models": screening.Change(math.hypot(1.0, 2.0), 5.0),
-        "control": screening.Change(6.0, 0.0),
-        "loss": screening.Change(7.0, 0.0),
+        "models": screening.FieldChange(math.hypot(1.0, 2.0), 5.0),
+        "control": screening.FieldChange(6.0, 0.0),
+        "loss": screening.FieldChange(7.0, 0.0),
     }
 
 
@@ -152,7 +152,9 @@ def test_the_largest_median_falls_with_the_learning_rate(tmp_path: Path) -> None
 
 def test_a_loss_may_be_far_above_the_others(tmp_path: Path) -> None:
     updates = [
-        replace(measured(client, loss), changes={"loss": screening.Change(loss, 0.0)})
+        replace(
+            measured(client, loss), changes={"loss": screening.FieldChange(loss, 0.0)}
+        )
         for client, loss in (("a", 1e-4), ("b", 4.0), ("c", 1e-5), ("d", 51.0))
     ]
     refused: dict[str, str] = {}
@@ -177,7 +179,7 @@ def test_ordinary_updates_do_not_wait_for_the_others(
 ) -> None:
     pulled: list[str] = []
 
-    def updates() -> Iterator[screening.Measured]:
+    def updates() -> Iterator[screening.MeasuredUpdate]:
         for client in "abc":
             pulled.append(client)
             yield measured(client, 0.4)
@@ -196,7 +198,7 @@ def test_those_behind_one_that_is_strange_wait_on_disk(
     on_disk: list[int] = []
     sent = [measured("a", 90.0), *(measured(client, 0.25) for client in "bcdef")]
 
-    def updates() -> Iterator[screening.Measured]:
+    def updates() -> Iterator[screening.MeasuredUpdate]:
         for one in sent:
             yield one
             on_disk.append(len(list((tmp_path / "waiting").glob("*.f32"))))
@@ -238,11 +240,11 @@ def clip(
     """Return by client how far its weights moved in the end, and who was shortened."""
     origin = {"weights": torch.full((3,), 5.0)}
 
-    def updates() -> Iterator[screening.Measured]:
+    def updates() -> Iterator[screening.MeasuredUpdate]:
         for client, moved in zip("abcdefgh", norms, strict=False):
             update = ModelUpdate(origin["weights"] + moved, 1, 0.5)
-            change = screening.Change(moved, sent)
-            yield screening.Measured(client, update, {"weights": change}, 0)
+            change = screening.FieldChange(moved, sent)
+            yield screening.MeasuredUpdate(client, update, {"weights": change}, 0)
 
     clipping = screening.Clipping(most, lambda *_: origin)
     compared = screening.Screening(
@@ -310,7 +312,7 @@ def test_clipped_update_keeps_what_was_not_sent() -> None:
     control = torch.tensor([7.0])
     origin = {"models/0": torch.tensor([1.0, 1.0])}
     update = TwoParts((torch.tensor([3.0, 5.0]), torch.tensor([9.0])), control)
-    measured = screening.Measured("a", update, {}, 0)
+    measured = screening.MeasuredUpdate("a", update, {}, 0)
     clipping = screening.Clipping(2.0, lambda *_: origin)
     found = clipping.shorten(measured, {"models": 0.5, "control": 0.5}).update
     assert [one.tolist() for one in found.models] == [[2.0, 3.0], [9.0]]
@@ -323,7 +325,7 @@ def test_only_what_may_be_clipped_waits_for_the_whole_round(
 ) -> None:
     pulled: list[str] = []
 
-    def updates() -> Iterator[screening.Measured]:
+    def updates() -> Iterator[screening.MeasuredUpdate]:
         for client, moved in zip("abcde", (0.5, 0.5, 0.5, 4.0, 0.5), strict=True):
             pulled.append(client)
             yield measured(client, moved)
@@ -343,7 +345,9 @@ def round_of(folder: Path, *moved: float, sent: float = 3.0) -> screening.Screen
     made = screening.Screening(None, {}, 1.0, {}, folder / "waiting")
     update = ModelUpdate(torch.zeros(1), 1, 0.5)
     updates = [
-        screening.Measured("a", update, {"weights": screening.Change(m, sent)}, 0)
+        screening.MeasuredUpdate(
+            "a", update, {"weights": screening.FieldChange(m, sent)}, 0
+        )
         for m in moved
     ]
     list(made.passed(updates, len(updates), lambda *_: None))

@@ -1,4 +1,4 @@
-"""Selection of clients by utility: by hand, and in whole runs."""
+"""ClientSelection of clients by utility: by hand, and in whole runs."""
 
 import json
 import math

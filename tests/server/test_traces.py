@@ -114,7 +114,9 @@ def test_fedscales_files_by_hand(tmp_path: Path) -> None:
     )
     devices = devices_of(both)
     assert devices.work_s("a") == pytest.approx(3.04)
-    there = [at_s for at_s in range(0, 101, 5) if devices.is_there("a", float(at_s))]
+    there = [
+        at_s for at_s in range(0, 101, 5) if devices.is_available("a", float(at_s))
+    ]
     assert there == [10, 30, 35, 60, 80, 85]
     assert devices.back_s("a", 0.0) == 10
     assert devices.back_s("a", 41.0) == 60
@@ -141,7 +143,7 @@ def test_a_device_that_is_always_there(tmp_path: Path) -> None:
     row = {"active": [0], "inactive": [24], "finish_time": 24}
     path = written(tmp_path / "always.json", [row])
     devices = devices_of(DeviceSettings(trace=path, examples_per_s=1))
-    assert all(devices.is_there("a", at_s) for at_s in (0.0, 23.9, 24.0, 100.0))
+    assert all(devices.is_available("a", at_s) for at_s in (0.0, 23.9, 24.0, 100.0))
     assert devices.finished_s("a", 20.0) == 30
 
 

@@ -16,7 +16,7 @@ import uvloop
 from knnper.server.link.arrivals import Arrivals
 from knnper.server.link.authorized import Registered
 from knnper.server.link.gateway import Gateway, Meter, Notices
-from knnper.server.link.gateway_rules import Clients, Rules
+from knnper.server.link.gateway_rules import RegisteredClients, Rules
 from knnper.server.link.replies import Replies
 from knnper.server.link.sockets import Listener, limits_for
 from knnper.server.settings import TlsFiles
@@ -68,7 +68,7 @@ class Stage:
 
     upstream: Upstream
     address: Address
-    clients: Clients
+    clients: RegisteredClients
     client: Peer
     http: httpx.Client
     looked: list[bool]
@@ -101,7 +101,7 @@ def gateway_stage(
     limits: SocketLimits | None = None,
 ) -> Iterator[Stage]:
     address = Address(LOCALHOST, free_port())
-    upstream, clients, looked = Upstream(), Clients(), list[bool]()
+    upstream, clients, looked = Upstream(), RegisteredClients(), list[bool]()
     clients.learn(ROSTER)
     transport = httpx.MockTransport(upstream.answer)
     behind = httpx.AsyncClient(base_url="http://flower", transport=transport)

@@ -18,7 +18,7 @@ from flwr.proto.node_pb2 import Node
 
 from knnper.server.link import arrivals
 from knnper.server.link.gateway import Presence
-from knnper.server.link.gateway_rules import Clients
+from knnper.server.link.gateway_rules import RegisteredClients
 from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import fingerprint
 from tests.processes import wait_until
@@ -170,7 +170,7 @@ def test_the_log_says_who_comes_leaves_and_is_back(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    clients = Clients()
+    clients = RegisteredClients()
     clients.learn(ROSTER)
     presence, key = Presence(clients), fingerprint(KEY.public_key())
     pull = flower.PULL_MESSAGES

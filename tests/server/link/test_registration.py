@@ -7,7 +7,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from knnper.errors import CredentialError, RunError
 from knnper.server.link.authorized import AuthorizedFolder, read_roster
-from knnper.server.link.registration import UNREGISTERED, ControlPort, Node, reconcile
+from knnper.server.link.registration import (
+    UNREGISTERED,
+    ControlPort,
+    RegisteredNode,
+    reconcile,
+)
 from knnper.server.link.setup import FederationFolder
 from knnper.transport.credentials import fingerprint, new_node_key
 
@@ -16,20 +21,20 @@ from knnper.transport.credentials import fingerprint, new_node_key
 class Flower(ControlPort):
     """Registers as Flower does: a key once and for ever."""
 
-    known: list[Node] = field(default_factory=list)
+    known: list[RegisteredNode] = field(default_factory=list)
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[RegisteredNode]:
         return list(self.known)
 
     def register(self, name: str, key: ec.EllipticCurvePublicKey) -> str:
         assert fingerprint(key) not in {node.key_sha256 for node in self.known}
         number = str(2**63 + len(self.known))
-        self.known.append(Node(number, name, fingerprint(key), "registered"))
+        self.known.append(RegisteredNode(number, name, fingerprint(key), "registered"))
         return number
 
     def unregister(self, node_id: str) -> None:
         self.known = [
-            Node(one.node_id, one.name, one.key_sha256, UNREGISTERED)
+            RegisteredNode(one.node_id, one.name, one.key_sha256, UNREGISTERED)
             if one.node_id == node_id
             else one
             for one in self.known

@@ -23,14 +23,14 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.message_pb2 import Message, Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 
-from knnper.server.link.gateway_rules import Caller, Refusal
+from knnper.server.link.gateway_rules import AuthenticatedClient, GatewayRefusal
 from knnper.server.link.replies import Replies
 from knnper.transport.polling import LEAST_LIMIT_BYTES, MOST_TIMES_SENT
 from tests.server.link.peers import Reply, deflated, id_of, reply_to
 
 NODE, OTHER, RUN = 7, 8, 5
 ROOT, PIECE = "ab" * 32, "cd" * 32
-CALLER = Caller("key", b"key", "site-a", NODE, {"flwr-signature": "s"})
+CALLER = AuthenticatedClient("key", b"key", "site-a", NODE, {"flwr-signature": "s"})
 
 
 @dataclass
@@ -187,7 +187,7 @@ def test_who_asks_again_gets_the_same_answer(scene: Scene) -> None:
         assert scene.announce(reply).session_id == session
         await scene.push(session, *list(reply.objects.items())[-1])
         reply.metadata.created_at += 0.5
-        with pytest.raises(Refusal, match="answered already"):
+        with pytest.raises(GatewayRefusal, match="answered already"):
             scene.announce(reply)
 
     done(work())
@@ -215,10 +215,10 @@ def test_trees_that_are_none_are_refused(scene: Scene) -> None:
         changed = PushMessagesRequest()
         changed.CopyFrom(request)
         changed.message_object_trees[0].CopyFrom(wrong)
-        with pytest.raises(Refusal, match=why):
+        with pytest.raises(GatewayRefusal, match=why):
             scene.replies.announce(CALLER, changed)
     request.clientapp_runtime_list[0] = float("nan")
-    with pytest.raises(Refusal, match="the client's seconds"):
+    with pytest.raises(GatewayRefusal, match="the client's seconds"):
         scene.replies.announce(CALLER, request)
 
 
@@ -228,7 +228,7 @@ def test_a_superlink_that_is_away_for_a_moment(fails_at: int, scene: Scene) -> N
     reply = honest(arrays(10))
 
     async def work() -> None:
-        with pytest.raises(Refusal) as refused:
+        with pytest.raises(GatewayRefusal) as refused:
             await scene.send(reply)
         assert refused.value.status == 503
         session = scene.announce(reply).session_id
@@ -240,7 +240,7 @@ def test_a_superlink_that_is_away_for_a_moment(fails_at: int, scene: Scene) -> N
 
 def test_the_end_of_a_run_is_told_as_flower_tells_it(scene: Scene) -> None:
     scene.flower.statuses = iter([403])
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(GatewayRefusal) as refused:
         done(scene.send(honest()))
     assert (refused.value.status, refused.value.code) == (403, 2007)
 
@@ -264,7 +264,7 @@ CHANGES: dict[str, Callable[[Metadata], None]] = {
 def test_metadata_that_are_not_those_of_an_answer(change: str, scene: Scene) -> None:
     reply = honest()
     CHANGES[change](reply.metadata)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(GatewayRefusal) as refused:
         scene.announce(reply)
     assert 400 <= refused.value.status < 500
     # The client may still answer.
@@ -279,7 +279,7 @@ def test_the_messages_own_object_says_the_same(change: str, scene: Scene) -> Non
     claimed = Metadata()
     claimed.CopyFrom(reply.metadata)
     CHANGES[change](claimed)
-    with pytest.raises(Refusal):
+    with pytest.raises(GatewayRefusal):
         done(scene.send(dataclasses.replace(reply, claimed=claimed)))
     assert "refused" in scene.excuse
 
@@ -320,7 +320,7 @@ def with_inside(**contents: bytes) -> Reply:
     ids=range(16),
 )
 def test_objects_that_no_run_could_read(content: bytes, scene: Scene) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(GatewayRefusal):
         done(scene.send(with_inside(a=content)))
     assert "refused" in scene.excuse
 
@@ -341,7 +341,7 @@ def test_a_small_reply_does_not_become_a_large_one(scene: Scene) -> None:
     objects = {id_of(one): one for one in contents}
     assert tree is not None
     bomb = dataclasses.replace(honest(), objects_inside=objects, tree_inside=tree)
-    with pytest.raises(Refusal, match="quota"):
+    with pytest.raises(GatewayRefusal, match="quota"):
         done(scene.send(bomb))
     assert "many places" in scene.excuse
 
@@ -353,10 +353,10 @@ def test_objects_are_those_of_this_clients_reply(scene: Scene) -> None:
         session = scene.announce(reply).session_id
         name, content = next(iter(reply.objects.items()))
         for wrong in (("other", name), (session, "ef" * 32), ("", name)):
-            with pytest.raises(Refusal):
+            with pytest.raises(GatewayRefusal):
                 await scene.push(*wrong, content)
         assert scene.flower.messages == []
-        with pytest.raises(Refusal, match="not what its name says"):
+        with pytest.raises(GatewayRefusal, match="not what its name says"):
             await scene.push(session, name, content + b"more")
 
     done(work())
@@ -368,7 +368,7 @@ def test_a_reply_is_as_large_as_what_it_answers_allows(
 ) -> None:
     assert LEAST_LIMIT_BYTES > 1000
     monkeypatch.setattr("knnper.server.link.replies.LEAST_LIMIT_BYTES", 1000)
-    with pytest.raises(Refusal, match="quota"):
+    with pytest.raises(GatewayRefusal, match="quota"):
         done(scene.send(honest(arrays(1000))))
     assert "quota" in scene.excuse
     with scene_in(tmp_path) as larger:
@@ -387,7 +387,7 @@ def test_a_quota_holds_for_all_replies_of_a_run(tmp_path: Path) -> None:
         )
         scene.replies.sent(NODE, answer.SerializeToString())
         scene.flower.messages.clear()
-        with pytest.raises(Refusal, match="max_upload_mb"):
+        with pytest.raises(GatewayRefusal, match="max_upload_mb"):
             done(
                 scene.send(reply_to(Message(metadata=asked(root=second)), arrays(2000)))
             )
@@ -427,7 +427,7 @@ def test_nothing_is_kept_of_what_is_over(
         tidying.cancel()
 
     done(work())
-    with pytest.raises(Refusal):
+    with pytest.raises(GatewayRefusal):
         scene.announce(honest())
     scene.replies.forget_run(RUN)
     assert scene.replies._sent == {}
@@ -441,10 +441,10 @@ def test_nothing_is_kept_of_what_is_over(
 def test_what_was_sent_to_others(
     node_id: int, run_id: int, name: str, scene: Scene
 ) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(GatewayRefusal):
         scene.replies.require_object(node_id, run_id, name)
-    with pytest.raises(Refusal):
+    with pytest.raises(GatewayRefusal):
         scene.replies.require_message(node_id, run_id, name)
     if node_id == 9 or run_id != RUN:
-        with pytest.raises(Refusal):
+        with pytest.raises(GatewayRefusal):
             scene.replies.require_run(node_id, run_id)
