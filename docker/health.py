@@ -1,7 +1,7 @@
 #!/opt/knnper/bin/python
-"""Exits with 0 if what runs in this container is well, else says why not.
+"""The images' health check: exit status 0 if the container's program is healthy.
 
-A server is well if its gateway answers, a node if it joined the federation and the
+A server is healthy if its gateway answers, a node if it joined the federation and the
 gateway answers it, a service if it answers.
 """
 
@@ -18,21 +18,21 @@ import yaml
 TIMEOUT_S = 5.0
 
 
-class UnwellError(Exception):
-    """What runs here is not well; the message says why."""
+class UnhealthyError(Exception):
+    """The program is not healthy; the message has the reason."""
 
 
-def place_of(
+def address_of(
     role: str, settings: Mapping[str, Any], folder: Path
 ) -> tuple[str, int, str | None]:
-    """Return whom to ask: host, port, and the authority that it is trusted by."""
+    """Return host, port and the trusted certificate of the address to check."""
     ca = (settings.get("tls") or {}).get("ca")
     if role == "server":
         port = str(settings.get("listen", "0.0.0.0:8443")).rpartition(":")[2]
         return "127.0.0.1", int(port), ca
     if role == "node":
         if not (folder / settings.get("state", "state") / "node.json").exists():
-            raise UnwellError("not in the federation yet")
+            raise UnhealthyError("not in the federation yet")
         host, _, port = str(settings["server"]).rpartition(":")
         return host.strip("[]"), int(port), ca
     service = settings.get("service") or {}
@@ -40,12 +40,12 @@ def place_of(
     return "127.0.0.1", service.get("port", 8080), certificate
 
 
-def ask(host: str, port: int, authority: Path | None) -> None:
-    """Require that something answers at a place."""
+def require_health(host: str, port: int, trusted: Path | None) -> None:
+    """Request ``/health``, with TLS if there is a trusted certificate."""
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
-    if authority is not None:
-        context = ssl.create_default_context(cafile=str(authority))
-        # A certificate need not name the address that is asked from inside.
+    if trusted is not None:
+        context = ssl.create_default_context(cafile=str(trusted))
+        # A certificate need not name the loopback address that is used inside.
         context.check_hostname = False
         connection = http.client.HTTPSConnection(
             host, port, timeout=TIMEOUT_S, context=context
@@ -56,17 +56,19 @@ def ask(host: str, port: int, authority: Path | None) -> None:
     finally:
         connection.close()
     if status != http.HTTPStatus.OK:
-        raise UnwellError(f"http status {status} of {host}:{port}/health, expected 200")
+        raise UnhealthyError(
+            f"HTTP status {status} of {host}:{port}/health, expected 200"
+        )
 
 
 def main(role: str, file: str) -> int:
-    """Return the exit status of the check of ``role`` with the settings in ``file``."""
+    """Check ``role`` with the settings in ``file``; return the exit status."""
     path = Path(file).absolute()
     try:
         settings = yaml.safe_load(path.read_text("utf-8"))
-        host, port, authority = place_of(role, settings, path.parent)
-        ask(host, port, None if authority is None else path.parent / authority)
-    except (UnwellError, OSError, http.client.HTTPException) as error:
+        host, port, trusted = address_of(role, settings, path.parent)
+        require_health(host, port, None if trusted is None else path.parent / trusted)
+    except (UnhealthyError, OSError, http.client.HTTPException) as error:
         sys.stderr.write(f"{role}: {error}\n")
         return 1
     return 0

@@ -75,6 +75,30 @@ def test_containers_have_no_more_rights_than_they_need(file: str) -> None:
         assert service["restart"] == "unless-stopped", name
 
 
+@pytest.mark.parametrize(
+    ("machine", "hidden", "upstream"),
+    [
+        ("server", "server", "https://server:8443"),
+        ("client", "service", "http://service:8080"),
+    ],
+)
+def test_proxy_stands_before_what_others_reach(
+    machine: str, hidden: str, upstream: str
+) -> None:
+    document = without_tags((DOCKER / machine / "compose.yaml").read_text())
+    published = {
+        name: service["ports"]
+        for name, service in document["services"].items()
+        if "ports" in service
+    }
+    assert set(published) == {"proxy"}
+    assert hidden in document["services"]["proxy"]["depends_on"]
+    configuration = (DOCKER / machine / "nginx.conf").read_text()
+    assert f"proxy_pass {upstream};" in configuration
+    for limit in ("limit_conn", "client_header_timeout", "client_body_timeout"):
+        assert re.search(rf"^ +{limit} ", configuration, re.MULTILINE), limit
+
+
 def test_clients_reach_only_the_gateway() -> None:
     document = without_tags((DOCKER / "compose.yaml").read_text())
     assert document["networks"]["federation"] == {"internal": True}
@@ -107,7 +131,7 @@ def test_images_have_all_that_the_project_needs_in_a_tested_version() -> None:
 
 def test_what_runs_in_containers_needs_nothing_that_was_left_out() -> None:
     modules = (
-        "knnper.cli.app, knnper.cli.flower_apps, knnper.server.link.supervisor, "
+        "knnper.cli.app, knnper.cli.flower_apps, knnper.server.link.server, "
         "knnper.server.link.submission, knnper.simulation.workbench, "
         "knnper.client.node, knnper.client.service.app, knnper.client.onboarding"
     )
