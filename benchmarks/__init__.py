@@ -1,1 +1,1 @@
-"""Speed and memory against stated baselines; each module is one command."""
+"""Speed and memory relative to stated baselines; each module is one command."""

@@ -1,4 +1,4 @@
-"""The bare loop of training. It needs torch alone: any environment can run it."""
+"""The bare training loop; needs only torch, so that any environment can run it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ class BareImages:
 
     pixels: Tensor  # uint8, shape (n, height, width, channels)
     labels: Tensor  # int64, shape (n,)
-    scale: Tensor  # normalises a batch as float32, with the shift; shape (channels,)
+    scale: Tensor  # with the shift, normalises a float32 batch; shape (channels,)
     shift: Tensor
 
     def to(self, device: torch.device) -> "BareImages":
-        """Return the same on a device."""
+        """Move the images to a device."""
         whole = (self.pixels, self.labels, self.scale, self.shift)
-        pixels, labels, scale, shift = (one.to(device) for one in whole)
+        pixels, labels, scale, shift = (tensor.to(device) for tensor in whole)
         return BareImages(pixels, labels, scale, shift)
 
     def batch(self, positions: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class BareImages:
         return self.normalized(self.pixels[positions])
 
     def normalized(self, pixels: Tensor) -> Tensor:
-        """Return what `batch` returns, of pixels that are chosen already."""
+        """Normalise selected pixels; see `batch`."""
         images = pixels.to(torch.float32)
         return images.mul_(self.scale).add_(self.shift).permute(0, 3, 1, 2)
 

@@ -1,4 +1,4 @@
-"""Networks and their data as plain torch has them."""
+"""Networks and data in plain torch."""
 
 import functools
 from collections.abc import Callable
@@ -22,15 +22,15 @@ def bare_images(data: Dataset) -> tuple[BareImages, BareImages]:
 
 
 def mobilenet_v2(num_classes: int) -> nn.Module:
-    """Return torchvision's model, in the layout in which convolutions are fastest."""
+    """Return torchvision's model in the fastest memory layout for convolutions."""
     model: nn.Module = import_torchvision().models.mobilenet_v2(num_classes=num_classes)
     return _channels_last(model)
 
 
 def bare_network(choice: Choice[Settings], spec: InputSpec) -> nn.Module:
-    """Return a network of torch's own layers, with torch's own convolutions.
+    """Build a network of torch's own layers and convolutions.
 
-    It has none of what `knnper.models.build_model` does to one.
+    Without the changes of `knnper.models.build_model`.
     """
     if choice.name == "mobilenet_v2":
         return mobilenet_v2(spec.num_classes)
@@ -40,7 +40,7 @@ def bare_network(choice: Choice[Settings], spec: InputSpec) -> nn.Module:
 
 
 def _channels_last(model: nn.Module) -> nn.Module:
-    # torch's type stubs leave `memory_format` out.
+    # torch's type stubs lack `memory_format`.
     changed: nn.Module = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return changed
 
@@ -48,14 +48,14 @@ def _channels_last(model: nn.Module) -> nn.Module:
 def halves(
     network: nn.Module,
 ) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """Return what embeds images and the head of one of `bare_network`."""
+    """Split a network of `bare_network` into embedding function and head."""
     if isinstance(network, EmbeddingModel):
         return network.embed, network.head
     return functools.partial(embed, network), network.get_submodule("classifier")
 
 
 def embed(model: Any, images: Tensor) -> Tensor:
-    """Return what torchvision's MobileNetV2 gives its head, shape (n, 1280)."""
+    """Compute the input of the head of torchvision's MobileNetV2, shape (n, 1280)."""
     features: Tensor = model.features(images)
     return functional.adaptive_avg_pool2d(features, 1).flatten(1)
 

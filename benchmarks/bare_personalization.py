@@ -1,4 +1,4 @@
-"""kNN-Per's personalisation in plain torch and FAISS, a process's clients at once."""
+"""kNN-Per's personalisation in plain torch and FAISS, many clients at once."""
 
 import functools
 from collections.abc import Sequence
@@ -22,41 +22,41 @@ EMBEDDED_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class PersonalizationShare:
-    """What one process personalises."""
+    """The clients of one process."""
 
-    workload: Workload  # gives the images
-    weights_file: str  # the global model's tensors, as torchvision names them
+    workload: Workload
+    weights_file: str  # tensors of the global model by torchvision's names
     clients: list[ClientPart]
 
 
 @dataclass(frozen=True)
 class BareResult:
-    """What is known of a client afterwards."""
+    """Result of the personalisation of one client."""
 
     client: str
     knn_weight: float  # λ, chosen on the validation split
-    personal: float  # share of the test split that the mixture gets right
-    reference: float  # the same of the global model
-    validation: float  # what that gets right of the validation split
+    personal: float  # test accuracy of the mixture
+    reference: float  # test accuracy of the global model
+    validation: float  # validation accuracy of the global model
 
 
 @dataclass(frozen=True)
 class _Split:
-    """One client's split, as the global model sees it."""
+    """A client's split, embedded by the global model."""
 
     embeddings: NDArray[np.float32]  # shape (n, p)
     probabilities: Tensor  # shape (n, c)
     labels: Tensor  # int64, shape (n,)
 
     def accuracy(self, probabilities: Tensor) -> float:
-        """Return the share of the labels with the largest probability."""
+        """Return the accuracy of the most probable class."""
         return float((probabilities.argmax(dim=1) == self.labels).float().mean())
 
 
 def personalization_shares(
     workload: Workload, weights_file: str
 ) -> list[PersonalizationShare]:
-    """Share all clients out to as many processes as there are workers."""
+    """Distribute all clients over as many processes as there are workers."""
     clients = list(workload.partition(workload.dataset()).clients)
     count = workload.num_workers
     return [
@@ -112,7 +112,7 @@ def _result(name: str, train: _Split, validation: _Split, test: _Split) -> BareR
     knn = vote(index, validation.embeddings, train.labels, count, num_classes)
     knn_weight = max(
         sorted(settings.knn_weights),
-        key=lambda one: validation.accuracy(_mix(knn, validation, one)),
+        key=lambda weight: validation.accuracy(_mix(knn, validation, weight)),
     )
     index.add(validation.embeddings)
     labels = torch.cat([train.labels, validation.labels])
@@ -133,7 +133,7 @@ def vote(
     num_neighbors: int,
     num_classes: int,
 ) -> Tensor:
-    """Return the share of each label in exp(-d) of the neighbours, shape (n, c)."""
+    """Compute the share of each label in exp(-d) of the neighbours, shape (n, c)."""
     squared_distances, ids = index.search(queries, min(num_neighbors, len(labels)))
     distances = torch.from_numpy(squared_distances).clamp_min(0).sqrt()
     shares = torch.softmax(-distances, dim=1)
@@ -147,6 +147,6 @@ def _mix(knn: Tensor, split: _Split, knn_weight: float) -> Tensor:
 
 @functools.lru_cache(maxsize=1)
 def _resident(workload: Workload) -> tuple[nn.Module, BareImages, BareImages]:
-    """Return what this process keeps between passes."""
+    """Build the state that this process keeps between passes."""
     data = workload.dataset()
     return mobilenet_v2(data.spec.num_classes), *bare_images(data)

@@ -1,4 +1,4 @@
-"""Training as plain torch does it: a model, an optimizer, batches, nothing else."""
+"""Training in plain torch: only a model, an optimizer and batches."""
 
 import functools
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from knnper.process import compute_device, keep_freed_memory, prepare_process
 
 @dataclass(frozen=True)
 class TrainingShare:
-    """What one process trains on in one pass."""
+    """The batches of one process in one pass."""
 
-    workload: Workload  # gives the images
-    batches: list[Tensor]  # the positions of each one's images, int64 (batch,)
-    keeps_memory: bool = False  # if freed, as our workers do and plain torch does not
+    workload: Workload
+    batches: list[Tensor]  # positions of the images of each batch, int64 (batch,)
+    keeps_memory: bool = False  # keep freed memory, as our workers do
 
 
 def training_shares(workload: Workload, keeps_memory: bool) -> list[TrainingShare]:
-    """Share all batches of one round out to as many processes as there are workers."""
+    """Distribute all batches of a round over as many processes as there are workers."""
     batches = [
         torch.from_numpy(part.train[start : start + size])
         for part in workload.partition(workload.dataset()).clients
@@ -47,7 +47,7 @@ def train_share(share: TrainingShare) -> float:
 
 @functools.lru_cache(maxsize=1)
 def _resident(workload: Workload) -> tuple[nn.Module, SGD, BareImages]:
-    """Return what this process keeps between passes."""
+    """Build the state that this process keeps between passes."""
     data, chosen = workload.dataset(), workload.experiment()
     device = compute_device(chosen.run)
     prepare_process(chosen.run, device)

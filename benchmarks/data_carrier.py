@@ -136,10 +136,10 @@ def our_json(folder: Path) -> Arrays:
     )
 
     path = folder / "rows.json"
-    wanted = ColumnSelection(("label",), tuple(FEATURES))
+    selection = ColumnSelection(("label",), tuple(FEATURES))
     table = _package("pyarrow.json").read_json(path)
-    numbers = select_number_columns(table.schema, wanted, path)
-    return _features_of(extract_columns(table, wanted, numbers, path))
+    numbers = select_number_columns(table.schema, selection, path)
+    return _features_of(extract_columns(table, selection, numbers, path))
 
 
 def _features_of(table: Any) -> Arrays:
@@ -252,24 +252,26 @@ def read_in_process(carrier: str, data_format: str, folder: Path) -> Reading:
 
 def measure(data_format: str, folder: Path, repetitions: int) -> Measurement:
     """Compare both readers of one format; the first turn only warms up."""
-    ours: list[Reading] = []
-    theirs: list[Reading] = []
+    our_readings: list[Reading] = []
+    their_readings: list[Reading] = []
     for number in range(repetitions + 1):
         say(f"data_carrier: {data_format}, repetition {number} of {repetitions}")
-        ours.append(read_in_process("ours", data_format, folder))
-        theirs.append(read_in_process("datasets", data_format, folder))
-    ours, theirs = ours[1:], theirs[1:]
-    pairs = list(zip(ours, theirs, strict=True))
+        our_readings.append(read_in_process("ours", data_format, folder))
+        their_readings.append(read_in_process("datasets", data_format, folder))
+    our_readings, their_readings = our_readings[1:], their_readings[1:]
+    pairs = list(zip(our_readings, their_readings, strict=True))
     details: dict[str, object] = {"format": data_format}
-    for carrier, readings in (("ours", ours), ("datasets", theirs)):
+    for carrier, readings in (("ours", our_readings), ("datasets", their_readings)):
         for figure in ("import_seconds", "seconds", "again_seconds", "megabytes"):
             median = statistics.median(getattr(reading, figure) for reading in readings)
             details[f"{carrier}_{figure}"] = rounded(median)
-    details["same_bits"] = len({reading.digest for reading in (*ours, *theirs)}) == 1
+    details["same_bits"] = (
+        len({reading.digest for reading in (*our_readings, *their_readings)}) == 1
+    )
     return Measurement(
         "data_carrier",
         [their.seconds / our.seconds for our, their in pairs],
-        [our.seconds for our in ours],
+        [our.seconds for our in our_readings],
         "seconds of our reader; the value is a ratio to it",
         details,
     )

@@ -1,9 +1,9 @@
-"""What sites that have nothing to do cost the server, in percent of a core.
+"""Cost of idle sites for the server, in percent of a core.
 
 The server is ``knnper fed server``: the gateway, and Flower's SuperLink behind it. The
 sites send what ``knnper fed client`` sends: requests for messages, with its pauses, and
 Flower's signs of life. The baseline is the SuperLink alone where each site asks it for
-messages once a second: what a request costs it, times the number of sites.
+messages once a second: the cost of a request times the number of sites.
 """
 
 import argparse
@@ -32,12 +32,12 @@ from knnper.client.node import PollPause
 from knnper.transport import flower_protocol as flower
 from knnper.transport.credentials import read_node_key
 
-HEARTBEAT_S = 30.0  # as Flower's nodes announce it
+HEARTBEAT_S = 30.0  # interval announced by Flower's nodes
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class IdleSite:
-    """A site that asks for messages and gets none."""
+    """A site that requests messages and gets none."""
 
     def __init__(self, federation: RealFederation, name: str) -> None:
         place = federation.folder.client(name)
@@ -51,7 +51,7 @@ class IdleSite:
         self._heartbeats = HeartbeatSender(self._send_heartbeat)
 
     def start(self) -> None:
-        """Join the federation, and ask for messages until `stop`."""
+        """Join the federation, and request messages until `stop`."""
         key = flower.public_pem(self._key.public_key())
         request = ActivateNodeRequest(public_key=key, heartbeat_interval=HEARTBEAT_S)
         answer = self._post(flower.ACTIVATE, request)
@@ -60,12 +60,12 @@ class IdleSite:
         threading.Thread(target=self._ask_for_messages, daemon=True).start()
 
     def stop(self) -> None:
-        """Begin no request any more."""
+        """Stop sending requests."""
         self._has_ended.set()
         self._heartbeats.stop()
 
     def ask(self, http: httpx.Client) -> None:
-        """Ask another server for messages."""
+        """Request messages from another server."""
         request = PullMessagesRequest(node=self.node)
         headers = flower.signed_headers(self._key)
         flower.post(http, flower.PULL_MESSAGES, request, headers).raise_for_status()
@@ -96,7 +96,7 @@ class IdleSite:
 def measure(
     num_sites: int, settle_s: float, seconds: float, repetitions: int
 ) -> Measurement:
-    """Return the share of a core that idle sites cost, and that of the baseline."""
+    """Measure the share of a core used by idle sites, and that of the baseline."""
     with new_federation(num_sites) as federation, serving(federation) as running:
         gateway = running.processes[0].pid
         superlink = _superlink(gateway)
@@ -119,7 +119,7 @@ def measure(
     pairs = zip(values, baselines, strict=True)
     details: dict[str, object] = {
         "sites": num_sites,
-        "ratio": rounded(statistics.median(one / other for one, other in pairs)),
+        "ratio": rounded(statistics.median(share / other for share, other in pairs)),
         "gateway": rounded(statistics.median(gateways)),
         "superlink": rounded(statistics.median(superlinks)),
         "requests_per_site_and_minute": rounded(statistics.median(requests)),
@@ -149,7 +149,7 @@ def _cost_of_a_request(
     superlink: int,
     idle_percent: Sequence[float],
 ) -> float:
-    """Return the CPU seconds that a request for messages takes of the SuperLink."""
+    """Measure the CPU seconds of the SuperLink per request for messages."""
     count = 200
     ca = federation.folder.server / "state" / "flwr" / "tls" / "ca.crt"
     with flower.http_client(f"127.0.0.1:{federation.control}", ca) as http:
@@ -174,15 +174,15 @@ def _requests(sites: Sequence[IdleSite]) -> int:
 
 
 def _cpu_s(process: int) -> float:
-    """Return the CPU seconds, of user and system, that a process has used. Linux."""
+    """Return the CPU seconds (user and system) of a process. Linux only."""
     status = Path(f"/proc/{process}/stat").read_text()
-    # The command's name stands in parentheses and may hold any character.
+    # The command's name is in parentheses and may contain any character.
     fields = status.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=3)
     parser.add_argument("--sites", type=int, default=100)
     parser.add_argument(
@@ -194,8 +194,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
-    measurement = measure(given.sites, given.settle_s, given.seconds, given.repetitions)
+    options = parser().parse_args()
+    measurement = measure(
+        options.sites, options.settle_s, options.seconds, options.repetitions
+    )
     print(measurement.as_json())
 
 

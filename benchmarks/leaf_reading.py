@@ -1,8 +1,8 @@
-"""Seconds and memory in which a LEAF file of 3,500 users is split into clients.
+"""Seconds and memory for splitting a LEAF file of 3,500 users into clients.
 
-All samples go into arrays in the data cache, as on the first run with a data set. The
-baseline is `json.load` of the same file, which keeps it in memory and splits nothing.
-Linux only.
+All samples are written to arrays in the data cache, as in the first run with a data
+set. The baseline is `json.load` of the same file, which holds it in memory without
+splitting. Linux only.
 """
 
 import argparse
@@ -36,8 +36,8 @@ FRACTION_INK = 0.2
 
 
 def write_leaf_file(path: Path, num_users: int, num_samples: int) -> None:
-    """Write a FEMNIST of random images, a fifth of whose pixels are not white."""
-    # Not above: it loads torch, which the process of the baseline does without.
+    """Write a FEMNIST of random images with 80 % white pixels."""
+    # Imported late, since it loads torch, which the baseline's process must not.
     from knnper.seeding import RandomKey
 
     names = [f"f{number:04d}_00" for number in range(num_users)]
@@ -58,7 +58,7 @@ def write_leaf_file(path: Path, num_users: int, num_samples: int) -> None:
 
 
 def _image_texts(generator: np.random.Generator) -> list[str]:
-    """Return images as LEAF writes them: 784 numbers, those of white pixels 1.0."""
+    """Format images like LEAF: 784 numbers, 1.0 for white pixels."""
     pixels = generator.integers(0, 256, (NUM_IMAGES, NUM_PIXELS))
     pixels[generator.random(pixels.shape) >= FRACTION_INK] = 255
     return [json.dumps(image) for image in (pixels / 255).tolist()]
@@ -66,18 +66,18 @@ def _image_texts(generator: np.random.Generator) -> list[str]:
 
 @dataclass(frozen=True)
 class Reading:
-    """How long a file took, and the most memory that the process has held."""
+    """Seconds of reading a file, and peak memory of the process."""
 
     seconds: float  # without imports
-    cpu_seconds: float  # the part of them in which the process computed
-    before: float  # megabytes
+    cpu_seconds: float  # CPU time of the process
+    before: float  # peak megabytes before reading
     end: float
 
 
 def reading_of(file: Path, cache: Path, *, is_plain: bool) -> Reading:
-    """Read in a fresh process; a plain one reads with Python's `json`.
+    """Read in a fresh process, with our reader or with Python's `json`.
 
-    The file is alone in its folder, and the cache one that is not there yet.
+    The file must be alone in its folder, and the cache folder must not exist.
     """
     command = [sys.executable, "-m", "benchmarks.leaf_reading"]
     ended = subprocess.run(
@@ -90,7 +90,7 @@ def reading_of(file: Path, cache: Path, *, is_plain: bool) -> Reading:
 
 
 def ours_here(file: Path) -> Reading:
-    """Split the file into arrays on disc, as a run does."""
+    """Split the file into arrays on disk, like a run."""
     from knnper.data.leaf import LeafSettings
 
     settings = LeafSettings(root=str(file.parent))
@@ -98,7 +98,7 @@ def ours_here(file: Path) -> Reading:
 
 
 def plain_here(file: Path) -> Reading:
-    """Load the file with `json`, and do nothing with it."""
+    """Load the file with `json`."""
     with file.open(encoding="utf-8") as opened:
         return _measured(lambda: json.load(opened))
 
@@ -112,42 +112,61 @@ def _measured(read: Callable[[], object]) -> Reading:
 def measure(
     num_users: int, num_samples: int, repetitions: int, parent: Path | None
 ) -> list[Measurement]:
-    """Return the seconds and the peaks of both; the file is in the system's cache."""
+    """Measure seconds and peaks of both; the file is in the system's cache."""
     folder = Path(tempfile.mkdtemp(prefix="knnper-leaf-", dir=parent))
     try:
         say("leaf_reading: writing the file")
         file = folder / "all_data" / "all_data_0.json"
         write_leaf_file(file, num_users, num_samples)
-        ours: list[Reading] = []
+        our_readings: list[Reading] = []
         plain: list[Reading] = []
         for number in range(repetitions):
             say(f"leaf_reading: repetition {number + 1} of {repetitions}")
             cache = folder / f"cache-{number}"
-            ours.append(reading_of(file, cache, is_plain=False))
+            our_readings.append(reading_of(file, cache, is_plain=False))
             plain.append(reading_of(file, cache, is_plain=True))
         details: dict[str, object] = {
             "users": num_users,
             "samples": num_users * num_samples,
             "file_megabytes": rounded(file.stat().st_size / 1e6),
-            "cpu_seconds": _beside(lambda one: one.cpu_seconds, ours, plain),
-            "megabytes_before": _beside(lambda one: one.before, ours, plain),
+            "cpu_seconds": _beside(
+                lambda reading: reading.cpu_seconds, our_readings, plain
+            ),
+            "megabytes_before": _beside(
+                lambda reading: reading.before, our_readings, plain
+            ),
         }
     finally:
         shutil.rmtree(folder)
     return [
-        _compared("leaf_reading_s", lambda one: one.seconds, ours, plain, details),
-        _compared("leaf_reading_megabytes", lambda one: one.end, ours, plain, details),
+        _compared(
+            "leaf_reading_s",
+            lambda reading: reading.seconds,
+            our_readings,
+            plain,
+            details,
+        ),
+        _compared(
+            "leaf_reading_megabytes",
+            lambda reading: reading.end,
+            our_readings,
+            plain,
+            details,
+        ),
     ]
 
 
 def _compared(
     name: str,
     figure: Callable[[Reading], float],
-    ours: Sequence[Reading],
+    our_readings: Sequence[Reading],
     plain: Sequence[Reading],
     details: dict[str, object],
 ) -> Measurement:
-    values, baselines = [figure(one) for one in ours], [figure(one) for one in plain]
+    values, baselines = (
+        [figure(reading) for reading in our_readings],
+        [figure(reading) for reading in plain],
+    )
     ratio = statistics.median(values) / statistics.median(baselines)
     details = {**details, "ratio": rounded(ratio)}
     return Measurement(name, values, baselines, "json.load of the same file", details)
@@ -155,11 +174,11 @@ def _compared(
 
 def _beside(
     figure: Callable[[Reading], float],
-    ours: Sequence[Reading],
+    our_readings: Sequence[Reading],
     plain: Sequence[Reading],
 ) -> dict[str, float]:
-    """Return the medians of something else that was measured."""
-    both = {"ours": ours, "baseline": plain}
+    """Return the medians of an additional figure."""
+    both = {"ours": our_readings, "baseline": plain}
     return {
         whose: rounded(statistics.median(map(figure, readings)))
         for whose, readings in both.items()
@@ -167,7 +186,7 @@ def _beside(
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=3)
     parser.add_argument("--users", type=int, default=3500)
     parser.add_argument(
@@ -177,7 +196,7 @@ def parser() -> argparse.ArgumentParser:
         help="images of each user; json.load needs 130 MB for each (default: 20)",
     )
     parser.add_argument("--folder", type=Path, help="on the disk to be measured")
-    # Told to a fresh process, which reads that file alone.
+    # Options of the fresh processes, each of which reads one file.
     for reader in ("--ours", "--plain"):
         parser.add_argument(reader, type=Path, help=argparse.SUPPRESS)
     return parser
@@ -185,14 +204,18 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
-    if given.ours or given.plain:
-        reading = plain_here(given.plain) if given.plain else ours_here(given.ours)
+    options = parser().parse_args()
+    if options.ours or options.plain:
+        reading = (
+            plain_here(options.plain) if options.plain else ours_here(options.ours)
+        )
         print(json.dumps(asdict(reading)))
         return
-    figures = measure(given.users, given.samples, given.repetitions, given.folder)
-    for one in figures:
-        print(one.as_json())
+    figures = measure(
+        options.users, options.samples, options.repetitions, options.folder
+    )
+    for line in figures:
+        print(line.as_json())
 
 
 if __name__ == "__main__":

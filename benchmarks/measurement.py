@@ -1,4 +1,4 @@
-"""What all benchmarks have in common: options, turns, a line of JSON."""
+"""Common parts of all benchmarks: options, interleaved measurements, JSON lines."""
 
 import argparse
 import json
@@ -12,16 +12,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Measurement:
-    """A figure of a benchmark, measured once a repetition."""
+    """A figure of a benchmark, measured once per repetition."""
 
     name: str
     values: Sequence[float]
-    baselines: Sequence[float]  # measured in turn with the values in one run
-    baseline_is: str  # in words
-    details: dict[str, object] = field(default_factory=dict)  # as {"clients": 200}
+    baselines: Sequence[float]  # interleaved with the values in the same run
+    baseline_is: str  # description and unit
+    details: dict[str, object] = field(default_factory=dict)  # such as {"clients": 200}
 
     def as_json(self) -> str:
-        """Return the medians of values and baselines, and the range of the values."""
+        """Format the medians of values and baselines, and the range of the values."""
         document = {
             "name": self.name,
             "value": rounded(statistics.median(self.values)),
@@ -36,39 +36,45 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Turns:
-    """Seconds of two things that were done in turn, one after the other."""
+    """Seconds of two alternating tasks."""
 
-    ours: Sequence[float]
-    bare: Sequence[float]
+    values: Sequence[float]
+    baselines: Sequence[float]
 
     def ratios(self) -> list[float]:
-        """Return ours / bare of each repetition."""
-        return [one / other for one, other in zip(self.ours, self.bare, strict=True)]
+        """Return value / baseline of each repetition."""
+        return [
+            value / baseline
+            for value, baseline in zip(self.values, self.baselines, strict=True)
+        ]
 
     def differences(self) -> list[float]:
-        """Return ours - bare of each repetition."""
-        return [one - other for one, other in zip(self.ours, self.bare, strict=True)]
+        """Return value - baseline of each repetition."""
+        return [
+            value - baseline
+            for value, baseline in zip(self.values, self.baselines, strict=True)
+        ]
 
 
 def in_turn(
-    ours: Callable[[], float], bare: Callable[[], float], repetitions: int
+    value: Callable[[], float], baseline: Callable[[], float], repetitions: int
 ) -> Turns:
-    """Measure two things in turn; a first turn warms both up and is not counted."""
-    pairs = [(ours(), bare()) for _ in range(repetitions + 1)][1:]
+    """Measure two tasks alternately; the first turn only warms up."""
+    pairs = [(value(), baseline()) for _ in range(repetitions + 1)][1:]
     return Turns([pair[0] for pair in pairs], [pair[1] for pair in pairs])
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Return how long ``work`` takes."""
+    """Measure the duration of ``work``."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def peak_megabytes() -> float:
-    """Return the most memory that this process has held so far. Linux only.
+    """Return the peak memory of this process so far. Linux only.
 
-    VmHWM: `getrusage` would count what the parent process held.
+    Reads VmHWM, since `getrusage` would include the memory of the parent process.
     """
     status = Path("/proc/self/status").read_text(encoding="ascii")
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
@@ -81,7 +87,7 @@ def rounded(number: float) -> float:
 
 
 def make_parser(description: str | None, repetitions: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that all benchmarks take."""
+    """Return a parser with the common options of all benchmarks."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -102,5 +108,5 @@ def make_parser(description: str | None, repetitions: int) -> argparse.ArgumentP
 
 
 def say(text: str) -> None:
-    """Tell a person what is going on, where it does not mix with the figures."""
+    """Print progress to stderr, apart from the figures."""
     print(text, file=sys.stderr, flush=True)

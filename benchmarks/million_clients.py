@@ -1,9 +1,9 @@
 """Seconds of a round of 1,000 clients out of a million; the baseline has 10,000.
 
-Each number of clients has a process of its own: the server and the engine `serial`, a
-linear model, four examples a client. Both make rounds in turn, with the checkpoint that
-a run writes. `start_s` is until the first round can begin, with the data in memory, and
-`peak_megabytes` the most memory in the end. Linux only.
+Each number of clients has its own process: the server and the engine `serial`, a linear
+model, four examples per client. Rounds alternate, and write checkpoints like a run.
+`start_s` is the time until the first round can begin, with the data in memory, and
+`peak_megabytes` the final peak memory. Linux only.
 """
 
 import argparse
@@ -40,7 +40,7 @@ NUM_TRAIN, NUM_TEST, NUM_CLASSES = 3, 1, 2
 
 
 def data_of(num_clients: int) -> Dataset:
-    """Return images of 2x2 pixels, as many as the clients have."""
+    """Return images of 2x2 pixels for all clients."""
     spec = InputSpec((2, 2, 1), NUM_CLASSES, (0.5,), (0.25,))
     generator = np.random.default_rng(0)
 
@@ -53,7 +53,7 @@ def data_of(num_clients: int) -> Dataset:
 
 
 def workbench_of(dataset: Dataset, num_clients: int) -> Workbench:
-    """Return the clients, of which 1,000 take part in a round."""
+    """Return the workload, with 1,000 clients in each round."""
     experiment = Workload(
         num_clients,
         batch_size=NUM_TRAIN,
@@ -67,7 +67,7 @@ def workbench_of(dataset: Dataset, num_clients: int) -> Workbench:
 
 
 def make_rounds(num_clients: int, pipe: Connection) -> None:
-    """Tell how long the start takes, then each round asked for, then the memory."""
+    """Send the seconds of the start, then of each requested round, then the memory."""
     torch.set_num_threads(1)
     dataset = data_of(num_clients)
     began = time.perf_counter()
@@ -83,21 +83,21 @@ def make_rounds(num_clients: int, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def process_of(num_clients: int) -> Iterator[Connection]:
-    """Start a process that makes rounds; it ends with the ``with`` block."""
+    """Start a process that makes rounds until the end of the ``with`` block."""
     spawning = multiprocessing.get_context("spawn")
-    ours, theirs = spawning.Pipe()
-    process = spawning.Process(target=make_rounds, args=(num_clients, theirs))
+    connection, remote = spawning.Pipe()
+    process = spawning.Process(target=make_rounds, args=(num_clients, remote))
     process.start()
-    theirs.close()  # so that the other end is seen to close
+    remote.close()  # so that the other end is seen to close
     try:
-        yield ours
+        yield connection
     finally:
-        ours.close()
+        connection.close()
         process.join()
 
 
 def measure(num_clients: int, num_baseline: int, repetitions: int) -> Measurement:
-    """Return the seconds of rounds; the first one warms up and is not counted."""
+    """Measure the seconds of rounds, without the first, which warms up."""
     sizes = {"": num_clients, "baseline_": num_baseline}
     seconds: dict[str, list[float]] = {name: [] for name in sizes}
     details: dict[str, object] = {"clients": num_clients}
@@ -115,15 +115,19 @@ def measure(num_clients: int, num_baseline: int, repetitions: int) -> Measuremen
         for name, pipe in pipes.items():
             pipe.send(False)
             details[f"{name}peak_megabytes"] = rounded(pipe.recv())
-    ours, baseline = (of_size[1:] for of_size in seconds.values())
-    pairs = zip(ours, baseline, strict=True)
-    details["ratio"] = rounded(statistics.median(one / other for one, other in pairs))
+    million_seconds, baseline = (of_size[1:] for of_size in seconds.values())
+    pairs = zip(million_seconds, baseline, strict=True)
+    details["ratio"] = rounded(
+        statistics.median(value / other for value, other in pairs)
+    )
     baseline_is = f"seconds of a round of as many out of {num_baseline} clients"
-    return Measurement("million_clients", ours, baseline, baseline_is, details)
+    return Measurement(
+        "million_clients", million_seconds, baseline, baseline_is, details
+    )
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=7)
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--baseline-clients", type=int, default=10_000)
@@ -132,8 +136,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
-    print(measure(given.clients, given.baseline_clients, given.repetitions).as_json())
+    options = parser().parse_args()
+    print(
+        measure(
+            options.clients, options.baseline_clients, options.repetitions
+        ).as_json()
+    )
 
 
 if __name__ == "__main__":

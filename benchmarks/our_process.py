@@ -26,15 +26,15 @@ WORKLOAD_FILE = "workload.json"
 
 
 def task_of(workload: Workload) -> PeerTask:
-    """Return what the clients of a workload train, in terms of torch alone.
+    """Convert a workload to a task in plain torch.
 
-    The network is traced: as such it is loaded where its class is not known.
+    The network is traced, so that it can be loaded without its class.
     """
     bench = workload.workbench()
     network = bare_network(bench.experiment.model, bench.clients.dataset.spec)
     named = bench.task.model.named(bench.task.initial_weights)
     network.load_state_dict(network.state_dict() | named)
-    own = [torch.from_numpy(part.train) for part in bench.partition.clients]
+    positions = [torch.from_numpy(part.train) for part in bench.partition.clients]
     if workload.num_train % workload.batch_size:
         raise ValueError(
             f"found {workload.num_train} images a client in batches of "
@@ -44,7 +44,7 @@ def task_of(workload: Workload) -> PeerTask:
     return PeerTask(
         network=fx.symbolic_trace(network),
         images=bare_images(bench.clients.dataset)[0],
-        clients=torch.stack(own),
+        clients=torch.stack(positions),
         cohort_size=round(workload.participation * workload.num_clients),
         batch_size=workload.batch_size,
         learning_rate=LEARNING_RATE,
@@ -53,7 +53,7 @@ def task_of(workload: Workload) -> PeerTask:
 
 
 def write_task(workload: Workload, folder: Path) -> PeerTask:
-    """Leave in a folder what contenders read; return the task."""
+    """Write the task for the contenders to a folder, and return it."""
     (folder / WORKLOAD_FILE).write_text(json.dumps(asdict(workload)), "utf-8")
     task = task_of(workload)
     task.save(folder)
@@ -61,7 +61,7 @@ def write_task(workload: Workload, folder: Path) -> PeerTask:
 
 
 def _serve_ours(bench: Workbench, federation: Federation) -> None:
-    size = len(bench.partition.clients[0].train)  # all are alike
+    size = len(bench.partition.clients[0].train)  # the same for all clients
     steps_per_client = size // bench.experiment.training.batch_size
     with rounds_of(bench, federation) as rounds:
 
@@ -73,12 +73,12 @@ def _serve_ours(bench: Workbench, federation: Federation) -> None:
 
 
 def ours_flower(workload: Workload, folder: Path, rank: int) -> None:  # noqa: ARG001
-    """Make rounds as a run makes them on Flower's simulation."""
+    """Make rounds like a run on Flower's simulation."""
     on_flower(workload, _serve_ours)
 
 
 def ours_serial(workload: Workload, folder: Path, rank: int) -> None:  # noqa: ARG001
-    """Make rounds as a run makes them in one process."""
+    """Make rounds like a run in one process."""
     bench = workload.workbench()
     run = replace(bench.experiment.run, engine="serial", threads_per_worker=1)
     prepare_process(run, torch.device("cpu"))
@@ -87,7 +87,7 @@ def ours_serial(workload: Workload, folder: Path, rank: int) -> None:  # noqa: A
 
 
 def flower_fedavg(workload: Workload, folder: Path, rank: int) -> None:  # noqa: ARG001
-    """Make rounds by Flower's `FedAvg`, with a `ClientApp` that runs the bare loop."""
+    """Make rounds with Flower's `FedAvg` and a `ClientApp` with the bare loop."""
 
     def lead(grid: Grid) -> None:
         rounds = stock.TrainingRounds(grid, folder)
@@ -98,7 +98,7 @@ def flower_fedavg(workload: Workload, folder: Path, rank: int) -> None:  # noqa:
 
 
 def bare_torch(workload: Workload, folder: Path, rank: int) -> None:  # noqa: ARG001
-    """Make this process's share of the steps of a round, on one model, and no more."""
+    """Make this process's share of the steps of a round, on one model."""
     torch.set_num_threads(1)
     num_clients = round(workload.participation * workload.num_clients)
     same_steps = replace(workload, num_clients=num_clients, participation=1.0)
@@ -112,19 +112,20 @@ def bare_torch(workload: Workload, folder: Path, rank: int) -> None:  # noqa: AR
 
 
 CONTENDERS: dict[str, Callable[[Workload, Path, int], None]] = {
-    one.__name__: one for one in (ours_flower, ours_serial, flower_fedavg, bare_torch)
+    contender.__name__: contender
+    for contender in (ours_flower, ours_serial, flower_fedavg, bare_torch)
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Be the contender that is named."""
+    """Run the named contender."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=CONTENDERS)
     parser.add_argument("folder", type=Path, help="where the task is")
     parser.add_argument("--rank", type=int, default=0, help="of the process")
-    given = parser.parse_args(arguments)
-    text = (given.folder / WORKLOAD_FILE).read_text("utf-8")
-    CONTENDERS[given.name](Workload(**json.loads(text)), given.folder, given.rank)
+    options = parser.parse_args(arguments)
+    text = (options.folder / WORKLOAD_FILE).read_text("utf-8")
+    CONTENDERS[options.name](Workload(**json.loads(text)), options.folder, options.rank)
 
 
 if __name__ == "__main__":

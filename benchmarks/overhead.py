@@ -1,9 +1,9 @@
-"""What a round costs beyond its work: in seconds, and in milliseconds a task.
+"""Overhead of a round in seconds, and of a task in milliseconds.
 
-All clients take part in each round and only return the model they are sent. In
+All clients take part in each round and return the received model. In
 `round_overhead_s` ten clients have a few numbers; in `task_overhead_ms` many have a
 MobileNetV2 of 9 MB. The baseline is Flower's FedAvg on its own grid, with the same
-clients, workers and numbers. Ray is started anew for each repetition.
+clients, workers and numbers. Each repetition starts a new Ray.
 """
 
 import argparse
@@ -24,26 +24,26 @@ def median_rounds(
     repetitions: int,
     baseline_repetitions: int,
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of the median round of each repetition, ours and Flower's.
+    """Measure the median round of each repetition, ours and Flower's.
 
-    ``num_rounds`` are those of both; only the first repetitions have the baseline.
+    ``num_rounds`` are for both; only the first repetitions measure the baseline.
     """
     bench, num_clients = workload.workbench(), workload.num_clients
     tensors = bench.task.model.named(bench.task.initial_weights)
     run = bench.experiment.run
-    ours: list[float] = []
-    theirs: list[float] = []
+    our_medians: list[float] = []
+    stock_medians: list[float] = []
     for repetition in range(repetitions):
         say(f"{name}: {num_clients} clients, repetition {repetition + 1}")
-        ours.append(statistics.median(round_seconds(workload, num_rounds[0])))
+        our_medians.append(statistics.median(round_seconds(workload, num_rounds[0])))
         if repetition < baseline_repetitions:
             seconds = stock.round_seconds(tensors, num_clients, num_rounds[1], run)
-            theirs.append(statistics.median(seconds))
-    return ours, theirs
+            stock_medians.append(statistics.median(seconds))
+    return our_medians, stock_medians
 
 
 def of_a_round(images: str, repetitions: int) -> Measurement:
-    """Return the seconds of a round of few clients with few numbers."""
+    """Measure the seconds of a round of few clients with few numbers."""
     workload = Workload(
         FEW_CLIENTS, model="tiny_cnn", embedding_dim=1, echoes=True, images=images
     )
@@ -58,22 +58,24 @@ def of_a_round(images: str, repetitions: int) -> Measurement:
 def of_a_task(
     workload: Workload, num_rounds: int, repetitions: int, baseline_repetitions: int
 ) -> Measurement:
-    """Return milliseconds a task; the baseline makes one round."""
+    """Measure the milliseconds per task; the baseline makes one round."""
     name, num_clients = "task_overhead_ms", workload.num_clients
     times = median_rounds(
         name, workload, (num_rounds, 1), repetitions, baseline_repetitions
     )
-    ours, theirs = ([1000 * one / num_clients for one in found] for found in times)
+    our_milliseconds, stock_milliseconds = (
+        [1000 * seconds / num_clients for seconds in medians] for medians in times
+    )
     details: dict[str, object] = {
         "clients": num_clients,
-        "baseline_repetitions": len(theirs),
+        "baseline_repetitions": len(stock_milliseconds),
     }
     baseline_is = "ms a task of Flower's FedAvg.start"
-    return Measurement(name, ours, theirs, baseline_is, details)
+    return Measurement(name, our_milliseconds, stock_milliseconds, baseline_is, details)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=3)
     parser.add_argument("--clients", type=int, default=200, help="with 9 MB")
     parser.add_argument("--rounds", type=int, default=5, help="of these")
@@ -91,14 +93,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
-    print(of_a_round(given.images, given.repetitions).as_json(), flush=True)
+    options = parser().parse_args()
+    print(of_a_round(options.images, options.repetitions).as_json(), flush=True)
     workload = Workload(
-        given.clients, echoes=True, images=given.images, carrier=given.carrier
+        options.clients, echoes=True, images=options.images, carrier=options.carrier
     )
-    of_baseline = given.baseline_repetitions or given.repetitions
-    found = of_a_task(workload, given.rounds, given.repetitions, of_baseline)
-    print(found.as_json())
+    of_baseline = options.baseline_repetitions or options.repetitions
+    measurement = of_a_task(workload, options.rounds, options.repetitions, of_baseline)
+    print(measurement.as_json())
 
 
 if __name__ == "__main__":

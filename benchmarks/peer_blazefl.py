@@ -1,8 +1,8 @@
 """BlazeFL as a contender of `benchmarks.peers`, in an environment that has it.
 
-Its loop: sample, send, train in a pool of threads (its README's recommendation), load
-what came. Its protocols leave handler and trainer to the user: here clients run the
-bare loop, each thread with a network of its own, and the handler keeps a running sum.
+Its loop: sample, send, train in a pool of threads (as its README recommends), load the
+results. Users of BlazeFL write handler and trainer: our clients run the bare loop, each
+thread with its own network, and the handler keeps a running sum.
 """
 
 import copy
@@ -23,7 +23,7 @@ State = list[Tensor]
 """A network's floating-point tensors, in the order of its ``state_dict``."""
 
 Trained = tuple[int, State]
-"""How many steps a client made, and what they made of the network."""
+"""Number of steps of a client, and its network after them."""
 
 
 class _Handler(BaseServerHandler[Trained, State]):  # type: ignore[misc]
@@ -54,7 +54,7 @@ class _Handler(BaseServerHandler[Trained, State]):  # type: ignore[misc]
         self._begin()
 
     def _begin(self) -> None:
-        self._sum = [torch.zeros_like(one) for one in _state(self._task.network)]
+        self._sum = [torch.zeros_like(tensor) for tensor in _state(self._task.network)]
         self._num_loaded = 0
 
 
@@ -68,12 +68,12 @@ class _Trainer(ThreadPoolClientTrainer[Trained, State]):  # type: ignore[misc]
             self._idle.put(replace(task, network=copy.deepcopy(task.network)))
 
     def worker(self, cid: int, device: str, payload: State, stop_event: Any) -> Trained:  # noqa: ARG002
-        own = self._idle.get()
-        for tensor, sent in zip(_state(own.network), payload, strict=True):
+        network = self._idle.get()
+        for tensor, sent in zip(_state(network.network), payload, strict=True):
             tensor.copy_(sent)
-        num_steps = own.train(cid)
-        trained = [tensor.clone() for tensor in _state(own.network)]
-        self._idle.put(own)
+        num_steps = network.train(cid)
+        trained = [tensor.clone() for tensor in _state(network.network)]
+        self._idle.put(network)
         return num_steps, trained
 
     def uplink_package(self) -> list[Trained]:
@@ -87,7 +87,7 @@ def _state(network: nn.Module) -> State:
 
 
 def main(task: PeerTask) -> None:
-    """Make rounds whenever one is asked for."""
+    """Make rounds on request."""
     handler, trainer = _Handler(task), _Trainer(task)
 
     def make_round() -> int:

@@ -1,9 +1,9 @@
 """pfl-research as a contender of `benchmarks.peers`, in an environment that has it.
 
-Its FedAvg in one process, or this process's part of several: they find each other by
-``PFL_WORKER_ADDRESSES`` and ``PFL_WORKER_RANK``, as its guide "Fast distributed
-simulations" says. Users come in turn (``minimize_reuse``) and weigh by their images; no
-validation cohort, no privacy mechanism, no metrics printed.
+Its FedAvg in one process, or one of several processes, which find each other by
+``PFL_WORKER_ADDRESSES`` and ``PFL_WORKER_RANK`` (its guide "Fast distributed
+simulations"). Users take turns (``minimize_reuse``) and are weighted by their images.
+There is no validation cohort, privacy mechanism or printed metric.
 """
 
 import sys
@@ -28,13 +28,13 @@ from torch.optim import SGD
 
 from benchmarks.peer_process import Line, PeerTask, task_folder
 
-# Clients are evaluated before and after local training in every so many rounds, from
-# the first on: so in the first only, which warms up.
+# pfl evaluates clients before and after local training in the first round and then at
+# this interval: only the warm-up round pays for it.
 NEVER = sys.maxsize
 
 
 class _Network(nn.Module):
-    """A network with the two methods that pfl wants, which counts its steps."""
+    """A network with the two methods required by pfl; counts its steps."""
 
     def __init__(self, task: PeerTask) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Network(nn.Module):
 
 
 class _Waiting(TrainingProcessCallback):  # type: ignore[misc]
-    """Lets each round wait until it is asked for: pfl's ``run`` makes all of them."""
+    """Delays each round until it is requested; pfl's ``run`` makes all rounds."""
 
     def __init__(self, network: _Network) -> None:
         self._network = network
@@ -71,7 +71,7 @@ class _Waiting(TrainingProcessCallback):  # type: ignore[misc]
 
 
 def main(folder: Path) -> None:
-    """Make rounds whenever one is asked for."""
+    """Make rounds on request."""
     task = PeerTask.load(folder)
     network = _Network(task)
 
@@ -80,7 +80,7 @@ def main(folder: Path) -> None:
         raw = (task.images.pixels[positions], task.images.labels[positions])
         return Dataset(raw, user_id=str(client))
 
-    # Its processes have to choose the same users.
+    # All processes must choose the same users.
     np.random.seed(0)  # noqa: NPY002
     sampler = get_user_sampler("minimize_reuse", list(range(len(task.clients))))
     users = FederatedDataset(user_data, sampler)

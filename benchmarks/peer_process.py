@@ -1,8 +1,8 @@
-"""What a contender of `benchmarks.peers` is made of that needs torch alone.
+"""Common parts of the contenders of `benchmarks.peers`; needs only torch.
 
-A contender is one process or several. Whenever one reads a line from its standard
-input, it takes part in a round of federated averaging, or writes the global model down,
-and answers with the steps of SGD that it made.
+A contender is one process or several. For each line on its standard input, a process
+takes part in a round of federated averaging, or writes the global model, and answers
+with its number of SGD steps.
 """
 
 import argparse
@@ -23,28 +23,28 @@ TASK_FILE = "task.pt"
 
 @dataclass(frozen=True)
 class PeerTask:
-    """What all contenders train, one epoch a round."""
+    """The training task of all contenders, one epoch per round."""
 
     network: nn.Module  # before the first round; from normalised images to logits
     images: BareImages  # of all clients
-    clients: Tensor  # positions of each one's images, int64 (clients, images)
-    cohort_size: int  # clients that train in a round
-    batch_size: int  # divides the number of a client's images
+    clients: Tensor  # positions of each client's images, int64 (clients, images)
+    cohort_size: int  # clients per round
+    batch_size: int  # divides the number of images of a client
     learning_rate: float
     momentum: float
 
     @property
     def steps_per_client(self) -> int:
-        """Steps of SGD of a client in a round."""
+        """SGD steps of a client in a round."""
         return self.clients.shape[1] // self.batch_size
 
     def save(self, folder: Path) -> None:
-        """Write the task down for the contenders."""
+        """Write the task for the contenders."""
         torch.save({**vars(self), "images": vars(self.images)}, folder / TASK_FILE)
 
     @classmethod
     def load(cls, folder: Path) -> "PeerTask":
-        """Read what `save` wrote: the whole network, which a state would not be."""
+        """Read a task written by `save`, including the whole network."""
         held = torch.load(folder / TASK_FILE, mmap=True, weights_only=False)
         return cls(**{**held, "images": BareImages(**held["images"])})
 
@@ -53,7 +53,7 @@ class PeerTask:
         return SGD(parameters, lr=lr, momentum=self.momentum)
 
     def train(self, client: int) -> int:
-        """Train `network` as it is on a client's images; return the steps."""
+        """Train `network` on a client's images; return the number of steps."""
         batches = torch.split(self.clients[client], self.batch_size)
         optimizer = self.optimizer(self.network.parameters(), self.learning_rate)
         train(self.network, optimizer, self.images, batches)
@@ -61,14 +61,14 @@ class PeerTask:
 
 
 ROUND = "round"
-"""Asks for a round; any other line is the file where the global model is to be."""
+"""Line that requests a round; any other line is the path for the global model."""
 
 Model = Callable[[], dict[str, Tensor]]
-"""Returns the global model by the names of the task's network; nothing without one."""
+"""Returns the global model under the names of the task's network; None without one."""
 
 
 class Line:
-    """The pipes to `benchmarks.peers`; whatever else is printed goes to stderr."""
+    """Pipes to `benchmarks.peers`; other output goes to stderr."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -76,7 +76,7 @@ class Line:
         os.dup2(2, 1)
 
     def wait(self) -> bool:
-        """Wait until a round is to be made; False is that no more are."""
+        """Wait for the next request; return False at the end."""
         while line := sys.stdin.readline().rstrip("\n"):
             if line == ROUND:
                 return True
@@ -85,19 +85,19 @@ class Line:
         return False
 
     def answer(self, num_steps: int) -> None:
-        """Say that it is done."""
+        """Report the end of a round."""
         self._answers.write(f"{num_steps}\n")
 
 
 def serve(make_round: Callable[[], int], model: Model) -> None:
-    """Make rounds, which return their steps, whenever one is asked for."""
+    """Make rounds on request, and report their steps."""
     line = Line(model)
     while line.wait():
         line.answer(make_round())
 
 
 def task_folder(description: str | None) -> Path:
-    """Return where the task is, as a peer's program is told."""
+    """Return the folder of the task, an argument of a peer's program."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", type=Path, help="where the task is")
     folder: Path = parser.parse_args().folder

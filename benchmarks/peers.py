@@ -1,14 +1,14 @@
 """Seconds a round and memory beside other frameworks and bare torch.
 
-Every contender trains the same network on the same clients, with as many steps of SGD a
-round, on two cores and with one thread a process: ours over Flower on Ray with two
-workers and in one process, pfl-research in one process and in two, BlazeFL with two
-threads, Flower's FedAvg in its simulation with two actors, and a loop of steps in two
-processes, which averages nothing. None evaluates in the rounds that count.
+Every contender trains the same network on the same clients with the same number of SGD
+steps per round, on two cores with one thread per process: ours on Flower and Ray with
+two workers and in one process, pfl-research in one and in two processes, BlazeFL with
+two threads, Flower's FedAvg in its simulation with two actors, and a loop of steps in
+two processes without averaging. No measured round includes an evaluation.
 
-Peers are installed into environments of their own; one that cannot be is left out. All
-contenders keep their processes, and make rounds in turn. After them each makes one
-round more, in which memory is looked at. Linux only.
+Peers are installed into their own environments; a peer that cannot be installed is left
+out. All contenders keep their processes and take turns. Finally, each makes another
+round to measure its memory. Linux only.
 """
 
 import argparse
@@ -61,12 +61,12 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """Who takes part."""
+    """A contender and its processes."""
 
-    module: str  # the program that its processes are
-    arguments: Sequence[str]  # what it is told before the folder
-    num_processes: int = 1  # that are started, which may start others
-    requirement: str = ""  # what is in an environment of its own; empty is ours
+    module: str  # program of its processes
+    arguments: Sequence[str]  # before the folder
+    num_processes: int = 1  # started directly; these may start others
+    requirement: str = ""  # pip requirement of its environment; empty for ours
 
 
 _PFL, _BLAZEFL = "pfl==0.6.0", "blazefl==2.0.3"
@@ -75,7 +75,7 @@ CONTENDERS = {
     "ours_serial": Contender("our_process", ["ours_serial"]),
     "pfl_one": Contender("peer_pfl", [], 1, _PFL),
     "pfl_two": Contender("peer_pfl", [], 2, _PFL),
-    # It takes Python 3.12, and from 3.0.0 on 3.14, which we do not take yet.
+    # It requires Python 3.12; 3.0.0 requires 3.14, which we do not support yet.
     "blazefl": Contender("peer_blazefl", [], 1, _BLAZEFL),
     "flower_fedavg": Contender("our_process", ["flower_fedavg"]),
     "bare_torch": Contender("our_process", ["bare_torch"], 2),
@@ -83,14 +83,14 @@ CONTENDERS = {
 
 
 class NotInstalledError(Exception):
-    """A peer that cannot be had here, and why."""
+    """Raised with the reason why a peer cannot be installed."""
 
 
 class Running(contextlib.ExitStack):
-    """The processes of a contender, which wait until they are told to make a round.
+    """The processes of a contender, which make rounds on request.
 
-    The folder has the task, and gets what they say. A round must have ``num_steps`` of
-    SGD.
+    The folder contains the task and receives the logs. A round must have ``num_steps``
+    SGD steps.
     """
 
     def __init__(
@@ -126,20 +126,20 @@ class Running(contextlib.ExitStack):
         return seconds
 
     def model(self) -> dict[str, Tensor]:
-        """Return the global model; empty where there is none."""
+        """Return the global model; empty if there is none."""
         file = self._log.with_suffix(".pt")
         list(self._ask(str(file)))
-        found: dict[str, Tensor] = torch.load(file, weights_only=True)
-        return found
+        state: dict[str, Tensor] = torch.load(file, weights_only=True)
+        return state
 
     def peak_megabytes(self) -> float:
-        """Make another round; return the most memory that was held in it."""
+        """Make another round and return its peak memory."""
         over, most = threading.Event(), 0.0
 
         def look() -> None:
             nonlocal most
             is_over = False
-            while not is_over:  # at least once, however short the round is
+            while not is_over:  # at least once, even in a short round
                 pids = [process.pid for process in self._processes]
                 most = max(most, sum(map(_held_megabytes, with_descendants(pids))))
                 is_over = over.wait(0.05)
@@ -156,7 +156,7 @@ class Running(contextlib.ExitStack):
     def _ask(self, line: str) -> Iterator[int]:
         for process in self._processes:
             assert process.stdin is not None, "a pipe"
-            with contextlib.suppress(BrokenPipeError):  # its answer is missing, then
+            with contextlib.suppress(BrokenPipeError):  # noticed by its missing answer
                 process.stdin.write(line + "\n")
                 process.stdin.flush()
         for process in self._processes:
@@ -165,8 +165,12 @@ class Running(contextlib.ExitStack):
 
     def _number(self, answer: str) -> int:
         if not answer:
-            said = self._log.read_text("utf-8", "replace").strip().splitlines()[-15:]
-            raise RuntimeError("\n".join([f"{self._name} ended, having said:", *said]))
+            log_lines = (
+                self._log.read_text("utf-8", "replace").strip().splitlines()[-15:]
+            )
+            raise RuntimeError(
+                "\n".join([f"{self._name} ended, having said:", *log_lines])
+            )
         return int(answer)
 
 
@@ -188,7 +192,7 @@ def _environment(contender: Contender, ports: list[int], rank: int) -> dict[str,
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """Tell a process that there are no more rounds; kill it if it does not hear."""
+    """Close the input of a process; kill it if it does not end."""
     assert process.stdin is not None, "a pipe"
     assert process.stdout is not None, "a pipe"
     with contextlib.suppress(BrokenPipeError):
@@ -202,27 +206,27 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def with_descendants(pids: Sequence[int]) -> set[int]:
-    """Return the processes and all that they started, directly or not."""
+    """Return the processes and all their descendants."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
-            # The name, in parentheses, can hold anything.
+        with contextlib.suppress(OSError):  # the process has ended
+            # The name, in parentheses, may contain any character.
             _, parent = (
                 stat.read_text("utf-8", "replace").rpartition(")")[2].split()[:2]
             )
             parents[int(stat.parent.name)] = int(parent)
-    found, latest = set(pids), set(pids)
+    known, latest = set(pids), set(pids)
     while latest:
-        latest = {pid for pid, parent in parents.items() if parent in latest} - found
-        found |= latest
-    return found
+        latest = {pid for pid, parent in parents.items() if parent in latest} - known
+        known |= latest
+    return known
 
 
 def _held_megabytes(pid: int) -> float:
-    """Return a process's memory without pages of files; shared pages count in part."""
+    """Return a process's memory without pages of files; shared pages are divided."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii", "replace")
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process has ended
         return 0.0
     lines = rollup.splitlines()
     kinds = ("Pss_Anon:", "Pss_Shmem:")
@@ -230,14 +234,14 @@ def _held_megabytes(pid: int) -> float:
 
 
 def python_of(contender: Contender, environments: Path) -> Path | str:
-    """Return the Python that runs a contender, once what it needs is installed.
+    """Install a contender's requirement and return its Python.
 
-    An environment that is there is used, with its Python.
+    An existing environment is used with its Python.
 
     Raises
     ------
     NotInstalledError
-        If pip cannot.
+        If pip fails.
     """
     if not contender.requirement:
         return sys.executable
@@ -254,22 +258,22 @@ def python_of(contender: Contender, environments: Path) -> Path | str:
     command += ["--quiet", contender.requirement, f"torch=={torch_version}"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
-        found = subprocess.check_output([str(python), "--version"], text=True)
+        python_version = subprocess.check_output([str(python), "--version"], text=True)
         reason = _reason(contender.requirement, ended.stderr)
-        raise NotInstalledError(f"{reason}; found {found.strip()}")
+        raise NotInstalledError(f"{reason}; found {python_version.strip()}")
     return python
 
 
-def _reason(requirement: str, said: str) -> str:
-    """Return why pip could not install it: the wrong Python, or its last words."""
+def _reason(requirement: str, output: str) -> str:
+    """Return why pip failed: the wrong Python, or the end of its output."""
     name, _, version = requirement.partition("==")
-    if wants := re.search(rf"\b{re.escape(version)} Requires-Python ([^;\s]+)", said):
+    if wants := re.search(rf"\b{re.escape(version)} Requires-Python ([^;\s]+)", output):
         return f"{name} {version} takes Python {wants[1]}"
-    return (said.strip().splitlines() or ["pip failed"])[-1]
+    return (output.strip().splitlines() or ["pip failed"])[-1]
 
 
 def installed(names: Sequence[str], environments: Path) -> dict[str, Path | str]:
-    """Return the Pythons of those that can take part; say why the others cannot."""
+    """Return the Pythons of the installable contenders; report why others fail."""
     pythons: dict[str, Path | str] = {}
     for name in names:
         try:
@@ -282,87 +286,89 @@ def installed(names: Sequence[str], environments: Path) -> dict[str, Path | str]
 def require_same_work(
     name: str,
     model: Mapping[str, Tensor],
-    ours: Mapping[str, Tensor],
+    our_model: Mapping[str, Tensor],
     network: torch.nn.Module,
     is_fixed: bool,
 ) -> None:
-    """Refuse a contender whose first round, which began as ours, was not as ours.
+    """Raise unless a contender's first round, from our start, agrees with ours.
 
-    Where chance chose nothing both models have to be the same, else as far from the
-    start as each other.
+    Without random choices, both models must be equal; else they must have the same
+    distance from the start.
     """
     if not model:
         return
-    start = {name: one.detach() for name, one in network.named_parameters()}
-    moved = _distance(start, ours, start)
+    start = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    moved = _distance(start, our_model, start)
     if is_fixed:
-        found = _distance(start, model, ours)
+        distance = _distance(start, model, our_model)
     else:
-        found = abs(_distance(start, model, start) - moved)
+        distance = abs(_distance(start, model, start) - moved)
     tolerance = 1e-3 if is_fixed else 0.2
-    if not found <= tolerance * moved:
+    if not distance <= tolerance * moved:
         raise RuntimeError(
-            f"the first round of {name} differs from ours by {found / moved:.2%} of "
+            f"the first round of {name} differs from ours by {distance / moved:.2%} of "
             f"what ours changed, expected at most {tolerance:.1%}"
         )
 
 
 def _distance(
-    names: Iterable[str], one: Mapping[str, Tensor], other: Mapping[str, Tensor]
+    names: Iterable[str], first: Mapping[str, Tensor], other: Mapping[str, Tensor]
 ) -> float:
-    """Return the norm of the difference of the named parameters."""
-    return math.hypot(*(float((one[name] - other[name]).norm()) for name in names))
+    """Compute the norm of the difference of the named parameters."""
+    return math.hypot(*(float((first[name] - other[name]).norm()) for name in names))
 
 
 def measure(
     title: str, workload: Workload, pythons: dict[str, Path | str], repetitions: int
 ) -> list[Measurement]:
-    """Return a line for each contender, of which `OURS` is the first."""
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
-        task = write_task(workload, Path(name))
+    """Measure the contenders, with `OURS` as the first, and return their lines."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        task = write_task(workload, Path(folder))
         num_steps = task.cohort_size * task.steps_per_client
-        # Where all clients take part, each with one step, nothing is left to chance.
+        # If all clients take part with one step each, there are no random choices.
         is_fixed = num_steps == len(task.clients)
         running: dict[str, Running] = {}
         models: dict[str, dict[str, Tensor]] = {}
-        for one, python in pythons.items():
-            say(f"peers: {title}: {one} starts")
-            contender = Running(one, python, Path(name), num_steps)
-            running[one] = stack.enter_context(contender)
+        for name, python in pythons.items():
+            say(f"peers: {title}: {name} starts")
+            contender = Running(name, python, Path(folder), num_steps)
+            running[name] = stack.enter_context(contender)
             contender.make_round()
-            models[one] = contender.model()
-            require_same_work(one, models[one], models[OURS], task.network, is_fixed)
-        seconds: dict[str, list[float]] = {one: [] for one in running}
+            models[name] = contender.model()
+            require_same_work(name, models[name], models[OURS], task.network, is_fixed)
+        seconds: dict[str, list[float]] = {name: [] for name in running}
         for number in range(repetitions):
             say(f"peers: {title}: round {number + 1} of {repetitions}")
-            for one, contender in running.items():
-                seconds[one].append(contender.make_round())
+            for name, contender in running.items():
+                seconds[name].append(contender.make_round())
         say(f"peers: {title}: rounds in which memory is looked at")
-        peaks = {one: contender.peak_megabytes() for one, contender in running.items()}
+        peaks = {
+            name: contender.peak_megabytes() for name, contender in running.items()
+        }
     return [
-        figures(title, one, Turns(seconds[OURS], seconds[one]), peaks[one])
-        for one in running
+        figures(title, name, Turns(seconds[OURS], seconds[name]), peaks[name])
+        for name in running
     ]
 
 
 def figures(title: str, name: str, turns: Turns, megabytes: float) -> Measurement:
-    """Return a contender's line, of the seconds of `OURS` and its own."""
+    """Build a contender's line from the seconds of `OURS` and its own."""
     ratios = turns.ratios()
     details: dict[str, object] = {
         "workload": title,
         "contender": name,
-        "rounds_per_s": rounded(1 / statistics.median(turns.bare)),
+        "rounds_per_s": rounded(1 / statistics.median(turns.baselines)),
         "ours_over_this": rounded(statistics.median(ratios)),
         "spread_of_ratio": [rounded(min(ratios)), rounded(max(ratios))],
         "peak_megabytes": rounded(megabytes),
         "command": f"make bench-peers ARGS='--workload {title} --only {name}'",
     }
     baseline_is = f"seconds a round of {OURS}"
-    return Measurement("peers", turns.bare, turns.ours, baseline_is, details)
+    return Measurement("peers", turns.baselines, turns.values, baseline_is, details)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=7)
     parser.add_argument(
         "--workload", action="append", choices=WORKLOADS, help="one of them (several)"
@@ -386,14 +392,16 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
-    # What it starts, it starts on these, with as many threads as there are.
+    options = parser().parse_args()
+    # Child processes inherit these cores and their number of threads.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])
-    names = [one for one in CONTENDERS if one in (OURS, *(given.only or CONTENDERS))]
-    pythons = installed(names, given.environments)
-    for title in given.workload or WORKLOADS:
-        workload = replace(WORKLOADS[title], images=given.images)
-        for line in measure(title, workload, pythons, given.repetitions):
+    names = [
+        name for name in CONTENDERS if name in (OURS, *(options.only or CONTENDERS))
+    ]
+    pythons = installed(names, options.environments)
+    for title in options.workload or WORKLOADS:
+        workload = replace(WORKLOADS[title], images=options.images)
+        for line in measure(title, workload, pythons, options.repetitions):
             print(line.as_json(), flush=True)
 
 

@@ -1,8 +1,8 @@
 """Seconds of model distribution with kNN-Per, as a multiple of bare torch and FAISS.
 
 Every client embeds its images with an untrained MobileNetV2, chooses λ and is tested,
-by the server's distribution over Flower on Ray. The baseline does the same for the same
-clients, in as many processes of one thread each. The two take turns.
+in the server's model distribution over Flower on Ray. The baseline does the same for
+the same clients in the same number of processes with one thread each. Both take turns.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from knnper.strategies.core.task import ClientResult, Evaluation
 
 
 def measure(workload: Workload, repetitions: int) -> Measurement:
-    """Return the ratio of seconds, ours to bare."""
+    """Measure the ratio of seconds, ours to bare."""
     results: list[ClientResult] = []
     bare_results: list[BareResult] = []
     with Processes(workload.num_workers) as processes:
@@ -57,7 +57,10 @@ def measure(workload: Workload, repetitions: int) -> Measurement:
                 say("personalize_vs_bare: all clients personalise")
                 handed = distribution.personalize(start, roster.sizes(), roster.seen())
                 results[:] = [
-                    result for told in handed for result in told.values() if result
+                    result
+                    for replies in handed
+                    for result in replies.values()
+                    if result
                 ]
 
             with tempfile.TemporaryDirectory() as folder:
@@ -72,22 +75,22 @@ def measure(workload: Workload, repetitions: int) -> Measurement:
 
         turns = on_flower(workload, lead)
     details: dict[str, object] = {
-        "seconds": rounded(statistics.median(turns.ours)),
+        "seconds": rounded(statistics.median(turns.values)),
         "clients": workload.num_clients,
         **_agreement(results, bare_results),
     }
     baseline_is = "seconds of bare torch and FAISS"
     return Measurement(
-        "personalize_vs_bare", turns.ratios(), turns.bare, baseline_is, details
+        "personalize_vs_bare", turns.ratios(), turns.baselines, baseline_is, details
     )
 
 
 def _agreement(
     results: list[ClientResult], bare_results: list[BareResult]
 ) -> dict[str, object]:
-    """Return the mean accuracies, and the clients for which all figures are equal."""
+    """Return the mean accuracies, and the number of clients with equal figures."""
     bare = {result.client: result for result in bare_results}
-    ours = [
+    our_results = [
         BareResult(
             client=result.client,
             knn_weight=result.chosen["knn_weight"],
@@ -98,11 +101,15 @@ def _agreement(
         for result in results
     ]
     return {
-        "accuracy": rounded(statistics.fmean(one.personal for one in ours)),
-        "baseline_accuracy": rounded(
-            statistics.fmean(one.personal for one in bare_results)
+        "accuracy": rounded(
+            statistics.fmean(result.personal for result in our_results)
         ),
-        "clients_that_agree": sum(_agree(one, bare[one.client]) for one in ours),
+        "baseline_accuracy": rounded(
+            statistics.fmean(result.personal for result in bare_results)
+        ),
+        "clients_that_agree": sum(
+            _agree(result, bare[result.client]) for result in our_results
+        ),
     }
 
 
@@ -110,15 +117,15 @@ def _accuracy(evaluation: Evaluation) -> float:
     return evaluation.num_correct / evaluation.num_examples
 
 
-def _agree(one: BareResult, other: BareResult) -> bool:
+def _agree(first: BareResult, other: BareResult) -> bool:
     return all(
-        math.isclose(getattr(one, name), getattr(other, name), abs_tol=1e-6)
+        math.isclose(getattr(first, name), getattr(other, name), abs_tol=1e-6)
         for name in ("knn_weight", "personal", "reference", "validation")
     )
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=5)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--workers", type=int, default=2)
@@ -127,17 +134,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
+    options = parser().parse_args()
     workload = Workload(
-        given.clients,
+        options.clients,
         num_train=80,
         num_validation=20,
         num_test=20,
         method="knn_per",
-        num_workers=given.workers,
-        images=given.images,
+        num_workers=options.workers,
+        images=options.images,
     )
-    print(measure(workload, given.repetitions).as_json())
+    print(measure(workload, options.repetitions).as_json())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes of one thread each, as many as there are workers, without Ray."""
+"""Worker processes of one thread each, without Ray."""
 
 import contextlib
 import multiprocessing
@@ -15,16 +15,16 @@ R = TypeVar("R")
 
 
 class Processes(contextlib.ExitStack):
-    """Fresh processes, each of which gets its share of every work.
+    """Fresh processes that each work on their shares.
 
-    They start at once, with the environment that plain torch would have: Ray's workers
-    are given another one, see `knnper.simulation.flower_nodes`.
+    They have the environment of plain torch; Ray's workers have another one, see
+    `knnper.simulation.flower_nodes`.
     """
 
     def __init__(self, count: int) -> None:
         super().__init__()
-        # A pool of one each: it is known who does what, so that all are warm after
-        # their first share.
+        # One pool per process fixes the assignment of shares, so that all processes
+        # are warm after their first share.
         context = multiprocessing.get_context("spawn")
         self._pools = [
             self.enter_context(
@@ -36,7 +36,7 @@ class Processes(contextlib.ExitStack):
             pool.submit(os.getpid).result()
 
     def run(self, function: Callable[[Share], R], shares: Sequence[Share]) -> list[R]:
-        """Return what ``function`` makes of each process's share."""
+        """Apply ``function`` to each process's share."""
         futures = [
             pool.submit(function, share)
             for pool, share in zip(self._pools, shares, strict=True)

@@ -1,4 +1,4 @@
-"""What server and clients of a real federation run: rounds as our runs make them."""
+"""Apps of a real federation that makes rounds like our runs."""
 
 import json
 import time
@@ -32,8 +32,8 @@ def _train(message: Message, context: Context) -> Message:  # noqa: ARG001
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
-    given = context.run_config
-    nodes = _wait_for_nodes(grid, int(given["clients"]))
+    config = context.run_config
+    nodes = _wait_for_nodes(grid, int(config["clients"]))
     federation = FlowerFederation(
         grid=grid,
         choose_node=lambda name: nodes[int(name)],
@@ -42,16 +42,16 @@ def _main(grid: Grid, context: Context) -> None:
         run_folder="",
         patience=OVER_NETWORK,
     )
-    tensors = tensors_of(str(given["model"])).values()
+    tensors = tensors_of(str(config["model"])).values()
     weights = torch.cat([tensor.flatten() for tensor in tensors])
     seconds: list[float] = []
     with quick_pulls():
-        for server_round in range(int(given["rounds"]) + 1):
+        for server_round in range(int(config["rounds"]) + 1):
             began = time.perf_counter()
             weights = _make_round(federation, server_round, len(nodes), weights)
             seconds.append(time.perf_counter() - began)
-    # The first also brings the app to the nodes.
-    Path(str(given["output"])).write_text(json.dumps(seconds[1:]))
+    # The first round also sends the app to the nodes.
+    Path(str(config["output"])).write_text(json.dumps(seconds[1:]))
 
 
 def _make_round(

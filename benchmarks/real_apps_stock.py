@@ -1,4 +1,4 @@
-"""Flower's FedAvg as it comes, with clients that echo; apps of a real federation."""
+"""Apps of a real federation with stock FedAvg of Flower and echoing clients."""
 
 import itertools
 import json
@@ -26,18 +26,18 @@ def _train(message: Message, context: Context) -> Message:  # noqa: ARG001
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
-    given = context.run_config
-    tensors = tensors_of(str(given["model"]))
-    num_rounds = int(given["rounds"]) + 1
-    seconds = make_rounds(grid, tensors, int(given["clients"]), num_rounds)
-    # The first also brings the app to the nodes.
-    Path(str(given["output"])).write_text(json.dumps(seconds[1:]))
+    config = context.run_config
+    tensors = tensors_of(str(config["model"]))
+    num_rounds = int(config["rounds"]) + 1
+    seconds = make_rounds(grid, tensors, int(config["clients"]), num_rounds)
+    # The first round also sends the app to the nodes.
+    Path(str(config["output"])).write_text(json.dumps(seconds[1:]))
 
 
 def make_rounds(
     grid: Grid, tensors: dict[str, Tensor], num_clients: int, num_rounds: int
 ) -> list[float]:
-    """Return the seconds of each round with all clients."""
+    """Measure the seconds of each round with all clients."""
     ends: list[float] = []
 
     def note_end(server_round: int, arrays: ArrayRecord) -> MetricRecord:  # noqa: ARG001
@@ -54,6 +54,6 @@ def make_rounds(
         grid=grid,
         initial_arrays=ArrayRecord(tensors),
         num_rounds=num_rounds,
-        evaluate_fn=note_end,  # called before the first round too
+        evaluate_fn=note_end,  # also called before the first round
     )
     return [end - start for start, end in itertools.pairwise(ends)]

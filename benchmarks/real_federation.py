@@ -1,4 +1,4 @@
-"""A federation of real processes on this machine, with TLS and a key a client."""
+"""A federation of real processes on this machine, with TLS and client keys."""
 
 import contextlib
 import functools
@@ -47,11 +47,11 @@ Command = Sequence[str | Path]
 
 @dataclass(frozen=True)
 class RealFederation:
-    """Certificates and keys of a server and its clients, and the ports they use."""
+    """Certificates, keys and ports of a server and its clients."""
 
-    folder: FederationFolder  # as ``knnper fed init`` makes it
+    folder: FederationFolder  # made by ``knnper fed init``
     names: tuple[str, ...]  # of the clients
-    gateway: int  # a port of ours, which stock Flower has not
+    gateway: int  # port of our gateway, unused by stock Flower
     control: int
 
     @property
@@ -62,13 +62,13 @@ class RealFederation:
 
 @dataclass
 class Running:
-    """Processes that end with the block that started them."""
+    """Processes that end with the ``with`` block."""
 
     log: Path
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, command: Command, **environment: str) -> None:
-        """Start a process whose output goes to the log."""
+        """Start a process with its output in the log."""
         with self.log.open("ab") as log:
             self.processes.append(
                 subprocess.Popen(
@@ -92,7 +92,7 @@ class Running:
 
 @contextlib.contextmanager
 def new_federation(num_clients: int) -> Iterator[RealFederation]:
-    """Give a federation that nobody has started yet."""
+    """Yield a federation that is not started."""
     names = tuple(f"site-{number}" for number in range(num_clients))
     with tempfile.TemporaryDirectory() as place:
         folder = FederationFolder(Path(place) / "federation")
@@ -118,7 +118,7 @@ def serving(federation: RealFederation) -> Iterator[Running]:
 
 @contextlib.contextmanager
 def ours(federation: RealFederation) -> Iterator[Callable[[str, int], list[float]]]:
-    """Start ``knnper fed server`` and ``knnper fed client``; give what makes rounds."""
+    """Start ``knnper fed server`` and ``knnper fed client``; yield a round maker."""
     with serving(federation) as running:
         for name in federation.names:
             config = federation.folder.client(name) / "client.yaml"
@@ -130,7 +130,7 @@ def ours(federation: RealFederation) -> Iterator[Callable[[str, int], list[float
 
 @contextlib.contextmanager
 def stock(federation: RealFederation) -> Iterator[Callable[[str, int], list[float]]]:
-    """Start Flower's own SuperLink and SuperNodes; give what makes rounds."""
+    """Start Flower's own SuperLink and SuperNodes; yield a round maker."""
     server = federation.folder.server
     ca = server / "ca.crt"
     address = f"127.0.0.1:{federation.control}"
@@ -170,7 +170,7 @@ def _running(federation: RealFederation) -> Iterator[Running]:
 def _round_seconds(
     federation: RealFederation, apps: str, model: str, num_rounds: int
 ) -> list[float]:
-    """Submit a run of the apps in the module ``apps``; return seconds a round."""
+    """Submit a run of the apps in the module ``apps``; return seconds per round."""
     with tempfile.TemporaryDirectory() as place:
         folder, output = Path(place) / "app", Path(place) / "seconds.json"
         folder.mkdir()
@@ -204,26 +204,26 @@ def _finish(command: Command, **environment: str) -> None:
         raise RuntimeError(f"{command}: {done.stdout}{done.stderr}")
 
 
-def _environment(**more: str) -> dict[str, str]:
-    """Return the environment of all processes: they find each other's commands."""
+def _environment(**variables: str) -> dict[str, str]:
+    """Return the environment of all processes, with the commands on its path."""
     return {
         **os.environ,
         "PATH": f"{_COMMANDS}:{os.environ['PATH']}",
         "PYTHONPATH": str(_REPOSITORY),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        **more,
+        **variables,
     }
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nothing listens on."""
+    """Return unused ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             for _ in range(count)
         ]
-        return [one.getsockname()[1] for one in sockets]
+        return [listening.getsockname()[1] for listening in sockets]
 
 
 def _wait_for_port(port: int) -> None:

@@ -1,9 +1,8 @@
-"""Seconds of a round with three real clients that return the model they are sent.
+"""Seconds of a round with three real clients that return the received model.
 
-Server and clients are processes of their own, with TLS and a key a client. Ours is
-``knnper fed server``, through its gateway, and ``knnper fed client``; the baseline is
-Flower as it comes: FedAvg.start, flower-superlink, flower-supernode, and an
-array a tensor.
+Server and clients are separate processes, with TLS and client keys. Ours is ``knnper
+fed server``, through its gateway, and ``knnper fed client``. The baseline is stock
+Flower: FedAvg.start, flower-superlink, flower-supernode, and an array per tensor.
 """
 
 import argparse
@@ -22,10 +21,10 @@ Start = Callable[[RealFederation], AbstractContextManager[MakeRounds]]
 def measure(
     repetitions: int, num_clients: int, rounds: dict[str, tuple[int, int]]
 ) -> list[Measurement]:
-    """Return the median round of each repetition, for each model.
+    """Measure the median round of each repetition, for each model.
 
-    ``rounds`` are those of ours and of the baseline, by the model's name. Each
-    repetition starts both federations anew, one after the other.
+    ``rounds`` are the numbers of rounds of ours and the baseline, by model name. Each
+    repetition starts both federations again, one after the other.
     """
     pairs: dict[str, list[tuple[float, float]]] = {model: [] for model in rounds}
     for repetition in range(repetitions):
@@ -35,8 +34,8 @@ def measure(
         for model in rounds:
             pairs[model].append((ours_s[model], stock_s[model]))
     turns = {
-        model: Turns([one for one, _ in found], [other for _, other in found])
-        for model, found in pairs.items()
+        model: Turns([value for value, _ in pairs], [other for _, other in pairs])
+        for model, pairs in pairs.items()
     }
     return [_measurement(model, turns[model], num_clients, rounds) for model in rounds]
 
@@ -62,11 +61,13 @@ def _measurement(
         "times_as_fast": rounded(1 / statistics.median(turns.ratios())),
     }
     baseline_is = "seconds a round of Flower's FedAvg.start and flower-supernode"
-    return Measurement("real_round_s", turns.ours, turns.bare, baseline_is, details)
+    return Measurement(
+        "real_round_s", turns.values, turns.baselines, baseline_is, details
+    )
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=3)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=10, help="in each repetition")
@@ -77,12 +78,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
+    options = parser().parse_args()
     rounds = {
-        TRIVIAL: (given.rounds, given.baseline_rounds),
-        MOBILENET_V2: (given.rounds, given.baseline_large_rounds),
+        TRIVIAL: (options.rounds, options.baseline_rounds),
+        MOBILENET_V2: (options.rounds, options.baseline_large_rounds),
     }
-    for measurement in measure(given.repetitions, given.clients, rounds):
+    for measurement in measure(options.repetitions, options.clients, rounds):
         print(measurement.as_json())
 
 

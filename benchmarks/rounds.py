@@ -1,4 +1,4 @@
-"""Rounds as a run makes them, one at a time."""
+"""Rounds of a run, one at a time."""
 
 import contextlib
 import tempfile
@@ -25,18 +25,18 @@ MOST_ROUNDS = 100_000
 
 
 class _Enough(Exception):
-    """No more rounds are asked for."""
+    """Raised when no more rounds are requested."""
 
 
 class Rounds(contextlib.AbstractContextManager["Rounds"]):
-    """A run from scratch, with the default checkpoints, that waits before each round.
+    """A new run with default checkpoints that waits for a request before each round.
 
-    So a round is measured as it is within a run: its clients train while the checkpoint
-    of the one before is written to ``folder``.
+    A round is measured under the conditions of a run: clients train while the
+    checkpoint of the previous round is written to ``folder``.
     """
 
     def __init__(self, bench: Workbench, federation: Federation, folder: Path) -> None:
-        self.num_trained = 0  # clients whose updates the latest round used
+        self.num_trained = 0  # clients with an update in the latest round
         self._start = untrained(bench, bench.roster)
         self._state, self._aggregate = self._start.state, bench.method.aggregate
         method = changed(
@@ -49,30 +49,30 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
             CheckpointFolder(folder, "benchmark"),
             self._made,
         )
-        self._asked, self._done = Queue[bool](), Queue[None]()
+        self._requests, self._done = Queue[bool](), Queue[None]()
         self._thread = ThreadPoolExecutor(1)
         self._has_ended = False
         self._run = self._thread.submit(self._train)
 
     def __exit__(self, *_: object) -> None:
-        self._asked.put(False)
+        self._requests.put(False)
         self._thread.shutdown()
 
     @property
     def weights(self) -> Tensor:
-        """The global model's weights, as `FlatModel` has them."""
+        """The global model's weights as one flat vector; see `FlatModel`."""
         weights: Tensor = self._state.weights
         return weights
 
     def make_one(self) -> None:
         """Make the next round."""
-        self._asked.put(True)
+        self._requests.put(True)
         self._done.get()
         if self._has_ended:
             self._run.result()
 
     def seconds_of_one(self) -> float:
-        """Make the next round and return how long it takes."""
+        """Make the next round and return its duration in seconds."""
         return seconds_of(self.make_one)
 
     def _train(self) -> None:
@@ -86,7 +86,7 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
             self._done.put(None)
 
     def _wait(self) -> None:
-        if not self._asked.get():
+        if not self._requests.get():
             raise _Enough
 
     def _aggregated(self, state: Any, updates: Updates[Any]) -> Any:
@@ -103,7 +103,7 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
 
 @contextlib.contextmanager
 def rounds_of(bench: Workbench, federation: Federation) -> Iterator[Rounds]:
-    """Give rounds whose checkpoints are deleted at the end."""
+    """Yield rounds; delete their checkpoints at the end."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Rounds(bench, federation, Path(folder)) as rounds,
@@ -112,7 +112,7 @@ def rounds_of(bench: Workbench, federation: Federation) -> Iterator[Rounds]:
 
 
 def round_seconds(workload: Workload, num_rounds: int) -> list[float]:
-    """Return the seconds of each round after the first, which starts the workers."""
+    """Measure the seconds of each round after the first, which starts the workers."""
 
     def lead(bench: Workbench, federation: Federation) -> list[float]:
         with rounds_of(bench, federation) as rounds:

@@ -1,8 +1,8 @@
-"""Peak memory of the server with many replies of 9 MB in a round, over that with few.
+"""Ratio of the server's peak memory with many and with few replies of 9 MB in a round.
 
-The server makes two rounds in a fresh process, with clients that only return the
-MobileNetV2 they are sent. The baseline is the same ratio of Flower's FedAvg for ten
-times the clients, at smaller numbers: it keeps all replies. Linux only.
+The server makes two rounds in a fresh process, with clients that return the received
+MobileNetV2. The baseline is the same ratio for Flower's FedAvg, with fewer clients,
+since it holds all replies. Linux only.
 """
 
 import argparse
@@ -33,14 +33,14 @@ NUM_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Peaks:
-    """The most memory that a process has held so far, in megabytes."""
+    """Peak memory of a process in megabytes."""
 
-    before: float  # the first round
-    end: float  # after the last one
+    before: float  # before the first round
+    end: float  # after the last round
 
     @property
     def growth(self) -> float:
-        """What the rounds took beyond what was there before."""
+        """Increase of the peak by the rounds."""
         return self.end - self.before
 
 
@@ -55,7 +55,7 @@ def peaks_of(workload: Workload, *, is_stock: bool) -> Peaks:
 
 
 def peaks_here(workload: Workload) -> Peaks:
-    """Make rounds as a run makes them."""
+    """Make rounds like a run."""
 
     def lead(bench: Workbench, federation: Federation) -> Peaks:
         before = peak_megabytes()
@@ -83,7 +83,7 @@ def stock_peaks_here(workload: Workload) -> Peaks:
 
 @dataclass(frozen=True)
 class _Pair:
-    """The peaks with few clients and with ten times as many."""
+    """Peaks with few clients and with ten times as many."""
 
     few: Peaks
     many: Peaks
@@ -94,24 +94,26 @@ class _Pair:
 
 
 def measure(workload: Workload, num_stock: int, repetitions: int) -> Measurement:
-    """Return the ratio of the peaks of many clients and a tenth of them.
+    """Measure the ratio of the peaks with many clients and with a tenth of them.
 
-    Flower's FedAvg has ``num_stock`` of them in place of the workload's.
+    Flower's FedAvg has ``num_stock`` clients in place of the workload's number.
     """
-    ours: list[_Pair] = []
-    theirs: list[_Pair] = []
+    our_pairs: list[_Pair] = []
+    stock_pairs: list[_Pair] = []
     for _ in range(repetitions):
-        ours.append(_pair(workload, is_stock=False))
-        theirs.append(_pair(replace(workload, num_clients=num_stock), is_stock=True))
+        our_pairs.append(_pair(workload, is_stock=False))
+        stock_pairs.append(
+            _pair(replace(workload, num_clients=num_stock), is_stock=True)
+        )
     baseline_is = f"the ratio of FedAvg.start with {num_stock} to {num_stock // 10}"
     return Measurement(
         "server_memory_ratio",
-        [pair.ratio for pair in ours],
-        [pair.ratio for pair in theirs],
+        [pair.ratio for pair in our_pairs],
+        [pair.ratio for pair in stock_pairs],
         baseline_is,
         {
-            **_details("ours", workload.num_clients, ours),
-            **_details("baseline", num_stock, theirs),
+            **_details("ours", workload.num_clients, our_pairs),
+            **_details("baseline", num_stock, stock_pairs),
         },
     )
 
@@ -135,17 +137,17 @@ def _details(whose: str, num_many: int, pairs: list[_Pair]) -> dict[str, object]
 
 def _megabytes(peaks: list[Peaks]) -> dict[str, float]:
     return {
-        "peak": rounded(statistics.median(one.end for one in peaks)),
-        "growth": rounded(statistics.median(one.growth for one in peaks)),
+        "peak": rounded(statistics.median(peak.end for peak in peaks)),
+        "growth": rounded(statistics.median(peak.growth for peak in peaks)),
     }
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=1)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--stock-clients", type=int, default=100)
-    # A fresh process is told a `Workload` as JSON, and makes its rounds alone.
+    # Options of the fresh processes, which receive a `Workload` as JSON.
     for whose in ("--ours", "--stock"):
         parser.add_argument(whose, help=argparse.SUPPRESS)
     return parser
@@ -153,14 +155,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
-    if given.ours or given.stock:
-        alone = Workload(**json.loads(given.stock or given.ours))
-        peaks = stock_peaks_here(alone) if given.stock else peaks_here(alone)
+    options = parser().parse_args()
+    if options.ours or options.stock:
+        alone = Workload(**json.loads(options.stock or options.ours))
+        peaks = stock_peaks_here(alone) if options.stock else peaks_here(alone)
         print(json.dumps(asdict(peaks)))
         return
-    workload = Workload(given.clients, echoes=True, images=given.images)
-    figures = measure(workload, given.stock_clients, given.repetitions)
+    workload = Workload(options.clients, echoes=True, images=options.images)
+    figures = measure(workload, options.stock_clients, options.repetitions)
     print(figures.as_json())
 
 

@@ -1,11 +1,11 @@
 """Milliseconds of one prediction by a client's service.
 
-A client remembers 5,000 images of 32x32 pixels. `service_prediction_ratio`: one image
-embedded, its neighbours searched, their votes mixed with the model's, all in process
-and ready to be explained, as a multiple of a forward pass of the same network as torch
-has it; ``over_bare_memory`` is one of that pass with a search of FAISS and a vote.
-`service_http_ms`: what a request adds to that, with the image as PNG, over a connection
-that is kept on loopback, to a process of its own. Questions are put in turn.
+A client stores 5,000 images of 32x32 pixels. `service_prediction_ratio` is the time for
+one image in process (embedding, search of neighbours, vote and mixture, with the data
+of an explanation) as a multiple of a forward pass of the same network in plain torch.
+``over_bare_memory`` is a multiple of that pass with a FAISS search and a vote.
+`service_http_ms` is the additional time of a request with a PNG image over a kept
+connection on loopback to a separate process. All ways take turns.
 """
 
 import argparse
@@ -61,7 +61,7 @@ Ways = tuple[Callable[[Tensor], object], ...]
 def measure(
     name: str, index: str, num_examples: int, num_questions: int, repetitions: int
 ) -> list[Measurement]:
-    """Return the ratio of a prediction, and what HTTP adds, for one kind of model."""
+    """Measure the ratio of a prediction and the overhead of HTTP for one model."""
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     chosen = Workload(1, model=name).experiment().model
@@ -71,7 +71,7 @@ def measure(
         model = untrained(name, index)
         data = SiteData(drawn(num_examples), drawn(0), drawn(0), SITE)
         SiteState(state, CLIENT).install(model, data, took_part=False)
-        # Each writes to its own, as a service does.
+        # Each has its own folder to write to, like a service.
         copy = shutil.copytree(state, Path(folder) / "in process")
         images = drawn(num_questions, seed=1).examples.images
         network = bare_network(chosen, SITE.spec).eval()
@@ -93,27 +93,30 @@ def measure(
 
 
 class BareMemory:
-    """kNN-Per with an exact search in plain torch and FAISS, where λ is a half."""
+    """kNN-Per with an exact search in plain torch and FAISS; λ is 0.5."""
 
     def __init__(
-        self, network: nn.Module, normalize: Callable[[Tensor], Tensor], kept: Examples
+        self,
+        network: nn.Module,
+        normalize: Callable[[Tensor], Tensor],
+        stored: Examples,
     ) -> None:
-        self._normalize, self._labels = normalize, kept.labels
+        self._normalize, self._labels = normalize, stored.labels
         self._embed, self._head = halves(network)
         with torch.inference_mode():
-            parts = torch.split(kept.images, EMBEDDED_AT_ONCE)
+            parts = torch.split(stored.images, EMBEDDED_AT_ONCE)
             embeddings = torch.cat([self._embed(normalize(part)) for part in parts])
         self._index = faiss.IndexFlatL2(embeddings.shape[1])
         self._index.add(embeddings.numpy())
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the embedding (1, p) and the network's probabilities (1, c)."""
+        """Compute the embedding (1, p) and the network's probabilities (1, c)."""
         with torch.inference_mode():
             embedding = self._embed(self._normalize(image))
             return embedding, torch.softmax(self._head(embedding), dim=1)
 
     def predict(self, image: Tensor) -> Tensor:
-        """Return the probabilities that are served, shape (1, c)."""
+        """Compute the served probabilities, shape (1, c)."""
         embedding, probabilities = self.forward(image)
         count, num_classes = KnnSettings().num_neighbors, probabilities.shape[1]
         votes = vote(self._index, embedding.numpy(), self._labels, count, num_classes)
@@ -122,7 +125,7 @@ class BareMemory:
 
 @dataclass(frozen=True)
 class Timings:
-    """Medians of one repetition, in seconds."""
+    """Medians of one repetition in seconds."""
 
     bare: float
     bare_memory: float
@@ -134,9 +137,9 @@ class Timings:
 def _in_turn(
     served: ServedModel, bare: BareMemory, address: str, images: Tensor
 ) -> Timings:
-    """Put each image to all, in any order.
+    """Send each image to all ways, in random order.
 
-    What is done before decides what is in the processor's cache: model or memory.
+    The previous way determines the content of the processor's cache.
     """
     place = urlsplit(address)
     connection = http.client.HTTPConnection(place.hostname or "", place.port)
@@ -159,7 +162,7 @@ def _in_turn(
 
 
 def _seconds_of_each(ways: Ways, image: Tensor, order: list[int]) -> list[float]:
-    """Return the seconds of each way."""
+    """Measure the seconds of each way."""
     seconds = {place: _seconds(ways[place], image) for place in order}
     return [seconds[place] for place in range(len(ways))]
 
@@ -188,26 +191,26 @@ def _numbers(image: Tensor) -> bytes:
 
 
 def _ratio(timings: list[Timings], details: dict[str, object]) -> Measurement:
-    ours = [one.prediction for one in timings]
-    turns = Turns(ours, [one.bare for one in timings])
-    over_bare = Turns(ours, [one.bare_memory for one in timings]).ratios()
+    predictions = [timing.prediction for timing in timings]
+    turns = Turns(predictions, [timing.bare for timing in timings])
+    over_bare = Turns(predictions, [timing.bare_memory for timing in timings]).ratios()
     return Measurement(
         "service_prediction_ratio",
         turns.ratios(),
-        turns.bare,
+        turns.baselines,
         "seconds of a bare forward pass",
         {
             **details,
-            "ms_in_process": _milliseconds(turns.ours),
+            "ms_in_process": _milliseconds(turns.values),
             "over_bare_memory": rounded(statistics.median(over_bare)),
         },
     )
 
 
 def _added_by_http(timings: list[Timings], details: dict[str, object]) -> Measurement:
-    base = [1000 * one.prediction for one in timings]
-    as_png = Turns([1000 * one.as_png for one in timings], base)
-    as_numbers = Turns([1000 * one.as_numbers for one in timings], base)
+    base = [1000 * timing.prediction for timing in timings]
+    as_png = Turns([1000 * timing.as_png for timing in timings], base)
+    as_numbers = Turns([1000 * timing.as_numbers for timing in timings], base)
     added = rounded(statistics.median(as_numbers.differences()))
     return Measurement(
         "service_http_ms",
@@ -223,7 +226,7 @@ def _milliseconds(seconds: Sequence[float]) -> float:
 
 
 def untrained(name: str, index: str) -> GlobalModel:
-    """Return a model as it is before any training."""
+    """Return an untrained model."""
     document = {
         "name": "benchmark",
         "data": {"name": "digits"},  # not read
@@ -250,10 +253,10 @@ def drawn(count: int, seed: int = 0) -> NamedExamples:
 
 @contextmanager
 def service(state: Path) -> Iterator[str]:
-    """Give the address of a service in a process of its own."""
+    """Yield the address of a service in a separate process."""
     context = multiprocessing.get_context("spawn")
-    listening, told = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(state, told))
+    listening, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(state, sender))
     process.start()
     try:
         address = listening.recv()
@@ -264,11 +267,11 @@ def service(state: Path) -> Iterator[str]:
         process.join()
 
 
-def _serve(state: Path, told: Connection) -> None:
+def _serve(state: Path, sender: Connection) -> None:
     torch.set_num_threads(1)
     site_state = SiteState(state, CLIENT)
     app = make_service(CLIENT, lambda: open_served(site_state), tokens=None)
-    serve(app, ServiceSettings(port=0), told.send)
+    serve(app, ServiceSettings(port=0), sender.send)
 
 
 def _wait_until_ready(address: str) -> None:
@@ -286,7 +289,7 @@ def _wait_until_ready(address: str) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=5)
     parser.add_argument("--examples", type=int, default=5000)
     parser.add_argument("--index", default="flat", help="how the nearest are found")
@@ -296,10 +299,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
+    options = parser().parse_args()
     for name in MODELS:
         figures = measure(
-            name, given.index, given.examples, given.questions, given.repetitions
+            name,
+            options.index,
+            options.examples,
+            options.questions,
+            options.repetitions,
         )
         for figure in figures:
             print(figure.as_json(), flush=True)

@@ -1,11 +1,11 @@
-"""How well a service's answers tell stored examples from others, by a token's scope.
+"""AUC of membership inference from a service's answers, by a token's scope.
 
-A global model is trained on some digits. A site that took no part keeps others, and
-chooses λ, k and σ as sites do. An attacker who has the global model, and a right label
-for each input, asks for what is stored and for as many digits of the same classes that
-are not; AUC 0.5 is as good as a coin, 1.0 is certain. With `predict` the attacker looks
-at whether the class is right, with `probabilities` at what the neighbours must have
-added to the label's, with `neighbors` at the smallest distance.
+A global model is trained on some digits. A site that took no part stores other digits
+and chooses λ, k and σ. An attacker with the global model and the right label of each
+input queries the stored digits and the same number of other digits of the same classes.
+An AUC of 0.5 is chance, 1.0 is certainty. With `predict`, the attacker uses the
+correctness of the class; with `probabilities`, the neighbours' contribution to the
+label's probability; with `neighbors`, the smallest distance.
 """
 
 import argparse
@@ -48,7 +48,7 @@ SCOPES: dict[str, Caller] = {
 
 
 def measure(repetitions: int, digits: int | None, noise: float) -> list[Measurement]:
-    """Return the AUC of each scope; probabilities are rounded to so many digits."""
+    """Measure the AUC of each scope; probabilities are rounded to ``digits`` digits."""
     values: dict[str, list[float]] = {scope: [] for scope in SCOPES}
     for seed in range(repetitions):
         say(f"service_membership: repetition {seed + 1} of {repetitions}")
@@ -58,42 +58,42 @@ def measure(repetitions: int, digits: int | None, noise: float) -> list[Measurem
     return [
         Measurement(
             "service_membership",
-            found,
+            auc,
             coin,
             "AUC of a coin",
             {"scope": scope, "stored": NUM_STORED, "digits": digits, "noise": noise},
         )
-        for scope, found in values.items()
+        for scope, auc in values.items()
     ]
 
 
 def aucs(seed: int, digits: int | None, noise: float) -> dict[str, float]:
-    """Return how well each scope's answers tell stored examples from others."""
+    """Compute the AUC of each scope."""
     key = RandomKey(seed, ("membership",))
     public, stored, others, validation = drawn(key, noise)
     model = trained(public, key)
-    asked = stored.join(others)
-    is_stored = torch.arange(len(asked)) < len(stored)
+    queries = stored.join(others)
+    is_stored = torch.arange(len(queries)) < len(stored)
     with tempfile.TemporaryDirectory(prefix="knnper-membership-") as folder:
         site_state = SiteState(Path(folder), "site")
-        own = SiteData(
+        site_data = SiteData(
             named(stored, "stored"),
             named(validation, "validation"),
             named(no_examples(SITE.spec), "none"),
             SITE,
         )
-        site_state.install(model, own, took_part=False)
+        site_state.install(model, site_data, took_part=False)
         with closing(open_served(site_state)) as served:
             return {
                 scope: float(
-                    roc_auc_score(is_stored, scores(served, asked, caller, digits))
+                    roc_auc_score(is_stored, scores(served, queries, caller, digits))
                 )
                 for scope, caller in SCOPES.items()
             }
 
 
 def drawn(key: RandomKey, noise: float) -> list[Examples]:
-    """Return digits of four kinds, with so much noise on their pixels."""
+    """Return digits in four sets, with ``noise`` on their pixels."""
     images, labels = digit_images()
     rng, start, parts = key.numpy(), 0, []
     noisy = np.clip(images + rng.normal(0, noise, images.shape), 0, 255)
@@ -108,33 +108,36 @@ def drawn(key: RandomKey, noise: float) -> list[Examples]:
 
 
 def scores(
-    served: ServedModel, asked: Examples, caller: Caller, digits: int | None
+    served: ServedModel, queries: Examples, caller: Caller, digits: int | None
 ) -> list[float]:
-    """Return how much each answer looks like that of a stored example."""
+    """Score each answer; a higher score suggests a stored example."""
     names = served.model.class_names
-    told = as_json(caller, predictions_of(served.predict(asked.images), names))
-    answers = Predictions.model_validate_json(told).predictions
-    alone = served.model.head(served.model.embed(asked.images))
+    document = as_json(caller, predictions_of(served.predict(queries.images), names))
+    answers = Predictions.model_validate_json(document).predictions
+    alone = served.model.head(served.model.embed(queries.images))
     weight = served.serving.knn_weight
-    rows = zip(answers, asked.labels.tolist(), alone.tolist(), strict=True)
-    return [score(one, label, own[label], weight, digits) for one, label, own in rows]
+    rows = zip(answers, queries.labels.tolist(), alone.tolist(), strict=True)
+    return [
+        score(answer, label, model_probabilities[label], weight, digits)
+        for answer, label, model_probabilities in rows
+    ]
 
 
 def score(
     answer: InputPrediction, label: int, alone: float, weight: float, digits: int | None
 ) -> float:
-    """Return the same for one answer, of whose label the model alone is known."""
+    """Score one answer, given the model's probability ``alone`` of its label."""
     if answer.neighbors is not None:
-        return -min(one.distance for one in answer.neighbors)
+        return -min(neighbor.distance for neighbor in answer.neighbors)
     if answer.probabilities is not None:
-        found = list(answer.probabilities.values())[label]
-        rounded = found if digits is None else round(found, digits)
+        served = list(answer.probabilities.values())[label]
+        rounded = served if digits is None else round(served, digits)
         return rounded - (1 - weight) * alone
     return float(answer.label == label) - alone
 
 
 def trained(examples: Examples, key: RandomKey) -> GlobalModel:
-    """Return a model that was trained on examples for some epochs."""
+    """Train a model on examples for some epochs."""
     document = {
         "name": "benchmark",
         "data": {"name": "digits"},
@@ -151,13 +154,13 @@ def trained(examples: Examples, key: RandomKey) -> GlobalModel:
 
 
 def named(examples: Examples, kind: str) -> NamedExamples:
-    """Return examples with names."""
+    """Name examples by a prefix and their positions."""
     names = tuple(f"{kind}/{number:05d}" for number in range(len(examples)))
     return NamedExamples(examples, names)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=5)
     parser.add_argument("--digits", type=int, help="to which probabilities are rounded")
     parser.add_argument(
@@ -168,8 +171,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
-    for figure in measure(given.repetitions, given.digits, given.noise):
+    options = parser().parse_args()
+    for figure in measure(options.repetitions, options.digits, options.noise):
         print(figure.as_json(), flush=True)
 
 

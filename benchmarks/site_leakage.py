@@ -1,9 +1,9 @@
-"""What a malicious server gets out of a site, at several settings of the site.
+"""Data that a malicious server extracts from a site, at several settings of the site.
 
 The site is client 0000 of the tutorial on deployment, with 239 training images of
-digits, 8x8 pixels. The server sends what it likes; what answers is the client as it is
-installed. An image is had bit for bit, or recognisably: with a PSNR of 25 dB, which no
-two images of this site have to each other.
+digits, 8x8 pixels. The server may send anything; the unmodified client answers. An
+image counts as extracted exactly, or recognisably: with a PSNR of 25 dB, which no two
+images of this site have.
 """
 
 import argparse
@@ -34,23 +34,23 @@ from knnper.transport.messages import Job
 CLIENT = "0000"
 RECOGNISABLE_DB = 25.0
 NUM_LABELS, NUM_PIXELS = 10, 64
-# The tutorial's experiment, with which an honest server comes.
+# The tutorial's experiment, as an honest server sends it.
 HONEST: Mapping[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
 SOFTMAX: Mapping[str, Any] = {"name": "softmax_regression"}
 MLP: Mapping[str, Any] = {"name": "mlp", "hidden_sizes": [128, 64]}
-# One step on all that the site has: its update is a sum that weights can be set for.
+# One step on all data of the site: crafted weights can exploit that sum.
 ONE_STEP: Mapping[str, Any] = {"batch_size": 256, "local_steps": 1}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A site, and what an attack has to find."""
+    """A site, and the images to extract."""
 
-    folder: Path  # with the site's data
-    public: Tensor  # images of the same kind that the server has, as rows of [0, 1]
+    folder: Path  # of the site's data
+    public: Tensor  # similar images of the server, as rows in [0, 1]
 
     def opened(self, settings: Experiment, limits: str = "") -> SiteWorker:
-        """Return what answers a run; ``limits`` as in client.yaml, without braces."""
+        """Start the client for a run; ``limits`` as in client.yaml, without braces."""
         file = self.folder / "client.yaml"
         file.write_text(
             f"name: '{CLIENT}'\nserver: 127.0.0.1:1\ninsecure: true\n"
@@ -62,7 +62,9 @@ class Target:
         return SiteNode().open(context, Job([CLIENT], 1, [0], to_json(settings)))
 
 
-def asked(model: Mapping[str, Any], training: Mapping[str, Any]) -> Experiment:
+def experiment_with(
+    model: Mapping[str, Any], training: Mapping[str, Any]
+) -> Experiment:
     """Return the tutorial's experiment with another model and training."""
     document = {
         "name": "hospitals",
@@ -82,14 +84,14 @@ def asked(model: Mapping[str, Any], training: Mapping[str, Any]) -> Experiment:
 
 @dataclass
 class Found:
-    """Which of a site's images were had, by their place."""
+    """Positions of the extracted images of a site."""
 
-    images: Tensor  # the site's, as rows of [0, 1], float64 (n, pixels)
+    images: Tensor  # of the site, as rows in [0, 1], float64 (n, pixels)
     exact: set[int]
     recognised: set[int]
 
     def look(self, candidates: Tensor) -> None:
-        """Take note of what rows of [0, 1] come near to."""
+        """Record the images that rows in [0, 1] approximate."""
         candidates = candidates[torch.isfinite(candidates).all(dim=1)].clamp(0, 1)
         if not len(candidates):
             return
@@ -105,35 +107,36 @@ def _places(chosen: Tensor) -> set[int]:
 
 
 def nothing_yet(worker: SiteWorker) -> Found:
-    """Return what is had before the attack."""
+    """Return the empty result before the attack."""
     images = worker.runtime.source.data(CLIENT).train.images
     return Found(images.reshape(len(images), -1).double() / 255, set(), set())
 
 
 def gained(worker: SiteWorker, weights: Tensor, server_round: int) -> Tensor:
-    """Return what training took away from ``weights``, float64."""
+    """Return the decrease of ``weights`` by training, float64."""
     update = worker.train(CLIENT, ModelPayload(weights), server_round, 0, [0])
     change: Tensor = weights.double() - update.weights.double()
     return change
 
 
 def softmax_parts(change: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows (labels, pixels) and biases of a softmax regression."""
+    """Split a softmax regression into rows (labels, pixels) and biases."""
     stop = NUM_LABELS * NUM_PIXELS
     return change[:stop].reshape(NUM_LABELS, NUM_PIXELS), change[stop:]
 
 
 def pixels(worker: SiteWorker, inputs: Tensor) -> Tensor:
-    """Return what the model's inputs are of, as [0, 1]."""
+    """Undo the normalisation of the model's inputs, to [0, 1]."""
     spec = worker.runtime.spec
     return inputs * spec.std[0] + spec.mean[0]
 
 
 def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
-    """Read softmax regression's updates from honest weights, as a curious server can.
+    """Attack softmax regression with honest weights, like a curious server.
 
-    A row of the update over its bias, and the difference of two rows over that of their
-    biases, are means of images; an image that is alone with its label is one.
+    A row of the update divided by its bias, and the difference of two rows divided by
+    that of their biases, are means of images; an image alone with its label is such a
+    mean.
     """
     training = {
         **HONEST,
@@ -141,9 +144,9 @@ def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
         "local_steps": steps,
         "num_rounds": rounds,
     }
-    settings = asked_over_sites(SOFTMAX, training)
+    settings = experiment_over_sites(SOFTMAX, training)
     worker = target.opened(settings, "min_examples: 1")
-    found = nothing_yet(worker)
+    recovered = nothing_yet(worker)
     weights = worker.runtime.method.init([CLIENT], worker.runtime.key).weights
     pairs = torch.combinations(torch.arange(NUM_LABELS)).T
     for server_round in range(1, rounds + 1):
@@ -153,20 +156,20 @@ def honest_weights(target: Target, size: int, steps: int, rounds: int) -> Found:
         of_pairs = (rows[pairs[0]] - rows[pairs[1]]) / (
             biases[pairs[0]] - biases[pairs[1]]
         )[:, None]
-        found.look(pixels(worker, torch.cat([of_rows, of_pairs])))
+        recovered.look(pixels(worker, torch.cat([of_rows, of_pairs])))
         weights = (weights.double() - change).float()
-    return found
+    return recovered
 
 
 def trap_in_mlp(worker: SiteWorker, target: Target, share: float, rounds: int) -> Found:
-    """Set the first layer of an mlp so that its neurons part the images by one value.
+    """Attack an mlp with a first layer that divides the images by one value.
 
-    Fowl et al., "Robbing the Fed", ICLR 2022: neuron j is active where u·x > q_j, and
-    all get the same gradient, so that two neighbours differ by the image between them.
-    The server guesses the quantiles q_j by its own images. The neurons are spread over
-    a ``share`` of the images, those with the largest u·x; u is another one each round.
+    Fowl et al., "Robbing the Fed", ICLR 2022: neuron j is active if u·x > q_j, and all
+    neurons have the same gradient, so that neighbours differ by the image between them.
+    The server estimates the quantiles q_j on its own images. The neurons cover a
+    ``share`` of the images, those with the largest u·x; u changes in each round.
     """
-    found = nothing_yet(worker)
+    recovered = nothing_yet(worker)
     model: Any = worker.limits.experiment.model.settings
     widths = model.hidden_sizes
     spec, generator = worker.runtime.spec, torch.Generator().manual_seed(0)
@@ -187,52 +190,52 @@ def trap_in_mlp(worker: SiteWorker, target: Target, share: float, rounds: int) -
         change = gained(worker, weights, server_round)
         rows = change[: widths[0] * NUM_PIXELS].reshape(widths[0], NUM_PIXELS)
         between = torch.cat([rows[:-1] - rows[1:], rows[-1:]])
-        # The first pixel of a digit is black, which says by what a row was multiplied.
+        # The first pixel of a digit is black, which reveals the scale of a row.
         factors = between[:, 0] / (-spec.mean[0] / spec.std[0])
-        found.look(pixels(worker, between / factors[:, None]))
-    return found
+        recovered.look(pixels(worker, between / factors[:, None]))
+    return recovered
 
 
 def trap_in_softmax(worker: SiteWorker, target: Target, rounds: int) -> Found:
-    """Set softmax regression so that each label stands for a slice of the images.
+    """Attack softmax regression with weights that assign slices of images to labels.
 
-    Where p is 0 or 1, row c of an update is the sum of the images in slice c less that
-    of the images with label c. The first update has all in one slice, and so gives the
-    sums by label; from then on a slice with one image in it gives that.
+    If p is 0 or 1, row c of an update is the sum of the images in slice c minus that of
+    the images with label c. The first update has one slice and gives the sums by label;
+    later, a slice with one image reveals it.
     """
-    found = nothing_yet(worker)
+    recovered = nothing_yet(worker)
     spec, generator = worker.runtime.spec, torch.Generator().manual_seed(0)
     public = (target.public - spec.mean[0]) / spec.std[0]
     biases = torch.zeros(NUM_LABELS, dtype=torch.float64)
     biases[0] = 1e4
     rows = torch.zeros(NUM_LABELS, NUM_PIXELS, dtype=torch.float64)
     nothing = torch.cat([rows.flatten(), biases]).float()
-    # Every update of one step on all images is of the same ones, whatever the round.
+    # Every update of one step uses the same images in all rounds.
     by_label, counts = softmax_parts(gained(worker, nothing, 1))
-    found.look(pixels(worker, by_label[1:] / counts[1:, None]))
+    recovered.look(pixels(worker, by_label[1:] / counts[1:, None]))
     for server_round in range(2, rounds + 1):
         direction = torch.randn(NUM_PIXELS, generator=generator, dtype=torch.float64)
         direction /= direction.norm()
-        # Slices at the far end, where few images are.
+        # Slices at the sparse end, with few images each.
         ends = 1 - 0.7 * torch.arange(NUM_LABELS - 1, 0, -1) / 239
         cuts = torch.quantile(public @ direction, ends.double())
         steps = torch.arange(NUM_LABELS, dtype=torch.float64)
-        # Lines whose upper envelope changes from one to the next at each cut.
+        # The upper envelope of these lines changes at each cut.
         rows = 1e4 * steps[:, None] * direction
         biases = torch.cat([torch.zeros(1), -1e4 * cuts.cumsum(0)])
         weights = torch.cat([rows.flatten(), biases]).float()
         of_slices, sizes = softmax_parts(gained(worker, weights, server_round))
         slices, sizes = of_slices - by_label, sizes - counts
-        found.look(pixels(worker, slices[1:] / sizes[1:, None]))
-    return found
+        recovered.look(pixels(worker, slices[1:] / sizes[1:, None]))
+    return recovered
 
 
 def label_counts(worker: SiteWorker, *, honest: bool) -> tuple[Tensor, Tensor]:
-    """Return the labels of what was trained on, and what one update says of them.
+    """Return the true label counts of the training data, and those from one update.
 
-    Each step takes from the bias of label c its share of the batch, and gives it the
-    mean of p_c. From honest weights that is taken for 1 / (number of labels); a model
-    without weights that is sure of label 0 by a bias alone gives the others nothing.
+    Each step changes the bias of label c by its share of the batch minus the mean of
+    p_c. For honest weights, the attack assumes 1 / (number of labels) for this mean. A
+    model that predicts label 0 by a bias alone makes it 0 for the other labels.
     """
     runtime, training = worker.runtime, worker.limits.experiment.training
     weights = runtime.method.init([CLIENT], runtime.key).weights
@@ -244,24 +247,24 @@ def label_counts(worker: SiteWorker, *, honest: bool) -> tuple[Tensor, Tensor]:
     rng = runtime.key.child("client_update", 1, CLIENT)
     batches = mini_batches(len(labels), training.batch_size, rng)
     used = torch.cat([next(batches) for _ in range(len(labels) // training.batch_size)])
-    given = len(used) / NUM_LABELS if honest else 0
-    said = (
-        (given - change * training.batch_size / training.learning_rate).round().long()
+    prior = len(used) / NUM_LABELS if honest else 0
+    estimated = (
+        (prior - change * training.batch_size / training.learning_rate).round().long()
     )
     if not honest:
-        said[0] = len(used) - said[1:].sum()
-    return torch.bincount(labels[used], minlength=NUM_LABELS), said
+        estimated[0] = len(used) - estimated[1:].sum()
+    return torch.bincount(labels[used], minlength=NUM_LABELS), estimated
 
 
 def label_counts_of_validation(worker: SiteWorker) -> tuple[Tensor, Tensor, int]:
-    """Return the validation split's labels, what answers say of them, and how many.
+    """Return the true label counts of the validation split, those from answers, and n.
 
-    A model that gives label c the logit -d_c whatever it sees has the loss n log Z +
-    Σ n_c d_c: with d_c = 20 (n + 1)^-k, four counts are the digits of one number.
+    A model with the constant logit -d_c for label c has the loss n log Z + Σ n_c d_c.
+    With d_c = 20 (n + 1)^-k, four counts are the digits of one number.
     """
     labels = worker.runtime.source.data(CLIENT).validation.labels
     radix, at_once, answers = len(labels) + 1, 4, 0
-    said = torch.zeros(NUM_LABELS, dtype=torch.int64)
+    estimated = torch.zeros(NUM_LABELS, dtype=torch.int64)
     for first in range(0, NUM_LABELS - 1, at_once):
         some = torch.arange(first, min(first + at_once, NUM_LABELS - 1))
         logits = torch.zeros(NUM_LABELS, dtype=torch.float64)
@@ -272,46 +275,46 @@ def label_counts_of_validation(worker: SiteWorker) -> tuple[Tensor, Tensor, int]
         excess = answer.log_loss_sum - len(labels) * float(logits.logsumexp(0))
         number = round(excess / 20 * radix ** (len(some) - 1))
         for label in reversed(some.tolist()):
-            number, said[label] = divmod(number, radix)
+            number, estimated[label] = divmod(number, radix)
         answers += 1
-    said[-1] = len(labels) - said.sum()
-    return torch.bincount(labels, minlength=NUM_LABELS), said, answers
+    estimated[-1] = len(labels) - estimated.sum()
+    return torch.bincount(labels, minlength=NUM_LABELS), estimated, answers
 
 
 def presence(worker: SiteWorker, images: Tensor) -> list[bool]:
-    """Return of each image, (n, pixels) in [0, 1], whether validation data holds it.
+    """Test for each image, (n, pixels) in [0, 1], whether it is in the validation data.
 
-    An mlp adds up |x - t| of an image t, and is sure of itself where that is nothing.
+    An mlp computes the sum of |x - t| for an image t, and is confident if it is 0.
     """
     spec = worker.runtime.spec
     model: Any = worker.limits.experiment.model.settings
     first, second = model.hidden_sizes
-    told = []
+    answers = []
     for image in (images - spec.mean[0]) / spec.std[0]:
         both = torch.cat([torch.eye(NUM_PIXELS), -torch.eye(NUM_PIXELS)]).double()
         near = torch.zeros(second, first, dtype=torch.float64)
         near[0] = -100
-        one = torch.zeros(second)
-        one[0] = 1
+        second_layer = torch.zeros(second)
+        second_layer[0] = 1
         head = torch.zeros(NUM_LABELS, second, dtype=torch.float64)
         head[0, 0] = 100
-        parts = [both, -both @ image, near, one, head, torch.zeros(NUM_LABELS)]
+        parts = [both, -both @ image, near, second_layer, head, torch.zeros(NUM_LABELS)]
         weights = torch.cat([part.double().flatten() for part in parts]).float()
         answer = worker.validate([CLIENT], ModelPayload(weights)).reference
-        told.append(answer.bin_counts[-1] > 0)
-    return told
+        answers.append(answer.bin_counts[-1] > 0)
+    return answers
 
 
 Figure = tuple[str, str, float, float, dict[str, Any]]
-"""Setting, attack, what was had, out of what, and details."""
+"""Setting, attack, number of extracted items, total number, and details."""
 
 
 def with_honest_weights(target: Target) -> Iterator[Figure]:
-    """Yield what a server has that sends what it should."""
-    found = honest_weights(target, 1, 1, rounds=400)
-    images = len(found.images)
-    yield "min_examples: 1", "one image an update", *_had(found, images, 400)
-    settings = asked_over_sites(SOFTMAX, {"batch_size": 1, "local_steps": 1})
+    """Yield the results of a server that sends honest weights."""
+    recovered = honest_weights(target, 1, 1, rounds=400)
+    images = len(recovered.images)
+    yield "min_examples: 1", "one image an update", *_had(recovered, images, 400)
+    settings = experiment_over_sites(SOFTMAX, {"batch_size": 1, "local_steps": 1})
     try:
         target.opened(settings).train(CLIENT, None, 1, 0, [0])
     except RefusedError as error:
@@ -327,69 +330,71 @@ def with_honest_weights(target: Target) -> Iterator[Figure]:
         (8, 4),
         (32, 1),
     ):
-        found = honest_weights(target, size, steps, rounds=60)
-        what = f"honest weights, {steps} step(s) of {size} image(s)"
-        yield f"min_examples: {size * steps}", what, *_had(found, images, 60)
+        recovered = honest_weights(target, size, steps, rounds=60)
+        attack = f"honest weights, {steps} step(s) of {size} image(s)"
+        yield f"min_examples: {size * steps}", attack, *_had(recovered, images, 60)
 
 
 def with_trap_weights(target: Target) -> Iterator[Figure]:
-    """Yield what images a server has that sends other weights than it should."""
+    """Yield the images of a server that sends crafted weights."""
     wide = {"name": "mlp", "hidden_sizes": [2048, 8]}
-    worker = target.opened(asked_over_sites(wide, {**ONE_STEP, "learning_rate": 1e4}))
-    found = trap_in_mlp(worker, target, 1.0, 1)
-    images = len(found.images)
-    yield "the default", "trap in an mlp of the server's", *_had(found, images, 1)
+    worker = target.opened(
+        experiment_over_sites(wide, {**ONE_STEP, "learning_rate": 1e4})
+    )
+    recovered = trap_in_mlp(worker, target, 1.0, 1)
+    images = len(recovered.images)
+    yield "the default", "trap in an mlp of the server's", *_had(recovered, images, 1)
     for rounds in (1, 5, 50):
-        worker = target.opened(asked_over_sites(MLP, HONEST))
-        found = trap_in_mlp(worker, target, 0.3, rounds)
-        yield "experiment pinned", "trap in an mlp", *_had(found, images, rounds)
+        worker = target.opened(experiment_over_sites(MLP, HONEST))
+        recovered = trap_in_mlp(worker, target, 0.3, rounds)
+        yield "experiment pinned", "trap in an mlp", *_had(recovered, images, rounds)
     for rounds in (1, 10, 50):
-        settings = asked_over_sites(SOFTMAX, {**ONE_STEP, "learning_rate": 1e6})
-        found = trap_in_softmax(target.opened(settings), target, rounds)
-        what = "trap in softmax regression"
-        yield "models: [softmax_regression]", what, *_had(found, images, rounds)
+        settings = experiment_over_sites(SOFTMAX, {**ONE_STEP, "learning_rate": 1e6})
+        recovered = trap_in_softmax(target.opened(settings), target, rounds)
+        attack = "trap in softmax regression"
+        yield "models: [softmax_regression]", attack, *_had(recovered, images, rounds)
 
 
 def of_labels_and_presence(target: Target) -> Iterator[Figure]:
-    """Yield what else a server has, from updates and from metrics."""
+    """Yield the labels and answers from updates and metrics."""
     cnn = {"name": "tiny_cnn", "embedding_dim": 32}
     for honest, whose in ((True, "honest"), (False, "trap")):
-        worker = target.opened(asked_over_sites(cnn, HONEST))
-        true, said = label_counts(worker, honest=honest)
-        what = f"labels by the bias of one update, {whose} weights"
-        yield "experiment pinned", what, *_labels(true, said, 1)
-    worker = target.opened(asked_over_sites(SOFTMAX, HONEST))
-    what = "labels of the validation split by losses"
-    yield "share_metrics: true", what, *_labels(*label_counts_of_validation(worker))
-    worker = target.opened(asked_over_sites(MLP, HONEST))
+        worker = target.opened(experiment_over_sites(cnn, HONEST))
+        true, estimated = label_counts(worker, honest=honest)
+        attack = f"labels by the bias of one update, {whose} weights"
+        yield "experiment pinned", attack, *_labels(true, estimated, 1)
+    worker = target.opened(experiment_over_sites(SOFTMAX, HONEST))
+    attack = "labels of the validation split by losses"
+    yield "share_metrics: true", attack, *_labels(*label_counts_of_validation(worker))
+    worker = target.opened(experiment_over_sites(MLP, HONEST))
     split = worker.runtime.source.data(CLIENT).validation.images
-    there = split[:20].reshape(20, -1).double() / 255
-    told = presence(worker, torch.cat([there, target.public[:20]]))
-    right = sum(told[:20]) + sum(not one for one in told[20:])
+    present = split[:20].reshape(20, -1).double() / 255
+    answers = presence(worker, torch.cat([present, target.public[:20]]))
+    right = sum(answers[:20]) + sum(not answer for answer in answers[20:])
     yield "share_metrics: true", "is it there?", right, 40, {"answers": 40}
 
 
 def _labels(
-    true: Tensor, said: Tensor, answers: int
+    true: Tensor, estimated: Tensor, answers: int
 ) -> tuple[int, int, dict[str, Any]]:
-    details = {"true": true.tolist(), "said": said.tolist(), "answers": answers}
-    return int((true == said).sum()), len(true), details
+    details = {"true": true.tolist(), "said": estimated.tolist(), "answers": answers}
+    return int((true == estimated).sum()), len(true), details
 
 
-def asked_over_sites(
+def experiment_over_sites(
     model: Mapping[str, Any], training: Mapping[str, Any]
 ) -> Experiment:
-    """Return `asked` over data that stays with the sites."""
-    return over_sites(asked(model, training))
+    """Return the experiment of `experiment_with` with data that stays at the sites."""
+    return over_sites(experiment_with(model, training))
 
 
-def _had(found: Found, images: int, rounds: int) -> tuple[int, int, dict[str, Any]]:
-    details = {"recognisable": len(found.recognised), "updates": rounds}
-    return len(found.exact), images, details
+def _had(recovered: Found, images: int, rounds: int) -> tuple[int, int, dict[str, Any]]:
+    details = {"recognisable": len(recovered.recognised), "updates": rounds}
+    return len(recovered.exact), images, details
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     return make_parser(__doc__, repetitions=1)
 
 
@@ -399,7 +404,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        bench = open_workbench(asked(SOFTMAX, HONEST))
+        bench = open_workbench(experiment_with(SOFTMAX, HONEST))
         data = bench.clients.dataset
         export_shares(data, bench.partition, Path(folder) / "shares")
         test = torch.from_numpy(np.array(data.test.images))
@@ -407,9 +412,9 @@ def main() -> None:
         attacks = (with_honest_weights, with_trap_weights, of_labels_and_presence)
         for setting, attack, had, of, details in chain(*(a(target) for a in attacks)):
             say(f"site_leakage: {setting}: {attack}")
-            more = {"setting": setting, "attack": attack, **details}
+            record = {"setting": setting, "attack": attack, **details}
             line = Measurement(
-                "site_leakage", [had], [of], "all there is to have", more
+                "site_leakage", [had], [of], "all there is to have", record
             )
             print(line.as_json(), flush=True)
 

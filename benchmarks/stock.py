@@ -1,4 +1,4 @@
-"""Flower as it comes: its FedAvg on its own grid, with clients that echo or train."""
+"""Stock Flower: FedAvg on its own grid, with clients that echo or train."""
 
 import functools
 import logging
@@ -34,7 +34,7 @@ training_app = ClientApp()
 
 @functools.lru_cache(maxsize=1)
 def _resident(folder: str) -> PeerTask:
-    """Return what a worker keeps between messages."""
+    """Build the state of a worker between messages."""
     return PeerTask.load(Path(folder))
 
 
@@ -58,7 +58,7 @@ def _train_own(message: Message, context: Context) -> Message:
 class TrainingRounds(FedAvg):
     """Rounds in which clients train, one at a time.
 
-    The grid has a node for each client of the folder's task, which run `training_app`.
+    The grid has a node for each client of the folder's task; nodes run `training_app`.
     """
 
     def __init__(self, grid: Grid, folder: Path) -> None:
@@ -74,10 +74,10 @@ class TrainingRounds(FedAvg):
         self._arrays = ArrayRecord(self.task.network.state_dict())
 
     def make_one(self) -> int:
-        """Make the next round; return the clients' steps of SGD."""
+        """Make the next round; return the SGD steps of its clients."""
         config = ConfigRecord({"folder": str(self._folder)})
-        made = self.start(self._grid, self._arrays, num_rounds=1, train_config=config)
-        self._arrays = made.arrays
+        result = self.start(self._grid, self._arrays, num_rounds=1, train_config=config)
+        self._arrays = result.arrays
         return self.num_steps
 
     def model(self) -> dict[str, Tensor]:
@@ -87,9 +87,11 @@ class TrainingRounds(FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Count the steps, and do as `FedAvg` does."""
+        """Count the steps, and aggregate like `FedAvg`."""
         arrived = list(replies)
-        of_each = [one.content.metric_records["metrics"]["steps"] for one in arrived]
+        of_each = [
+            reply.content.metric_records["metrics"]["steps"] for reply in arrived
+        ]
         self.num_steps = sum(map(int, of_each))  # type: ignore[arg-type]
         return super().aggregate_train(server_round, arrived)
 
@@ -97,7 +99,7 @@ class TrainingRounds(FedAvg):
 def round_seconds(
     tensors: dict[str, Tensor], num_clients: int, num_rounds: int, run: RunSettings
 ) -> list[float]:
-    """Return the seconds of each round, once a round with one number made a start."""
+    """Measure the seconds of each round, after a small round for the start."""
 
     def lead(grid: Grid) -> list[float]:
         warm_up(grid, num_clients)
@@ -112,7 +114,7 @@ def on_stock_flower(
     lead: Callable[[Grid], T],
     client_app: ClientApp = echo_app,
 ) -> T:
-    """Return what ``lead`` returns, with clients behind Flower's simulation."""
+    """Call ``lead`` with clients on Flower's simulation, and return its result."""
     outcome: list[T] = []
     server_app = ServerApp()
 
@@ -139,5 +141,5 @@ def on_stock_flower(
 
 
 def warm_up(grid: Grid, num_clients: int) -> None:
-    """Make a round with a model of one number, which starts the workers."""
+    """Start the workers by a round with a model of one number."""
     make_rounds(grid, {"number": torch.zeros(1)}, num_clients, 1)

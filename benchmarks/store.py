@@ -1,16 +1,17 @@
-"""The store on disk: opening it, adding to it, and asking it.
+"""Opening a store on disk, adding to it, and querying it.
 
 Opening: seconds for a store with a valid cache, whose index is read and its checksum
 verified. The baseline builds a FAISS index from the embeddings in the same database, as
-where the cache is lost.
+after the loss of the cache.
 
-Adding: examples a second that are stored durably, one by one, and 1,000 at once; images
-and embeddings are made beforehand. The baseline appends the same bytes to a plain file
-and waits until they are on disk, as often: what the disk allows.
+Adding: examples per second that are stored durably, singly and in batches of 1,000;
+images and embeddings exist before. The baseline appends the same bytes to a plain file
+with the same number of fsyncs: the limit of the disk.
 
-Asking: seconds of one query for the ten nearest, as a multiple of a bare `IndexFlatL2`
-in one thread with the same numbers. The store's answers are exact in float64, with
-labels, ties in order, and up to date with what other processes have changed.
+Querying: seconds of one query for the ten nearest examples, as a multiple of a bare
+`IndexFlatL2` in one thread with the same numbers. The store's answers are exact in
+float64, with labels, in a defined order of ties, and include changes by other
+processes.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def made_up(count: int, seed: int = 0) -> NewExamples:
 
 @contextlib.contextmanager
 def store_folder(parent: Path | None) -> Iterator[Path]:
-    """Give a folder for a store, on the disk that ``parent`` is on; remove it after."""
+    """Yield a folder for a store on the disk of ``parent``; remove it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="knnper-store-", dir=parent))
     try:
         yield folder / "store"
@@ -69,41 +70,43 @@ def store_folder(parent: Path | None) -> Iterator[Path]:
 
 
 def empty_store(folder: Path) -> Store:
-    """Return a new store on disk that keeps images and embeddings."""
+    """Create a store on disk with images and embeddings."""
     spec = StoreSpec(NUM_CLASSES, InputLayout(IMAGE))
     return create_store(folder, spec, DIM, "made-up")
 
 
 def opening(num_examples: int, repetitions: int, parent: Path | None) -> Measurement:
-    """Return the seconds of each opening; files are in the system's cache."""
+    """Measure the seconds of each opening; files are in the system's cache."""
     with store_folder(parent) as folder:
         say("store_opening_s: filling the store")
         with empty_store(folder) as store:
             for start in range(0, num_examples, AT_ONCE):
                 count = min(AT_ONCE, num_examples - start)
                 store.add(made_up(count, seed=start))
-        index, kept = folder / INDEX, folder.with_name("kept")
+        index, aside = folder / INDEX, folder.with_name("kept")
 
         def opened() -> None:
             with open_store(folder) as store:
                 assert len(store) == num_examples
 
         def opened_without_index() -> float:
-            shutil.move(index, kept)
+            shutil.move(index, aside)
             seconds = seconds_of(opened)
-            shutil.move(kept, index)
+            shutil.move(aside, index)
             return seconds
 
         turns = in_turn(lambda: seconds_of(opened), opened_without_index, repetitions)
     details: dict[str, object] = {"examples": num_examples, "embedding_dim": DIM}
     baseline_is = "seconds without the cached index"
-    return Measurement("store_opening_s", turns.ours, turns.bare, baseline_is, details)
+    return Measurement(
+        "store_opening_s", turns.values, turns.baselines, baseline_is, details
+    )
 
 
 def adding(
     at_once: int, num_examples: int, repetitions: int, parent: Path | None
 ) -> Measurement:
-    """Return examples a second; the store grows from one repetition to the next."""
+    """Measure examples per second; the store grows with each repetition."""
     examples = made_up(num_examples)
     new = [
         _part(examples, slice(start, start + at_once))
@@ -111,18 +114,18 @@ def adding(
     ]
     with store_folder(parent) as folder, empty_store(folder) as store:
 
-        def ours() -> float:
+        def add_to_store() -> float:
             say(f"store_adds_per_s: {len(store)} stored")
             return seconds_of(lambda: [store.add(batch) for batch in new])
 
-        def bare() -> float:
+        def append_to_file() -> float:
             return seconds_of(lambda: _append(folder.parent / "plain", new))
 
-        turns = in_turn(ours, bare, repetitions)
+        turns = in_turn(add_to_store, append_to_file, repetitions)
     return Measurement(
         "store_adds_per_s",
-        [num_examples / seconds for seconds in turns.ours],
-        [num_examples / seconds for seconds in turns.bare],
+        [num_examples / seconds for seconds in turns.values],
+        [num_examples / seconds for seconds in turns.baselines],
         "examples a second, appended to a plain file with fsync",
         {"at_once": at_once, "examples": num_examples, "embedding_dim": DIM},
     )
@@ -136,7 +139,7 @@ def _part(examples: NewExamples, rows: slice) -> NewExamples:
 
 
 def _append(path: Path, new: list[NewExamples]) -> None:
-    """Append the bytes of each batch to a file, and bring them to disk."""
+    """Append the bytes of each batch to a file, each with an fsync."""
     with path.open("ab", buffering=0) as file:
         for batch in new:
             assert batch.inputs is not None, "made_up gives them"
@@ -148,10 +151,10 @@ def _append(path: Path, new: list[NewExamples]) -> None:
 def asking(
     num_examples: int, num_queries: int, repetitions: int, parent: Path | None
 ) -> Measurement:
-    """Return the ratio of each repetition: every query is put to both in turn.
+    """Measure the ratio of each repetition; every query goes to both in turn.
 
-    So neither finds its numbers in the processor's cache from the query before, and the
-    two are alike: what is in the cache makes a scan faster or slower by a third.
+    Thus neither finds its numbers in the processor's cache, whose content changes the
+    time of a scan by a third.
     """
     say(f"store_query_vs_faiss: {num_examples} stored")
     examples = made_up(num_examples)
@@ -166,16 +169,18 @@ def asking(
             pairs = [
                 _seconds_of_both(reader, index, queries) for _ in range(repetitions + 1)
             ][1:]
-    turns = Turns([ours for ours, _ in pairs], [bare for _, bare in pairs])
+    turns = Turns(
+        [store_seconds for store_seconds, _ in pairs], [bare for _, bare in pairs]
+    )
     details: dict[str, object] = {
         "examples": num_examples,
         "embedding_dim": DIM,
-        "ms_a_query": rounded(1000 * statistics.median(turns.ours) / num_queries),
+        "ms_a_query": rounded(1000 * statistics.median(turns.values) / num_queries),
     }
     return Measurement(
         "store_query_vs_faiss",
         turns.ratios(),
-        [seconds / num_queries for seconds in turns.bare],
+        [seconds / num_queries for seconds in turns.baselines],
         "seconds a query of faiss.IndexFlatL2",
         details,
     )
@@ -184,21 +189,21 @@ def asking(
 def _seconds_of_both(
     store: StoreReader, index: faiss.IndexFlatL2, queries: Tensor
 ) -> tuple[float, float]:
-    """Return the seconds that all queries take the store, and FAISS."""
-    ours = bare = 0.0
+    """Measure the seconds of all queries for the store and for FAISS."""
+    store_seconds = bare = 0.0
     for query in queries:
         rows, numbers = query[None], query[None].numpy()
         began = time.perf_counter()
         store.search(rows, NUM_NEIGHBORS)
         between = time.perf_counter()
         index.search(numbers, NUM_NEIGHBORS)
-        ours += between - began
+        store_seconds += between - began
         bare += time.perf_counter() - between
-    return ours, bare
+    return store_seconds, bare
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=5)
     parser.add_argument(
         "--examples", type=int, default=50_000, help="of what is opened"
@@ -215,13 +220,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
-    times, place = given.repetitions, given.folder
-    print(opening(given.examples, times, place).as_json(), flush=True)
-    for at_once, count in ((1, given.singles), (AT_ONCE, AT_ONCE * given.batches)):
+    options = parser().parse_args()
+    times, place = options.repetitions, options.folder
+    print(opening(options.examples, times, place).as_json(), flush=True)
+    for at_once, count in ((1, options.singles), (AT_ONCE, AT_ONCE * options.batches)):
         print(adding(at_once, count, times, place).as_json(), flush=True)
-    # Where numbers lie in memory makes runs differ: more of them.
-    print(asking(given.asked, given.queries, 3 * times, place).as_json())
+    # More repetitions, since the placement in memory makes runs differ.
+    print(asking(options.asked, options.queries, 3 * times, place).as_json())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Samples a second in training, as a share of a bare torch loop's.
+"""Training samples per second, as a fraction of a bare torch loop.
 
-All clients train for one epoch in each round, by the round loop over Flower on Ray. The
-bare loop makes a step on batches of the very sizes, shared out to as many processes of
-one thread each. A round and a pass of the bare loop take turns.
+All clients train for one epoch in each round, in the round loop over Flower on Ray. The
+bare loop makes steps on batches of the same sizes in the same number of processes with
+one thread each. Rounds and passes of the bare loop take turns.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from knnper.simulation.workbench import Workbench
 def measure(
     workload: Workload, repetitions: int, keeps_memory: bool = False
 ) -> Measurement:
-    """Return the ratio of samples a second, ours to bare.
+    """Measure the ratio of samples per second, ours to bare.
 
-    Bare processes may keep freed memory, as our workers do.
+    Bare processes may keep freed memory, like our workers.
     """
     shares = training_shares(workload, keeps_memory)
     with Processes(workload.num_workers) as processes:
@@ -61,10 +61,10 @@ def _figures(
     workload: Workload, shares: list[TrainingShare], turns: Turns
 ) -> Measurement:
     num_samples = sum(len(batch) for share in shares for batch in share.batches)
-    ours = [num_samples / seconds for seconds in turns.ours]
-    bare = [num_samples / seconds for seconds in turns.bare]
+    our_rates = [num_samples / seconds for seconds in turns.values]
+    bare = [num_samples / seconds for seconds in turns.baselines]
     details: dict[str, object] = {
-        "samples_per_s": rounded(statistics.median(ours)),
+        "samples_per_s": rounded(statistics.median(our_rates)),
         "clients": workload.num_clients,
         "images_per_client": workload.num_train,
         "batch_size": workload.batch_size,
@@ -82,7 +82,7 @@ def _device(workload: Workload) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command's options."""
+    """Return the parser of the command's options."""
     parser = make_parser(__doc__, repetitions=5)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--images-per-client", type=int, default=100)
@@ -105,17 +105,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     """Measure and print."""
-    given = parser().parse_args()
+    options = parser().parse_args()
     workload = Workload(
-        given.clients,
-        num_train=given.images_per_client,
-        batch_size=given.batch_size,
-        num_workers=given.workers,
-        images=given.images,
-        model=given.model,
-        gpus_per_client=given.gpus_per_client,
+        options.clients,
+        num_train=options.images_per_client,
+        batch_size=options.batch_size,
+        num_workers=options.workers,
+        images=options.images,
+        model=options.model,
+        gpus_per_client=options.gpus_per_client,
     )
-    print(measure(workload, given.repetitions, given.bare_keeps_memory).as_json())
+    print(measure(workload, options.repetitions, options.bare_keeps_memory).as_json())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarked clients do: made from a few numbers, the same everywhere."""
+"""The benchmarked clients, generated reproducibly from a few numbers."""
 
 import functools
 import json
@@ -53,25 +53,25 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True)
 class Workload:
-    """Clients of one size, all alike; they train an epoch a round."""
+    """Clients of equal size that train one epoch per round."""
 
     num_clients: int
-    num_train: int = 100  # images of each client, as the next two
+    num_train: int = 100  # images of each client, like the next two
     num_validation: int = 0
     num_test: int = 0
     batch_size: int = 128
     model: str = "mobilenet_v2"
-    embedding_dim: int | None = None  # of a model that takes one; None is its default
+    embedding_dim: int | None = None  # of models with this setting; None is the default
     method: str = "fedavg"
-    echoes: bool = False  # clients only return the model that they are sent
+    echoes: bool = False  # whether clients only return the received model
     num_workers: int = 2  # processes of one thread each
-    images: str = ""  # a folder as data set ``image_folder`` takes; else random ones
+    images: str = ""  # folder for the format ``image_folder``; else random images
     participation: float = 1.0
-    gpus_per_client: float = 0.0  # 0 is the CPU, and 0.1 ten processes on a GPU
+    gpus_per_client: float = 0.0  # 0 is the CPU; 0.1 is ten processes per GPU
     carrier: str = "auto"
 
     def experiment(self) -> Experiment:
-        """Return the settings that the engine needs."""
+        """Return the settings of the engine."""
         document = {
             "name": "benchmark",
             "data": {"name": "digits"},  # not read: see `dataset`
@@ -94,7 +94,7 @@ class Workload:
         return load_experiment(document, experiment_catalogue(), source="benchmark")
 
     def workbench(self, device: torch.device = torch.device("cpu")) -> Workbench:
-        """Return data, clients, model and method."""
+        """Assemble data, clients, model and method."""
         data = self.dataset()
         bench = build_workbench(self.experiment(), data, self.partition(data), device)
         if not self.echoes:
@@ -110,7 +110,7 @@ class Workload:
         return Dataset("random", _random_images(0), _random_images(1), spec, names)
 
     def partition(self, data: Dataset) -> Partition:
-        """Give out consecutive images of ``data``, anew where they run out."""
+        """Assign consecutive images of ``data``, and repeat them if necessary."""
         return Partition(
             Clients.of(
                 [
@@ -127,20 +127,20 @@ class Workload:
 
     def _part(self, name: str, number: int, data: Dataset) -> ClientPart:
         num_own = self.num_train + self.num_validation
-        own = _indices(number * num_own, num_own, len(data.train))
+        indices = _indices(number * num_own, num_own, len(data.train))
         return ClientPart(
             name=name,
             seen=True,
-            train=own[: self.num_train],
-            validation=own[self.num_train :],
+            train=indices[: self.num_train],
+            validation=indices[self.num_train :],
             test=_indices(number * self.num_test, self.num_test, len(data.test)),
         )
 
 
 def on_flower(workload: Workload, lead: Callable[[Workbench, Federation], T]) -> T:
-    """Return what ``lead`` returns, with the workload's clients behind Flower on Ray.
+    """Call ``lead`` with the workload's clients on Flower and Ray; return its result.
 
-    The way of `knnper.simulation.flower_engine`, with other data.
+    Like `knnper.simulation.flower_engine`, with other data.
     """
     bench = workload.workbench()
     run = bench.experiment.run

@@ -1,6 +1,6 @@
-"""The reference of the site, made from the code: settings, methods, commands, Python.
+"""Generate the reference pages from the code: settings, methods, commands, Python.
 
-A hook of mkdocs: the pages exist in the built site alone.
+A hook of mkdocs; the pages exist only in the built site.
 """
 
 import inspect
@@ -38,7 +38,7 @@ PYTHON = {
     "Memory and prediction": ["knnper.datastore.store", "knnper.datastore.prediction"],
     "Results": ["knnper.server.results"],
 }
-"""The modules that a user's own code imports, by subject."""
+"""Modules that users' own code imports, by subject."""
 
 
 FILES: Mapping[str, type[Settings]] = {
@@ -47,19 +47,19 @@ FILES: Mapping[str, type[Settings]] = {
     "The file of a client": ClientDocument,
     "The file of a server": ServerSettings,
     "The file of a figure": FigureFileSettings,
-    **{f"`options` of {name}": one.settings for name, one in FIGURES.items()},
+    **{f"`options` of {name}": figure.settings for name, figure in FIGURES.items()},
 }
-"""What else is a YAML file."""
+"""Settings of the other YAML files."""
 
 CARDS: Mapping[str, Mapping[str, type[Method]]] = {
     "methods": METHODS,
     "personalization": PERSONALIZERS,
 }
-"""By folder: what has a page of its own, a card and then the notes in the folder."""
+"""By folder: entries with a page of their own, a card and the notes in the folder."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the reference to those of the folder."""
+    """Add the generated pages to the pages of the folder."""
     for name, text in pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     for folder, entries in CARDS.items():
@@ -72,12 +72,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def pages() -> dict[str, str]:
-    """Return the pages of the reference, as Markdown by name."""
+    """Generate the pages of the reference as Markdown, by name."""
     return {"settings": settings(), "commands": commands(), "python": python()}
 
 
 def settings() -> str:
-    """Return the page of everything that an experiment's file may say."""
+    """Generate the page of all settings of YAML files."""
     catalogue = experiment_catalogue()
     seen: dict[type, str] = {}
     parts = [
@@ -99,7 +99,7 @@ def settings() -> str:
 def chosen(
     section: str, types: Mapping[str, Any], seen: dict[type, str]
 ) -> Iterator[str]:
-    """Yield the part of a section that chooses something by ``name``."""
+    """Yield the part of a section with choices by ``name``."""
     yield f"## `{section}`"
     for name, settings_type in types.items():
         label = f"{section}: {{name: {name}}}"
@@ -112,10 +112,10 @@ def chosen(
 
 
 def described(settings_type: Any, path: str, seen: dict[type, str]) -> Iterator[str]:
-    """Yield what a settings dataclass says of itself, then a table of its fields.
+    """Yield the description of a settings dataclass, then a table of its fields.
 
-    Settings within it follow, each under the path that a file writes. Those that have
-    been ``seen`` under another path are named, not repeated.
+    Nested settings follow, each under its path in a file. Settings in ``seen``, which
+    were described under another path, are named but not repeated.
     """
     yield plain(documented(settings_type)[0])
     settings = [*setting_docs(settings_type)]
@@ -144,12 +144,12 @@ def _cells(setting: SettingDoc) -> tuple[str, ...]:
 
 
 def plain(text: str) -> str:
-    """Return a docstring's markup as Markdown, safe within a table."""
+    """Convert a docstring's markup to Markdown that is safe in a table."""
     return re.sub(r"`{1,2}([^`]+)`{1,2}", r"`\1`", text).replace("|", r"\|").strip()
 
 
 def card(entry: type[Method], section: str) -> Iterator[str]:
-    """Yield what a method's file and class say of it."""
+    """Yield the description of a method in its file and class."""
     module = inspect.getmodule(entry)
     is_base = entry.__module__ == Method.__module__
     yield plain(inspect.getdoc(entry if is_base else module) or "")
@@ -170,7 +170,7 @@ def card(entry: type[Method], section: str) -> Iterator[str]:
 
 
 def listed(folder: str, entries: Mapping[str, type[Method]]) -> str:
-    """Return the table of the methods, or of the personalisers."""
+    """Generate the table of the methods, or of the personalisers."""
     if folder == "methods":
         head = [
             "method",
@@ -184,13 +184,18 @@ def listed(folder: str, entries: Mapping[str, type[Method]]) -> str:
     else:
         head = ["personalisation", "name", "what a client is served", "unseen"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-    for name, one in entries.items():
-        cells = [f"[{_title_of(one)}]({folder}/{name}.md)", f"`{name}`"]
+    for name, entry in entries.items():
+        cells = [f"[{_title_of(entry)}]({folder}/{name}.md)", f"`{name}`"]
         if folder == "methods":
-            cells += [one.upload, one.download, one.client_state, _server_state(one)]
+            cells += [
+                entry.upload,
+                entry.download,
+                entry.client_state,
+                _server_state(entry),
+            ]
         else:
-            cells.append(one.summary)
-        lines.append(f"| {' | '.join([*cells, one.unseen])} |")
+            cells.append(entry.summary)
+        lines.append(f"| {' | '.join([*cells, entry.unseen])} |")
     return "\n".join(lines)
 
 
@@ -204,7 +209,7 @@ def _server_state(entry: type[Method]) -> str:
 
 
 def commands() -> str:
-    """Return the page of the command line, from what ``--help`` is made of."""
+    """Generate the page of the command line from the commands' help."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     return "# Commands\n\n" + "\n\n".join(_explained(group, "knnper")) + "\n"
@@ -234,7 +239,7 @@ def _explained(command: Any, name: str) -> Iterator[str]:
 
 
 def python() -> str:
-    """Return the page of the modules that a user's own code imports."""
+    """Generate the page of the modules that users' own code imports."""
     parts = ["# Python interface"]
     for subject, modules in PYTHON.items():
         parts += [f"## {subject}", *(f"::: {module}" for module in modules)]
@@ -242,7 +247,7 @@ def python() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Add a method's card; leave the words of links to files that are no pages."""
+    """Add a method's card; replace links to files that are not pages by their text."""
     place, entry = Path(page.file.src_uri), None
     if place.parent.name in CARDS:
         entry = CARDS[place.parent.name].get(place.stem)
@@ -252,10 +257,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     for name, methods in CARDS.items():
         markdown = markdown.replace(f"<!-- table of {name} -->", listed(name, methods))
     folder = Path(config.docs_dir).resolve()
-    here = folder / place.parent
+    base = folder / place.parent
 
     def shown(link: re.Match[str]) -> str:
-        outside = not (here / link[2]).resolve().is_relative_to(folder)
+        outside = not (base / link[2]).resolve().is_relative_to(folder)
         return link[1] if outside else link[0]
 
     return re.sub(r"(?<!!)\[([^\]]+)\]\((\.\.[^)#]*)(?:#[^)]*)?\)", shown, markdown)

@@ -33,7 +33,7 @@ def test_the_first_turn_of_both_is_not_counted() -> None:
 
     turns = in_turn(lambda: taking("ours"), lambda: taking("bare"), repetitions=2)
     assert order == ["ours", "bare"] * 3
-    assert turns == Turns(ours=[3.0, 5.0], bare=[4.0, 6.0])
+    assert turns == Turns(values=[3.0, 5.0], baselines=[4.0, 6.0])
 
 
 def test_seconds_are_those_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -306,7 +306,7 @@ def test_what_is_installed_is_used_as_it_is(
 
 
 def test_a_line_compares_neighbouring_rounds_and_has_its_command() -> None:
-    turns = Turns(ours=[1.0, 2.0, 3.0], bare=[2.0, 5.0, 4.0])
+    turns = Turns(values=[1.0, 2.0, 3.0], baselines=[2.0, 5.0, 4.0])
     line = figures("linear", "pfl_two", turns, 512.4)
     found = json.loads(line.as_json())
     assert (found["value"], found["baseline"], found["rounds_per_s"]) == (4, 2, 0.25)
