@@ -1,10 +1,10 @@
 """A distributed personalised federated learning system on Flower.
 
-What stands in ``__all__`` is the public Python interface, see ``docs/python.md``. Each
-name is imported when it is asked for: ``import knnper`` loads neither torch nor Flower.
+``__all__`` lists the public Python interface, which ``docs/python.md`` describes. Names
+are imported at their first use, so ``import knnper`` loads neither torch nor Flower.
 
-The rooms `server`, `client`, `strategies`, `datastore` and `simulation` are folders at
-the top of the repository; links beside this file make them `knnper.server` and so on.
+The packages `server`, `client`, `strategies`, `datastore` and `simulation` are folders
+at the top of the repository. Links beside this file make them `knnper.server`, ...
 """
 
 import os
@@ -15,19 +15,23 @@ from knnper.lazy import lazy_names, modules_by_name
 
 __version__ = "0.1.0"
 
-# Flower and Ray are told to send and look up nothing. Flower reads that when it is
-# imported, so it stands before whatever of this package imports it.
-os.environ.update(
-    FLWR_TELEMETRY_ENABLED="0",
-    FLWR_DISABLE_UPDATE_CHECK="1",
-    # Workers that reserve no GPU: what a later Ray does anyway, without its warning.
-    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
-)
-# With Ray's default of 15, anything else on the machine takes the workers' time, and a
-# simulation is many times slower beside it. Who wants that starts it with `nice`.
-os.environ.setdefault("RAY_worker_niceness", "0")
+# Defaults for Flower and Ray. Both read them when they are imported, so this code runs
+# before any module of this package imports either. Values that the user has set stay.
+_ENVIRONMENT_DEFAULTS = {
+    # Flower sends no usage statistics and looks for no newer version.
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    # In workers without a GPU, Ray leaves CUDA_VISIBLE_DEVICES alone. Later versions of
+    # Ray do so by default; this one warns about the change.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray gives its workers niceness 15, so that any other process takes their CPU time
+    # and slows a simulation down severalfold. Start knnper with `nice` to lower it.
+    "RAY_worker_niceness": "0",
+}
+for _name, _default in _ENVIRONMENT_DEFAULTS.items():
+    os.environ.setdefault(_name, _default)
 
-# Flower's app bundle leaves links out: there the rooms are found beside this folder.
+# Flower's app bundle drops links: there the five packages lie beside this folder.
 if not (Path(__file__).parent / "server").exists():
     __path__.append(str(Path(__file__).parents[1]))
 

@@ -138,3 +138,14 @@ def test_flower_reports_nothing(module: str, tmp_path: Path) -> None:
     )
     done = run_fresh(code, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_import_keeps_environment_variables_of_the_user(tmp_path: Path) -> None:
+    code = (
+        "import os; os.environ['FLWR_TELEMETRY_ENABLED'] = '1';"
+        "import knnper; from flwr.supercore import telemetry;"
+        "assert telemetry.FLWR_TELEMETRY_ENABLED == '1';"
+        "assert os.environ['FLWR_DISABLE_UPDATE_CHECK'] == '1'"
+    )
+    result = run_fresh(code, tmp_path)
+    assert result.returncode == 0, result.stderr
