@@ -55,9 +55,9 @@ def test_all_that_can_be_on_top_serves_probabilities(name: str) -> None:
     task = replace(task_for(name, TRAINING), proxy=lambda: noisy(7, 0, seed=2).train)
     method, bare_state, memory = trained(task, name)
     queries = noisy(5, 0, seed=10).train.images
-    for on_top in ON_TOP:
-        if not allowed(name, on_top):
-            continue
+    allowed_on_top = [on_top for on_top in ON_TOP if allowed(name, on_top)]
+    assert allowed_on_top
+    for on_top in allowed_on_top:
         entry = PERSONALIZERS[on_top]
         topped = entry(task, method, entry.settings_type())
         state = bare_state
