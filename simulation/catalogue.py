@@ -1,4 +1,4 @@
-"""What an experiment may choose, and checks of the chosen parts together."""
+"""The catalogue of an experiment's choices, and checks across its sections."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -38,9 +38,9 @@ _TOLERANCE = 1e-9
 
 
 def experiment_catalogue(door: OpenDoor = Door) -> Catalogue:
-    """Return the catalogue of everything this project ships.
+    """Return the catalogue of all built-in choices.
 
-    Users' code comes through the ``door`` of the folder that an experiment names.
+    ``door`` opens users' code in the folder that an experiment names.
     """
     return catalogue_of(
         {**settings_types(DATA_SETS), **SITE_DATA_SETS},
@@ -52,17 +52,17 @@ def experiment_catalogue(door: OpenDoor = Door) -> Catalogue:
 
 
 def check_experiment(experiment: Experiment) -> Sequence[Problem]:
-    """Return what in the data's sections does not go together."""
-    found, settings = list[Problem](), experiment.partition.settings
+    """Return problems of the sections on data with each other."""
+    problems, settings = list[Problem](), experiment.partition.settings
     data, partition = experiment.data.name, experiment.partition.name
     if (data == SITES) != (partition == SITES):
         message = (
             f"found {partition} with data of {data}, expected {{name: sites}} for "
             "both or for neither: data that stays with the sites is not split"
         )
-        found.append(Problem("partition.name", message))
+        problems.append(Problem("partition.name", message))
     if isinstance(settings, CountedSettings):
-        found.extend(_participation_problems(experiment, settings))
+        problems.extend(_participation_problems(experiment, settings))
     on_top = experiment.personalization
     if (
         isinstance(settings, PartitionSettings)
@@ -70,17 +70,17 @@ def check_experiment(experiment: Experiment) -> Sequence[Problem]:
         and personalizer_of(on_top).needs_proxy
     ):
         message = (
-            f"found 0 with {on_top.name}, which samples from examples of the server's; "
-            "expected a part that the server keeps, such as 0.05"
+            f"found 0 with {on_top.name}, which samples from the server's examples; "
+            "expected a fraction that the server keeps, such as 0.05"
         )
-        found.append(Problem("partition.proxy_fraction", message))
-    return found
+        problems.append(Problem("partition.proxy_fraction", message))
+    return problems
 
 
 def _participation_problems(
     experiment: Experiment, partition: CountedSettings
 ) -> Iterable[Problem]:
-    """Yield why no client would ever train."""
+    """Yield a problem if no client would ever train."""
     num_clients, unseen_fraction = partition.num_clients, partition.unseen_fraction
     num_seen = num_clients - int(unseen_fraction * num_clients + 0.5)
     participation = experiment.training.participation
@@ -99,7 +99,7 @@ def _participation_problems(
 
 
 def over_sites(experiment: Experiment) -> Experiment:
-    """Return the experiment over data that stays with the sites."""
+    """Replace the central data of an experiment by data that stays with the sites."""
     if experiment.data.name == SITES:
         return experiment
     dataset = load_data(experiment.data)
@@ -111,7 +111,7 @@ def over_sites(experiment: Experiment) -> Experiment:
 
 
 def require_central(experiment: Experiment) -> None:
-    """Refuse an experiment that needs real clients."""
+    """Reject an experiment that needs real clients."""
     if isinstance(experiment.data.settings, SitesSettings):
         raise RunError(
             "the experiment is over data that stays with the sites, so it cannot be "
@@ -121,7 +121,7 @@ def require_central(experiment: Experiment) -> None:
     training = experiment.training
     if is_timed_by_clients(training):
         message = (
-            f"found {shown(plain(training.timing))} without training.devices; say how "
-            "fast the simulated clients are, or leave it out"
+            f"found {shown(plain(training.timing))} without training.devices; set the "
+            "speed of the simulated clients, or leave training.timing out"
         )
         raise ConfigError([Problem("training.timing", message)], experiment.name)

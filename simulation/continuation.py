@@ -1,4 +1,4 @@
-"""More rounds for a finished run, in a folder of their own."""
+"""Continue a finished run with more rounds, in a new folder."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ _NUM_ROUNDS = "training.num_rounds"
 def begin_continuation(
     source: Path, changes: Sequence[str], target: Path, *, overwrite: bool = False
 ) -> tuple[Workbench, RunFolder]:
-    """Open a new folder with the rounds of a finished run, to make more rounds.
+    """Copy the rounds of a finished run to a new folder, to make more rounds.
 
     Parameters
     ----------
@@ -77,15 +77,16 @@ def begin_continuation(
 def _with_more_rounds(
     folder: RunFolder, before: Experiment, changes: Sequence[str]
 ) -> Experiment:
-    """Read the experiment of a run with more rounds; refuse any other change."""
+    """Read the experiment of a run with more rounds; reject any other change."""
     source = folder.path / EXPERIMENT
     after = read_experiment(source, experiment_catalogue(), changes)
     problems = list(_other_changes(before, after))
-    num_rounds, more = before.training.num_rounds, after.training.num_rounds
-    if more <= num_rounds:
+    num_rounds = before.training.num_rounds
+    new_num_rounds = after.training.num_rounds
+    if new_num_rounds <= num_rounds:
         message = (
-            f"found {more}, expected more than the {num_rounds} rounds of the run in "
-            f"{folder.path}; give --set {_NUM_ROUNDS}={2 * num_rounds}, say"
+            f"found {new_num_rounds}, expected more than the {num_rounds} rounds of "
+            f"the run in {folder.path}; give --set {_NUM_ROUNDS}={2 * num_rounds}, say"
         )
         problems.append(Problem(_NUM_ROUNDS, message))
     method = method_of(after.method)
@@ -102,7 +103,8 @@ def _with_more_rounds(
 
 def _other_changes(before: Experiment, after: Experiment) -> Iterator[Problem]:
     """Yield the settings, except the rounds, that differ and change results."""
-    old, new = (dict(dotted(relevant_settings(one))) for one in (before, after))
+    old = dict(dotted(relevant_settings(before)))
+    new = dict(dotted(relevant_settings(after)))
     for experiment, settings in ((before, old), (after, new)):
         settings["model.memory_format"] = getattr(
             experiment.model.settings, "memory_format", None
@@ -119,9 +121,10 @@ def _other_changes(before: Experiment, after: Experiment) -> Iterator[Problem]:
 def copy_training(
     source: RunFolder, last: Checkpoint, target: RunFolder, identity: str
 ) -> None:
-    """Copy the rounds of a run to another folder, which then resumes from them.
+    """Copy the rounds of a run to another folder, so that it resumes from them.
 
-    ``last``: The last checkpoint. ``identity``: Of the experiment in ``target``.
+    ``last`` is the last checkpoint; ``identity`` is that of the experiment in
+    ``target``.
     """
     states = source.path / CLIENTS
     if states.is_dir():

@@ -47,13 +47,13 @@ from knnper.transport.messages import (
 log = logging.getLogger(__name__)
 SESSION_FILE = ".session"
 
-# Flower's nodes at most. Which of them runs a client makes no difference.
+# The most nodes of a simulation; any node can run any client.
 NUM_NODES = 64
 
 
 @functools.lru_cache(maxsize=1)
 def _resident_runtime(experiment: str, run_folder: str, session: str) -> ClientRuntime:
-    """Return this process's runtime; data, model and method are made once."""
+    """Return this process's runtime; data, model and method are built once."""
     settings = from_json(experiment, experiment_catalogue())
     bench = open_workbench(settings, compute_device(settings.run))
     if bench.method.client_state_type is not NoState or settings.run.save_predictions:
@@ -62,13 +62,13 @@ def _resident_runtime(experiment: str, run_folder: str, session: str) -> ClientR
 
 
 def require_same_folder(run_folder: Path, session: str) -> None:
-    """Refuse to keep what clients write where other machines would not find it."""
+    """Reject a run folder that other machines do not share."""
     path = run_folder / SESSION_FILE
     if not path.exists() or path.read_text() != session:
         raise RunError(
-            f"{run_folder} is not the run's folder here. Clients of this run write "
-            "there what they keep, so every machine must see it under this path: give "
-            "--output on a file system that all of them share"
+            f"{run_folder} is not the run's folder on this machine. Clients of this "
+            "run write their state to it, so every machine must see it under this "
+            "path: give --output on a file system that all of them share"
         )
 
 
@@ -76,32 +76,32 @@ class VirtualNode:
     """A node of a simulation: it can run any virtual client."""
 
     def open(self, context: Context, job: Job) -> ClientRuntime:  # noqa: ARG002
-        """See `knnper.client.client_app.Node`."""
+        """Return the runtime of this process."""
         try:
             return _resident_runtime(job.experiment, job.run_folder, job.session)
         except (KnnPerError, OSError) as error:
             raise CannotRunError(str(error)) from error
 
     def carrier(self, context: Context, job: Job) -> Carrier:  # noqa: ARG002
-        """See `knnper.client.client_app.Node`: a folder in memory, if in any."""
+        """Return the carrier of a job: object store, shared memory or the message."""
         if job.shared_folder == ObjectStore.name:
             return ObjectStore(shares=False)
         folder = Path(job.shared_folder)
         return Files(folder) if is_run_folder(folder) else IN_MESSAGE
 
     def introduce(self, context: Context, job: Job | None) -> RecordDict:  # noqa: ARG002
-        """Return which node of how many this one is."""
+        """Return the node's number and the number of nodes."""
         names = ("partition-id", "num-partitions")
         node = ConfigRecord({name: context.node_config[name] for name in names})
         return RecordDict({"node": node})
 
     def refused(self, context: Context, reason: str) -> None:  # noqa: ARG002
-        """Refuse to be refused: every node of a simulation takes part."""
+        """Raise an error: every node of a simulation must take part."""
         raise RunError(f"a node of a simulation was refused: {reason}")
 
     def failed(self, message: Message, context: Context, error: Exception) -> Message:  # noqa: ARG002
-        """Raise the error: clients, server and user are on the same side."""
-        # What fails in users' code fails for all clients.
+        """Raise the error; in a simulation nothing must be hidden from the server."""
+        # Users' code fails for all clients in the same way.
         if isinstance(error, OwnCodeError):
             raise CannotRunError(str(error)) from error
         raise error
@@ -113,7 +113,7 @@ client_app = make_client_app(lambda _: VirtualNode())
 def run_on_flower(
     bench: Workbench, run_folder: Path, body: Callable[[Federation], T]
 ) -> T:
-    """Start the virtual clients on Ray, lead them with ``body``, shut them down."""
+    """Start the virtual clients on Ray, run the server ``body``, shut them down."""
     run = bench.experiment.run
     num_nodes = min(len(bench.clients.parts), NUM_NODES)
     with carrier_of(run) as carrier:
@@ -126,7 +126,7 @@ def run_on_flower(
 
 @contextlib.contextmanager
 def carrier_of(run: RunSettings) -> Iterator[Carrier]:
-    """Give what carries the models of a run."""
+    """Open the carrier of a run's models."""
     is_auto = run.carrier == "auto"
     in_memory = run.carrier == "shared_memory" or (is_auto and not run.ray_address)
     with shared_memory.shared_folder() if in_memory else nullcontext() as folder:
@@ -152,7 +152,7 @@ def flower_federation(
     carrier: Carrier,
     stop: threading.Event,
 ) -> Federation:
-    """Return the virtual clients behind ``grid``, once all its nodes are there."""
+    """Wait for all nodes of ``grid``; return the federation of virtual clients."""
     session, run = uuid.uuid4().hex, bench.experiment.run
     write_atomically(run_folder / SESSION_FILE, session)
     return FlowerFederation(

@@ -51,11 +51,10 @@ if not is_plain():
 
 log = logging.getLogger(__name__)
 
-# Ray keeps a session in the folder that the first of these variables names.
+# The first of these variables that is set names the folder of Ray's session.
 _RAY_FOLDERS = ("RAY_TMPDIR", *["TMPDIR"] * (sys.platform == "linux"))
 
-# The socket of a session with the longest path, and the longest path of a socket that
-# the system takes, in bytes.
+# The longest path of a socket in a session, and the system's limit, in bytes.
 _SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 _LONGEST_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
 T = TypeVar("T")
@@ -63,8 +62,8 @@ CONNECT_TIMEOUT_S = 5.0
 _REQUESTS_PER_WORKER = 4
 _MOST_WORKERS = 1024
 
-# In the error of `ray.init` after a part of Ray was not up in 15 s. No setting of Ray
-# gives it more.
+# Part of the error of `ray.init` if Ray takes more than 15 s to start, which no setting
+# of Ray extends.
 _RAY_TOO_SLOW = "timed out during startup"
 NODES_CONNECT_TIMEOUT_S = 120.0
 
@@ -75,10 +74,10 @@ def run_nodes(
     run: RunSettings,
     lead: Callable[[Grid, threading.Event], T],
 ) -> T:
-    """Start nodes on Ray, lead them, shut them down; return what ``lead`` returned.
+    """Start nodes on Ray, run the server, shut the nodes down.
 
-    Any of the nodes can run any client. ``lead(grid, stop)`` is what the server does,
-    in a thread of this process; it gives up waiting when ``stop`` is set.
+    Any node can run any client. ``lead(grid, stop)`` is the server; it runs in a thread
+    of this process and stops waiting when ``stop`` is set. Its result is returned.
     """
     require_cluster(run.ray_address)
     outcome: list[T] = []
@@ -99,20 +98,20 @@ def run_nodes(
         try:
             _simulate(num_nodes, client_app, server_app, _backend_config(run))
         except RuntimeError as error:
-            if failures:  # the server's own; Flower raises it as it is
+            if failures:  # an error of the server, which Flower raises unchanged
                 raise
-            raise RunError(_why(error, run)) from error
+            raise RunError(_describe_failure(error, run)) from error
     if not outcome:
         raise RunError("Flower's simulation ended before the run did")
     return outcome[0]
 
 
 def num_places(run: RunSettings) -> int:
-    """Return how many clients can be run at a time."""
+    """Return how many clients can run at a time."""
     if is_plain() or not (run.ray_address or run.gpus_per_client):
         return num_workers(run)
-    # How many a cluster, or its GPUs, have room for. It imports Ray, which a server of
-    # real clients does without.
+    # The capacity of the cluster or the GPUs. Imported here, since a server of real
+    # clients does not need Ray.
     from flwr.simulation.ray_transport.ray_actor import pool_size_from_resources
 
     places = {"num_cpus": run.cpus_per_client, "num_gpus": run.gpus_per_client}
@@ -120,7 +119,7 @@ def num_places(run: RunSettings) -> int:
 
 
 def requests_at_once(run: RunSettings) -> int:
-    """Return how many requests keep all workers busy at any time."""
+    """Return how many requests keep all workers busy."""
     return max(MESSAGES_AT_ONCE, _REQUESTS_PER_WORKER * num_places(run))
 
 
@@ -144,7 +143,7 @@ def _simulate(
 
 @contextlib.contextmanager
 def _silent_flower() -> Iterator[None]:
-    """Let Flower log nothing: of an error it would all tracebacks, and raises it."""
+    """Silence Flower's log: it would write a traceback of each error that it raises."""
     flower_log = logging.getLogger("flwr")
     before = flower_log.level
     flower_log.setLevel(logging.CRITICAL)
@@ -160,10 +159,10 @@ def _faster_flower() -> Iterator[None]:
     if is_plain():
         yield
         return
-    # One thread waits for each worker: in a pool of the default size, 32 or four more
-    # than there are cores, further workers never get a task. Ten times a second Flower
-    # looks, for each node, through all messages: an empty round of ten clients takes
-    # 0.1 s then, instead of 0.02 s.
+    # Flower needs one thread for each worker: with a pool of the default size (at most
+    # 32 threads), further workers never get a task. And it scans all messages for each
+    # node ten times a second: an empty round of ten clients takes 0.1 s instead of
+    # 0.02 s.
     pool = functools.partial(ThreadPoolExecutor, max_workers=_MOST_WORKERS)
     with (
         mock.patch.object(vce_api, "ThreadPoolExecutor", pool),
@@ -178,7 +177,7 @@ def _hand_on_messages(
     nodes_mapping: Mapping[int, int],  # noqa: ARG001 (the signature is Flower's)
     f_stop: threading.Event,
 ) -> None:
-    """Give each new message to whichever worker is free next, until the end."""
+    """Put each new message into the workers' queue, until ``f_stop`` is set."""
     while not f_stop.wait(POLL_INTERVAL_S):
         with state.lock:
             stored = state.message_ins_store.values()
@@ -189,17 +188,16 @@ def _hand_on_messages(
             queue.put(message)
 
 
-def _why(error: BaseException, run: RunSettings) -> str:
-    # Flower's errors only say that there is one below them.
+def _describe_failure(error: BaseException, run: RunSettings) -> str:
+    # Flower's errors hold the reason in their cause.
     while isinstance(error, RuntimeError) and error.__cause__ is not None:
         error = error.__cause__
     reason = str(error).rstrip(".")
     if _RAY_TOO_SLOW in reason:
         return (
-            "Ray, whose processes run the clients, did not start in time, most likely "
-            "because the machine is too busy. Try again when it is less so, end other "
-            "programs, or do without Ray by --engine serial, which has the same "
-            f"results. Ray says: {reason}"
+            "Ray, which runs the clients, did not start in time, most likely because "
+            "the machine is too busy. Try again later, end other programs, or use "
+            f"--engine serial, which has the same results. Ray's error: {reason}"
         )
     needs = "has what run.cpus_per_client and run.gpus_per_client ask for"
     check = f"the machine {needs}"
@@ -212,7 +210,7 @@ def _why(error: BaseException, run: RunSettings) -> str:
 
 
 def require_cluster(address: str | None) -> None:
-    """Check that something listens at a cluster's address: Ray asks for ever."""
+    """Check that something listens at a cluster's address; Ray would retry for ever."""
     host, _, port = (address or "").rpartition(":")
     if "/" in host or not (host and port.isdigit()):
         return
@@ -222,16 +220,17 @@ def require_cluster(address: str | None) -> None:
     except (OSError, OverflowError) as error:
         raise RunError(
             f"found nothing at {address} ({error}), expected the head of a Ray "
-            "cluster. Start one there with `ray start --head`, which says its address, "
-            "or correct run.ray_address"
+            "cluster. Start one with `ray start --head`, which prints its address, or "
+            "correct run.ray_address"
         ) from error
 
 
 @contextlib.contextmanager
 def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
-    """Turn Ctrl-C into an orderly end, then into the `KeyboardInterrupt` it means.
+    """Stop the server in order on Ctrl-C, then raise `KeyboardInterrupt`.
 
-    Else Flower's threads wait for Ray for ever. A second Ctrl-C interrupts at once.
+    Otherwise Flower's threads would wait for Ray for ever. A second Ctrl-C interrupts
+    at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -252,7 +251,7 @@ def _stopping_on_interrupt(stop: threading.Event) -> Iterator[None]:
 
 
 def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
-    # Of `ray.init`: joins the cluster that is named, none that happens to run here.
+    # "local": do not join a cluster that happens to run on this machine.
     cluster: dict[str, Any] = {"address": run.ray_address or "local"}
     if not run.ray_address:
         cluster["num_cpus"] = num_workers(run) * run.cpus_per_client
@@ -272,10 +271,10 @@ def _backend_config(run: RunSettings) -> dict[str, dict[str, Any]]:
 
 
 def short_ray_folder(short: Path = Path("/tmp")) -> Path | None:
-    """Return a folder for Ray's session; None if its own choice will do.
+    """Return a folder for Ray's session if its default is too long, else None.
 
-    Ray takes ``TMPDIR``, and fails if the paths of its sockets get too long there. Its
-    session is then below ``short``, if this process may write to that.
+    Ray uses ``TMPDIR`` and fails if the paths of its sockets exceed the system's limit.
+    Then the session is below ``short``. Raises RunError if that is not writable.
     """
     variable = next((name for name in _RAY_FOLDERS if name in os.environ), None)
     if variable is None:
@@ -285,15 +284,15 @@ def short_ray_folder(short: Path = Path("/tmp")) -> Path | None:
     length = len(os.fsencode(folder))
     if length <= longest:
         return None
-    what = (
+    problem = (
         f"found {variable} = {folder} of {length} bytes, expected at most {longest}: "
         "Ray keeps sockets below it, and the system limits the length of their paths"
     )
     if not os.access(short, os.W_OK | os.X_OK):
-        raise RunError(f"{what}. Set RAY_TMPDIR to a folder with a shorter path")
+        raise RunError(f"{problem}. Set RAY_TMPDIR to a folder with a shorter path")
     log.warning(
         "%s. Ray's files are in %s instead; set RAY_TMPDIR to choose another folder",
-        *(what, short / "ray"),
+        *(problem, short / "ray"),
     )
     return short / "ray"
 
@@ -304,12 +303,12 @@ def wait_for_nodes(
     num_asked: int,
     timeout_s: float = NODES_CONNECT_TIMEOUT_S,
 ) -> list[int]:
-    """Return the ids of all nodes, once all are there and some of them have answered.
+    """Wait until all nodes are registered and some have answered; return their ids.
 
-    Nodes register while the ServerApp already runs. Any of them knows how many there
-    are to be, so that the first round does not start with a part of them. A worker
-    imports for seconds when it is first asked, so all are asked at once: as many
-    nodes as there are workers here. Ray, which knows those elsewhere, may not be up.
+    Nodes register while the ServerApp already runs. Each node knows the total number,
+    so that the first round does not start with a part of them. A worker imports for
+    seconds before its first answer, so ``num_asked`` nodes, one for each local worker,
+    are asked at once.
     """
     deadline = time.monotonic() + timeout_s
     expected = 0
@@ -329,12 +328,12 @@ def wait_for_nodes(
 
 
 def in_turn(nodes: Sequence[int]) -> Callable[[str], int]:
-    """Return what chooses the nodes one after the other, whoever is to be run.
+    """Return a function that cycles through the nodes, for any client.
 
-    Flower hands each node one message at a time; one that has several holds them up.
+    Flower gives each node one message at a time, so the messages must be spread.
     """
     endless = itertools.cycle(nodes)
-    return lambda client: next(endless)  # noqa: ARG005 (whoever it is)
+    return lambda client: next(endless)  # noqa: ARG005 (any client)
 
 
 def _num_expected(grid: Grid, nodes: Sequence[int], stop: threading.Event) -> int:
@@ -345,5 +344,5 @@ def _num_expected(grid: Grid, nodes: Sequence[int], stop: threading.Event) -> in
             raise RunError(f"a node did not introduce itself: {reply.reason}")
         if reply.has_error():
             raise RunError(f"a node did not introduce itself: {reply.error.reason}")
-        found = reply.content.config_records["node"]["num-partitions"]
-    return int(str(found))
+        num_nodes = reply.content.config_records["node"]["num-partitions"]
+    return int(str(num_nodes))

@@ -1,4 +1,4 @@
-"""Simulations from Python: begin a run, go on with it, and read what it left."""
+"""Simulations from Python: start a run, resume it, and read its results."""
 
 import contextlib
 import copy
@@ -50,7 +50,7 @@ from knnper.strategies.core.task import Predictor
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-_COMMAND = ("knnper.simulate",)  # what a run's manifest says that began it
+_COMMAND = ("knnper.simulate",)  # the command in a run's manifest
 
 
 def simulate(
@@ -66,14 +66,14 @@ def simulate(
     Parameters
     ----------
     experiment
-        A YAML file's path, the name of an experiment that is shipped (such as
-        ``demo``), its content as a mapping, or an `Experiment`.
+        The path of a YAML file, the name of a shipped experiment such as ``demo``, its
+        content as a mapping, or an `Experiment`.
     output
         The run's folder; by default ``runs/NAME``.
     overwrite
-        Whether the run that is in the folder is deleted first.
+        Whether a run in the folder is deleted first.
     progress
-        Whether bars are drawn, or lines written where nothing can be drawn.
+        Whether to draw progress bars, or to write lines without a terminal.
     overrides
         Settings that replace those of the experiment, with two underscores for a dot,
         as in ``training__num_rounds=5``; a mapping replaces a whole section.
@@ -81,13 +81,13 @@ def simulate(
     Raises
     ------
     ConfigError
-        If the experiment is described wrongly: all that is, together.
+        If the experiment is invalid, with all problems.
     DataError
-        If the data is not there, or not what it should be.
+        If the data is missing or invalid.
     FolderTakenError
-        If the folder holds something.
+        If the folder is not empty.
     RunError
-        If the run cannot go on. What was done is kept: see `Run.resume`.
+        If the run fails. Its rounds are kept, see `Run.resume`.
     """
     with _threads_kept():
         changes = as_changes(overrides)
@@ -108,7 +108,7 @@ class Run:
     Raises
     ------
     RunError
-        If it holds no run.
+        If the folder holds no run.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -118,12 +118,14 @@ class Run:
         return f"<{type(self).__name__} {self.path}: {self._state()}>"
 
     def _repr_html_(self) -> str:
-        """Return the run's verdict and tables, as a notebook shows them."""
-        # Loads matplotlib, which no other part of this module needs.
+        """Return the run's verdict and tables for a notebook."""
+        # Imported here, since it loads matplotlib.
         from knnper.simulation.reports.pages import as_notebook_html
 
         if not self.is_finished:
-            return f"<p>{escape(repr(self))}</p><p><code>.resume()</code> goes on.</p>"
+            return (
+                f"<p>{escape(repr(self))}</p><p><code>.resume()</code> continues.</p>"
+            )
         try:
             return as_notebook_html(self.path)
         except KnnPerError as error:
@@ -175,7 +177,9 @@ class Run:
     def clients(self) -> pd.DataFrame:
         """The content of ``clients.csv``, a row a client, by name."""
         if not self.is_finished:
-            raise RunError(f"the run in {self.path} is not done; go on with resume()")
+            raise RunError(
+                f"the run in {self.path} is not done; continue it with resume()"
+            )
         names = {"client": str}
         table = pd.read_csv(self.path / "clients.csv", converters=names)
         return table.set_index("client")
@@ -199,7 +203,7 @@ class Run:
         return pd.read_parquet(path)
 
     def resume(self, *, progress: bool = True, **overrides: Any) -> "Run":
-        """Go on with a run that was cut short; return it, finished.
+        """Resume an interrupted run; return it when it is finished.
 
         ``overrides`` are settings that change no result, such as ``run__num_workers``.
         """
@@ -218,19 +222,19 @@ class Run:
         progress: bool = True,
         **overrides: Any,
     ) -> "Run":
-        """Make more rounds of this finished run in a new folder; return that run.
+        """Continue this finished run in a new folder; return the new run.
 
-        It ends with the same bits as a run of ``num_rounds`` from the start. Nothing in
-        this run's folder changes.
+        It ends with the same bits as a run of ``num_rounds`` from the start. This run's
+        folder does not change.
 
         Parameters
         ----------
         num_rounds
-            Rounds in all, more than this run has.
+            The total number of rounds, more than this run has.
         output
             The new run's folder.
         overwrite, progress
-            As of `simulate`.
+            As in `simulate`.
         overrides
             Settings that change no result, such as ``run__num_workers``.
 
@@ -261,12 +265,12 @@ class Run:
         RunError
             If the method does not end with one model for all clients.
         """
-        found = self._global_model
-        found.task.model.load(found.weights)
-        return copy.deepcopy(found.task.model.module).eval()
+        model = self._global_model
+        model.task.model.load(model.weights)
+        return copy.deepcopy(model.task.model.module).eval()
 
     def inputs(self, rows: "ArrayLike | pd.DataFrame") -> Tensor:
-        """Return inputs of your own in the form that `data` and `test` return.
+        """Convert your own inputs to the form that `data` and `test` return.
 
         `predictor` and `preprocess` take them.
 
@@ -274,31 +278,31 @@ class Run:
         ----------
         rows
             A table or an array of n rows of features, or n images of the run's size,
-            uint8. Where the run's data names its features, a table's columns are found
-            by these names, in any order and beside others; else by their position.
+            uint8. If the run's data names its features, a table's columns are found by
+            these names, in any order and beside others; otherwise by position.
 
         Raises
         ------
         DataError
-            If a feature is missing or no number, or the shape is another.
+            If a feature is missing or not a number, or the shape is wrong.
         """
         return convert_inputs(rows, self._bench.dataset)
 
     def preprocess(self, inputs: Tensor) -> Tensor:
-        """Return inputs as the model takes them, from those that data sets hold.
+        """Convert inputs of data sets to inputs of the model.
 
         From uint8 images (n, height, width, channels), which `data` and `test` return,
-        to normalised images, float32 (n, channels, height, width). `inputs` brings
-        your own rows and images into the first form.
+        to normalised images, float32 (n, channels, height, width). `inputs` converts
+        your own rows and images to the first form.
         """
         return self._global_model.task.normalize(inputs)
 
     def predictor(self, client: str) -> Predictor:
-        """Return what a client of the run serves: from inputs to probabilities (n, c).
+        """Return a client's predictor: from inputs to probabilities (n, c).
 
-        It is personalised anew from the end of the training, as in the run. It takes
-        inputs as `data`, `test` and `inputs` return them. A `LocalMemory`'s also has
-        ``explain``.
+        It is personalised from the last global model, as in the run. It takes inputs as
+        `data`, `test` and `inputs` return them. The predictor of a `LocalMemory` also
+        has ``explain``.
 
         Parameters
         ----------
@@ -308,16 +312,18 @@ class Run:
         Raises
         ------
         RunError
-            If there is no such client, or the run is not done.
+            If the client is unknown, or the run is not done.
         """
         with _threads_kept():
-            last, predictors = ended_run(self.path).last, list[Predictor]()
+            last = ended_run(self.path).last
             bench = self._bench
-            name, sizes = _name_of(client, bench, self.path), bench.roster.sizes()
+            name = _name_of(client, bench, self.path)
+            size = bench.roster.sizes()[name]
+            predictors = list[Predictor]()
             runtime = replace(
                 runtime_of(bench, self.path),
                 keep=lambda served: predictors.append(served.predictor),
-                # The run has measured the client, and kept its predictions.
+                # The run has evaluated the client and kept its predictions.
                 metrics={},
                 predictions=None,
             )
@@ -327,12 +333,12 @@ class Run:
                 bench.key,
                 titles={name: client},
             )
-            asked, seen = {name: sizes[name]}, bench.roster.seen()
-            list(distribution.personalize(last, asked, seen, ()))
+            seen = bench.roster.seen()
+            list(distribution.personalize(last, {name: size}, seen, ()))
         return predictors[0]
 
     def data(self, client: str) -> ClientData:
-        """Return the examples that a client learns from: ``train``, ``validation``."""
+        """Return a client's training and validation splits."""
         name = _name_of(client, self._bench, self.path)
         return self._bench.clients.data(name)
 
@@ -348,7 +354,7 @@ class Run:
 
     @functools.cached_property
     def _bench(self) -> Workbench:
-        """The run's, whose clients have their inputs as they are."""
+        """The run's workbench; its clients have inputs, not embeddings."""
         with _threads_kept():
             experiment = without_start(self.experiment)
             return open_workbench(experiment, as_embeddings=False)
@@ -361,20 +367,19 @@ def begin(
     *,
     overwrite: bool = False,
 ) -> tuple[Workbench, RunFolder]:
-    """Open an experiment, changed by ``KEY=VALUE``, and a new folder for its run."""
+    """Open an experiment, with ``KEY=VALUE`` changes, and create its run's folder."""
     catalogue = experiment_catalogue()
     if isinstance(experiment, Experiment):
         experiment = to_document(experiment)
     if isinstance(experiment, Mapping):
-        # Code of one's own is then looked for in the working folder.
-        here = Path.cwd()
-        settings = load_experiment(experiment, catalogue, changes, folder=here)
+        # Users' code is then looked for in the working folder.
+        settings = load_experiment(experiment, catalogue, changes, folder=Path.cwd())
     else:
         settings = read_experiment(find_experiment(experiment), catalogue, changes)
     settings = with_fixed_threads(settings)
     place = Path(output) if output is not None else Path("runs") / settings.name
     RunFolder.require_free(place, overwrite=overwrite)
-    # Whatever is wrong with data or model shows before an earlier run is deleted.
+    # Problems of data or model are raised before an earlier run is deleted.
     bench = open_workbench(settings)
     inputs = inputs_of(settings)
     folder = RunFolder.create(place, bench.experiment, overwrite=overwrite)
@@ -384,14 +389,14 @@ def begin(
 
 
 def reopen(path: Path, changes: Sequence[str] = ()) -> tuple[Workbench, RunFolder]:
-    """Open the experiment of a run, changed where that changes no result."""
+    """Open the experiment of a run; the changes must not change results."""
     folder = RunFolder.open(path)
     settings = folder.experiment(experiment_catalogue(), changes)
     return open_workbench(settings), folder
 
 
 def as_changes(overrides: Mapping[str, Any]) -> list[str]:
-    """Return ``KEY=VALUE`` of settings whose names may have ``__`` for a dot."""
+    """Return ``KEY=VALUE`` of settings; ``__`` in their names stands for a dot."""
     return [
         f"{name.replace('__', '.')}={json.dumps(to_jsonable_python(value))}"
         for name, value in overrides.items()
@@ -409,7 +414,7 @@ def _observed(*, progress: bool) -> Iterator[Observer]:
 
 @contextlib.contextmanager
 def _threads_kept() -> Iterator[None]:
-    """Give torch the threads back that it had: a run sets what its results need."""
+    """Restore torch's number of threads, which a run sets for its results."""
     before = torch.get_num_threads()
     try:
         yield
@@ -418,7 +423,7 @@ def _threads_kept() -> Iterator[None]:
 
 
 def _name_of(client: str, bench: Workbench, run: Path) -> str:
-    """Return what the run itself calls a client; see `ClientPart.title`."""
+    """Return a client's internal name from its title; see `ClientPart.title`."""
     clients = bench.partition.clients
     names = dict(zip(clients.titles or clients.names, clients.names, strict=True))
     if client not in names:

@@ -38,27 +38,27 @@ class LabelCounts:
 
     class_names: tuple[str, ...]
     clients: tuple[ClientCounts, ...]
-    num_skipped: int = 0  # examples that could not be read, and were left out
+    num_skipped: int = 0  # examples that could not be read
 
     def __post_init__(self) -> None:
-        """Refuse counts of other labels than there are."""
-        for one in self.clients:
-            for counts in (one.train, one.validation, one.test):
+        """Reject counts for another number of labels."""
+        for client in self.clients:
+            for counts in (client.train, client.validation, client.test):
                 if len(counts) != len(self.class_names):
                     raise ValueError(
-                        f"{one.client} has {len(counts)} counts for "
+                        f"{client.client} has {len(counts)} counts for "
                         f"{len(self.class_names)} labels"
                     )
 
     @property
     def local(self) -> Integers:
-        """What clients learn from, training and validation examples, (M, c)."""
-        found = [np.add(one.train, one.validation) for one in self.clients]
-        return np.array(found, dtype=np.int64)
+        """Training and validation examples by client and label, shape (M, c)."""
+        counts = [np.add(client.train, client.validation) for client in self.clients]
+        return np.array(counts, dtype=np.int64)
 
 
 def count_labels(clients: VirtualClients) -> LabelCounts:
-    """Return what each client has of each label."""
+    """Count each client's examples of each label."""
     data = clients.dataset
 
     def counts(split: LabelledArrays, indices: Integers) -> Counts:
@@ -79,13 +79,13 @@ def count_labels(clients: VirtualClients) -> LabelCounts:
 
 
 def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
-    """Write ``partition.json``, unless the run has it; tell what was left out.
+    """Write ``partition.json`` unless the run has it, and warn of skipped examples.
 
-    There is none for more than `MOST_DRAWN` clients.
+    Partitions of more than `MOST_DRAWN` clients have no such file.
     """
     if clients.dataset.num_skipped:
         log.warning(
-            "examples that cannot be read, and are left out: %d; "
+            "examples that cannot be read are skipped: %d; "
             "data.on_error=refuse lists them",
             clients.dataset.num_skipped,
         )
@@ -96,5 +96,5 @@ def keep_label_counts(clients: VirtualClients, run_folder: Path) -> None:
 
 def read_label_counts(run_folder: Path) -> LabelCounts | None:
     """Return the content of ``partition.json``; None where a run has none."""
-    mend = "remove it, and reports leave the picture of the split out"
-    return read_document(LabelCounts, run_folder / PARTITION, mend)
+    fix = "remove it, and reports leave out the chart of the partition"
+    return read_document(LabelCounts, run_folder / PARTITION, fix)

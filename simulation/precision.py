@@ -30,13 +30,13 @@ _WORTH_IT = 0.95
 def with_faster_precision(
     experiment: Experiment, dataset: Dataset, device: torch.device
 ) -> Experiment:
-    """Return the experiment with the precision in which its steps are faster here."""
+    """Return the experiment with the precision that is faster on this machine."""
     training, tasks = experiment.training, dict[Precision, Task]()
     with contextlib.suppress(RunError):  # where the CPU cannot run bfloat16
         for precision in get_args(Precision):
             fixed = replace(training, precision=precision)
-            one = replace(experiment, training=fixed)
-            tasks[precision] = task_of_experiment(one, dataset.spec, device)
+            variant = replace(experiment, training=fixed)
+            tasks[precision] = task_of_experiment(variant, dataset.spec, device)
     size = min(training.batch_size, len(dataset.train))
     batch = dataset.train.examples_at(np.arange(size))
 
@@ -46,18 +46,29 @@ def with_faster_precision(
             embeddings = whole.embed(whole.model.read(), batch.images)
             examples = Examples(embeddings, batch.labels)
         key, started = RandomKey(0), time.perf_counter()
-        how = task.model.read(), examples, training.learning_rate, key
-        local_sgd(task, *how, num_epochs=_TIMED_STEPS)
+        local_sgd(
+            task,
+            task.model.read(),
+            examples,
+            training.learning_rate,
+            key,
+            num_epochs=_TIMED_STEPS,
+        )
         return (time.perf_counter() - started) / _TIMED_STEPS
 
-    # In turn, after one time to warm up: others may use the machine meanwhile.
+    # Alternating, since the machine's load may change; the first time warms up.
     times = [
         {name: step_s(task) for name, task in tasks.items()} for _ in range(_TIMES)
     ]
-    steps = {name: statistics.median(one[name] for one in times[1:]) for name in tasks}
-    faster = steps.get("bfloat16", math.inf) < _WORTH_IT * steps["float32"]
+    step_times = {
+        name: statistics.median(repetition[name] for repetition in times[1:])
+        for name in tasks
+    }
+    faster = step_times.get("bfloat16", math.inf) < _WORTH_IT * step_times["float32"]
     chosen: Precision = "bfloat16" if faster else "float32"
-    told = ", ".join(f"{1000 * one:.1f} ms in {name}" for name, one in steps.items())
-    # A user is to see it: it decides what the results are.
-    log.warning("training.precision is %s here: a step takes %s", chosen, told)
+    durations = ", ".join(
+        f"{1000 * seconds:.1f} ms in {name}" for name, seconds in step_times.items()
+    )
+    # A warning, since results depend on it.
+    log.warning("training.precision is %s here: a step takes %s", chosen, durations)
     return replace(experiment, training=replace(training, precision=chosen))

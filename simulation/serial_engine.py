@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from knnper.client.runtime import ClientRuntime
 from knnper.errors import KnnPerError, OwnCodeError
 from knnper.records import canonical
@@ -13,12 +15,15 @@ from knnper.transport.messages import Purpose
 
 @dataclass(frozen=True)
 class SerialFederation(Federation):
-    """A `Federation` that calls the clients as functions."""
+    """A `Federation` that calls the clients as functions.
+
+    Records are copied to canonical form, as if they were sent.
+    """
 
     runtime: ClientRuntime
 
+    @override
     def exchange(self, step: Step, requests: Iterable[Request]) -> Iterator[Reply]:
-        """See `Federation.exchange`."""
         for request in requests:
             try:
                 record = self._answer(step, request)
@@ -43,7 +48,10 @@ class SerialFederation(Federation):
             )
         if step.purpose is Purpose.VALIDATE:
             reference = request.reference and canonical(request.reference)
-            number, rounds = step.server_round, request.state_rounds
-            return self.runtime.validate(clients, payload, reference, number, rounds)
-        reference, rounds = canonical(request.reference), request.state_rounds
-        return self.runtime.personalize(clients, payload, reference, rounds)
+            return self.runtime.validate(
+                clients, payload, reference, step.server_round, request.state_rounds
+            )
+        reference = canonical(request.reference)
+        return self.runtime.personalize(
+            clients, payload, reference, request.state_rounds
+        )

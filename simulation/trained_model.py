@@ -1,4 +1,4 @@
-"""The global model of a finished run, for all that works after training."""
+"""The global model and the last state of a finished run."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +29,12 @@ from knnper.strategies.core.exported_model import (
     require_global_model,
 )
 
-MODEL = "model"  # the folder in a run's folder where a federation leaves the model
+MODEL = "model"  # the folder of the model in a federation's run
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedModel(GlobalModel):
-    """What a simulation ended with, and its data; made by `trained_model`."""
+    """The global model of a simulation, with its data."""
 
     experiment: Experiment
     bench: Workbench
@@ -46,13 +46,13 @@ class TrainedModel(GlobalModel):
 
     @property
     def partition(self) -> Partition:
-        """Who had which of the data in the run."""
+        """The partition of the run."""
         return self.bench.partition
 
 
 @dataclass(frozen=True, eq=False)
 class EndedRun:
-    """A finished run with its last state; made by `ended_run`."""
+    """A finished run with its last state."""
 
     folder: RunFolder
     experiment: Experiment
@@ -64,9 +64,8 @@ class EndedRun:
 def find_model(path: Path, door: Door | None = None) -> GlobalModel:
     """Return the model in an exported folder, or that of a finished run.
 
-    What it needs of users' code and files comes through the ``door``. Without one, a
-    run has what its experiment names, and a folder from elsewhere what `local_door`
-    lets in.
+    The ``door`` opens users' code and files. Without one, a run may use the code that
+    its experiment names, and a folder from elsewhere that which `local_door` admits.
     """
     opened: OpenDoor = Door if door is None else lambda _: door
     if path.is_file() and is_model_folder(path.parent):
@@ -80,18 +79,17 @@ def find_model(path: Path, door: Door | None = None) -> GlobalModel:
     experiment = RunFolder.open(path).experiment(experiment_catalogue())
     code = experiment.own_code
     chosen = stored.card.architecture(Door(None if code is None else Path(code)))
-    here: dict[str, Any] = {
-        "weights": getattr(experiment.model.settings, "weights", None)
-    }
-    if here["weights"] is None:
+    weights = getattr(experiment.model.settings, "weights", None)
+    if weights is None:
         chosen = located(chosen, local_door(), alone=False)
     else:
-        chosen = replace(chosen, local=replace(chosen.settings, **here))
+        settings: Any = chosen.settings
+        chosen = replace(chosen, local=replace(settings, weights=weights))
     return model_of_card(stored, chosen)
 
 
 def stored_model(path: Path) -> StoredModel:
-    """Return the same as its files hold it, where they do: no code of it is run."""
+    """Return the stored model of a folder, without running its code, or of a run."""
     for folder in (path, path / MODEL):
         if is_model_folder(folder):
             return read_model(folder)
@@ -101,10 +99,10 @@ def stored_model(path: Path) -> StoredModel:
 def trained_model(run: Path, door: OpenDoor = Door) -> TrainedModel:
     """Return the global model of the finished run in the folder ``run``.
 
-    Users' code comes through the ``door`` of the folder that its experiment names.
+    ``door`` opens users' code in the folder that its experiment names.
     """
     experiment = RunFolder.open(run).experiment(experiment_catalogue(door))
-    # First: a method without rounds has no last state that could be missing.
+    # First, since a method without rounds has no last state.
     require_global_model(experiment, f"the run in {run}")
     ended = ended_run(run, door)
     weights: Tensor = ended.last.state.weights
@@ -112,10 +110,10 @@ def trained_model(run: Path, door: OpenDoor = Door) -> TrainedModel:
 
 
 def ended_run(run: Path, door: OpenDoor = Door) -> EndedRun:
-    """Return what a finished run ended with; its data must be what it was."""
+    """Return the last state of a finished run. Raises RunError if its data changed."""
     folder = RunFolder.open(run)
     experiment = folder.experiment(experiment_catalogue(door))
-    folder.results()  # a run that is not done has none
+    folder.results()  # raises for a run that is not done
     bench = open_workbench(without_start(experiment))
     return ended_with(folder, experiment, bench, bench.method.num_rounds)
 
@@ -123,9 +121,9 @@ def ended_run(run: Path, door: OpenDoor = Door) -> EndedRun:
 def ended_with(
     folder: RunFolder, experiment: Experiment, bench: Workbench, num_rounds: int
 ) -> EndedRun:
-    """Return the last state of a finished run; refuse other data or rounds.
+    """Return the last state of a finished run; reject other data or rounds.
 
-    ``bench``: The run's experiment, opened.
+    ``bench`` is the workbench of the run's experiment.
     """
     run, manifest = folder.path, folder.results()["manifest"]
     expected, found = manifest["partition_hash"], fingerprint(bench.partition)
@@ -134,7 +132,7 @@ def ended_with(
             f"the data is not what it was in the run in {run}: expected the split "
             f"{expected[:12]}, found {found[:12]}. Bring it back, or run again"
         )
-    # As it was written: a later version may know of more settings.
+    # The recorded identity: a later version may have more settings.
     identity: str = manifest["results_identity"]
     checkpoints = CheckpointFolder(folder.checkpoints, identity)
     last = checkpoints.load_latest(bench.method.state_type)

@@ -1,4 +1,4 @@
-"""The clients of a simulation: their data and how the server knows them."""
+"""The clients of a simulation: their data, and their entries in the roster."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class VirtualClients:
         return cls(dataset, PartsByName(partition.clients))
 
     def data(self, client: str) -> ClientData:
-        """Return what ``client`` learns from, copied out of the memory map."""
+        """Return the training and validation data, copied out of the memory map."""
         part = self.parts[client]
         return ClientData(
             train=self.dataset.train.examples_at(part.train),
@@ -41,7 +41,7 @@ class VirtualClients:
         return self.parts[client].test
 
     def class_weights(self, client: str) -> Tensor | None:
-        """Return what a test example of each label counts, float64 (c,), or None."""
+        """Return the weight of a test example of each label, float64 (c,), or None."""
         weights = self.parts[client].class_weights
         return None if weights is None else torch.from_numpy(weights)
 
@@ -52,12 +52,17 @@ class VirtualClients:
 
 @dataclass(frozen=True, eq=False)
 class VirtualMembers(Iterable[Member]):
-    """Virtual clients, each made when it is looked at: there may be a million."""
+    """Roster entries, computed on access: there may be a million clients."""
 
     clients: Clients
 
     def __iter__(self) -> Iterator[Member]:
         clients = self.clients
-        claims, titles = [False] * len(clients), clients.titles or [""] * len(clients)
-        counts = clients.seen.tolist(), *clients.sizes.tolist()
-        yield from map(Member, clients.names, *counts, claims, titles)
+        yield from map(
+            Member,
+            clients.names,
+            clients.seen.tolist(),
+            *clients.sizes.tolist(),
+            [False] * len(clients),
+            clients.titles or [""] * len(clients),
+        )

@@ -1,6 +1,6 @@
-"""An experiment made real: data, partition, model, method; and the serial engine.
+"""The workbench: data, partition, model and method of an experiment.
 
-Server and workers each make their own: it depends on nothing but the experiment.
+Server and workers each build their own, since it depends on the experiment alone.
 """
 
 import functools
@@ -31,16 +31,24 @@ from knnper.strategies.core.task import EmbeddingPool, Task
 
 @dataclass(frozen=True)
 class Workbench(Assembly):
-    """An experiment with the virtual clients that a central data set is split over."""
+    """An experiment with the virtual clients that share a central data set.
+
+    Attributes
+    ----------
+    dataset
+        With inputs, even if clients have embeddings.
+    whole
+        The task with the whole network, even if a head alone is trained.
+    """
 
     partition: Partition
     clients: VirtualClients
-    dataset: Dataset  # as it is; the clients' may be of embeddings
-    whole: Task  # as the task, with the whole network where that trains a head alone
+    dataset: Dataset
+    whole: Task
 
     @property
     def roster(self) -> Roster:
-        """The clients as the server knows them."""
+        """The clients' names and sizes for the server."""
         members = VirtualMembers(self.partition.clients)
         return Roster(members, fingerprint(self.partition))
 
@@ -55,8 +63,8 @@ def open_workbench(
 ) -> Workbench:
     """Load the data, split it, build model and method.
 
-    Where a head alone is trained, ``as_embeddings`` says whether clients have the
-    embeddings of their inputs, computed once, or the inputs.
+    If a head alone is trained and ``as_embeddings``, clients have the embeddings of
+    their inputs, which are computed once.
     """
     require_central(experiment)
     if experiment.run.save_predictions:
@@ -68,12 +76,13 @@ def open_workbench(
         dataset = replace(dataset, test=dataset.train)
     if experiment.training.precision == "auto":
         experiment = with_faster_precision(experiment, dataset, device)
-    made = experiment, dataset, partition, device, pool
-    return build_workbench(*made, as_embeddings=as_embeddings)
+    return build_workbench(
+        experiment, dataset, partition, device, pool, as_embeddings=as_embeddings
+    )
 
 
 def evaluated_on(experiment: Experiment) -> str:
-    """Return which of their splits the clients are tested on."""
+    """Return the split that clients are evaluated on."""
     return str(getattr(experiment.partition.settings, "evaluate_on", "test"))
 
 
@@ -86,20 +95,27 @@ def build_workbench(
     *,
     as_embeddings: bool = True,
 ) -> Workbench:
-    """Build model and method on data that is split; see `open_workbench`."""
+    """Build model and method for a partition; see `open_workbench`."""
     keep_freed_memory()
     whole = task_of_experiment(experiment, dataset.spec, device)
-    task, inputs = of_embeddings(whole) if as_embeddings else whole, dataset
+    task = of_embeddings(whole) if as_embeddings else whole
+    inputs = dataset
     if task is not whole:
         inputs = embedded(dataset, whole, experiment.model, task.spec)
     proxy = None
     if len(partition.proxy) > 0:
         proxy = functools.partial(inputs.train.examples_at, partition.proxy)
     task = replace(task, proxy=proxy, pool=pool or EmbeddingPool())
-    made = bound(experiment, task)
+    assembly = bound(experiment, task)
     return Workbench(
-        *(made.experiment, made.key, made.task, made.method),
-        *(partition, VirtualClients.of(inputs, partition), dataset, whole),
+        experiment=assembly.experiment,
+        key=assembly.key,
+        task=assembly.task,
+        method=assembly.method,
+        partition=partition,
+        clients=VirtualClients.of(inputs, partition),
+        dataset=dataset,
+        whole=whole,
     )
 
 

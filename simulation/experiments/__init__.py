@@ -10,7 +10,7 @@ _IN_A_FOLDER = ("experiment.yaml", "comparison.yaml")  # that `knnper init` make
 
 def shipped_experiments() -> Mapping[str, Path]:
     """Return the files of experiments, sweeps and comparisons by name, sorted."""
-    return {one.stem: one for one in sorted(Path(__file__).parent.glob("*.yaml"))}
+    return {path.stem: path for path in sorted(Path(__file__).parent.glob("*.yaml"))}
 
 
 def find_experiment(place: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Partitions that users bring: functions, and partitioners of flwr_datasets."""
+"""Users' partitions: functions, and partitioners of flwr_datasets."""
 
 import contextlib
 from collections import defaultdict
@@ -30,24 +30,25 @@ OWN_PARTITION = Kind(
     base=PartitionSettings,
     supplied=("dataset", "labels", "test_labels", "rng"),
 )
-"""What an experiment can bring as its partition.
+"""A user's partition of an experiment.
 
-A function gets those of these that it has parameters for: ``labels`` (n,) and
-``test_labels`` of both splits, int64; the `Dataset`, whose images may be left out; and
-``rng``, a `numpy.random.Generator` that the experiment's seed decides. It returns a
-list of places in the training split, one array a client, or a mapping from clients'
-names to these. Test examples then follow the labels of the training examples; a tuple
-of two such lists or mappings, or an `Assignment`, says who is tested on which.
+A function is called with those of these arguments that it has parameters for:
+``labels`` and ``test_labels`` of both splits, int64 (n,); the `Dataset`, possibly
+without images; and ``rng``, a `numpy.random.Generator` seeded by the experiment. It
+returns positions in the training split: a list of arrays, one a client, or a mapping
+from clients' names to arrays. Test examples then follow the labels of the training
+examples. To assign them too, it returns a tuple of two lists or mappings, or an
+`Assignment`.
 """
 
 
 def own_partition(
     choice: Choice[Settings], dataset: Dataset, key: RandomKey
 ) -> Assignment:
-    """Return how a user's code splits a data set; see `OWN_PARTITION`."""
+    """Split a data set with a user's code, see `OWN_PARTITION`."""
     train, test = dataset.train.labels, dataset.test.labels
     values = arguments(choice.settings, PartitionSettings)
-    given = given_to(
+    parameters = given_to(
         choice.entry,
         dataset=dataset,
         labels=np.array(train),
@@ -55,22 +56,23 @@ def own_partition(
         rng=key.child("own").numpy(),
     )
     with explained(), _without_traceback(choice):
-        made = choice.entry(**given, **values)
-        if hasattr(made, "load_partition"):
-            made = _partitioned(made, dataset, choice.name)
-    if isinstance(made, Assignment):
-        parts = (made.train, len(train)), (made.test, len(test))
-        each = [len(_owners(part, count, choice.name)[0]) for part, count in parts]
-        if each[0] != each[1] or not each[0]:
+        result = choice.entry(**parameters, **values)
+        if hasattr(result, "load_partition"):
+            result = _partitioned(result, dataset, choice.name)
+    if isinstance(result, Assignment):
+        names, _ = _owners(result.train, len(train), choice.name)
+        test_names, _ = _owners(result.test, len(test), choice.name)
+        if len(names) != len(test_names) or not names:
             raise OwnCodeError(
-                f"{choice.name} returned an Assignment of {each[0]} clients for the "
-                f"training split and {each[1]} for the test split, expected as many"
+                f"{choice.name} returned an Assignment of {len(names)} clients for the "
+                f"training split and {len(test_names)} for the test split, expected "
+                "equal numbers"
             )
-        return made
+        return result
     of_test = None
-    if isinstance(made, tuple) and len(made) == 2:
-        made, of_test = made
-    names, owner = _owners(made, len(train), choice.name)
+    if isinstance(result, tuple) and len(result) == 2:
+        result, of_test = result
+    names, owner = _owners(result, len(train), choice.name)
     if not names:
         raise OwnCodeError(f"{choice.name} returned no clients, expected at least one")
     if of_test is not None:
@@ -85,22 +87,26 @@ def own_partition(
         shape = (num_labels_of(train, test), len(names))
         counts = count_labels(train[has_owner], owner[has_owner], shape)
         test_owner = allocate_test_like_train(counts, test, key.child("test"))
-    # What nobody has is that of the owner -1.
-    found = assignment_of(owner + 1, test_owner + 1, len(names) + 1)
-    is_named = isinstance(made, Mapping)
-    return Assignment(found.train[1:], found.test[1:], names=names if is_named else ())
+    # Examples of no client have the owner -1: they become a first part, left out here.
+    assignment = assignment_of(owner + 1, test_owner + 1, len(names) + 1)
+    is_named = isinstance(result, Mapping)
+    return Assignment(
+        assignment.train[1:], assignment.test[1:], names=names if is_named else ()
+    )
 
 
-def _owners(made: object, count: int, source: str) -> tuple[tuple[str, ...], Integers]:
-    """Return the clients' names, and the client of each of n samples or -1."""
-    if isinstance(made, Mapping):
-        named = _by_clean_name(made, source)
+def _owners(
+    clients: object, count: int, source: str
+) -> tuple[tuple[str, ...], Integers]:
+    """Return the clients' names, and the client of each of ``count`` samples or -1."""
+    if isinstance(clients, Mapping):
+        named = _by_clean_name(clients, source)
         names, parts = tuple(named), list(named.values())
-    elif isinstance(made, Sequence | np.ndarray):
-        names, parts = tuple(map(str, range(len(made)))), list(made)
+    elif isinstance(clients, Sequence | np.ndarray):
+        names, parts = tuple(map(str, range(len(clients)))), list(clients)
     else:
         raise OwnCodeError(
-            f"{source} returned {type(made).__name__}, expected a list of places in "
+            f"{source} returned {type(clients).__name__}, expected a list of places in "
             "the training split, one array a client, or a mapping from names to these"
         )
     owner = np.full(count, -1, dtype=np.int64)
@@ -118,22 +124,22 @@ def _owners(made: object, count: int, source: str) -> tuple[tuple[str, ...], Int
                 f"{source}: client {name}: found the places {places.min()} to "
                 f"{places.max()}, expected those of {count} examples, from 0 on"
             )
-        taken = owner[places] >= 0
-        if taken.any() or len(np.unique(places)) < len(places):
+        has_owner = owner[places] >= 0
+        if has_owner.any() or len(np.unique(places)) < len(places):
             raise OwnCodeError(
-                f"{source}: client {name}: found examples that it, or another client, "
-                "has already; expected each at most once"
+                f"{source}: client {name}: found examples that it or another client "
+                "already has; expected each at most once"
             )
         owner[places] = number
     return names, owner
 
 
-def _by_clean_name(made: Mapping[Any, Any], source: str) -> dict[str, Any]:
-    """Return the places of each client, by its name as `clean_name` has it."""
-    written = tuple(map(str, made))
+def _by_clean_name(parts_by_name: Mapping[Any, Any], source: str) -> dict[str, Any]:
+    """Return the positions of each client by its cleaned name; merge equal names."""
+    written = tuple(map(str, parts_by_name))
     warn_of_merged(written, "clients", source)
     parts = defaultdict[str, list[Any]](list)
-    for name, part in zip(clean_names(written), made.values(), strict=True):
+    for name, part in zip(clean_names(written), parts_by_name.values(), strict=True):
         parts[name].append(part)
     return {
         name: some[0] if len(some) == 1 else np.concatenate(some)
@@ -143,7 +149,7 @@ def _by_clean_name(made: Mapping[Any, Any], source: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _without_traceback(choice: Choice[Settings]) -> Iterator[None]:
-    """Raise errors of flwr_datasets in one line: a traceback is for users' code."""
+    """Raise errors of flwr_datasets in one line; only users' code needs a traceback."""
     try:
         yield
     except KnnPerError:
@@ -157,13 +163,15 @@ def _without_traceback(choice: Choice[Settings]) -> Iterator[None]:
 
 
 def _partitioned(partitioner: Any, dataset: Dataset, source: str) -> Any:
-    """Return the places of each partition's examples, by name where there are names."""
+    """Return the positions of each partition's examples, by name if it has names."""
     package = import_extra("datasets", "hf", "a partitioner of flwr_datasets")
     labels, clients = dataset.train.labels, dataset.train.client_ids
     columns: dict[str, Iterable[Any]] = {"label": labels, "place": range(len(labels))}
     if clients is not None:
         names = dataset.client_names
-        columns["client"] = [names[one] if names else str(one) for one in clients]
+        columns["client"] = [
+            names[client] if names else str(client) for client in clients
+        ]
     partitioner.dataset = package.Dataset.from_dict(columns)
     parts = []
     for number in range(partitioner.num_partitions):

@@ -1,4 +1,4 @@
-"""Partition schemes: who gets which sample; none is lost or given twice."""
+"""Partition schemes, which assign every sample to exactly one client."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from knnper.seeding import RandomKey
 Integers: TypeAlias = NDArray[np.int64]
 ClassWeights: TypeAlias = NDArray[np.float64]
 
-# Remainders closer than this differ by rounding errors only, and count as equal.
+# Remainders that are equal to this many decimals differ by rounding errors only.
 _DECIMALS = 9
 _LARGEST_DROP = 1e300
 _NOTHING: Integers = np.empty(0, dtype=np.int64)
@@ -32,12 +32,12 @@ _NOTHING: Integers = np.empty(0, dtype=np.int64)
 class Shares(Sequence[Integers]):
     """The samples of each client, in one array for all of them."""
 
-    samples: Integers  # those of client 0, then those of client 1, ...
-    ends: Integers  # where those of each client end, shape (M,)
+    samples: Integers  # of client 0, then of client 1, ...
+    ends: Integers  # the end of each client's samples, shape (M,)
 
     @classmethod
     def of(cls, parts: Sequence[Integers]) -> "Shares":
-        """Return the shares of clients that have an array each."""
+        """Concatenate the clients' arrays."""
         if isinstance(parts, Shares):
             return parts
         ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
@@ -50,7 +50,7 @@ class Shares(Sequence[Integers]):
         return np.diff(self.ends, prepend=0)
 
     def within(self, samples: Integers) -> "Shares":
-        """Return the shares whose samples are positions in ``samples``."""
+        """Map samples, which are positions in ``samples``, to these samples."""
         return Shares(samples[self.samples], self.ends)
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Shares(Sequence[Integers]):
     def __getitem__(self, client: slice) -> Sequence[Integers]: ...
     def __getitem__(self, client: int | slice) -> Integers | Sequence[Integers]:
         if isinstance(client, slice):
-            return [self[one] for one in range(len(self))[client]]
+            return [self[number] for number in range(len(self))[client]]
         number = range(len(self))[client]
         start = self.ends[number - 1] if number else 0
         return self.samples[start : self.ends[number]]
@@ -70,22 +70,31 @@ class Shares(Sequence[Integers]):
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """The samples of each client: sorted int64 indices into both splits."""
+    """The samples of each client: sorted int64 indices into both splits.
+
+    Attributes
+    ----------
+    seen
+        Whether each client may take part in training; None to draw the unseen clients
+        by ``unseen_fraction``.
+    class_weights
+        P_m(y), the weight of a test example of each label for client m, shape (c,);
+        None for equal weights.
+    names
+        The clients' names in the data; empty if it has none.
+    """
 
     train: Sequence[Integers]
     test: Sequence[Integers]
-    # Who is there during training; None where ``unseen_fraction`` of them are drawn.
     seen: tuple[bool, ...] | None = None
-    # P_m(y), what an example of each label counts when client m is tested, shape (c,);
-    # None where all count the same.
     class_weights: tuple[ClassWeights, ...] | None = None
-    names: tuple[str, ...] = ()  # what the data calls the clients, where it does
+    names: tuple[str, ...] = ()
 
 
 def assignment_of(
     train_owner: Integers, test_owner: Integers, num_clients: int
 ) -> Assignment:
-    """Return the samples of each client, by the owner, 0 ... M-1, of each sample."""
+    """Return the samples of each client from the owner, 0 ... M-1, of each sample."""
     return Assignment(
         _samples_by(train_owner, num_clients), _samples_by(test_owner, num_clients)
     )
@@ -165,7 +174,7 @@ def allocate_test_like_train(
         for label, trained in enumerate(train_counts):
             proportions = trained if weights is None else weights[label]
             held = np.where(trained > 0, proportions, 0.0)
-            # The weights of all who have the label may be too small for a number.
+            # The weights of all clients with the label may underflow to 0.
             usable = held if held.any() else (trained > 0).astype(np.float64)
             total = int(np.count_nonzero(test_labels == label))
             yield _apportioned(usable, total, generator)
@@ -176,7 +185,7 @@ def allocate_test_like_train(
 def count_labels(
     labels: Integers, owner: Integers, shape: tuple[int, int]
 ) -> Iterator[Integers]:
-    """Yield for each label how much each client has; ``shape`` is (num_labels, M)."""
+    """Yield for each label the clients' counts, (M,); ``shape`` is (num_labels, M)."""
     for samples in _samples_by(labels, shape[0]):
         yield np.bincount(owner[samples], minlength=shape[1])
 
@@ -199,21 +208,21 @@ class PartitionSettings(Settings):
         Fraction of each client's training data held out for its own choices, [0, 1);
         0.2 in the paper (section 5). Drawn at random, but of text the last part.
     used_fraction
-        Part of both splits of the data set that is used at all, (0, 1], drawn by the
-        seed; the rest is nobody's. For small trials with large data.
+        Fraction of both splits of the data set that is used, (0, 1], drawn by the
+        seed. For small trials with large data.
     evaluate_on
-        What takes the place of each client's test split: ``test`` is that split.
-        ``validation`` is what it holds out for its own choices; the same part of the
-        rest is then held out in its place. So hyper-parameters that are the same for
-        all clients are compared without reading a test split.
+        The split that clients are evaluated on. With ``validation`` each client's
+        validation split replaces its test split, and the same fraction of the rest
+        replaces its validation split: hyper-parameters are compared without reading a
+        test split.
     proxy_fraction
-        Part of the training split that the server keeps and no client has, [0, 1);
-        drawn at random before the rest is split. ``dapper`` samples from it.
+        Fraction of the training split that the server keeps, [0, 1), drawn at random
+        before the rest is split over the clients. ``dapper`` samples from it.
     unseen_train_fraction
-        Part of its training data, and of what it holds out of it, that a client has
-        which arrives only after training, (0, 1]; the rest is nobody's. Smaller parts
-        lie in larger ones, and nothing else changes with it. 0.5 and 1 are the small
-        and the moderate sizes of Chen et al. 2023, appendix B.1.
+        Fraction of its training and validation data that an unseen client uses, (0,
+        1]. A smaller fraction is a subset of a larger one, and nothing else changes.
+        0.5 and 1 are the small and the moderate sizes of Chen et al. 2023, appendix
+        B.1.
     """
 
     unseen_fraction: ProperFraction = 0.0
@@ -239,7 +248,7 @@ class CountedSettings(PartitionSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class IidSettings(CountedSettings):
-    """Only what all partitions have."""
+    """Settings that all partitions have."""
 
 
 def iid(
@@ -261,7 +270,7 @@ def iid(
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalSettings(PartitionSettings):
-    """Only what all partitions have; the clients are those found."""
+    """Settings that all partitions have; the data names the clients."""
 
 
 def natural(
@@ -272,8 +281,8 @@ def natural(
     """Give each client its own samples; clients are ordered by their ids."""
     if train_client_ids is None or test_client_ids is None:
         raise DataError(
-            "the partition natural needs a data set that says whom each sample belongs "
-            "to: set data.client of a table, give image folders for each client or "
+            "the partition natural needs a data set that names the client of each "
+            "sample: set data.client of a table, give image folders for each client or "
             "data.client_separator, or arrays named clients; or choose another "
             "partition"
         )
@@ -281,8 +290,10 @@ def natural(
         np.concatenate([train_client_ids, test_client_ids]), return_inverse=True
     )
     num_train = len(train_client_ids)
-    found = assignment_of(owner[:num_train], owner[num_train:], len(clients))
-    return replace(found, names=tuple(names[one] for one in clients) if names else ())
+    assignment = assignment_of(owner[:num_train], owner[num_train:], len(clients))
+    if not names:
+        return assignment
+    return replace(assignment, names=tuple(names[client] for client in clients))
 
 
 def draw_log_dirichlet(
@@ -315,12 +326,12 @@ def normalise(log_weights: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class DirichletSettings(CountedSettings):
-    """How uneven the clients are.
+    """The heterogeneity of the clients.
 
     Attributes
     ----------
     alpha
-        α; the smaller, the fewer labels a client has. 0.1, 0.3 and 1.0 in the paper.
+        α; a smaller value gives a client fewer labels. 0.1, 0.3 and 1.0 in the paper.
     """
 
     alpha: PositiveFloat = 0.3
@@ -353,7 +364,7 @@ def dirichlet(
 
 @dataclass(frozen=True, kw_only=True)
 class PathologicalSettings(CountedSettings):
-    """How many labels a client has.
+    """The number of labels of a client.
 
     Attributes
     ----------
@@ -399,7 +410,7 @@ def pathological(
 def _choose_labels(
     present: Integers, num_labels: int, settings: PathologicalSettings, key: RandomKey
 ) -> Integers:
-    """Return who holds what, 0 or 1, shape (num_labels, M).
+    """Choose the labels of each client: 0 or 1, shape (num_labels, M).
 
     Labels are handed out in passes over all of them, each in a new random order, so
     all are handed out equally often up to one.
@@ -414,7 +425,7 @@ def _choose_labels(
         if lacking:
             order = key.child(num_passes).numpy().permutation(present).tolist()
             num_passes += 1
-            # A client whose labels come from two passes must not get one twice.
+            # A client with labels from two passes must not get the same label twice.
             order.sort(key=chosen.__contains__)
             chosen, waiting = chosen + order[:lacking], order[lacking:]
         has_label[chosen, client] = 1
@@ -452,7 +463,7 @@ def _require_enough_samples(
 
 @dataclass(frozen=True, kw_only=True)
 class PachinkoSettings(CountedSettings):
-    """How uneven the clients are.
+    """The heterogeneity of the clients.
 
     Attributes
     ----------
@@ -476,10 +487,10 @@ def pachinko(
     """Let each client draw an equal share of the training samples, one after another.
 
     A draw is a coarse label by the client's Dir(α), then one of its fine labels by
-    the client's Dir(β), then a sample of it, without replacement. What is exhausted
-    drops out and the rest is renormalised (Li and McCallum, 2006; Reddi et al., 2021,
-    appendix F; Marfoq et al. 2022, section 5). Each label's test samples follow its
-    training samples. ``coarse_of`` is the coarse label of each label.
+    the client's Dir(β), then a sample of it, without replacement. Exhausted labels
+    drop out and the weights are renormalised (Li and McCallum, 2006; Reddi et al.,
+    2021, appendix F; Marfoq et al. 2022, section 5). Each label's test samples follow
+    its training samples. ``coarse_of`` is the coarse label of each label.
     """
     num_labels = num_labels_of(train_labels, test_labels)
     coarse = _coarse_labels(coarse_of, num_labels)
@@ -510,7 +521,7 @@ def _draw_counts(
     """Return the number of samples by label and client, shape (num_labels, M)."""
     num_clients = settings.num_clients
     num_coarse = int(coarse.max()) + 1
-    left = stock.copy()
+    remaining = stock.copy()
     counts = np.zeros((len(stock), num_clients), dtype=np.int64)
     bounds = np.arange(num_clients + 1) * int(stock.sum()) // num_clients
     for client, size in enumerate(np.diff(bounds)):
@@ -519,10 +530,10 @@ def _draw_counts(
         # Unnormalised: each coarse label's fine labels are normalised on their own.
         fine_logs = draw_log_dirichlet(settings.beta, (len(stock),), generator)
         while (lacking := int(size - counts[:, client].sum())) > 0:
-            weights = _label_weights(coarse_logs, fine_logs, coarse, left > 0)
-            drawn = _draw_until_exhausted(weights, left, lacking, generator)
+            weights = _label_weights(coarse_logs, fine_logs, coarse, remaining > 0)
+            drawn = _draw_until_exhausted(weights, remaining, lacking, generator)
             counts[:, client] += drawn
-            left -= drawn
+            remaining -= drawn
     return counts
 
 
@@ -544,12 +555,12 @@ def _label_weights(
 
 
 def _draw_until_exhausted(
-    weights: NDArray[np.float64],  # shape (num_labels,); 0 where nothing is left
-    left: Integers,  # samples of each label
+    weights: NDArray[np.float64],  # shape (num_labels,); 0 for exhausted labels
+    remaining: Integers,  # samples of each label
     size: int,
     generator: np.random.Generator,
 ) -> Integers:
-    """Draw up to ``size`` labels, stop when one has no sample left; return counts.
+    """Draw up to ``size`` labels, stop when a label is exhausted; return the counts.
 
     Stopping there keeps the draws exact, and since it empties a label for all
     clients it happens at most once a label.
@@ -558,25 +569,25 @@ def _draw_until_exhausted(
     order = np.argsort(labels, kind="stable")
     ordered = labels[order]
     occurrence = np.arange(size) - np.searchsorted(ordered, ordered) + 1
-    exhausting = order[occurrence == left[ordered]]
+    exhausting = order[occurrence == remaining[ordered]]
     num_drawn = int(exhausting.min()) + 1 if len(exhausting) else size
     return np.bincount(labels[:num_drawn], minlength=len(weights))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PflbedSettings(PartitionSettings):
-    """How many clients a domain has, and how uneven they are.
+    """The number of clients of a domain, and their heterogeneity.
 
     Attributes
     ----------
     seen_clients_per_domain, unseen_clients_per_domain
-        M', the clients that take part in training, and those that arrive only after
-        it; 20 and 10 in the paper.
+        M', the clients that take part in training, and those that arrive after it; 20
+        and 10 in the paper.
     alpha
         α of the labels at the clients of one domain; 0.3 in the paper.
     unseen_fraction
-        Here the part of each domain's training data that its unseen clients have. The
-        paper gives 60 % and 20 % of all images to the two groups, which is 0.25.
+        Fraction of each domain's training data that its unseen clients have. The paper
+        gives 60 % and 20 % of all images to the two groups, which is 0.25.
     """
 
     seen_clients_per_domain: PositiveInt = 20
@@ -588,11 +599,11 @@ class PflbedSettings(PartitionSettings):
 def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignment:
     """Split each domain's training data over clients of its own.
 
-    The procedure of Chen et al. 2023, section 5: of each label of a domain, a part
-    goes to the seen clients and the rest to the unseen ones, and within either group it
-    is spread by q ~ Dir(α). Each client is tested on the whole test split of its
-    domain, in which an example counts as the client's share P_m(y) of training data
-    with its label. A client whose labels the test split lacks is not tested.
+    The procedure of Chen et al. 2023, section 5: of each label of a domain, a fraction
+    goes to the seen clients and the rest to the unseen clients, and within either group
+    it is spread by q ~ Dir(α). Each client is tested on the whole test split of its
+    domain, with examples weighted by P_m(y), the fraction of its training data with
+    their label. A client is not tested if the test split has none of its labels.
     """
     train_domains, test_domains = data.train.domain_ids, data.test.domain_ids
     if train_domains is None or test_domains is None:
@@ -601,7 +612,7 @@ def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignmen
             "names none; use domain_folder or digit_domains, or choose another "
             "partition"
         )
-    clients, nobody = list[tuple[Integers, Integers, bool, ClassWeights]](), _NOTHING
+    clients = list[tuple[Integers, Integers, bool, ClassWeights]]()
     for domain, name in enumerate(data.domain_names):
         train = np.flatnonzero(train_domains == domain)
         test = np.flatnonzero(test_domains == domain)
@@ -609,13 +620,13 @@ def pflbed(data: Dataset, settings: PflbedSettings, key: RandomKey) -> Assignmen
         totals = np.bincount(labels, minlength=data.spec.num_classes)
         counts = _counts(totals, settings, of_domain)
         owner = allocate(labels, counts, of_domain.child("train"))
-        assigned = assignment_of(owner, nobody, counts.shape[1])
+        assigned = assignment_of(owner, _NOTHING, counts.shape[1])
         for number, (samples, column) in enumerate(
             zip(assigned.train, counts.T, strict=True)
         ):
             # P_m(y), shape (c,); zeros for a client without samples.
             weights = column / max(int(column.sum()), 1)
-            own_test = test if weights[data.test.labels[test]].any() else nobody
+            own_test = test if weights[data.test.labels[test]].any() else _NOTHING
             seen = number < settings.seen_clients_per_domain
             clients.append((train[samples], own_test, seen, weights))
     return Assignment(*zip(*clients, strict=True))
@@ -631,17 +642,18 @@ def _counts(totals: Integers, settings: PflbedSettings, key: RandomKey) -> Integ
     for group, size, name in zip(groups.T, sizes, ("seen", "unseen"), strict=True):
         if size:
             # Each label over the clients of the group by Dir(α).
-            shape, own = (len(totals), size), key.child(name)
-            generator = own.child("weights").numpy()
+            shape = (len(totals), size)
+            group_key = key.child(name)
+            generator = group_key.child("weights").numpy()
             draws = draw_log_dirichlet(settings.alpha, shape, generator)
-            rounding = own.child("round").numpy()
+            rounding = group_key.child("round").numpy()
             spread.append(apportion(normalise(draws), group, rounding))
     return np.concatenate(spread, axis=1)
 
 
 @dataclass(frozen=True)
 class PartitionSpec:
-    """A partition that can be chosen by name; ``split`` takes its settings."""
+    """A partition scheme in the catalogue; ``split`` takes its settings."""
 
     title: str
     summary: str
@@ -652,7 +664,7 @@ class PartitionSpec:
 def _by_labels(
     scheme: Callable[[Integers, Integers, Any, RandomKey], Assignment],
 ) -> Callable[[Dataset, Any, RandomKey], Assignment]:
-    """Return a scheme that looks at nothing but labels as one of data sets."""
+    """Adapt a scheme that needs only labels to data sets."""
     return lambda data, settings, key: scheme(
         data.train.labels, data.test.labels, settings, key
     )
@@ -674,7 +686,7 @@ PARTITIONS: Mapping[str, PartitionSpec] = {
     ),
     "pachinko": PartitionSpec(
         "Pachinko",
-        "Dirichlet over coarse labels (alpha), then over fine ones (beta)",
+        "Dirichlet over coarse labels (alpha), then over fine labels (beta)",
         PachinkoSettings,
         lambda data, settings, key: pachinko(
             data.train.labels, data.test.labels, data.coarse_of, settings, key
@@ -682,7 +694,7 @@ PARTITIONS: Mapping[str, PartitionSpec] = {
     ),
     "natural": PartitionSpec(
         "Natural",
-        "the clients that the data set itself names",
+        "the clients that the data set names",
         NaturalSettings,
         lambda data, _settings, _key: natural(
             data.train.client_ids, data.test.client_ids, data.client_names

@@ -1,4 +1,4 @@
-"""A partition: which samples each client trains on, tunes on and is tested on."""
+"""A partition: the training, validation and test samples of each client."""
 
 import bisect
 import hashlib
@@ -30,22 +30,21 @@ from knnper.simulation.partition.schemes import (
     Shares,
 )
 
-# ``(samples, fraction, key) -> (train, validation)``: a client's samples, split.
-# ``samples`` are sorted. As many as the fraction says, rounded, are held out; one at
-# least, where there is any, is left to train on.
+# ``(samples, fraction, key) -> (train, validation)``: splits a client's sorted samples.
+# The fraction is rounded, and at least one sample remains for training.
 HoldOut: TypeAlias = Callable[[Integers, float, RandomKey], tuple[Integers, Integers]]
 _MIN_NAME_WIDTH = 4
 _LONGEST_TITLE = 60
 _UNFIT = re.compile(r"[^\w.-]")
 MOST_DRAWN = 100_000
-"""Clients that are all looked at when a run starts; drawing those of more is slow."""
+"""With more clients, a run starts without drawing all samples, which is slow."""
 LABELS_FILE = "labels.json"
 
 
 def hold_out_random(
     samples: Integers, fraction: float, key: RandomKey
 ) -> tuple[Integers, Integers]:
-    """Hold out samples that are drawn by ``key``."""
+    """Hold out random samples."""
     count = int(_num_held_out(len(samples), fraction))
     shuffled = key.numpy().permutation(samples)
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])
@@ -56,19 +55,19 @@ def hold_out_last(
     fraction: float,
     key: RandomKey,  # noqa: ARG001 - nothing is random here
 ) -> tuple[Integers, Integers]:
-    """Hold out the last samples: of text, in whose order a client's windows are."""
+    """Hold out the last samples: of text, a client's windows are in its order."""
     end = len(samples) - int(_num_held_out(len(samples), fraction))
     return samples[:end], samples[end:]
 
 
 def _num_held_out(num_samples: Integers | int, fraction: float) -> Integers:
-    """Return how many of each number of samples."""
+    """Return how many samples are held out, for each number of samples."""
     rounded = np.asarray(fraction * num_samples + 0.5).astype(np.int64)
     return np.minimum(rounded, np.maximum(num_samples - 1, 0))
 
 
 def part_used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
-    """Return the sorted positions of the part of a split that is used at all."""
+    """Return the sorted positions of a random fraction of a split."""
     if fraction == 1:
         return np.arange(num_samples)
     count = int(_num_used(num_samples, fraction))
@@ -76,7 +75,7 @@ def part_used(num_samples: int, fraction: float, key: RandomKey) -> Integers:
 
 
 def _num_used(num_samples: Integers | int, fraction: float) -> Integers:
-    """Return how many of each number of samples."""
+    """Return how many samples are used, at least one, for each number of samples."""
     rounded = np.asarray(fraction * num_samples + 0.5).astype(np.int64)
     return np.minimum(num_samples, np.maximum(1, rounded))
 
@@ -84,7 +83,7 @@ def _num_used(num_samples: Integers | int, fraction: float) -> Integers:
 def keep_back(
     samples: Integers, fraction: float, key: RandomKey
 ) -> tuple[Integers, Integers]:
-    """Return the sorted samples that the server keeps, and those for the clients."""
+    """Draw the server's samples; return them and the clients' samples, both sorted."""
     num_samples = len(samples)
     count = int(fraction * num_samples + 0.5)
     if fraction > 0 and count == 0:
@@ -108,7 +107,7 @@ def assign_part(
     test: Integers,
     split: Callable[[Dataset], Assignment],
 ) -> Assignment:
-    """Return how ``split`` assigns a part of a data set."""
+    """Assign a part of a data set: the positions ``train`` and ``test``."""
     if len(train) == len(dataset.train) and len(test) == len(dataset.test):
         return split(dataset)
     part = replace(
@@ -125,7 +124,7 @@ def assign_part(
 
 
 def _labels_at(arrays: LabelledArrays, positions: Integers) -> LabelledArrays:
-    """Return what a split looks at: no images, which are too many to copy."""
+    """Return labels, clients and domains at positions, without a copy of the images."""
     clients, domains = arrays.client_ids, arrays.domain_ids
     return LabelledArrays(
         arrays.images[:0],
@@ -137,22 +136,36 @@ def _labels_at(arrays: LabelledArrays, positions: Integers) -> LabelledArrays:
 
 @dataclass(frozen=True, eq=False)
 class ClientPart:
-    """One client's samples; it may have none."""
+    """One client's samples; it may have none.
 
-    name: str  # a decimal number, padded: the order of names is that of the numbers
-    seen: bool  # whether the client is there during training
-    train: Integers  # sorted int64 indices into the training split, as ``validation``
+    Attributes
+    ----------
+    name
+        A padded decimal number, so that names sort as their numbers.
+    seen
+        Whether the client may take part in training.
+    train, validation
+        Sorted int64 indices into the training split.
+    test
+        Sorted int64 indices into the test split.
+    class_weights
+        The weight of a test example of each label, shape (c,); None for equal weights.
+    title
+        Its name in the data, as a file name; empty if the data has none. Nothing random
+        depends on it.
+    """
+
+    name: str
+    seen: bool
+    train: Integers
     validation: Integers
-    test: Integers  # sorted int64 indices into the test split
-    # What a test example of each label counts, shape (c,); None: all the same.
+    test: Integers
     class_weights: ClassWeights | None = None
-    # What the data calls the client, fit for a file's name; empty where it does not.
-    # Nothing random depends on it.
     title: str = ""
 
     @property
     def shown(self) -> str:
-        """What tables and files call the client."""
+        """The client's name in tables and files."""
         return self.title or self.name
 
 
@@ -160,26 +173,38 @@ class ClientPart:
 class Clients(Sequence[ClientPart]):
     """The clients of a partition, in the order of their names.
 
-    What all have is in columns; a client's samples are found when it is asked for.
+    A client's samples are computed on access: there may be a million clients.
+
+    Attributes
+    ----------
+    titles
+        As `ClientPart.title`; empty if the data names no clients.
+    seen
+        Shape (M,).
+    sizes
+        The number of training, validation and test samples, shape (3, M).
+    part
+        Computes the samples of a client.
+    origin
+        The content that all samples are computed from, for a fingerprint.
     """
 
     names: Sequence[str]
-    titles: Sequence[str]  # see `ClientPart.title`; empty where the data has none
-    seen: NDArray[np.bool_]  # shape (M,)
-    sizes: Integers  # samples to train, to validate and to test, shape (3, M)
+    titles: Sequence[str]
+    seen: NDArray[np.bool_]
+    sizes: Integers
     part: Callable[[int], ClientPart]
-    # What the samples follow from, where that is less than what they are.
     origin: Sequence[bytes] = ()
 
     @classmethod
     def of(cls, parts: Sequence[ClientPart]) -> "Clients":
         """Return the clients with these samples."""
-        splits = [(one.train, one.validation, one.test) for one in parts]
-        sizes = np.array([[len(part) for part in one] for one in splits]).T
+        splits = [(part.train, part.validation, part.test) for part in parts]
+        sizes = np.array([list(map(len, split)) for split in splits]).T
         return cls(
-            [one.name for one in parts],
-            [one.title for one in parts] if any(one.title for one in parts) else (),
-            np.array([one.seen for one in parts], dtype=bool),
+            [part.name for part in parts],
+            [part.title for part in parts] if any(part.title for part in parts) else (),
+            np.array([part.seen for part in parts], dtype=bool),
             sizes.reshape(3, len(parts)),
             parts.__getitem__,
         )
@@ -193,13 +218,13 @@ class Clients(Sequence[ClientPart]):
     def __getitem__(self, client: slice) -> Sequence[ClientPart]: ...
     def __getitem__(self, client: int | slice) -> ClientPart | Sequence[ClientPart]:
         if isinstance(client, slice):
-            return [self.part(one) for one in range(len(self))[client]]
+            return [self.part(number) for number in range(len(self))[client]]
         return self.part(range(len(self))[client])
 
 
 @dataclass(frozen=True, eq=False)
 class PartsByName(Mapping[str, ClientPart]):
-    """The clients of a partition by name; each is found when it is asked for."""
+    """The clients of a partition by name; each is computed on access."""
 
     clients: Clients
 
@@ -223,10 +248,15 @@ class PartsByName(Mapping[str, ClientPart]):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Who has which samples."""
+    """The samples of each client.
+
+    Attributes
+    ----------
+    proxy
+        The server's samples: sorted int64 indices into the training split.
+    """
 
     clients: Clients
-    # What the server keeps: sorted int64 indices into the training split.
     proxy: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
@@ -237,21 +267,21 @@ def make_partition(
     settings = choice.settings
     if not isinstance(settings, PartitionSettings):
         raise TypeError(f"expected PartitionSettings, found {type(settings).__name__}")
-    part = settings.used_fraction
+    fraction = settings.used_fraction
     key = run_key.child("partition")
-    train = part_used(len(dataset.train), part, key.child("used", "train"))
-    test = part_used(len(dataset.test), part, key.child("used", "test"))
-    kept, rest = keep_back(train, settings.proxy_fraction, key.child("proxy"))
-    own = key.child("assignment")
+    train = part_used(len(dataset.train), fraction, key.child("used", "train"))
+    test = part_used(len(dataset.test), fraction, key.child("used", "test"))
+    proxy, train = keep_back(train, settings.proxy_fraction, key.child("proxy"))
+    assignment_key = key.child("assignment")
 
-    def split(one: Dataset) -> Assignment:
+    def split(part: Dataset) -> Assignment:
         if choice.entry is not None:
-            return own_partition(choice, one, own)
-        return PARTITIONS[choice.name].split(one, settings, own)
+            return own_partition(choice, part, assignment_key)
+        return PARTITIONS[choice.name].split(part, settings, assignment_key)
 
-    assignment = assign_part(dataset, rest, test, split)
+    assignment = assign_part(dataset, train, test, split)
     hold_out = hold_out_last if dataset.spec.dtype == "token" else hold_out_random
-    return replace(partition_of(assignment, settings, key, hold_out), proxy=kept)
+    return replace(partition_of(assignment, settings, key, hold_out), proxy=proxy)
 
 
 def partition_of(
@@ -278,12 +308,12 @@ def partition_of(
             trained[number], fraction, key.child("validation", name)
         )
         if settings.evaluate_on == "validation":
-            # Its validation samples take the place of the test split.
+            # The validation samples replace the test split.
             test, own_weights = validation, None
             again = key.child("second validation", name)
             train, validation = hold_out(train, fraction, again)
         if not is_seen:
-            # It learns from a part of what it has.
+            # An unseen client uses only a fraction of its samples.
             train, validation = (
                 samples[
                     part_used(len(samples), unseen_part, key.child("unseen", of, name))
@@ -306,7 +336,7 @@ def _sizes(
     seen: NDArray[np.bool_],
     settings: PartitionSettings,
 ) -> Integers:
-    """Return what `Clients.sizes` are, without drawing any sample."""
+    """Return `Clients.sizes` without drawing any sample."""
     validation = _num_held_out(trained, settings.validation_fraction)
     train = trained - validation
     if settings.evaluate_on == "validation":
@@ -317,8 +347,8 @@ def _sizes(
         train = train - validation
     if settings.unseen_train_fraction != 1:
         train, validation = (
-            np.where(seen, one, _num_used(one, settings.unseen_train_fraction))
-            for one in (train, validation)
+            np.where(seen, sizes, _num_used(sizes, settings.unseen_train_fraction))
+            for sizes in (train, validation)
         )
     return np.array([train, validation, tested])
 
@@ -330,22 +360,22 @@ def client_names(num_clients: int) -> tuple[str, ...]:
 
 
 def titles_of(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names that files can have and that differ, also where case does not count.
+    """Turn clients' names into unique file names, also for case-insensitive systems.
 
     Letters and digits of any alphabet stay, and so do ``.``, ``_`` and ``-``.
     """
-    taken = set[str]()
+    used = set[str]()
     titles = []
     for name in names:
-        kept = _UNFIT.sub("_", name)
-        short = kept.lstrip("._-")[:_LONGEST_TITLE] or "client"
+        fit = _UNFIT.sub("_", name)
+        short = fit.lstrip("._-")[:_LONGEST_TITLE] or "client"
         others = (f"{short}-{number}" for number in itertools.count(2))
         title = next(
-            one
-            for one in itertools.chain([short], others)
-            if one.casefold() not in taken
+            candidate
+            for candidate in itertools.chain([short], others)
+            if candidate.casefold() not in used
         )
-        taken.add(title.casefold())
+        used.add(title.casefold())
         titles.append(title)
     return tuple(titles)
 
@@ -353,7 +383,7 @@ def titles_of(names: Sequence[str]) -> tuple[str, ...]:
 def fingerprint(partition: Partition) -> str:
     """Return the SHA-256, in hex, of names, seen flags and indices.
 
-    Of more than `MOST_DRAWN` clients it is that of what the indices follow from.
+    For more than `MOST_DRAWN` clients, of `Clients.origin` instead of the indices.
     """
     digest, clients = hashlib.sha256(), partition.clients
     if clients.origin and len(clients) > MOST_DRAWN:
@@ -389,7 +419,7 @@ def _choose_seen(num_clients: int, fraction: float, key: RandomKey) -> NDArray[A
 def export_shares(dataset: Dataset, partition: Partition, folder: Path) -> list[str]:
     """Write each client's share of a data set to a file; return the files' names."""
     if folder.exists():
-        raise DataError(f"{folder} is there already; expected a new folder")
+        raise DataError(f"{folder} already exists, expected a new folder")
     task = to_jsonable_python(sites_settings(task_of(dataset)))
     agreement: dict[str, Any] = {"data": {"name": SITES, **task}, "clients": {}}
     names = {"class_names": np.array(dataset.class_names)}

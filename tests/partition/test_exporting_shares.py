@@ -146,7 +146,7 @@ def test_a_client_without_data_says_so(dataset: Dataset, tmp_path: Path) -> None
 
 def test_a_folder_is_never_written_over(dataset: Dataset, tmp_path: Path) -> None:
     partition = dealt(dataset, "iid")
-    with pytest.raises(DataError, match="is there already; expected a new folder"):
+    with pytest.raises(DataError, match="already exists, expected a new folder"):
         export_shares(dataset, partition, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):

@@ -160,9 +160,9 @@ def test_flowers_own_partitioner(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("twice", "client 1: found examples that it, or another client, has already"),
+        ("twice", "client 1: found examples that it or another client already has"),
         ("beyond", "client 0: found the places 0 to 32, expected those of 32 examples"),
-        ("shared", "found examples that it, or another client, has already"),
+        ("shared", "found examples that it or another client already has"),
         ("nobody", "nobody returned int, expected a list of places"),
     ],
 )

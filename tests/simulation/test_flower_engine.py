@@ -304,7 +304,7 @@ def test_why_ray_did_not_start(
         raise Exception("The current node timed out during startup. Who knows why.")
 
     monkeypatch.setattr(ray, "init", init)
-    told = r"did not start in time.*too busy.*--engine serial.*Ray says: The current"
+    told = r"did not start in time.*--engine serial.*Ray's error: The current"
     with pytest.raises(RunError, match=told):
         run_nodes(ClientApp(), 1, RunSettings(), lambda grid, stop: stop.wait(60))
     assert "Traceback" not in capfd.readouterr().err
